@@ -13,12 +13,15 @@ Runs after inline-calls, and before layouts are decided on. docs/plans.md has th
    too, the plan may split open dimensions; any other layout is an error.
 3. An argument with `uses` is redistributed to that layout before its first use, of the value that
    it is converted to if that is its only use.
-4. A pattern that matches no name of any function is an error. All errors are reported at once, each
+4. A parameter with `parts` is cut in place of its products, in all functions in which these are cut
+   (rewriting/parts.py), and its parts are redistributed before their first use.
+5. A pattern that matches no name of any function is an error. All errors are reported at once, each
    at its line of the plan.
 """
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -51,8 +54,9 @@ from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.options import UsageError
+from shardir.rewriting.parts import cut_products, is_cut, parts
 from shardir.rewriting.rewriter import Rewriter, set_type
-from shardir.search.preset_entries import FunctionPresets, by_axis
+from shardir.search.preset_entries import FunctionPresets, by_axis, parts_of
 from shardir.syntax.files import read_text
 from shardir.syntax.printer import value_names
 from shardir.syntax.source import Source
@@ -94,6 +98,8 @@ class _PlannedProgram:
     """The functions of a program, with what a plan says of them; `errors`: those of the plan."""
 
     def __init__(self, plan: LayoutPlan, functions: Sequence[Function]):
+        for f in functions:
+            _divide(plan, f)
         self.functions = [_PlannedFunction(f) for f in functions]
         self.functions.sort(key=lambda f: not f.is_main)
         self.errors: list[LineError] = []
@@ -109,6 +115,7 @@ class _PlannedProgram:
             for line in plan.lines if isinstance(line, PlanLine) and line.number not in matched
         ]  # fmt: skip
         self.errors += [error for f in self.functions for error in f.errors()]
+        self.errors += self.undivided()
 
     def expanded(self, line: PresetLine) -> ExpandedLine:
         """Return what presets say of the names of all functions: of a name of several functions,
@@ -126,6 +133,18 @@ class _PlannedProgram:
                 entries.setdefault((kind, name), entry)
         return ExpandedLine(entries, line.number)
 
+    def undivided(self) -> Iterator[LineError]:
+        """Yield the lines with `parts` none of whose parameters has a product that is cut."""
+        found: dict[int, list[_Target]] = {}
+        for t in (t for f in self.functions for t in f.targets if "parts" in t.said):
+            found.setdefault(t.lines["parts"], []).append(t)
+        for number, targets in found.items():
+            if not any(is_cut(t.value) for t in targets):
+                message = (
+                    f'expected products of "{targets[0].name}" that are cut in parts, got none'
+                )
+                yield LineError(number, 0, coded("N6", message))
+
     def unmatched(self, line: PlanLine) -> LineError:
         """Return the error of a line that matches no name, with the nearest names."""
         names = {t.name: None for f in self.functions for t in f.targets if t.kind is line.kind}
@@ -134,6 +153,23 @@ class _PlannedProgram:
         message = f'expected a pattern of {line.kind}s of the program, got "{line.pattern}"'
         use = f"the nearest names are {near}" if near else f"the program has no {line.kind}s"
         return LineError(line.number, 0, coded("N2", message, use=use))
+
+
+def _divide(plan: LayoutPlan, f: Function) -> None:
+    """Cut the parameters that a plan says are cut, in place of their products."""
+    assert f.mesh is not None
+    cuts = cut_products(f.op)
+    divided_by = set[str]()
+    for line in plan.lines if cuts else ():
+        if isinstance(line, PresetLine):
+            with suppress(ShardirError):  # reported where the line is expanded
+                divided_by |= parts_of(f.op, f.mesh, by_axis(line, f.mesh))
+        else:
+            said = {key: line.says(NameKind.PARAMETER, key) for key in cuts}
+            divided_by |= {key for key, entry in said.items() if entry and entry.parts is not None}
+    for key in divided_by:
+        for cut in cuts[key]:
+            cut.divide()
 
 
 @dataclass
@@ -161,7 +197,7 @@ class _Target:
     @property
     def layouts(self) -> list[str]:
         """The fields with layouts."""
-        names = ("layout", "uses", "states") if self.is_parameter else ("layout", "uses")
+        names = ["layout", "uses", "parts", *(["states"] if self.is_parameter else [])]
         return [name for name in names if name in self.said]
 
     def layout(self, name: str, mesh: Mesh) -> Layout | None:
@@ -228,9 +264,10 @@ class _PlannedFunction:
                     yield LineError(number, 0, f'"{t.name}" of @{self.f.name}: {e}')
             if wrong.isdisjoint(t.lines.values()):
                 yield from self.contradictions(t)
-            if "uses" in t.said and "layout" not in t.said and layout_of(t.value) is None:
-                message = f'expected a layout of "{t.name}" of @{self.f.name} beside uses, got none'
-                yield LineError(t.lines["uses"], 0, coded("N1", message))
+            for name in {"uses", "parts"} & t.said.keys():
+                if "layout" not in t.said and layout_of(t.value) is None:
+                    message = f'expected a layout of "{t.name}" of @{self.f.name} beside {name}'
+                    yield LineError(t.lines[name], 0, coded("N1", f"{message}, got none"))
         marked = [t.lines["stage"] for t in self.targets if "stage" in t.said]
         if self.steps and not any(step.pipeline for step in self.steps):
             for number in sorted(set(marked)):
@@ -284,9 +321,25 @@ class _PlannedFunction:
                 self.redistribute(t.value, used, position, t.said)
             elif "recompute" in t.said:
                 own[RECOMPUTE] = UnitAttr()
+            if (layout := t.layout("parts", self.mesh)) is not None:
+                self.redistribute_parts(t.value, layout, position, t.said)
         if any(self.attributes):
             set_arg_attrs(self.f.op, self.attributes)
         update_signature(self.f.op)
+
+    def redistribute_parts(
+        self, v: SSAValue, layout: Layout, position: dict[Operation, int], said: dict[str, Any]
+    ) -> None:
+        """Redistribute the parts of an argument to the layout in which they are used."""
+        source = layout_of(v)
+        assert source is not None
+        dims = said.get("uses", source.dims)
+        for part in parts(v) if is_cut(v) else ():
+            if "recompute" in said and isinstance(part.owner, Operation):
+                part.owner.attributes[RECOMPUTE] = UnitAttr()
+            t = unsharded_type(part)
+            set_type(part, with_layout(t, padded(dims, self.mesh.name, t.get_shape())))
+            self.redistribute(part, layout, position, said)
 
     def redistribute(
         self, v: SSAValue, layout: Layout, position: dict[Operation, int], said: dict[str, Any]

@@ -49,6 +49,7 @@ class PlanEntry:
         states: those of the optimizer's states of a parameter.
         recompute: whether the value, or the argument as it is used, is made again in the backward
             part.
+        parts: those of the parts that a parameter is cut in, in place of its product.
         fusion: the index of the buffer of a parameter's gradient.
         stage: that of a value's op, in a pipelined step.
     """
@@ -59,10 +60,12 @@ class PlanEntry:
     recompute: bool | None = None
     fusion: int | None = None
     stage: int | None = None
+    parts: DimAxes | None = None
 
     def __str__(self) -> str:
         parts = [] if self.layout is None else [_dims_text(self.layout)]
-        for word, dims in (("uses", self.uses), ("states", self.states)):
+        named = ("uses", self.uses), ("parts", self.parts), ("states", self.states)
+        for word, dims in named:
             parts += [] if dims is None else [f"{word} {_dims_text(dims)}"]
         parts += ["recompute"] if self.recompute else []
         for word, number in (("fusion", self.fusion), ("stage", self.stage)):
@@ -205,7 +208,7 @@ class _PlanValues(NotationValues):
         return c[0]
 
     def parameters(self, c: list[Any]) -> PlanLine:
-        said = {"layout", "uses", "states", "recompute", "fusion"}
+        said = {"layout", "uses", "states", "recompute", "parts", "fusion"}
         return _line(NameKind.PARAMETER, c, frozenset(said))
 
     def inputs(self, c: list[Any]) -> PlanLine:
@@ -225,6 +228,9 @@ class _PlanValues(NotationValues):
 
     def recompute(self, c: list[Any]) -> tuple[str, Any]:
         return "recompute", True
+
+    def parts(self, c: list[Any]) -> tuple[str, Any]:
+        return "parts", c[0]
 
     def fusion(self, c: list[Any]) -> tuple[str, Any]:
         return "fusion", int(c[0])

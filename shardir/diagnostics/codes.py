@@ -238,6 +238,11 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "The program has what a preset splits, of a size that its devices divide.",
             "put the preset on a smaller axis, or write the layouts",
         ),
+        "N6": Code(
+            "A product with a parameter of `parts` is cut along its columns, by nn.split or "
+            "nn.slice.",
+            "drop parts",
+        ),
     },
     "Types of tensor ops": {
         "T1": Code("The type of a result follows from the operands.", "write the inferred type"),

@@ -17,10 +17,12 @@ from shardir.algebra.plan import LayoutPlan, NameKind, PlanEntry, trimmed
 from shardir.algebra.sharding import DimAxes
 from shardir.analysis.functions import is_laid_out
 from shardir.dialects.dist import RedistributeOp, layout_of
+from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import Argument, Role, arguments, is_step, stage_of
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE
+from shardir.rewriting.parts import cuts_argument, is_cut, parts
 from shardir.syntax.printer import value_names
 
 Named = tuple[NameKind, str, PlanEntry]
@@ -54,6 +56,7 @@ def _arguments(f: FuncOp, block: Block, names: dict[SSAValue, str]) -> Iterator[
             continue
         moves = [use.operation for use in v.uses]
         moved = moves[0] if len(moves) == 1 and isinstance(moves[0], RedistributeOp) else None
+        cut = _moved(parts(v)[0]) if argument.is_retained and is_cut(v) else None
         again = RECOMPUTE in argument.attributes or (moved and RECOMPUTE in moved.attributes)
         entry = PlanEntry(
             _dims(layout_of(v)),
@@ -61,9 +64,20 @@ def _arguments(f: FuncOp, block: Block, names: dict[SSAValue, str]) -> Iterator[
             _of_states(v, argument, states) if argument.role is Role.PARAMETER else None,
             True if again else None,
             argument.fusion.value.data if isinstance(argument.fusion, IntegerAttr) else None,
+            parts=_dims(layout_of(cut.out)) if cut else None,
         )
         kind = NameKind.PARAMETER if argument.is_retained else NameKind.INPUT
         yield kind, argument.key or names[v], entry
+
+
+def _moved(v: SSAValue) -> RedistributeOp | None:
+    """Return the op that redistributes a value, or what it is converted to."""
+    for op in (use.operation for use in v.uses):
+        if isinstance(op, RedistributeOp):
+            return op
+        if isinstance(op, ConvertOp):
+            return _moved(op.out)
+    return None
 
 
 def _of_states(
@@ -83,8 +97,8 @@ def _dims(layout: Layout | None) -> DimAxes | None:
 def _results(block: Block, names: dict[SSAValue, str]) -> Iterator[Named]:
     """Yield the entries of all results, which are empty for those without annotations."""
     for op in () if is_laid_out(block) else block.ops:
-        recompute = (RECOMPUTE in op.attributes and not isinstance(op, RedistributeOp)) or None
+        own = not isinstance(op, RedistributeOp) and not cuts_argument(op)
+        recompute = (own and RECOMPUTE in op.attributes) or None
         for v in op.results:
-            own = isinstance(v.type, TensorType) and not isinstance(op, RedistributeOp)
-            dims = _dims(layout_of(v)) if own else None
+            dims = _dims(layout_of(v)) if own and isinstance(v.type, TensorType) else None
             yield NameKind.VALUE, names[v], PlanEntry(dims, recompute=recompute, stage=stage_of(op))

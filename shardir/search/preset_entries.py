@@ -21,6 +21,8 @@ from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.plan import NameKind, PlanEntry, PresetLine, trimmed
 from shardir.diagnostics import ShardirError, coded, did_you_mean
 from shardir.dialects.train import Argument, Role, arguments
+from shardir.rewriting.copying import copied
+from shardir.rewriting.parts import cut_products, is_cut, parts
 from shardir.search.presets import Preset, ProductOfPresets, Structure, axes_of
 
 PRESETS = {
@@ -97,6 +99,27 @@ def _single(line: PresetLine) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield "megatron", axes[1:]
 
 
+def parts_of(f: FuncOp, mesh: Mesh, presets: Mapping[str, str]) -> frozenset[str]:
+    """Return the parameters that presets split by parts: those whose parts are columns, and whose
+    products have more elements on a device than they have."""
+    batch = tuple(
+        [a for a in axes_of(mesh) if PRESETS[presets[a.name]] in (Preset.DATA, Preset.ZERO_3)]
+    )
+    cuts = {
+        key: of for key, of in cut_products(f).items()
+        if sum(cut.elements for cut in of) > mesh.extent(batch) * of[0].weight_elements
+    }  # fmt: skip
+    if not cuts or set(axes_of(mesh)) == set(batch):
+        return frozenset()
+    trial = copied(f)
+    for key, of in cut_products(trial).items():
+        for cut in of if key in cuts else ():
+            cut.divide()
+    splits = FunctionPresets(trial, mesh, presets).product.splits_columns
+    of_trial = zip(trial.body.block.args, arguments(trial), strict=True)
+    return frozenset(a.key for v, a in of_trial if a.key in cuts and splits(parts(v)[0]))
+
+
 class FunctionPresets:
     """A product of presets in a function: `presets` is that of each axis."""
 
@@ -142,18 +165,22 @@ class FunctionPresets:
             if self.of_states and argument.role is Role.PARAMETER
             else None,
             recompute=None if used is None else True,
+            parts=trimmed(product.retained_over(parts(v)[0], ())) if is_cut(v) else None,
         )
 
     def _in_sequence(self) -> Iterator[tuple[SSAValue, tuple[Axes, ...]]]:
-        """Yield the results of the forward part whose sequence is split, and not their columns."""
+        """Yield the results of the forward part whose sequence is split, and those of products with
+        parameters whose columns are: the sequence of their operands would pass on to them."""
         for op in self.structure.forward:
             roles, factors = self.structure.roles[op], self.structure.classes.factors[op]
             chosen = self.product.split(roles)
-            if chosen.get(roles.sequence or "") != self.product.sequence:
+            split = chosen.get(roles.sequence or "") == self.product.sequence
+            columns = roles.columns and self.structure.is_product(op)
+            if not split and not columns:
                 continue
             for v, dims in zip(op.results, factors.results, strict=True):
                 layout = factors.layout(dims, chosen, self.mesh)
-                if layout is not None and set(self.product.sequence) <= set(layout.used):
+                if layout is not None and {*self.product.sequence} <= {*layout.used}:
                     yield v, trimmed(layout)
 
     def _ordered(self, axes: list[Axis]) -> Axes:

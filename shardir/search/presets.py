@@ -33,8 +33,10 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.dimensions import Dimension, DimensionClasses
 from shardir.dialects.dist import SAME_VALUE
+from shardir.dialects.nn import SplitOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp, Role, Update, arguments, updated_keys
+from shardir.rewriting.parts import is_cut
 
 
 class Preset(StrEnum):
@@ -73,9 +75,9 @@ class Structure:
     """The dimensions of a function that presets split.
 
     Attributes:
-        owner: the parameter of each parameter, of what is computed of one element by element, and
-            of gradients. A state that no step changes, and that is multiplied or looked up as a
-            parameter is, counts as one: a frozen weight.
+        owner: the parameter of each parameter, of what is computed of one element by element, of
+            its parts, and of gradients. A state that no step changes, and that is multiplied or
+            looked up as a parameter is, counts as one: a frozen weight.
         batch, sequence: classes of dimensions, if there are any.
         columns: the classes that `megatron` splits.
         forward: the ops of the forward part.
@@ -138,7 +140,9 @@ class Structure:
                 constant.update(op.results)
             elif given and all(v in self.owner for v in given):
                 own = self.owner[given[0]]
-                self.owner.update((v, own) for v in op.results if _elements(v) == _elements(own))
+                is_cut = isinstance(op, SplitOp)
+                made = (v for v in op.results if is_cut or _elements(v) == _elements(own))
+                self.owner.update((v, own) for v in made)
         for op in reversed(self.ops):
             if isinstance(op, Update):
                 own = self.owner.get(op.operands[0])
@@ -168,6 +172,11 @@ class Structure:
         rows = [classes[f] for f in summed if f in others]
         columns = [classes[f] for f in mine if f not in others and f not in factors.reduced]
         return ParameterUse(tuple(rows), tuple(columns)) if rows else None
+
+    def is_product(self, op: TensorOp) -> bool:
+        """Whether an op is a product with a parameter whose columns the result has."""
+        use = self._parameter_use(op)
+        return use is not None and bool(use.columns)
 
     def _most_common(
         self, inputs: Sequence[SSAValue], d: int, excluded: set[Dimension | None]
@@ -306,6 +315,13 @@ class ProductOfPresets:
             dims[column] = self.columns
         return Layout(self.mesh.name, tuple(dims))
 
+    def splits_columns(self, v: SSAValue) -> bool:
+        """Whether a value has a dimension of columns that are split."""
+        return (
+            self._column([self.structure.classes.of((v, d)) for d in range(len(_shape(v)))])
+            is not None
+        )
+
     def _column(self, classes: Sequence[Dimension | None]) -> int | None:
         """Return the first dimension that is of columns which are split."""
         extent = self.mesh.extent(self.columns)
@@ -315,10 +331,15 @@ class ProductOfPresets:
     def retained_over(self, v: SSAValue, over: Axes) -> Layout:
         """Return the layout of a parameter or state with its columns split, and the first dimension
         that these axes divide: within each part of its columns, so that it is gathered over these
-        axes alone."""
+        axes alone. A parameter that is cut in parts has another dimension split, if it has one, so
+        that each device has a part of each."""
         extent = self.mesh.extent
         classes = [self.structure.classes.of((v, d)) for d in range(len(_shape(v)))]
         column = self._column(classes)
+        if column is not None and is_cut(v):
+            n = extent(self.columns)
+            others = (d for d, size in enumerate(_shape(v)) if d != column and size % n == 0)
+            column = next(others, None)
         dims = [self.columns if d == column else () for d in range(len(classes))]
         for d, n in enumerate(_shape(v)):
             if n % extent((*dims[d], *over)) == 0:

@@ -75,4 +75,12 @@ MUTANTS = [
         "if len(given) > 2:",
         "test/frontends/test_wrong_uses.py -k f64",
     ),
+    Mutant(
+        "merged dimensions stay merged",
+        "Samples that a module merges with others are gathered, since they are minor there.",
+        "shardir/frontends/torch/merged.py",
+        "    return start * sizes[0] in accumulate(_shape(op.x), mul)",
+        "    return start * sizes[0] in accumulate(_shape(op.x), mul) and False",
+        "test/frontends/test_presets_of_models.py",
+    ),
 ]

@@ -147,4 +147,12 @@ MUTANTS = [
         "yield (root, False), (root, True), 1",
         "test/rewriting/test_backward_parts.py",
     ),
+    Mutant(
+        "the operands of a product by parts are reversed",
+        "A part of the product has the parameter's part and the input in the wrong order.",
+        "shardir/rewriting/parts.py",
+        "                if operand:\n                    operands.reverse()",
+        "                if not operand:\n                    operands.reverse()",
+        "test/filecheck/apply-plan/parts.ir",
+    ),
 ]

@@ -174,4 +174,12 @@ MUTANTS = [
         "self.owner.update((v, v) for v in frozen[:0])",
         "test/frontends/test_frozen.py",
     ),
+    Mutant(
+        "parameters that are cut have their columns split",
+        "The parts of a parameter are exchanged element by element, since its columns are split.",
+        "shardir/search/presets.py",
+        "        if column is not None and is_cut(v):",
+        "        if column is None and is_cut(v):",
+        "test/frontends/test_presets_of_models.py",
+    ),
 ]

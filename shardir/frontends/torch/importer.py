@@ -24,6 +24,7 @@ from shardir.frontends.torch.capture import Capture
 from shardir.frontends.torch.cells import Cell
 from shardir.frontends.torch.decompose import decomposed, decomposition
 from shardir.frontends.torch.dtypes import check_dtypes, dtype_name
+from shardir.frontends.torch.merged import separate
 from shardir.frontends.torch.names import location_of, path_of, value_names
 from shardir.frontends.torch.regions import checkpoint_of
 from shardir.frontends.torch.translation import AtenEntry, Translation
@@ -343,6 +344,7 @@ class Importer:
         first = count - len(self.capture.metrics)
         metrics = dict(zip(self.capture.metrics, results[first:count], strict=True))
         self.function.returns(*results[:first], metrics=metrics, gradients=gradients)
+        separate(self.function.func.body.block)
         return self.imported
 
 

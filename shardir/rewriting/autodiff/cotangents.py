@@ -42,16 +42,20 @@ class Cotangents:
         self, v: SSAValue, may_be_partial: bool = False, target: Layout | None = None
     ) -> SSAValue | None:
         """Return the cotangent of a value in the layout `target`, without one in that of the value;
-        None without addends."""
+        None without addends. One that may be partial is not reduced, where its partial axes do not
+        split it."""
         if v not in self.addends:
             return None
         layout = target or layout_of(v)
         total = self._total(v, layout)
         if self.builder.mesh is None or layout is None:
             return total
-        if may_be_partial and self.builder.layout(total).complete == layout.complete:
-            return total
-        return self.builder.redistribute(total, layout.complete)
+        mesh, given, wanted = self.builder.mesh, self.builder.layout(total), layout.complete
+        if may_be_partial and not any(
+            mesh.overlap(a, b) for a in given.partial for b in wanted.used
+        ):  # to reduce it later takes no longer, and perhaps one of several values is reduced
+            wanted = wanted.with_partial(given.partial, given.reduction)
+        return self.builder.redistribute(total, wanted)
 
     def value(self, v: SSAValue) -> SSAValue:
         """Return the cotangent of a value that has an addend, in the layout of the value."""

@@ -85,14 +85,14 @@ class Transposition:
 
     def passes_partial(self, op: TensorOp) -> bool:
         """Whether an op's transpose takes a partial cotangent: the op is linear, one operand is
-        active, and its cotangent is no larger than that of the result. So the cotangents of
+        active, and its cotangent is no larger than those of the results. So the cotangents of
         several reshapes of one value are added before they are reduced."""
         active = [v for v in op.operands if v in self.activity.active]
         return (
             len(active) == 1
             and bool(op.factors().linear)
             and prod(unsharded_type(active[0]).get_shape())
-            <= prod(unsharded_type(op.results[0]).get_shape())
+            <= sum(prod(unsharded_type(v).get_shape()) for v in op.results)
         )
 
     def communication(self, op: Operation, v: SSAValue, out: SSAValue) -> list[SSAValue]:
