@@ -5,7 +5,7 @@
 %q, %k = nn.split %z                %q = nn.add (nn.matmul %x, %w0), %b0, and %k of %w1, %b1
 
 So queries, keys and values that one product makes are split over devices as those of three are: in
-contiguous columns of the whole product no device has a third of each. What devices exchange then
+contiguous columns of all of the product no device has a third of each. What devices exchange then
 are parts of the parameter, not of activations.
 """
 
@@ -37,7 +37,7 @@ from shardir.dialects.train import arguments
 from shardir.rewriting.rewriter import Rewriter, erase
 
 
-class _Columns(NamedTuple):
+class _ColumnStep(NamedTuple):
     """An op of a chain: the operand that it has from the op before (of a product the input), and
     the dimension of its result that has the columns, or the major part of them."""
 
@@ -55,7 +55,7 @@ class CutProduct(NamedTuple):
         parts: the values that the cut makes.
     """
 
-    chain: tuple[_Columns, ...]
+    chain: tuple[_ColumnStep, ...]
     sizes: tuple[int, ...]
     parts: tuple[SSAValue, ...]
 
@@ -80,10 +80,10 @@ class CutProduct(NamedTuple):
             others = [v for i, v in enumerate(op.operands) if i != operand]
             given += [_split(rewriter, v, _axis(op, v, axis), self.sizes) for v in others]
             out = unsharded_type(op.results[0])
-            shape, whole = list(out.get_shape()), sum(self.sizes)
+            shape, columns = list(out.get_shape()), sum(self.sizes)
             values = []
             for n, *operands in zip(self.sizes, *given, strict=True):
-                shape[axis] = out.get_shape()[axis] * n // whole
+                shape[axis] = out.get_shape()[axis] * n // columns
                 if operand:
                     operands.reverse()
                 type = TensorType(out.element_type, shape)
@@ -153,7 +153,7 @@ def _cut(product: Operation, weight: int) -> CutProduct | None:
     columns = [c for c in letters[2] if c in letters[weight] and c not in letters[1 - weight]]
     if len(columns) != 1:
         return None
-    chain = [_Columns(product, 1 - weight, letters[2].index(columns[0]))]
+    chain = [_ColumnStep(product, 1 - weight, letters[2].index(columns[0]))]
     while True:
         v, axis = chain[-1].op.results[0], chain[-1].axis
         pieces = _pieces(v, axis)
@@ -192,7 +192,7 @@ def _pieces(v: SSAValue, axis: int) -> tuple[tuple[int, ...], tuple[SSAValue, ..
     return tuple([limit - start for start, limit, _ in found]), tuple([p[2] for p in found])
 
 
-def _following(v: SSAValue, axis: int) -> _Columns | None:
+def _following(v: SSAValue, axis: int) -> _ColumnStep | None:
     """Return the one op that uses a value, if it hands the columns on."""
     users = [use for use in v.uses]
     if len(users) != 1 or _is_placed(op := users[0].operation):
@@ -200,17 +200,17 @@ def _following(v: SSAValue, axis: int) -> _Columns | None:
     operand = users[0].index
     match op:
         case ConvertOp():
-            return _Columns(op, 0, axis)
+            return _ColumnStep(op, 0, axis)
         case TransposeOp():
-            return _Columns(op, 0, op.perm.data.index(axis))
+            return _ColumnStep(op, 0, op.perm.data.index(axis))
         case ReshapeOp():
             at = _reshaped(_shape(v), axis, _shape(op.out))
-            return None if at is None else _Columns(op, 0, at)
+            return None if at is None else _ColumnStep(op, 0, at)
         case AddOp():
             other = op.operands[1 - operand]
             last = axis == len(_shape(v)) - 1
             if last and isinstance(other, BlockArgument) and _shape(other) == _shape(v)[-1:]:
-                return _Columns(op, operand, axis)
+                return _ColumnStep(op, operand, axis)
     return None
 
 

@@ -27,7 +27,7 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.rewriter import Rewriter, erase
 
 
-class _Step(NamedTuple):
+class _MergedStep(NamedTuple):
     """An op on the way of a merged dimension: the operand that has it, and where; where the result
     has it."""
 
@@ -74,9 +74,9 @@ def _merges(op: ReshapeOp, axis: int, sizes: Shape) -> bool:
     return start * sizes[0] in accumulate(_shape(op.x), mul)
 
 
-def _way(v: SSAValue, axis: int) -> list[_Step]:
+def _way(v: SSAValue, axis: int) -> list[_MergedStep]:
     """Return the ops on the way of a dimension, each with one use, up to those that merge it."""
-    found: list[_Step] = []
+    found: list[_MergedStep] = []
     while v.has_one_use() and isinstance(op := v.owner, TensorOp):
         step = _step(op, axis)
         if step is None:
@@ -86,34 +86,34 @@ def _way(v: SSAValue, axis: int) -> list[_Step]:
     return found
 
 
-def _step(op: TensorOp, axis: int) -> _Step | None:
+def _step(op: TensorOp, axis: int) -> _MergedStep | None:
     """Return how an op hands a dimension of its result on; None if it does not."""
     match op:
         case ConvertOp():
-            return _Step(op, 0, axis, axis)
+            return _MergedStep(op, 0, axis, axis)
         case TransposeOp():
-            return _Step(op, 0, op.perm.data[axis], axis)
+            return _MergedStep(op, 0, op.perm.data[axis], axis)
         case ReshapeOp():
             n, start = _shape(op.out)[axis], prod(_shape(op.out)[:axis])
             for d, size in enumerate(old := _shape(op.x)):
                 if size == n and prod(old[:d]) == start:
-                    return _Step(op, 0, d, axis)
+                    return _MergedStep(op, 0, d, axis)
         case AddOp():
             rank = len(_shape(op.out))
             for i, v in enumerate(op.operands):
                 other = op.operands[1 - i]
                 if _shape(v) == _shape(op.out) and len(_shape(other)) < rank - axis:
-                    return _Step(op, i, axis, axis)
+                    return _MergedStep(op, i, axis, axis)
         case Contraction():
             *operands, result = op.letters
             having = [i for i, letters in enumerate(operands) if result[axis] in letters]
             if len(having) == 1:
-                return _Step(op, having[0], operands[having[0]].index(result[axis]), axis)
+                return _MergedStep(op, having[0], operands[having[0]].index(result[axis]), axis)
     return None
 
 
 def _separate_on(
-    last: ReshapeOp, first: ReshapeOp, axis: int, way: Sequence[_Step], sizes: Shape
+    last: ReshapeOp, first: ReshapeOp, axis: int, way: Sequence[_MergedStep], sizes: Shape
 ) -> ReshapeOp | None:
     """Replace the ops from the one that merges a dimension to the one that separates it by those on
     separate dimensions; return the last of them, if it does anything."""
