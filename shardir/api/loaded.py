@@ -33,6 +33,7 @@ def load(
     backend: str = "gloo",
     seed: int = 0,
     timeout: float = 300.0,
+    compile: bool = False,
 ) -> "Loaded":
     """Load a saved program into this process, which is one of its ranks: all ranks call it.
 
@@ -46,6 +47,7 @@ def load(
             CPUs, nccl on GPUs.
         seed: of initial values, where there are no weights.
         timeout: the longest wait for a rank, in seconds.
+        compile: whether to hand what is between collectives to torch.compile.
 
     Raises:
         ShardirError: the directory is no saved program, is for another number of ranks, or the
@@ -62,6 +64,8 @@ def load(
         mesh = runtime_module("runtime_process").join_ranks(plan, options)
         program = _program(plan)
         functions = {f.name: getattr(program, f.python) for f in plan.functions}
+        if compile:
+            functions = runtime_module("runtime_compiled").compiled(functions)
         loaded = Loaded(runtime_module("runtime_session").Session(plan, mesh, functions, seed))
     if weights is not None:
         loaded.load_weights(weights)
@@ -78,6 +82,9 @@ class Loaded:
     def __init__(self, session: "Session"):
         self._session = session
         self._functions = {f.name: f for f in session.plan.functions}
+        trains = any(f.kind == "step" for f in session.plan.functions)
+        # A step may have autograd derive an op, which takes no tensors of inference mode.
+        self._mode = torch.no_grad if trains else torch.inference_mode
 
     def __repr__(self) -> str:
         ranks, names = self._session.plan.size, ", ".join(self._functions)
@@ -107,7 +114,7 @@ class Loaded:
             names = ", ".join(self._functions)
             raise ShardirError(f"expected a function of {names}, got {function}{hint}")
         f, session = self._functions[function], self._session
-        with torch.inference_mode(), _errors():
+        with self._mode(), _errors():
             given = self._shards(f, inputs, named)
             outputs = session.call(f, given)
             found = [

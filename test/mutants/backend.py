@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "nothing is compiled",
+        "--compile does not hand the functions to torch.compile.",
+        "shardir/backend/torch/runtime/runtime_main.py",
+        "called = compiled(functions) if options.compile else functions",
+        "called = functions",
+        "test/run/test_compiled.py",
+    ),
+    Mutant(
         "the number of a rank that has ended is free",
         "A rank is reaped when it has ended: a signal to its group may be to that of others.",
         "shardir/backend/torch/launch/fork_server.py",

@@ -29,6 +29,7 @@ from typing import Any
 import runtime as rt
 import torch
 from runtime_anomalies import CHECKED_STEPS, Watch, check_losses
+from runtime_compiled import compiled
 from runtime_data import Inputs
 from runtime_evaluation import batches_of, evaluate
 from runtime_events import Events
@@ -57,7 +58,10 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
         plan = with_weights(plan, options.weights)
         plan = _unsplit(plan) if single else plan
         mesh = join_ranks(plan, options)
-        return Runner(plan, mesh, functions, options.seed, events).run(options)
+        if options.compile and options.detect_anomaly:
+            raise PlanError("--compile: expected no --detect-anomaly, which looks at each op")
+        called = compiled(functions) if options.compile else functions
+        return Runner(plan, mesh, called, options.seed, events).run(options)
 
     as_rank(work)
 

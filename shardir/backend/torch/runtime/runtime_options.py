@@ -152,6 +152,10 @@ class RunOptions:
         None, "begin with parameters of a file: .safetensors, the index of several "
         "(model.safetensors.index.json), or a folder with one of these", kind=Path, metavar="FILE",
     )  # fmt: skip
+    compile: bool = option(
+        False, "hand what is between collectives to torch.compile; the first step takes longer",
+        kind=bool,
+    )  # fmt: skip
     allow_nan: bool = option(False, "go on although a loss is not finite", kind=bool)
     detect_anomaly: bool = option(
         False, "find the first op whose result is nan, and its line; slow", kind=bool

@@ -1,0 +1,59 @@
+"""The functions of a program through torch.compile (`--compile`).
+
+The ops between two collectives are a graph; a collective is called as it is. So are the stages of a
+pipeline, which its schedule calls. A part of the runtime; needs only torch.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from inspect import isfunction
+from types import ModuleType
+
+import torch
+from runtime_plan import PlanError
+
+AS_THEY_ARE = {"runtime": (), "runtime_exchange": (), "ops_runtime": ("in_range", "in_slices")}
+"""The functions that are called as they are, where a program imports them: collectives, and checks
+that read values on a CPU; () stands for all of a module."""
+
+
+def compiled(functions: dict[str, Callable]) -> dict[str, Callable]:
+    """Return the functions of a program as torch.compile makes them at their first call.
+
+    Raises:
+        PlanError: torch.compile does not run here; so do the functions, where it fails.
+    """
+    for module, names in AS_THEY_ARE.items():
+        if module in sys.modules:
+            _call_as_they_are(sys.modules[module], names)
+    return {name: _compiled(f) if isfunction(f) else f for name, f in functions.items()}
+
+
+def _call_as_they_are(module: ModuleType, names: Sequence[str]) -> None:
+    """Let torch.compile end a graph at each of these functions of a module; without names, at all
+    of them."""
+    for name, f in vars(module).items():
+        if isfunction(f) and (name in names or not (names or name.startswith("_"))):
+            setattr(module, name, torch.compiler.disable(f))
+
+
+def _compiled(f: Callable) -> Callable:
+    try:
+        made = torch.compile(f, dynamic=False)
+    except RuntimeError as error:
+        raise _failed(error) from None
+
+    @functools.wraps(f)
+    def call(*args: object) -> object:
+        try:
+            return made(*args)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise _failed(error) from None
+
+    return call
+
+
+def _failed(error: RuntimeError) -> PlanError:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return PlanError(f"--compile: torch.compile fails here: {lines[0]}; leave it out")

@@ -1,0 +1,127 @@
+"""A bf16 training step of a GPT on one GPU: emitted, and by torch, each eager and by torch.compile.
+
+Causal attention, AdamW, weights and activations in bf16. All variants begin with the same weights,
+run in turns in one process, and their first losses are compared. `--device cpu` tries the same on a
+CPU, with small sizes.
+"""
+
+import copy
+import tempfile
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import shardir
+
+SIZES = {"cuda": (8, 1024, 16, 8, 1024, 32768), "cpu": (2, 64, 4, 2, 32, 128)}
+"""Layers, width, heads, samples, tokens of each, words of the vocabulary."""
+
+STEPS, ROUNDS = 5, 10
+TOLERANCE = 2e-2
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        y, shape = self.norm1(x), (batch, tokens, self.heads, width // self.heads)
+        q, k, v = (layer(y).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """The mean loss of all tokens."""
+
+    def __init__(self, layers: int, width: int, heads: int, tokens: int, words: int):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places.weight
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(self.norm(x)).flatten(0, 1)
+        return functional.cross_entropy(logits.float(), targets.flatten())
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def by_torch(model: nn.Module, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return torch's own step of a copy of the model."""
+    mine = copy.deepcopy(model)
+    optimizer = optimizer_of(mine)
+    loss_of = torch.compile(mine, dynamic=False) if compiled else mine
+
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = loss_of(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--device", choices=list(SIZES), default="cuda", help="(cuda)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each ({ROUNDS})")
+
+
+def records(log: Callable[[str], object], device: str, rounds: int) -> list[dict[str, Any]]:
+    """One record per variant: median (milliseconds of a step), ratio to torch's eager step."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("error: gpu-step: expected a CUDA device, got none; use --device cpu")
+    layers, width, heads, samples, length, words = SIZES[device]
+    torch.manual_seed(0)
+    model = GPT(layers, width, heads, length, words).to(device, torch.bfloat16)
+    tokens, targets = torch.randint(words, (2, samples, length), device=device)
+    with tempfile.TemporaryDirectory() as name:
+        program, backend = Path(name) / "program", "nccl" if device == "cuda" else "gloo"
+        on_host = copy.deepcopy(model).cpu()
+        shardir.compile(
+            on_host, (tokens.cpu(), targets.cpu()), optimizer=optimizer_of(on_host),
+            mode="stand_alone",
+        ).save(program)  # fmt: skip
+        variants: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+            "torch": by_torch(model, False), "torch, compiled": by_torch(model, True),
+            "shardir": shardir.load(program, backend=backend),
+            "shardir, compiled": shardir.load(program, backend=backend, compile=True),
+        }  # fmt: skip
+        expected: list[float] = []
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        for variant, step in variants.items():
+            losses = [step(tokens, targets).item() for _ in range(3)]
+            expected = expected or losses
+            torch.testing.assert_close(losses, expected, rtol=TOLERANCE, atol=0)
+            log(f"{variant}: losses {losses}")
+        for _ in range(rounds):
+            for variant, step in variants.items():
+                begun = time.perf_counter()
+                for _ in range(STEPS - 1):
+                    step(tokens, targets)
+                step(tokens, targets).item()  # wait for the device
+                times[variant].append((time.perf_counter() - begun) / STEPS * 1e3)
+    base = median(times["torch"])
+    return [
+        {"variant": variant, "median": median(found), "ratio": median(found) / base}
+        for variant, found in times.items()
+    ]

@@ -1,0 +1,50 @@
+"""`--compile`: what is between collectives is compiled by torch; losses are those without it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from extent import long_form
+
+pytest.importorskip("torch")
+
+import shardir
+from shardir.backend.runs import RunError
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+TEXT = """
+func.func private @loss(
+  %x: tensor<8x6xf32> {train.input = #train.init<normal>},
+  %w: tensor<6x3xf32> {train.parameter = "w", train.init = #train.init<normal>}
+) -> tensor<f32> {
+  %y = nn.matmul %x, %w : (tensor<8x6xf32>, tensor<6x3xf32>) -> tensor<8x3xf32>
+  %s = nn.square %y : (tensor<8x3xf32>) -> tensor<8x3xf32>
+  %loss = nn.reduce <mean> %s dims <0, 1> : (tensor<8x3xf32>) -> tensor<f32>
+  func.return %loss : tensor<f32>
+}
+train.step @step of @loss <sgd, lr = 0.1>
+"""
+
+
+def test_without_a_compiler_there_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = shardir.compile(TEXT, mode="stand_alone").save(tmp_path / "program")
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(RunError, match=r"^--compile: torch.compile fails here: [^\n]*; leave it"):
+        shardir.run(program, steps=1, compile=True, timeout=60)
+    with pytest.raises(RunError, match=r"^--compile: expected no --detect-anomaly"):
+        shardir.run(program, steps=1, compile=True, detect_anomaly=True, timeout=60)
+
+
+@long_form
+@pytest.mark.parametrize("example", ["overlap.ir", "ulysses.ir", "transformer_block.ir"])
+def test_losses_are_those_of_each_op(example: str, tmp_path: Path) -> None:
+    """On ranks, with collectives that have been started early, and with exchanges."""
+    program = shardir.compile_file(EXAMPLES / example).save(tmp_path / "program")
+    plain = shardir.run(program, steps=4, timeout=300)
+    found = shardir.run(program, steps=4, timeout=300, compile=True)
+    for name, losses in plain.losses.items():
+        np.testing.assert_allclose(found.losses[name], losses, rtol=1e-5)
