@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +23,18 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "tokens.ir"
 BYTES, BATCH, LENGTH, STEPS, RANKS = 10 << 30, 16, 32, 4000, 4
 
 
-def anonymous(directory: Path) -> dict[int, int]:
-    """Return the bytes of memory of each rank of a directory, without pages of files."""
-    found = {}
+def anonymous() -> dict[int, int]:
+    """Return the bytes of memory of each rank of this process, without pages of files."""
+    found, parents = dict[int, dict[str, str]](), dict[int, int]()
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            status = (process / "status").read_text()
-        except OSError:  # it has ended
-            continue
-        if str(directory / "program.py").encode() in words:
-            number = status.split("RssAnon:")[1].split()[0]
-            found[int(process.name)] = int(number) << 10
-    return found
+        with suppress(OSError):  # it has ended
+            lines = (process / "status").read_text().splitlines()
+            fields = dict(line.split(":\t", 1) for line in lines)
+            parents[int(process.name)] = int(fields["PPid"])
+            if fields["Name"].startswith("rank "):
+                found[int(process.name)] = fields
+    mine = {pid: f for pid, f in found.items() if parents.get(parents[pid]) == os.getpid()}
+    return {pid: int(f["RssAnon"].split()[0]) << 10 for pid, f in mine.items()}
 
 
 def cached(path: Path) -> int:
@@ -58,12 +58,12 @@ def test_memory_is_constant_and_only_pages_of_rows_are_read(tmp_path):
     path = tmp_path / "tokens.bin"
     path.touch()
     os.truncate(path, BYTES)
-    directory = shardir.compile_file(EXAMPLE, "train").save(tmp_path / "out").resolve()
+    directory = shardir.compile_file(EXAMPLE, "train").save(tmp_path / "out")
     samples: list[dict[int, int]] = []
 
     def sample(event):
         if event["event"] == "steps":
-            samples.append(anonymous(directory))
+            samples.append(anonymous())
 
     options = Options.of({"steps": STEPS, "data": {"tokens,targets": f"{path}:u8"}})
     report = run(directory, options, on_event=sample)

@@ -33,7 +33,7 @@ from typing import Any
 
 FILES = 8
 CHUNK = 1 << 16
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 def end_with(parent: int) -> None:
@@ -42,6 +42,12 @@ def end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def be_called(name: str) -> None:
+    """Let ps and top show a name, on Linux: a fork has the command line of this process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
 
 
 def prepare() -> None:
@@ -168,6 +174,8 @@ def run(request: dict[str, Any], files: list[int], begin: int, server: int) -> N
         os.setsid()
         os.close(begin)
         end_with(server)
+        if (rank := request["env"].get("RANK")) is not None:
+            be_called(f"rank {rank}")
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         numbers = [1, *request["fds"]]
