@@ -20,6 +20,8 @@
    redistribution.
 9. A redistribution of a value from before a loop over microbatches is before the loop, unless it
    has the mark `recompute`. A value that the loop carries has one layout.
+10. Devices compute ops of values in device memory, and hosts those of values `on host`: a lookup
+   where its table is, an update where its states are. All their operands are redistributed there.
 """
 
 from collections.abc import Container, Iterable
@@ -47,6 +49,7 @@ from shardir.dialects.train import BackwardOp, arg_attrs
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.composites import decompose
 from shardir.rewriting.hoisting import hoist_redistributions
+from shardir.rewriting.hosts import place_on_hosts
 from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_marker, resolve_markers
 from shardir.rewriting.placement import (
     Needs,
@@ -71,6 +74,7 @@ class InsertRedistributions(GlobalPass):
         if f.mesh is None or not f.has_layouts:
             resolve_markers(f.block, None)
             return
+        place_on_hosts(f.op, f.mesh)
         placement = _FunctionPlacement(f, f.mesh)
         placement.run()
         _mark(f, f.mesh, placement.own)

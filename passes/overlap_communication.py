@@ -12,9 +12,11 @@
    values become available, so that its last part ends first. Each part costs a latency and an op's
    overhead.
 2. A collective whose results are no larger than its operands (all-reduce, reduce-scatter,
-   all-to-all) starts when its operands are available, which frees memory early.
-3. One whose results are larger (all-gather) starts as late as the computation before its first use
-   hides it, by the time model of the mesh's cluster. Without cluster or rates that is Gloo's.
+   all-to-all), or a copy to the host, starts when its operands are available, which frees memory
+   early.
+3. One whose results are larger (all-gather), or a copy from the host, starts as late as the
+   computation before its first use hides it, by the time model of the mesh's cluster. Without
+   cluster or rates that is Gloo's.
 4. Computation keeps its order. A collective of which less than MIN_HIDDEN would be hidden is
    not started; one that is `async` stays where it is.
 5. Peak memory is at most the larger of the peak before and the memory of a device of the cluster.
@@ -69,7 +71,7 @@ class Arrangement:
             if op not in self.ops:
                 op.detach()
                 op.operands = ()
-            elif isinstance(op, dist.FusibleOp):
+            elif isinstance(op, dist.AsyncOp):
                 op.detach()
         next_op = block.first_op
         for op, (operands, started) in self.ops.items():
@@ -210,11 +212,12 @@ def _to_exclude(
     return found
 
 
-def _parts(op: dist.FusibleOp, timeline: Timeline) -> list[list[int]]:
+def _parts(op: dist.AsyncOp, timeline: Timeline) -> list[list[int]]:
     """Return the numbers of the values of each part into which a bucket is cut; one part is the
     bucket as it is."""
     order = [*range(len(op.values))]
-    if len(order) == 1 or op.fusion is not None or grows(op):
+    has_index = isinstance(op, dist.FusibleOp) and op.fusion is not None
+    if len(order) == 1 or has_index or grows(op):
         return [order]
     values = collective_work(op, timeline.mesh).together
     form, each = values.fastest
@@ -233,7 +236,7 @@ def _is_cut(block: Block, costs: Costs) -> bool:
     return any(len(_parts(op, timeline)) > 1 for op in block.ops if can_start(op, costs.mesh))
 
 
-def _cut(op: dist.FusibleOp, timeline: Timeline) -> Iterator[dist.FusibleOp]:
+def _cut(op: dist.AsyncOp, timeline: Timeline) -> Iterator[dist.AsyncOp]:
     """Yield the parts by which a bucket is replaced; none if it stays as it is."""
     parts = _parts(op, timeline)
     if len(parts) == 1:
@@ -251,7 +254,7 @@ def _cut(op: dist.FusibleOp, timeline: Timeline) -> Iterator[dist.FusibleOp]:
     op.operands = ()
 
 
-def _wait(op: dist.FusibleOp, user: Operation) -> None:
+def _wait(op: dist.AsyncOp, user: Operation) -> None:
     """Start a collective where it is, and wait for it before the first use of a result."""
     op.properties["started"] = UnitAttr()
     rewriter = Rewriter().before(user)

@@ -3,11 +3,13 @@
     levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
     memory = 80000000000 {bandwidth = 3.35e+12}, flops {bf16 = 9.89e+14, f32 = 6.7e+13},
-    overhead = 4e-06, interference = 0.1, collectives {all_reduce = 0.8}
+    overhead = 4e-06, interference = 0.1, collectives {all_reduce = 0.8},
+    host {bandwidth = 2.5e+10, latency = 1e-05}
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
 of the innermost level. Devices that share a node, say, communicate over its links, and otherwise
-over those of the first level of which they share a unit.
+over those of the first level of which they share a unit. Each device copies from and to the memory
+of its host over a link of its own.
 """
 
 from dataclasses import dataclass, replace
@@ -39,6 +41,19 @@ class Level(NamedTuple):
         )
 
 
+class HostLink(NamedTuple):
+    """The link of a device to the memory of its host: the bytes/s of a copy in one direction, and
+    the latency of a copy, in s."""
+
+    bandwidth: float
+    latency: float
+
+
+HOST_LINK = HostLink(2.5e10, 1e-5)
+"""The link of a cluster that has none: 16 lanes of PCIe 4.0, 31.5 GB/s, of which copies of pinned
+memory reach about 25; the latency is of the usual size, not measured."""
+
+
 class CollectiveRatios(dict[str, float]):
     """Factors by kind of collective: 1 unless given."""
 
@@ -59,6 +74,7 @@ class Cluster:
         interference: the share of the seconds of a collective's bytes that a device loses while it
             computes beside it (0: nothing, 1: as if it waited).
         collectives: by kind, the ratio of its time to that of the formulas, if not 1.
+        host: the link of a device to its host; None: HOST_LINK.
     """
 
     levels: tuple[Level, ...]
@@ -68,6 +84,7 @@ class Cluster:
     overhead: float = 0.0
     interference: float = 0.0
     collectives: tuple[tuple[str, float], ...] = ()
+    host: HostLink | None = None
 
     def __post_init__(self) -> None:
         """Raise ShardirError for a figure that a cluster cannot have."""
@@ -83,15 +100,20 @@ class Cluster:
             ("memory bandwidth", 1.0 if self.memory_bandwidth is None else self.memory_bandwidth),
             *((f"rate of {name}", number) for name, number in self.flops),
             *((f"ratio of {name}", number) for name, number in self.collectives),
+            ("bandwidth of the host's link", self.host_link.bandwidth),
         ):
             if not _positive(number):
                 raise ShardirError(
                     f"expected a positive, finite {name}, got {number}; give B/s, flop/s or a ratio"
                 )
-        if not 0 <= self.overhead < inf:
-            raise ShardirError(
-                f"expected a finite overhead, 0 or more, got {self.overhead}; give seconds"
-            )
+        for name, seconds in (
+            ("overhead", self.overhead),
+            ("latency of the host's link", self.host_link.latency),
+        ):
+            if not 0 <= seconds < inf:
+                raise ShardirError(
+                    f"expected a finite {name}, 0 or more, got {seconds}; give seconds"
+                )
         if not 0 <= self.interference <= 1:
             raise ShardirError(
                 f"expected an interference from 0 to 1, got {self.interference}; give a share"
@@ -111,6 +133,8 @@ class Cluster:
             parts.append(f"interference = {_number(self.interference)}")
         if self.collectives:
             parts.append(f"collectives {{{_numbers(self.collectives)}}}")
+        if self.host is not None:
+            parts.append(f"host {{{_numbers(tuple(self.host._asdict().items()))}}}")
         return ", ".join(parts)
 
     @cached_property
@@ -122,6 +146,11 @@ class Cluster:
     def times(self) -> "CollectiveRatios":
         """The ratio of the time of each kind of collective to that of the formulas."""
         return CollectiveRatios(self.collectives)
+
+    @property
+    def host_link(self) -> HostLink:
+        """The link of a device to the memory of its host."""
+        return self.host or HOST_LINK
 
     def part(self, devices: int) -> "Cluster":
         """Return the cluster of the first `devices`: full units, and the used part of the next one.
@@ -174,6 +203,8 @@ DEFAULT = Cluster(
     interference=1.0,
     # by shard-calibrate on 4 ranks, three times; the others' times are those of the all-gather
     collectives=(("all_reduce", 0.8), ("reduce_scatter", 1.15)),
+    # a copy within the memory reads and writes its bytes
+    host=HostLink(4e9, 5e-6),
 )
 """The ready-made cluster `gloo`: processes on one machine of 2 cores, which share the cores, over
 Gloo; rough figures. A mesh without a cluster has its devices."""

@@ -250,6 +250,12 @@ class OpSharding(NamedTuple):
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
 
+    @property
+    def on_host(self) -> "OpSharding":
+        """The same sharding of an op that hosts compute."""
+        ends = (tuple([l.on_host for l in end]) for end in (self.operands, self.results))
+        return OpSharding(self.axes, *ends)
+
 
 def try_op_sharding(
     factors: Factors, chosen: FactorAxes, mesh: Mesh, partial: Layout | None = None

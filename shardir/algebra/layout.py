@@ -1,10 +1,12 @@
 """Layouts: how a tensor is sharded over a mesh.
 
     #dist.layout<@m, [{dp}, {tp, ep}], partial sum {x}>
+    #dist.layout<@m, [{dp}, {}], on host>
 
 One entry per dimension: the axes that split it, major to minor; `{}` is unsharded. The tensor is
 replicated over an axis that does not occur. Over partial axes every device holds a partial value,
-and the tensor is their reduction.
+and the tensor is their reduction. A layout `on host` is that of a tensor whose shards are in the
+memory of the devices' hosts, not in their own; a copy moves it.
 
 A dimension of size N over axes of total extent n is cut into n shards of ceil(N / n), the last
 ones shorter or empty: shard k is [min(k c, N), min((k + 1) c, N)) with c = ceil(N / n).
@@ -28,24 +30,26 @@ combines; only a collective with a root (broadcast, scatter) selects one."""
 
 @dataclass(frozen=True)
 class Layout:
-    """The axes that split each dimension, and the axes over which the value is partial."""
+    """The axes that split each dimension, the axes over which the value is partial, and whether
+    shards are in host memory."""
 
     mesh: str
     dims: tuple[Axes, ...]
     partial: Axes = ()
     reduction: str = "sum"
+    host: bool = False
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.mesh, self.dims, self.partial, self.reduction))
+        return hash((self.mesh, self.dims, self.partial, self.reduction, self.host))
 
     def __str__(self) -> str:
         dims = ", ".join(map(axes_text, self.dims))
         partial = f", partial {self.reduction} {axes_text(self.partial)}" if self.partial else ""
-        return f"@{self.mesh}, [{dims}]{partial}"
+        return f"@{self.mesh}, [{dims}]{partial}{', on host' if self.host else ''}"
 
     @cached_property
     def used(self) -> Axes:
@@ -57,12 +61,22 @@ class Layout:
         """The same split without partial axes."""
         return replace(self, partial=(), reduction="sum") if self.partial else self
 
+    @cached_property
+    def on_device(self) -> "Layout":
+        """The same split in device memory."""
+        return replace(self, host=False) if self.host else self
+
+    @cached_property
+    def on_host(self) -> "Layout":
+        """The same split in host memory."""
+        return self if self.host else replace(self, host=True)
+
     def with_partial(self, axes: Axes, reduction: str = "sum") -> "Layout":
-        return Layout(self.mesh, self.dims, axes, reduction if axes else "sum")
+        return Layout(self.mesh, self.dims, axes, reduction if axes else "sum", self.host)
 
     def with_dim(self, dim: int, axes: Axes) -> "Layout":
         dims = (*self.dims[:dim], axes, *self.dims[dim + 1 :])
-        return Layout(self.mesh, dims, self.partial, self.reduction)
+        return Layout(self.mesh, dims, self.partial, self.reduction, self.host)
 
     def simplified(self, mesh: Mesh) -> "Layout":
         """Return the canonical form: adjacent sub-axes merged, partial axes in mesh order."""
@@ -167,7 +181,7 @@ def _slices(layout: Layout, mesh: Mesh, shape: Shape, rank: int) -> Slices:
 def _simplified(layout: Layout, mesh: Mesh) -> Layout:
     partial = mesh.simplify(tuple(sorted(layout.partial, key=mesh.order)))
     dims = tuple(map(mesh.simplify, layout.dims))
-    return Layout(layout.mesh, dims).with_partial(partial, layout.reduction)
+    return Layout(layout.mesh, dims, host=layout.host).with_partial(partial, layout.reduction)
 
 
 def _device_matrix(mesh: Mesh, used: Axes) -> tuple[Shape, dict[Axis, int]]:

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from shardir.algebra.cluster import BYTES, Cluster, Level
+from shardir.algebra.cluster import BYTES, Cluster, HostLink, Level
 from shardir.algebra.collectives import PRICED
 from shardir.algebra.layout import REDUCTIONS, Layout, LocalLayout
 from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes
@@ -122,9 +122,12 @@ class NotationValues:
         return tuple(d for d in c if d is not None)
 
     def layout(self, c: list[Any]) -> Layout:
-        mesh, dims, partial = c
-        layout = Layout(str(mesh), dims)
+        mesh, dims, partial, host = c
+        layout = Layout(str(mesh), dims, host=host is not None)
         return layout if partial is None else layout.with_partial(*partial)
+
+    def host(self, c: list[Any]) -> bool:
+        return True
 
     def open_dim(self, c: list[Any]) -> tuple[Axes, bool, int]:
         *entries, priority = c
@@ -132,10 +135,10 @@ class NotationValues:
         return axes, "?" in entries, int(priority[1:]) if priority else 0
 
     def sharding(self, c: list[Any]) -> Sharding:
-        mesh, *dims, replicated = c
+        mesh, *dims, replicated, host = c
         dims = [d for d in dims if d is not None]
         return Sharding(
-            Layout(str(mesh), tuple(axes for axes, _, _ in dims)),
+            Layout(str(mesh), tuple(axes for axes, _, _ in dims), host=host is not None),
             frozenset(i for i, (_, is_open, _) in enumerate(dims) if is_open),
             tuple(priority for _, _, priority in dims),
             replicated or (),
@@ -149,7 +152,7 @@ class NotationValues:
         return axes, str(reduction)
 
     def local(self, c: list[Any]) -> LocalLayout:
-        return LocalLayout(self.layout(c[:3]), c[3])
+        return LocalLayout(self.layout(c[:4]), c[4])
 
     def of(self, c: list[Any]) -> tuple[int, ...]:
         return c[0]
@@ -185,11 +188,11 @@ class NotationValues:
         return _once("collectives", c)
 
     def cluster(self, c: list[Any]) -> Cluster:
-        *levels, memory, rates, overhead, interference, kinds = c
+        *levels, memory, rates, overhead, interference, kinds, link = c
         size, bandwidth = memory or (None, None)
         return Cluster(
             tuple(levels), size, rates or (), bandwidth, overhead or 0.0, interference or 0.0,
-            kinds or (),
+            kinds or (), link,
         )  # fmt: skip
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
@@ -197,6 +200,9 @@ class NotationValues:
         bytes = _figure(size, "memory", int(size))
         found = [_figure(rate, "memory_bandwidth", float(rate)) for rate in rates]
         return bytes, found[0] if found else None
+
+    def link(self, c: list[Any]) -> HostLink:
+        return _figure(c[0], "host", HostLink(float(c[0]), float(c[1])))
 
     def overhead(self, c: list[Any]) -> float:
         return _figure(c[0], "overhead", float(c[0]))
@@ -275,8 +281,10 @@ def read(machine: Machine, text: str, start: str, what: str) -> Any:
 
 
 def parse_layout(text: str) -> Layout:
-    """`@m, [{dp}, {tp:(2)4}], partial sum {x}` -> Layout. Raises NotationError."""
-    return _parse(text, "layout", "a layout: @mesh, [{axis, ...}, ...], partial sum {axis, ...}")
+    """`@m, [{dp}, {tp:(2)4}], partial sum {x}, on host` -> Layout. Raises NotationError."""
+    return _parse(
+        text, "layout", "a layout: @mesh, [{axis, ...}, ...], partial sum {axis, ...}, on host"
+    )
 
 
 def parse_sharding(text: str) -> Sharding:
@@ -302,13 +310,14 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
 def parse_cluster(text: str) -> Cluster:
     """`levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000 {bandwidth =
     3.35e+12}, flops {f32 = 6.7e+13}, overhead = 4e-06, interference = 0.1, collectives {all_reduce
-    = 0.8}` -> Cluster. Raises NotationError."""
+    = 0.8}, host {bandwidth = 2.5e+10, latency = 1e-05}` -> Cluster. Raises NotationError."""
     return _parse(
         text,
         "cluster",
         "a cluster: levels [name = count {bandwidth = B/s, latency = s}, ...], "
         "memory = bytes {bandwidth = B/s}, flops {f32 = flop/s, ...}, overhead = s, "
-        "interference = share, collectives {all_reduce = factor, ...}",
+        "interference = share, collectives {all_reduce = factor, ...}, "
+        "host {bandwidth = B/s, latency = s}",
     )
 
 

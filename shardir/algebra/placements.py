@@ -95,6 +95,11 @@ def to_placements(
     """
     layout.check(mesh, shape)
     dims = sub_axes(mesh, layout) if dims is None else dims
+    if layout.host:
+        raise ShardirError(
+            f"expected a layout in device memory, as all placements are, got [{layout}]; "
+            "redistribute to it"
+        )
     if layout.partial and layout.reduction not in REDUCE_OPS:
         raise ShardirError(
             f"expected a partial {', '.join(REDUCE_OPS)}, as DTensor's, got [{layout}]; "

@@ -4,6 +4,7 @@
     inputs : [{dp}]                                             // each input
     "*.attn.{q,k,v}_proj.weight" : [{tp}], states [{tp, dp}]    // parameters of these names
     "*.wte.weight" : [{dp}], uses [], recompute                 // gathered where it is used, twice
+    "*.w" : [], states [{dp}] on host                           // updated on the host
     values "*.mlp" : [{dp}]                                     // results of ops
     values "layers.{2,3}.*" : stage = 1
 
@@ -37,6 +38,22 @@ class NameKind(StrEnum):
     PARAMETER = "parameter"
     INPUT = "input"
     VALUE = "value"
+
+
+class HostDims(tuple[Axes, ...]):
+    """The axes that split each dimension of a value `on host`."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostDims) and tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(("host", *self))
+
+    def __str__(self) -> str:
+        return f"{_dims_text(tuple(self))} on host"
 
 
 @dataclass(frozen=True)
@@ -149,7 +166,8 @@ class LayoutPlan:
 
 def padded(dims: DimAxes, mesh: str, shape: Shape) -> Layout:
     """Return the layout of a value of a shape, whose leading dimensions are split as `dims`."""
-    return Layout(mesh, (*dims, *[()] * (len(shape) - len(dims))))
+    unsplit = ((),) * (len(shape) - len(dims))
+    return Layout(mesh, (*dims, *unsplit), host=isinstance(dims, HostDims))
 
 
 def trimmed(layout: Layout) -> DimAxes:
@@ -157,7 +175,7 @@ def trimmed(layout: Layout) -> DimAxes:
     dims = layout.dims
     while dims and not dims[-1]:
         dims = dims[:-1]
-    return dims
+    return HostDims(dims) if layout.host else dims
 
 
 # ---- text -> plan ----
@@ -219,6 +237,10 @@ class _PlanValues(NotationValues):
 
     def at(self, c: list[Any]) -> tuple[str, Any]:
         return "layout", c[0]
+
+    def place(self, c: list[Any]) -> DimAxes:
+        dims, host = c
+        return HostDims(dims) if host else dims
 
     def uses(self, c: list[Any]) -> tuple[str, Any]:
         return "uses", c[0]
@@ -345,4 +367,6 @@ def _pattern(
 
 
 def _dims_text(dims: Iterable[Axes]) -> str:
+    if isinstance(dims, HostDims):
+        return str(dims)
     return f"[{', '.join(map(axes_text, dims))}]"

@@ -6,6 +6,9 @@ estimated time on the mesh's links. Between layouts of full axes that are even t
 exchange in which each device fetches exactly the elements that it lacks, perhaps after a reduction
 of partial values; so every layout can be reached. If the fastest of them is slower than the lower
 bound, A* searches (planner.py).
+
+Devices communicate from their own memory. So where a layout is `on host`, a copy is before the
+first collective of the plan, or after the last, beside the smallest shard that is there.
 """
 
 from dataclasses import dataclass, replace
@@ -138,6 +141,9 @@ def plan(
         ShardirError: no plan is within `memory`.
     """
     source, target = source.simplified(mesh), target.simplified(mesh)
+    if source.host or target.host:
+        steps = plan(shape, mesh, source.on_device, target.on_device, itemsize, memory)
+        return _with_copies(shape, mesh, source, target, steps)
     if memory is None and (path := known_path(shape, mesh, source, target, itemsize)) is not None:
         return _joined(mesh, tuple(path))
     problem = RedistributionProblem.of(mesh, shape, source, target)
@@ -152,6 +158,31 @@ def plan(
             f"one of {needed} B at the minimum; use as many"
         )
     return _joined(mesh, found)
+
+
+def _with_copies(
+    shape: Shape, mesh: Mesh, source: Layout, target: Layout, steps: tuple[CollectiveStep, ...]
+) -> tuple[CollectiveStep, ...]:
+    """Return the steps of a plan in device memory, with the copies that its ends `on host` need:
+    each at the smallest shard, of several one from the host at the first, to it at the last."""
+    moving = [i for i, step in enumerate(steps) if step.communicates(mesh)]
+    if source.host and target.host and not moving:
+        return tuple(replace(s, layout=s.layout.on_host) for s in steps)
+    layouts = [source.on_device, *(s.layout for s in steps)]
+    sizes = [elements(mesh, shape, layout) for layout in layouts]
+    first, last = (moving[0], moving[-1] + 1) if moving else (len(steps), 0)
+    up = min(range(first + 1), key=sizes.__getitem__) if source.host else -1
+    down = min(range(len(steps), last - 1, -1), key=sizes.__getitem__) if target.host else -1
+    found: list[CollectiveStep] = []
+    on_host = source.host
+    for i, layout in enumerate(layouts):
+        if i:
+            made = steps[i - 1]
+            found.append(replace(made, layout=layout.on_host) if on_host else made)
+        if i in (up, down):
+            on_host = not on_host
+            found.append(CollectiveStep("copy", (), layout.on_host if on_host else layout))
+    return tuple(found)
 
 
 def _joined(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[CollectiveStep, ...]:

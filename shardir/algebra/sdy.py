@@ -40,6 +40,11 @@ def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
             f"expected a partial sum, as Shardy's unreduced axes are, got [{layout}]; "
             "redistribute to a layout without it"
         )
+    if layout.host:
+        raise ShardirError(
+            f"expected a layout in device memory, as all of Shardy's are, got [{layout}]; "
+            "redistribute to it"
+        )
     if any(map(sizes_of, layout.dims)):
         raise ShardirError(
             f"expected shards of ceil(N / n) elements, as in Shardy, got [{layout}]; redistribute "

@@ -37,6 +37,8 @@ class Sharding:
         parts = [f"@{self.layout.mesh}, [{', '.join(dims)}]"]
         if self.replicated:
             parts.append(f"replicated {axes_text(self.replicated)}")
+        if self.layout.host:
+            parts.append("on host")
         return ", ".join(parts)
 
     def priority(self, dim: int) -> int:
@@ -71,7 +73,8 @@ class Sharding:
         priorities = tuple(max(self.priority(d), other.priority(d)) for d in range(len(dims)))
         one, two = self.replicated, other.replicated
         replicated = tuple(dict.fromkeys((*mesh.cut(one, two), *mesh.cut(two, one))))
-        layout = Layout(mesh.name, tuple(dims))
+        host = self.layout.host and other.layout.host
+        layout = Layout(mesh.name, tuple(dims), host=host)
         both = Sharding(layout, self.open & other.open, priorities, replicated).simplified(mesh)
         return both if mesh.clash((*both.layout.used, *both.replicated)) is None else None
 

@@ -29,12 +29,20 @@ def step_received(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep
     return max(sum(case) for case in received_by_level(mesh, shape, before, step))
 
 
+def step_moved(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> int:
+    """Return the elements that cross a device's links in one step: those that it receives, or
+    copies from or to its host."""
+    if step.takes_time(mesh) and not step.communicates(mesh):
+        return elements(mesh, shape, before)
+    return step_received(mesh, shape, before, step)
+
+
 @lru_cache(maxsize=65536)
 def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> Forms:
     """Return the forms of a step, by the bytes of the global tensor, with packing before it and
     unpacking after. They are equal for all tensors of as many dimensions that both layouts split
     evenly."""
-    if not step.communicates(mesh):
+    if not step.takes_time(mesh):
         return NO_COMMUNICATION
     transfer = Transfer(mesh, shape, before, step, typical=True)
     part, packing = step.record.size(transfer), 0.0
@@ -58,7 +66,7 @@ def step_seconds(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
 ) -> float:
     """Return the time of a step, in its fastest form."""
-    if not step.communicates(mesh):
+    if not step.takes_time(mesh):
         return 0.0
     return step_form(mesh, shape, before, step, itemsize).seconds(prod(shape) * itemsize)
 
@@ -83,7 +91,7 @@ def step_memory(
     `retained`: the elements that the operand retains, more than its own if it is a slice. Sent
     elements live until the results are made: Gloo's thread releases them after it reports the end.
     """
-    if mesh.extent(step.axes) == 1:
+    if not step.record.moves(mesh.extent(step.axes)):
         return retained, retained
     return step.record.memory(Transfer(mesh, shape, before, step), retained)
 

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.collectives import COLLECTIVES
@@ -90,8 +91,8 @@ def maybe_shared(op: Operation, mesh: Mesh | None) -> AliasPairs:
 
 
 def in_place(op: Operation) -> AliasPairs:
-    """Yield the results that an op can write into the memory of an operand, if nothing reads it
-    later (`Storages.is_free`)."""
+    """Yield the results that an op can write into the memory of a value, if nothing reads it later
+    (`Storages.is_free`): an operand, or the parameter or state of which a copy is the new value."""
     if isinstance(op, train.Update):
         old = (op.operands[0], *op.operands[2 : len(op.operands) - len(op.SCALARS)])
         yield from zip(op.results, old, strict=True)
@@ -99,6 +100,25 @@ def in_place(op: Operation) -> AliasPairs:
         yield op.out, op.x
     elif isinstance(op, dist.AllReduceOp) and len(op.values) == 1:
         yield op.outs[0], op.values[0]
+    elif isinstance(op, dist.CopyOp) and (old := _replaced(op)) is not None:
+        yield op.outs[0], old
+
+
+def _replaced(op: dist.CopyOp | dist.WaitOp) -> SSAValue | None:
+    """Return the argument of which the one result of an op is the new value and nothing else, if
+    both are of one type."""
+    v, uses = op.outs[0], [use for out in op.outs for use in out.uses]
+    if len(uses) != 1:
+        return None
+    user, index = uses[0].operation, uses[0].index
+    if isinstance(user, dist.WaitOp):
+        return _replaced(user)
+    f = user.parent_op()
+    if not isinstance(user, ReturnOp) or not isinstance(f, FuncOp):
+        return None
+    at = train.updated_arguments(f)[index]
+    old = None if at is None else f.body.block.args[at]
+    return old if old is not None and old.type == v.type else None
 
 
 def copies(op: Operation, mesh: Mesh | None) -> bool:
@@ -147,7 +167,7 @@ def moves_nothing(op: Operation, mesh: Mesh | None) -> bool:
     """Whether an op returns its operands as they are, because of its types or its properties."""
     match op:
         case dist.CollectiveOp():
-            return mesh is None or mesh.extent(op.axes.data) == 1
+            return mesh is None or not op.moves(mesh)
         case nn.ConvertOp() | nn.ReduceOp():
             types = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, TensorType)]
             return is_identity(type(op), op.factors(mesh), types)

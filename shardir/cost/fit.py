@@ -103,7 +103,7 @@ def terms_of(module: ModuleOp) -> list[Terms]:
 
 def _term(cost: OpCost, everywhere: bool) -> int:
     """Return the index of the term that an op's bytes belong to."""
-    if not cost.communicates:
+    if not cost.axes:
         return 0
     kind = cost.op.name.removeprefix("dist.")
     if not (kind in COLLECTIVES and COLLECTIVES[kind].reduces):

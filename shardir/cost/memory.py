@@ -12,9 +12,13 @@ the return, as in the emitted program. These share one storage:
    argument;
 4. the results of a reduction of several values, one flat buffer.
 
-Other collectives also have buffers, as planned redistributions do (`step_memory`). An `async` one
-holds them, and its operands, until the wait for it. Not counted are the memory that a torch op
-allocates internally, and the fragmentation of the allocator.
+5. a copy between the memories of a device and its host, and the old value of the parameter or
+   state that it is the new value of, if that is not read later.
+
+Storages in host memory are counted apart. Other collectives also have buffers, as planned
+redistributions do (`step_memory`). An `async` one holds them, and its operands, until the wait for
+it. Not counted are the memory that a torch op allocates internally, and the fragmentation of the
+allocator.
 """
 
 from collections import Counter
@@ -52,12 +56,14 @@ class Storage:
 @dataclass(frozen=True)
 class MemoryUse:
     """The peak memory of a device: its bytes, the op at which it is reached, the live storages at
-    that op, largest first, and the bytes of the buffers of the op itself."""
+    that op, largest first, and the bytes of the buffers of the op itself; and the peak of what is
+    in the memory of its host, in bytes."""
 
     peak: int
     op: Operation
     storages: tuple[Storage, ...]
     buffers: int
+    host: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
@@ -78,7 +84,8 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
         for v, (start, end) in live.spans.items() if start <= at <= end
     )  # fmt: skip
     largest = tuple(sorted(there, key=lambda s: -s.bytes))
-    return MemoryUse(live.needed[at], live.ops[at], largest, live.held[at])
+    host = max(LiveStorages(f, mesh, host=True).needed)
+    return MemoryUse(live.needed[at], live.ops[at], largest, live.held[at], host)
 
 
 def memory_at_ops(f: FuncOp, mesh: Mesh) -> dict[Operation, int]:
@@ -88,17 +95,18 @@ def memory_at_ops(f: FuncOp, mesh: Mesh) -> dict[Operation, int]:
 
 
 class LiveStorages:
-    """The live ops and storages of a function, and the bytes that each op needs."""
+    """The live ops of a function, its storages in the memory of a device or of its host, and the
+    bytes of it that each op needs."""
 
-    def __init__(self, f: FuncOp, mesh: Mesh):
+    def __init__(self, f: FuncOp, mesh: Mesh, *, host: bool = False):
         self.ops = ops = live_ops(list(f.body.block.ops))
         storages = _storages(f, ops, mesh)
         self.at, self.root = storages.at, storages.root
-        self.spans = dict(storages.spans())
+        self.spans = {v: span for v, span in storages.spans() if is_on_host(v) is host}
         if not frees(f):
             self.spans = {v: Span(span.start, len(ops)) for v, span in self.spans.items()}
         self.sizes = {v: _size(v, storages) for v in self.spans}
-        self.buffers = _buffers(ops, mesh)
+        self.buffers = {} if host else _buffers(ops, mesh)
         """The buffers of collectives: the bytes, and the ops from and to which each is live."""
         self.held = _held(self.buffers, len(ops))
         self.needed = list[int]()
@@ -111,6 +119,12 @@ class LiveStorages:
             now += born[i]
             self.needed.append(now + self.held[i])
             now -= died[i]
+
+
+def is_on_host(v: SSAValue) -> bool:
+    """Whether a value is in host memory."""
+    layout = dist.layout_of(v)
+    return layout is not None and layout.host
 
 
 def _buffers(ops: list[Operation], mesh: Mesh) -> dict[Operation, tuple[int, Span]]:
@@ -140,7 +154,7 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
         if not may_share(type(op)):
             continue
         if places := dict(in_place(op)):
-            mine = () if isinstance(op, dist.CollectiveOp) else lent
+            mine = () if isinstance(op, dist.AllReduceOp) else lent
             found = {v: x for v, x in places.items() if freed and storages.is_free(x, op, mine)}
         else:
             found = dict(shared(op, mesh))

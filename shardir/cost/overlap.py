@@ -51,19 +51,26 @@ class Costs(dict[Operation, OpCost]):
         return elapsed((self[op] for op in block.ops), self.mesh)
 
 
-def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.FusibleOp]:
-    """Tell whether an op is a collective between devices, not started, whose result is used."""
+def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.AsyncOp]:
+    """Tell whether an op is a collective or a copy, not started, whose result is used."""
     return (
-        isinstance(op, dist.FusibleOp)
+        isinstance(op, dist.AsyncOp)
         and not dist.is_started(op)
-        and mesh.extent(op.axes.data) > 1
+        and op.moves(mesh)
         and any(v.first_use is not None for v in op.results)
     )
 
 
-def grows(op: dist.FusibleOp) -> bool:
-    """Whether the results are larger than the operands, as those of an all-gather."""
-    return sum(map(size_of, op.outs)) > sum(map(size_of, op.values))
+def grows(op: dist.AsyncOp) -> bool:
+    """Whether the results take more of a device's memory than the operands, as those of an
+    all-gather, and of a copy from the host."""
+    return sum(map(_on_device, op.outs)) > sum(map(_on_device, op.values))
+
+
+def _on_device(v: SSAValue) -> int:
+    """Return the bytes of a value in the memory of a device."""
+    layout = dist.layout_of(v)
+    return 0 if layout is not None and layout.host else size_of(v)
 
 
 def users(op: Operation, loops: Loops) -> set[Operation]:
@@ -101,7 +108,7 @@ class Timeline:
         return self.begins[there] + self.seconds.get(there, 0.0)
 
 
-def hideable(block: Block, timeline: Timeline) -> dict[dist.FusibleOp, OpCost]:
+def hideable(block: Block, timeline: Timeline) -> dict[dist.AsyncOp, OpCost]:
     """Return the collectives of which computation between operands and users can hide enough.
 
     Operands and users are those of a chain of collectives.
@@ -155,7 +162,7 @@ class StartSchedule:
             if grows(op):
                 self._start_late(op, free)
 
-    def _start_early(self, op: dist.FusibleOp) -> None:
+    def _start_early(self, op: dist.AsyncOp) -> None:
         """Start when the operands are available."""
         ready = 0
         for v in op.values:
@@ -168,7 +175,7 @@ class StartSchedule:
         self.starts[op] = ready
         self.ends[op] = min(done, self.latest[op])
 
-    def _start_late(self, op: dist.FusibleOp, free: dict[str, float]) -> None:
+    def _start_late(self, op: dist.AsyncOp, free: dict[str, float]) -> None:
         """Start as late as the computation before the first use hides it.
 
         `free` has the time at which a later collective needs the links of a level.
@@ -194,11 +201,11 @@ class StartSchedule:
         """Return the position of the first op that uses a result."""
         return min(self.at[u] if u in self.at else self.starts[u] for u in users(op, self.loops))
 
-    def in_order(self) -> list[dist.FusibleOp]:
+    def in_order(self) -> list[dist.AsyncOp]:
         """Return the collectives in the order of their starts."""
         return sorted(self.costs, key=self.starts.__getitem__)
 
-    def hides(self, op: dist.FusibleOp) -> bool:
+    def hides(self, op: dist.AsyncOp) -> bool:
         """Whether enough of a collective is hidden between its start and its first use."""
         beside = self.begins[self.first_use(op)] - self.begins[self.starts[op]]
         return beside > MIN_HIDDEN * self.costs[op].seconds

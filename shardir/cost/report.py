@@ -90,7 +90,7 @@ class FunctionCost:
         touched = sum(c.bytes for c in self.ops if not c.communicates)
         rows.append(("computation", "", str(self.flops), str(touched), _s(self.computation), ""))
         for axes, (received, seconds) in self.communication.items():
-            what = f"communication over {axes_text(axes)}"
+            what = f"communication over {axes_text(axes)}" if axes else "copies from and to hosts"
             rows.append((what, "", "-", str(received), _s(seconds), ""))
         if any(dist.is_started(c.op) for c in self.ops):
             rows.append(("overlapped", "", "-", "-", _s(-self.overlapped), ""))
@@ -102,6 +102,8 @@ class FunctionCost:
         at = f"{called(use.op)} {location(use.op)}".rstrip()
         yield f"  memory: at most {use.peak} B, at {at}{more}"
         yield "    " + ", ".join(f"{part} {n}" for part, n in use.parts.items() if n)
+        if use.host:
+            yield f"    in the memory of its host: at most {use.host} B"
         named = [s for s in use.storages if s.value.name_hint][:LARGEST]
         if named:
             shown = ", ".join(f"%{s.value.name_hint} {s.bytes}" for s in named)
@@ -179,7 +181,7 @@ def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
 
 
 def _row(c: OpCost) -> tuple[str, ...]:
-    how = f"{c.form} over {axes_text(c.axes)}" if c.communicates else ""
+    how = f"{c.form} over {axes_text(c.axes)}" if c.axes else c.form
     how += ", async" if dist.is_started(c.op) else ""
     flops = "-" if c.communicates else str(c.flops)
     return called(c.op), location(c.op), flops, str(c.bytes), _s(c.seconds), how

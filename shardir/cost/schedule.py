@@ -48,7 +48,8 @@ def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
 
 
 def level_of(mesh: Mesh, axes: Axes) -> str:
-    """Return the name of the cluster's level whose links a group over `axes` shares."""
+    """Return the name of the cluster's level whose links a group over `axes` shares; empty of no
+    axes, which is the link to the host."""
     levels = levels_of(mesh, axes)
     return levels[-1][1].name if levels else ""
 

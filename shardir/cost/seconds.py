@@ -23,7 +23,7 @@ from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.forms import Form, copying, direct, fastest, forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.steps import elements, step_buffers, step_forms, step_received
+from shardir.algebra.steps import elements, step_buffers, step_forms, step_moved
 from shardir.analysis.aliasing import VIEWS, is_identity
 from shardir.analysis.loops import Loops
 from shardir.diagnostics import ShardirError
@@ -60,7 +60,7 @@ class OpCost:
 
     @property
     def communicates(self) -> bool:
-        return bool(self.axes)
+        return bool(self.form)
 
     def times(self, runs: int) -> "OpCost":
         """Return the cost of several runs of the op, one after the other."""
@@ -158,8 +158,8 @@ class Communication(Work):
     def cost(self, mesh: Mesh) -> OpCost:
         values = self.moves.together_on(mesh)
         form, _ = values.fastest
-        received, axes = self.moves.received, self.op.axes.data
-        return OpCost(self.op, 0, received, values.seconds, axes, form.name, form.latency)
+        moved, axes = self.moves.moved, self.op.axes.data
+        return OpCost(self.op, 0, moved, values.seconds, axes, form.name, form.latency)
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ def is_free(kind: type[TensorOp], factors: Factors, types: Sequence[TensorType])
 
 
 def _communication(op: dist.CollectiveOp, mesh: Mesh) -> Work:
-    if not op.record.communicates or mesh.extent(op.axes.data) == 1:
+    if op.record.forms is None or not op.moves(mesh):
         return NoWork(op)
     return Communication(op, collective_work(op, mesh))
 
@@ -369,10 +369,10 @@ class CollectiveWork:
         return self.together if mesh is self.mesh else together(self.steps, mesh)
 
     @cached_property
-    def received(self) -> int:
-        """The bytes that the device which receives most receives."""
+    def moved(self) -> int:
+        """The bytes that the device which receives most receives; of a copy those of its shard."""
         return sum(
-            step_received(self.mesh, shape, before, step) * size
+            step_moved(self.mesh, shape, before, step) * size
             for shape, before, step, size in self.steps
         )
 

@@ -19,7 +19,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
-from shardir.algebra.steps import step_received
+from shardir.algebra.steps import step_moved
 from shardir.analysis.loops import Loops
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import gradients
@@ -167,7 +167,7 @@ def _communication(op: dist.RedistributeOp, mesh: Mesh, gradient: bool) -> Terms
     shape, size = op.value.type.get_shape(), itemsize(op.value.type)
     inner = inter = 0
     for step in plan(shape, mesh, layout, target, size):
-        received = step_received(mesh, shape, layout, step) * size
+        received = step_moved(mesh, shape, layout, step) * size
         if step.record.reduces:
             inner += received
         else:

@@ -141,6 +141,10 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "A `dist.wait` takes all results of one `async` collective, and has their types.",
             "write `async` after the collective's axes, or drop the wait",
         ),
+        "C16": Code(
+            "Devices communicate values in their own memory, and none that are `on host`.",
+            "copy the value to the device first: dist.copy",
+        ),
     },
     "Sharding groups and propagation barriers": {
         "P1": Code(

@@ -177,6 +177,7 @@ NUMPY: dict[str, Callable[..., Parts]] = {
     "exchange": _exchange,
     "replicated_to_partial": _in_groups(_replicated_to_partial),
     "sharded_to_partial": _in_groups(_sharded_to_partial),
+    "copy": lambda op, parts, *_: [x.copy() for x in parts],
     "broadcast": _in_groups(_broadcast),
     "gather": _in_groups(_gather),
     "scatter": _in_groups(_scatter),

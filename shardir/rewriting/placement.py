@@ -1,5 +1,7 @@
 """The placement of an op: the layouts that its operands must have, and those of its results."""
 
+from collections.abc import Sequence
+
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.factors import OpSharding, choose_op_sharding
@@ -47,16 +49,25 @@ def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
         of = op.out if isinstance(op, CarriedOp) else op.carried
         layout = layout_at(of).complete
         return OpSharding({}, (layout,) * len(op.operands), (layout,))
-    if op.strategy is not None:
-        return strategy_op_sharding(op, mesh)
     operands = tuple([layout_at(v) for v in op.operands])
     results = tuple([layout_at(v) for v in op.results])
+    found = _split(op, operands, results, mesh, needs)
+    return found.on_host if op.runs_on_host(operands, results) else found
+
+
+def _split(
+    op: TensorOp, operands: Sequence[Layout], results: Sequence[Layout], mesh: Mesh,
+    needs: Needs | None,
+) -> OpSharding:  # fmt: skip
+    """Return the placement of an op that devices compute."""
+    if op.strategy is not None:
+        return strategy_op_sharding(op, mesh)
     shared: tuple[tuple[Layout, ...], ...] = ()
     if needs and any(v in needs for v in op.operands):
         others = ({o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands)
         shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
     return choose_op_sharding(
-        op.factors(), operands, results, mesh, op.shapes(), itemsizes(op),
+        op.factors(), tuple(operands), tuple(results), mesh, op.shapes(), itemsizes(op),
         shared if any(shared) else (), converts(op),
     )  # fmt: skip
 

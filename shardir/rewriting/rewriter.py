@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from xdsl.dialects.builtin import LocationAttr, TensorType
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from shardir.algebra.factors import choose_op_sharding
 from shardir.algebra.layout import Layout, replicated
@@ -55,6 +55,8 @@ class Rewriter(Spellings):
         """The attributes of new tensor ops."""
         self.name_hint: str | None = None
         """The name of the first result of new tensor ops."""
+        self.stays = False
+        """Whether new ops of values that are all on the host run there."""
         self._moved: dict[tuple[SSAValue, Layout], SSAValue] = {}
         self._complete: dict[SSAValue, SSAValue] = {}
 
@@ -176,7 +178,7 @@ class Rewriter(Spellings):
     ) -> tuple[tuple[SSAValue, ...], list[TensorType]]:
         """Return the operands, redistributed, and the types of the results."""
         hint = like if isinstance(like, Layout) or like is None else self.layout(like)
-        parts = (kind, self.mesh, hint, *[v.type for v in operands], None, *outs)
+        parts = (kind, self.mesh, hint, self.stays, *[v.type for v in operands], None, *outs)
         wanted, placed = placements.get_or(
             parts, props, lambda: self._placement(kind, operands, types, outs, props, hint)
         )
@@ -207,6 +209,12 @@ class Rewriter(Spellings):
         placement = choose_op_sharding(
             factors, layouts, hints, self.mesh, shapes, sizes, converts=converts
         )
+        ends = tuple(
+            h or r.on_host if self.stays else h
+            for h, r in zip(hints, placement.results, strict=True)
+        )
+        if kind.runs_on_host(layouts, ends):
+            placement = placement.on_host
         return placement.operands, [
             laid_out(t.element_type, t.get_shape(), l)
             for t, l in zip(outs, placement.results, strict=True)
@@ -252,12 +260,22 @@ class Rewriter(Spellings):
         return new
 
     def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
-        """Insert a new redistribution of the value."""
-        type = with_layout(unsharded_type(value), layout)
-        return self.create(RedistributeOp, [value], [type], names=[value]).out
+        """Insert a new redistribution of the value. Hosts compute scalars of states themselves:
+        they need a copy of the count of steps, and none of the numbers that depend on it."""
+        new, op = with_layout(unsharded_type(value), layout), value.owner
+        if layout.host and isinstance(op, TensorOp) and _is_of_scalars(value):
+            operands = [self.redistribute(v, layout) for v in op.operands]
+            made = self.create(type(op), operands, [new], op.properties, op.attributes, [value])
+            return made.results[0]
+        return self.create(RedistributeOp, [value], [new], names=[value]).out
 
     def complete(self, value: SSAValue) -> SSAValue:
-        return value if self.mesh is None else self.redistribute(value, self.layout(value).complete)
+        """Return a value without partial axes. A scalar is reduced to device memory, where devices
+        communicate."""
+        if self.mesh is None or not (layout := self.layout(value)).partial:
+            return value
+        complete = layout.complete
+        return self.redistribute(value, complete if layout.dims else complete.on_device)
 
     def redistribution_seconds(self, value: SSAValue, layout: Layout) -> float:
         """Return the estimated time of redistributing a value to a layout; 0 if that is done."""
@@ -272,6 +290,16 @@ class Rewriter(Spellings):
         self._moved.setdefault((value, self.layout(same)), same)
         if self.layout(value).partial and not self.layout(same).partial:
             self._complete.setdefault(value, same)
+
+
+def _is_of_scalars(v: SSAValue) -> bool:
+    """Whether a value is a scalar that depends on arguments that are scalars alone."""
+    layout, op = layout_of(v), v.owner
+    if layout is None or layout.dims or layout.partial:
+        return False
+    if not isinstance(op, TensorOp):
+        return isinstance(v, BlockArgument)
+    return len(op.results) == 1 and all(map(_is_of_scalars, op.operands))
 
 
 def set_type(value: SSAValue, type: Attribute) -> None:

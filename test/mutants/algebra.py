@@ -327,4 +327,12 @@ MUTANTS = [
         "",
         "test/algebra/test_cuts.py",
     ),
+    Mutant(
+        "a copy is before a slice",
+        "A plan from the host copies before its slices, more than it needs.",
+        "shardir/algebra/redistribution.py",
+        "up = min(range(first + 1), key=sizes.__getitem__) if source.host else -1",
+        "up = 0 if source.host else -1",
+        "test/algebra/test_host_copies.py::test_copies_are_where_they_move_the_minimum",
+    ),
 ]

@@ -276,4 +276,12 @@ MUTANTS = [
         "self._keep(name, k, self.values[state.first])",
         "test/run/test_stages.py::test_random_values_do_not_depend_on_stages",
     ),
+    Mutant(
+        "a copy back is a new tensor",
+        "A new parameter is beside the old one, which its copy could be written into.",
+        "shardir/backend/torch/ops/dist/host.py",
+        "if s.may_update(old, op):",
+        "if False:",
+        "test/cost/test_host_memory.py",
+    ),
 ]

@@ -126,4 +126,12 @@ MUTANTS = [
         "found.append(StageRun(op, 0))",
         "test/run/test_stages.py -k holds",
     ),
+    Mutant(
+        "host memory is that of a device",
+        "The memory model counts storages on the host as the device's.",
+        "shardir/cost/memory.py",
+        "for v, span in storages.spans() if is_on_host(v) is host}",
+        "for v, span in storages.spans() if not host}",
+        "test/cost/test_host_memory.py",
+    ),
 ]

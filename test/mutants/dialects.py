@@ -188,4 +188,12 @@ MUTANTS = [
         "if low == offset and end == top:",
         "test/filecheck -k offsets",
     ),
+    Mutant(
+        "a table comes to the lookup",
+        "Devices look up the rows of a table that is on the host.",
+        "shardir/dialects/nn/indexing.py",
+        "return operands[0].host",
+        "return False",
+        "test/filecheck/insert-redistributions/host.ir",
+    ),
 ]

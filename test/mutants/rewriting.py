@@ -47,8 +47,8 @@ MUTANTS = [
         "an annotated parameter fixes its states",
         "Before a search states have the annotated layout of their parameter.",
         "shardir/rewriting/autodiff/arguments.py",
-        "            return layout\n",
-        "            return layout or layout_of(self[i])\n",
+        "return layout or (own if own is not None and own.host else None)",
+        "return layout or own",
         "test/filecheck/distributed-autodiff/states.ir test/search/test_states.py",
     ),
     Mutant(
@@ -63,7 +63,7 @@ MUTANTS = [
         "addends of one layout are dropped",
         "A value that is used twice has the cotangent of one use.",
         "shardir/rewriting/autodiff/cotangents.py",
-        "found[place] = self.builder.add(found[place], d)",
+        "found[place] = self._add(found[place], d)",
         "pass",
         "test/rewriting/test_cotangents.py",
     ),
@@ -154,5 +154,13 @@ MUTANTS = [
         "                if operand:\n                    operands.reverse()",
         "                if not operand:\n                    operands.reverse()",
         "test/filecheck/apply-plan/parts.ir",
+    ),
+    Mutant(
+        "states leave the host",
+        "Ops of the update run on devices where a search decides on layouts.",
+        "shardir/rewriting/hosts.py",
+        "        if _may_be_on_host(op):\n            _to_host(op)\n    for",
+        "    for",
+        "test/rewriting/test_hosts.py::test_states_stay_where_they_are",
     ),
 ]

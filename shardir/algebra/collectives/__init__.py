@@ -10,7 +10,7 @@ registered by the record's name. docs/how-to-add-a-collective.md adds one.
 
 from functools import lru_cache
 
-from shardir.algebra.collectives import all_devices, by_position, halo
+from shardir.algebra.collectives import all_devices, by_position, halo, host
 from shardir.algebra.collectives.base import (
     COLLECTIVES,
     AxisState,
@@ -36,6 +36,7 @@ __all__ = [
     "by_position",
     "check_position",
     "halo",
+    "host",
     "move",
 ]  # fmt: skip
 

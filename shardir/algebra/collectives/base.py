@@ -59,10 +59,13 @@ class CollectiveStep:
     def communicates(self, mesh: Mesh) -> bool:
         return self.record.communicates and mesh.extent(self.axes) > 1
 
+    def takes_time(self, mesh: Mesh) -> bool:
+        """Whether data crosses a link, of the network or of a device and its host."""
+        return self.record.forms is not None and self.record.moves(mesh.extent(self.axes))
+
     def forms(self, mesh: Mesh) -> Forms:
         """The forms of the collective over its axes."""
-        found = self.record.forms
-        return NO_COMMUNICATION if found is None else forms_of(self.kind, found, mesh, self.axes)
+        return self.record.forms_on(mesh, self.axes)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,18 @@ class Collective(ABC):
 
     @property
     def communicates(self) -> bool:
+        """Whether devices communicate."""
         return self.forms is not None
+
+    def moves(self, n: int) -> bool:
+        """Whether it does anything in groups of n devices."""
+        return n > 1
+
+    def forms_on(self, mesh: Mesh, axes: Axes) -> Forms:
+        """Return its forms for groups over `axes`."""
+        return (
+            NO_COMMUNICATION if self.forms is None else forms_of(self.name, self.forms, mesh, axes)
+        )
 
     @property
     def reduces(self) -> bool:

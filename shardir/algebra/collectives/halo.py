@@ -1,5 +1,6 @@
 """Halo exchanges: the windows of a split dimension, of which neighbours hold elements."""
 
+from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
@@ -57,7 +58,7 @@ class HaloUnfold(Halo):
         super().after(mesh, before, step)
         d = step.dim
         dims = (*before.dims[: d + 1], (), *before.dims[d + 1 :])
-        return Layout(before.mesh, dims, before.partial, before.reduction)
+        return replace(before, dims=dims)
 
 
 @record
@@ -81,4 +82,4 @@ class HaloFold(Halo):
             raise ShardirError(coded("C3", found, use="gather it first"))
         check_kind(before, "sum")
         dims = (*before.dims[: d + 1], *before.dims[d + 2 :])
-        return Layout(before.mesh, dims, before.partial, before.reduction)
+        return replace(before, dims=dims)

@@ -62,9 +62,13 @@ class CollectiveOp(IRDLOperation, ABC):
     """
 
     values = var_operand_def(TensorType)
-    axes = prop_def(AxesAttr)
     outs = var_result_def(TensorType)
     traits = traits_def(Pure())
+
+    @property
+    def axes(self) -> AxesAttr:
+        """The axes of the groups; none of an op that needs no other device."""
+        return AxesAttr(())
 
     @property
     def record(self) -> collectives.Collective:
@@ -74,8 +78,13 @@ class CollectiveOp(IRDLOperation, ABC):
         """Return the step of the op for the value of which `out` is the result."""
         layout = type_layout(out.type)
         assert layout is not None
-        given = {PARAMETERS[n]: _value(p) for n, p in self.properties.items() if n in PARAMETERS}
-        return CollectiveStep(self.record.name, layout=layout, **given)
+        found = self.properties.items()
+        given = {PARAMETERS[n]: _value(p) for n, p in found if n in PARAMETERS and n != "axes"}
+        return CollectiveStep(self.record.name, self.axes.data, layout, **given)
+
+    def moves(self, mesh: Mesh) -> bool:
+        """Whether it does anything on a mesh: its groups have several devices, or it needs none."""
+        return self.record.moves(mesh.extent(self.axes.data))
 
     def step_for(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> CollectiveStep:
         """Return the step of the op for one of its values, with all that its cost depends on."""
@@ -119,6 +128,9 @@ class CollectiveOp(IRDLOperation, ABC):
     def _verify_signature(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
         have, layout, step = value.type, type_layout(value.type), self.as_step(out)
         assert layout is not None
+        if layout.host and self.record.communicates:
+            found = f"expected a value in device memory, got one with [{layout}]"
+            raise VerifyException(coded("C16", found))
         with verification():
             self.record.check(mesh, layout, step)
             self.check_shapes(value, out, mesh)
@@ -162,6 +174,12 @@ def mesh_of_collective(op: Operation, axes: Axes, *types: Attribute) -> Mesh:
         for a in axes:
             mesh.check_axis(a)
     return mesh
+
+
+class GroupedOp(CollectiveOp, ABC):
+    """A collective of groups over axes, which its text has."""
+
+    axes = prop_def(AxesAttr)
 
 
 class HeldByOne(IRDLOperation, ABC):
@@ -218,12 +236,10 @@ def _parameter(name: str, value: Any) -> Attribute:
             return IntegerAttr(value, i64)
 
 
-class FusibleOp(CollectiveOp, ABC):
-    """A collective whose values travel in one flat buffer; those with the same `fusion` index share
-    one. An `async` one is in flight while its device goes on, until the `dist.wait` that takes its
-    results."""
+class AsyncOp(CollectiveOp, ABC):
+    """A collective that can be `async`: it is in flight while its device goes on, until the
+    `dist.wait` that takes its results."""
 
-    fusion = opt_prop_def(IntegerAttr.constr(type=i64))
     started = opt_prop_def(UnitAttr)
 
     def verify_(self) -> None:
@@ -242,7 +258,14 @@ class FusibleOp(CollectiveOp, ABC):
             raise VerifyException(coded("C14", found))
 
 
-def _waits_for(op: Operation, started: FusibleOp) -> bool:
+class FusibleOp(AsyncOp, ABC):
+    """A collective whose values travel in one flat buffer; those with the same `fusion` index share
+    one."""
+
+    fusion = opt_prop_def(IntegerAttr.constr(type=i64))
+
+
+def _waits_for(op: Operation, started: AsyncOp) -> bool:
     return isinstance(op, WaitOp) and tuple(op.values) == tuple(started.outs)
 
 
@@ -257,10 +280,10 @@ class WaitOp(IRDLOperation):
     assembly_format = "$values attr-dict `:` functional-type(operands, results)"
 
     @property
-    def started(self) -> FusibleOp:
+    def started(self) -> AsyncOp:
         """The collective that it waits for."""
         (op,) = {maker(v) for v in self.values}
-        assert isinstance(op, FusibleOp)
+        assert isinstance(op, AsyncOp)
         return op
 
     def verify_(self) -> None:
@@ -297,4 +320,4 @@ def maker(v: SSAValue) -> Operation | None:
 
 def is_started(op: Operation) -> bool:
     """Whether an op is an `async` collective."""
-    return isinstance(op, FusibleOp) and op.started is not None
+    return isinstance(op, AsyncOp) and op.started is not None

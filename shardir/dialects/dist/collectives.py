@@ -11,7 +11,7 @@ from xdsl.irdl import prop_def
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
-from shardir.dialects.dist.base import CollectiveOp, FusibleOp, HeldByOne, check_holder
+from shardir.dialects.dist.base import AsyncOp, FusibleOp, GroupedOp, HeldByOne, check_holder
 from shardir.dialects.dist.types import PairsAttr, ReductionAttr, layout_of
 
 Int = IntegerAttr.constr(type=i64)
@@ -24,7 +24,7 @@ _FUSIBLE = f"`over` $axes (`fusion` $fusion^)? (`async` $started^)? {_END}"
 
 
 @op_definition
-class AllReduceOp(FusibleOp):
+class AllReduceOp(FusibleOp, GroupedOp):
     """Partial values become the value, on every device."""
 
     name = "dist.all_reduce"
@@ -33,7 +33,7 @@ class AllReduceOp(FusibleOp):
 
 
 @op_definition
-class ReduceScatterOp(FusibleOp):
+class ReduceScatterOp(FusibleOp, GroupedOp):
     """Partial values become the value, of which each device gets its shard along `dim`."""
 
     name = "dist.reduce_scatter"
@@ -43,7 +43,7 @@ class ReduceScatterOp(FusibleOp):
 
 
 @op_definition
-class AllGatherOp(FusibleOp):
+class AllGatherOp(FusibleOp, GroupedOp):
     """Every device gets the shards along `dim` of all devices."""
 
     name = "dist.all_gather"
@@ -52,7 +52,7 @@ class AllGatherOp(FusibleOp):
 
 
 @op_definition
-class AllSliceOp(CollectiveOp):
+class AllSliceOp(GroupedOp):
     """Each device keeps its shard along `dim` of a replicated value. No communication."""
 
     name = "dist.all_slice"
@@ -61,7 +61,7 @@ class AllSliceOp(CollectiveOp):
 
 
 @op_definition
-class AllToAllOp(FusibleOp):
+class AllToAllOp(FusibleOp, GroupedOp):
     """The split moves from `concat` to `split`: each device sends a block to each other one."""
 
     name = "dist.all_to_all"
@@ -71,7 +71,7 @@ class AllToAllOp(FusibleOp):
 
 
 @op_definition
-class ExchangeOp(CollectiveOp):
+class ExchangeOp(GroupedOp):
     """From any split to any other: each device fetches exactly the elements that it lacks, in one
     irregular all-to-all. The axes are those that split the dimensions which change, before it."""
 
@@ -80,7 +80,7 @@ class ExchangeOp(CollectiveOp):
 
 
 @op_definition
-class ReplicatedToPartialOp(CollectiveOp):
+class ReplicatedToPartialOp(GroupedOp):
     """A replicated value becomes partial: the first device of each group keeps it, the others hold
     zeros (sum) or the same (max, min, mean). No communication."""
 
@@ -90,7 +90,7 @@ class ReplicatedToPartialOp(CollectiveOp):
 
 
 @op_definition
-class ShardedToPartialOp(CollectiveOp):
+class ShardedToPartialOp(GroupedOp):
     """Each device places its shard along `dim` among zeros: a partial sum. No communication."""
 
     name = "dist.sharded_to_partial"
@@ -98,10 +98,18 @@ class ShardedToPartialOp(CollectiveOp):
     assembly_format = f"$values `dim` $dim {_OVER}"
 
 
+@op_definition
+class CopyOp(AsyncOp):
+    """Each device's shard moves to the memory of its host, or from there to the device."""
+
+    name = "dist.copy"
+    assembly_format = f"$values (`async` $started^)? {_END}"
+
+
 # ---- single devices of a group, by their position in it (row-major over the axes) ----
 
 
-class _FromRoot(CollectiveOp, ABC):
+class _FromRoot(GroupedOp, ABC):
     """A collective whose result depends on the root's value only."""
 
     root = prop_def(Int)
@@ -120,7 +128,7 @@ class BroadcastFromRootOp(_FromRoot):
 
 
 @op_definition
-class GatherToRootOp(CollectiveOp, HeldByOne):
+class GatherToRootOp(GroupedOp, HeldByOne):
     """The root gets all shards along `dim`, the other devices zeros: a partial sum."""
 
     name = "dist.gather"
@@ -143,7 +151,7 @@ class ScatterFromRootOp(_FromRoot):
 
 
 @op_definition
-class PermuteOp(CollectiveOp):
+class PermuteOp(GroupedOp):
     """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; one that receives
     nothing gets zeros."""
 

@@ -19,11 +19,11 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.windows import Windows
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
-from shardir.dialects.dist.base import CollectiveOp
+from shardir.dialects.dist.base import GroupedOp
 from shardir.dialects.dist.types import global_shape, global_type
 
 
-class HaloOp(CollectiveOp, ABC):
+class HaloOp(GroupedOp, ABC):
     """On one side a dimension `dim`; on the other `dim`, its windows, and `dim` + 1, the elements
     of each. The dimension and its windows are split over the same axes."""
 

@@ -168,6 +168,13 @@ class TensorOp(IRDLOperation, ABC):
             for v, new in zip(self.results, found, strict=True)
         ]
 
+    @classmethod
+    def runs_on_host(cls, operands: Sequence[Layout], results: Sequence[Layout | None]) -> bool:
+        """Whether hosts compute an op of values with these layouts: by default where all of them
+        are `on host`, but for scalars among the operands. A result may have no layout yet."""
+        tensors = [l for l in operands if l.dims]
+        return bool(tensors) and all(l is not None and l.host for l in (*tensors, *results))
+
     def exchange(self, mesh: Mesh) -> tuple[type[CollectiveOp], Props] | None:
         """The collective that computes the op in the local view, and its properties, where devices
         need elements of others; None where each has all that it needs."""
@@ -315,6 +322,9 @@ def layout_mismatch(
 ) -> str:
     """Return why devices cannot compute an op with these layouts, as `expected X, got Y`; "" when
     they can."""
+    on_host = [l for l in (*operands, *results) if l.host]
+    if on_host and len(on_host) < len(operands) + len(results):
+        return f"expected operands and results in one memory, got some on host, [{on_host[0]}]"
     chosen: dict[str, tuple] = {}
     sides = [
         (f"operand {i}", d, l)
@@ -354,7 +364,7 @@ def layout_mismatch(
     if found is None:
         return "expected each axis to split one factor, got an axis that splits two"
     for i, (want, have) in enumerate(zip(found.results, results, strict=True)):
-        if want.simplified(mesh) != have.simplified(mesh):
+        if want.simplified(mesh) != have.on_device.simplified(mesh):
             return f"expected result {i} with [{want}], got [{have}]"
     return ""
 

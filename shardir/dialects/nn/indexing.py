@@ -16,7 +16,7 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import operand_def, opt_prop_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
-from shardir.algebra.layout import Shape
+from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.slices import SlicedDim
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
@@ -186,6 +186,11 @@ class GatherGradOp(TensorOp):
             np.add.at(np.moveaxis(out, axis, 0), here[inside], addends[inside])
         return out
 
+    @classmethod
+    def runs_on_host(cls, operands: Sequence[Layout], results: Sequence[Layout | None]) -> bool:
+        """Whether the gradient of the table is there."""
+        return results[0] is not None and results[0].host
+
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return None, b.value(GatherOp, dy, self.ids, props=_table_props(self))
 
@@ -251,6 +256,11 @@ class GatherOp(IndexedRead):
         found = np.take(table, here, axis=axis)
         mask = inside.reshape((1,) * axis + ids.shape + (1,) * (table.ndim - axis - 1))
         return np.where(mask, found, np.zeros((), table.dtype))
+
+    @classmethod
+    def runs_on_host(cls, operands: Sequence[Layout], results: Sequence[Layout | None]) -> bool:
+        """Whether the table is there."""
+        return operands[0].host
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         if self.padding is not None:

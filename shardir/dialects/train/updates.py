@@ -6,6 +6,7 @@ double precision that they share. The update op of an optimizer is in its file i
 """
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from xdsl.dialects.builtin import FloatAttr, IntegerAttr, TensorType, f32, f64, 
 from xdsl.irdl import operand_def, prop_def, result_def
 
 from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Layout
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
@@ -48,6 +50,12 @@ class Update(Several, ABC):
     """The names of the states: operands after the gradient, results after the new parameter."""
     SCALARS: ClassVar[tuple[str, ...]] = ("lr",)
     """The last operands, of type NUMBER."""
+
+    @classmethod
+    def runs_on_host(cls, operands: Sequence[Layout], results: Sequence[Layout | None]) -> bool:
+        """Whether the states are there; without states whether the gradient is."""
+        n = len(operands) - len(cls.SCALARS)
+        return all(l.host for l in operands[2:n] or operands[1:2])
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:

@@ -1,6 +1,7 @@
 """The arguments of a function under construction, with their attributes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Attribute, Block, SSAValue
@@ -30,11 +31,11 @@ class Arguments:
 
     def state_layout(self, i: int, mesh: Mesh | None) -> Layout | None:
         """Return the layout of the states of parameter i: the annotated one; else the parameter's
-        if values have layouts, on a mesh, or None."""
-        layout = self.annotation(i).state_layout
+        if values have layouts, on a mesh, or if it is on the host, or None."""
+        layout, own = self.annotation(i).state_layout, layout_of(self[i])
         if mesh is None:
-            return layout
-        return layout.simplified(mesh) if layout else layout_of(self[i])
+            return layout or (own if own is not None and own.host else None)
+        return layout.simplified(mesh) if layout else own
 
     def add(self, type: Attribute, name: str, attributes: ArgAttributes) -> SSAValue:
         """Add an argument."""
@@ -64,6 +65,6 @@ class Arguments:
         shape = tuple(t.get_shape()[d] for d in dims)
         type = tensor(t.element_type, shape)
         if layout is not None:
-            mine = Layout(layout.mesh, tuple(layout.dims[d] for d in dims))
+            mine = replace(layout, dims=tuple(layout.dims[d] for d in dims))
             type = laid_out(t.element_type, shape, mine)
         return self.add_state(type, f"{key}.{name}", f"{w.name_hint or 'w'}_{name}")

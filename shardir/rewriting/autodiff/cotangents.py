@@ -75,7 +75,7 @@ class Cotangents:
             addends = [self.builder.redistribute(d, layout) for d in addends]
         total = addends[0]
         for d in addends[1:]:
-            total = self.builder.add(total, d)
+            total = self._add(total, d)
         if total.name_hint is None:
             total.name_hint = cotangent_name(v)
         return total
@@ -87,12 +87,19 @@ class Cotangents:
             place = layout_of(d), stage_of(d.owner) if isinstance(d.owner, Operation) else None
             if place in found:
                 around, self.builder.attributes = self.builder.attributes, stage_attrs(place[1])
-                found[place] = self.builder.add(found[place], d)
+                found[place] = self._add(found[place], d)
                 self.builder.attributes = around
                 found[place].name_hint = cotangent_name(v)
             else:
                 found[place] = d
         return list(found.values())
+
+    def _add(self, x: SSAValue, y: SSAValue) -> SSAValue:
+        """Return the sum of two addends, where they are."""
+        stayed, self.builder.stays = self.builder.stays, True
+        total = self.builder.add(x, y)
+        self.builder.stays = stayed
+        return total
 
     def _common_layout(
         self, v: SSAValue, addends: Sequence[SSAValue], end: Layout | None

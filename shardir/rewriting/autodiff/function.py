@@ -159,6 +159,7 @@ class Differentiation:
             for v, state, metric in zip(returned, self.updated, self.metrics, strict=True)
         ]
         self.block.add_op(UpdateOp.create(location=self.request.location))
+        self.builder.stays = True
         updates = step.update(gradients)
         results = [
             v if state is None else step.becomes(self.arguments[state], v)

@@ -238,6 +238,7 @@ def _value(v: SSAValue, name: str, at: Operation, mesh: Mesh | None) -> dict[str
         "shape": list(shape),
         "dtype": element_name(t.element_type),
         "dims": [_split(axes) for axes in dims],
+        **({"host": True} if layout is not None and layout.host else {}),
     }
 
 

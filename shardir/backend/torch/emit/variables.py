@@ -175,13 +175,18 @@ class VariableScope(LocalTypes):
             text = self._literals[v] = f"({text})" if text.startswith("-") else text
         return text
 
+    def device(self, v: SSAValue) -> str:
+        """The device of a value's tensor: the rank's, or that of host memory."""
+        layout = dist.layout_of(v)
+        return '"cpu"' if layout is not None and layout.host else "mesh.device"
+
     def full(self, shape: Sequence[str], v: SSAValue) -> str:
         number = self.number(v)
         assert number is not None
         text = number_text(number, self.element(v))
         return (
             f"torch.full({tuple_text(list(shape))}, {text}, dtype={self.dtype(v)}, "
-            "device=mesh.device)"
+            f"device={self.device(v)})"
         )
 
 

@@ -15,11 +15,11 @@ def _constant(s: EmissionScope, op: nn.ConstantOp) -> Text:
     element = s.element(op.out)
     if not values.size:
         shape = tuple_text(s.sizes(op.out))
-        return f"torch.empty({shape}, dtype={s.dtype(op.out)}, device=mesh.device)"
+        return f"torch.empty({shape}, dtype={s.dtype(op.out)}, device={s.device(op.out)})"
     if op.value.is_splat():
         text = number_text(values.item(*[0] * values.ndim), element)
         shape = tuple_text(s.sizes(op.out))
-        return f"torch.full({shape}, {text}, dtype={s.dtype(op.out)}, device=mesh.device)"
+        return f"torch.full({shape}, {text}, dtype={s.dtype(op.out)}, device={s.device(op.out)})"
     s.use("ops")
     numbers = [number_text(n, element) for n in values.reshape(-1).tolist()]
     name = s.program.constant(numbers)
@@ -38,7 +38,7 @@ def _iota(s: EmissionScope, op: nn.IotaOp) -> Text:
     start = s.start(op.out, dim)
     stop = sizes[dim] if start == "0" else f"{start} + {sizes[dim]}"
     given = stop if start == "0" else f"{start}, {stop}"
-    text = f"torch.arange({given}, dtype={s.dtype(op.out)}, device=mesh.device)"
+    text = f"torch.arange({given}, dtype={s.dtype(op.out)}, device={s.device(op.out)})"
     if len(sizes) == 1:
         return text
     column = ["1"] * len(sizes)

@@ -29,7 +29,8 @@ def _microbatches(s: EmissionScope, op: train.MicrobatchesOp) -> Text:
             continue
         name = s.define(total.out, total.out.name_hint or "total").name
         sizes = tuple_text(s.sizes(total.out))
-        s.line(f"{name} = torch.zeros({sizes}, dtype={s.dtype(total.out)}, device=mesh.device)")
+        at = f"dtype={s.dtype(total.out)}, device={s.device(total.out)}"
+        s.line(f"{name} = torch.zeros({sizes}, {at})")
     s.enter(op, "microbatch")
     return None
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import runtime_buffers as buffers
 import torch
 from runtime_gathers import all_gather, all_to_all
+from runtime_host import copy
 from runtime_mesh import Axes, Group, Mesh, bounds
 from runtime_plan import Sized
 from runtime_reductions import all_reduce, reduce_scatter
@@ -39,6 +40,7 @@ __all__ = [
     "all_to_all",
     "bounds",
     "broadcast",
+    "copy",
     "gather",
     "gather_global",
     "local_bounds",

@@ -24,6 +24,7 @@ import runtime_manifest as manifests
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from runtime_host import placed
 from runtime_interruption import own_group
 from runtime_manifest import INCOMPLETE, Manifest, step_folder
 from runtime_plan import PlanError
@@ -261,7 +262,7 @@ def restore(path: Path, states: States) -> Manifest:
         parts[key] = StoredPart(local[key], [start for start, _ in bounds], type.shape)
     _load(path, parts)
     for key, x in local.items():
-        states.values[key] = x.to(mesh.device)
+        states.values[key] = placed(mesh, x, states.types[key].host)
     return manifest
 
 

@@ -30,11 +30,13 @@ class Inputs:
 
     def __init__(self, states: States, function: PlanFunction):
         self.device = states.mesh.device
+        self._hosts = [a.host for a in function.args if a.role == "input"]
         self._made = [_input(states, function, a) for a in function.args if a.role == "input"]
 
     def at(self, step: int) -> list[Tensor]:
         """Return the inputs of a step."""
-        return [x.to(self.device) for x in self._host(step)]
+        values = zip(self._host(step), self._hosts, strict=True)
+        return [x if host else x.to(self.device) for x, host in values]
 
     def ahead(self, steps: Sequence[int]) -> Iterator[list[Tensor]]:
         """Yield the inputs of steps, which a thread prepares ahead of their use. Its errors are
@@ -62,8 +64,8 @@ class Inputs:
         lets the present stream wait for them."""
         with torch.cuda.stream(torch.cuda.Stream(self.device)):
             found = [
-                x if x.is_cuda else x.pin_memory().to(self.device, non_blocking=True)
-                for x in self._host(step)
+                x if x.is_cuda or host else x.pin_memory().to(self.device, non_blocking=True)
+                for x, host in zip(self._host(step), self._hosts, strict=True)
             ]
             copied = torch.cuda.current_stream().record_event()
 
@@ -71,7 +73,8 @@ class Inputs:
             here = torch.cuda.current_stream()
             here.wait_event(copied)
             for x in found:
-                x.record_stream(here)
+                if x.is_cuda:
+                    x.record_stream(here)
             return found
 
         return taken

@@ -11,7 +11,8 @@
      "single": "single.py" | null}
 
 `python` is the function's name in program.py. Shapes are global; `dims` has the axes that split
-each dimension, an axis being a name or [name, pre, size]. Arguments and results are in the order of
+each dimension, an axis being a name or [name, pre, size]; with `"host": true` shards are in host
+memory. Arguments and results are in the order of
 the program's function. A `step` is trained: its results with `updates` become that state; its first
 other result is the loss. A `function` is run once after training. `init` is one of
 normal (mean, std), uniform (low, high), integers (low, high), constant (value), values (data),
@@ -27,7 +28,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ class PlanValue:
     shape: tuple[int, ...]
     dtype: str
     dims: tuple[Axes, ...]
+    host: bool = field(default=False, kw_only=True)
+    """Whether it is in host memory."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +325,9 @@ def _value(field: Field, sizes: dict[str, int]) -> dict[str, Any]:
                 f"dimension {d}: {list(axes.sizes)} are not the shards of {rows} elements"
             )
     dtype = field.get("dtype").one_of(DTYPES)
-    return {"name": field.get("name", str).value, "shape": shape, "dtype": dtype, "dims": dims}
+    host = field.get("host", bool, default=False).value
+    name = field.get("name", str).value
+    return {"name": name, "shape": shape, "dtype": dtype, "dims": dims, "host": host}
 
 
 def _check_states(functions: tuple[PlanFunction, ...]) -> None:

@@ -11,6 +11,7 @@ import runtime_random
 import torch
 from runtime_arrays import FileArray
 from runtime_files import ArrayReader
+from runtime_host import placed
 from runtime_plan import STAGE, PlanArgument, PlanError, PlanValue, ProgramPlan
 from torch import Tensor
 
@@ -70,6 +71,7 @@ class States:
 
     def gathered(self, x: Tensor, value: PlanValue, partial: Any = None) -> Tensor:
         """Return the global value of shards, on every rank."""
+        x = x.to(self.mesh.device)
         return rt.gather_global(self.mesh, x, value.dims, partial, value.shape)
 
     def state(self, key: str) -> Tensor:
@@ -83,7 +85,7 @@ class States:
         type, first = self.types[key], self.mesh.index((STAGE,)) == self.places[key][0]
         shape = [stop - start for start, stop in self.bounds(type)]
         empty = torch.zeros(shape, dtype=DTYPES[type.dtype], device=self.mesh.device)
-        x = self.values[key].clone() if first else empty
+        x = self.values[key].to(self.mesh.device, copy=True) if first else empty
         return rt.all_reduce(self.mesh, x, "sum", (STAGE,))
 
     def shard(self, arg: PlanArgument) -> Tensor | None:
@@ -92,10 +94,12 @@ class States:
         if arg.at is not None and not self.is_here(arg.key):
             return None
         if self.types[arg.key].dims == arg.dims and (arg.at or arg.key not in self.places):
-            return self.values[arg.key]
-        if self.types[arg.key].dims == arg.dims:
-            return self._everywhere(arg.key)
-        return part(self.state(arg.key), self.bounds(arg)).contiguous()
+            x = self.values[arg.key]
+        elif self.types[arg.key].dims == arg.dims:
+            x = self._everywhere(arg.key)
+        else:
+            x = part(self.state(arg.key), self.bounds(arg)).contiguous()
+        return placed(self.mesh, x, arg.host)
 
     def shard_of(self, value: PlanValue, x: Tensor) -> Tensor:
         """Return this rank's shard of a global value.
@@ -109,9 +113,8 @@ class States:
                 f"expected {value.name} of {list(value.shape)} and {dtype}, got {list(x.shape)} "
                 f"and {x.dtype}"
             )
-        return part(x, self.bounds(value)).to(
-            self.mesh.device, memory_format=torch.contiguous_format
-        )
+        x = part(x, self.bounds(value)).contiguous()
+        return placed(self.mesh, x, value.host)
 
     def put(self, arg: PlanArgument, x: Tensor) -> None:
         """Let a state be a global value, converted to its type."""
@@ -119,8 +122,8 @@ class States:
         if not self.is_here(arg.key):
             return
         shard = part(x.detach(), self.bounds(arg))
-        shard = shard.to(self.mesh.device, DTYPES[arg.dtype], copy=True).contiguous()
-        self.values[arg.key] = shard
+        shard = shard.to(dtype=DTYPES[arg.dtype], copy=True).contiguous()
+        self.values[arg.key] = placed(self.mesh, shard, arg.host)
         for copy in {a.key: a for f in self.plan.functions for a in f.args}.values():
             if copy.role != "input" and copy.init == {"kind": "copy", "of": arg.key}:
                 self.values[copy.key], self.types[copy.key] = self.filled(copy), copy
@@ -131,10 +134,11 @@ class States:
         if kind == "copy":
             return self._copied(arg, bounds)
         if isinstance(arg.source, FileArray):
-            return ArrayReader(arg.source).read(bounds).to(self.mesh.device, DTYPES[arg.dtype])
+            x = ArrayReader(arg.source).read(bounds).to(DTYPES[arg.dtype])
+            return placed(self.mesh, x, arg.host)
         key = f"{self.seed}/{arg.key}"
         filled = runtime_random.fill(kind, arg.init, arg.shape, bounds, key, DTYPES[arg.dtype])
-        return filled.to(self.mesh.device)
+        return placed(self.mesh, filled, arg.host)
 
     def _copied(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
         """Return this rank's shard of the copies of another state."""
@@ -144,7 +148,8 @@ class States:
         if self.types[of].dims != arg.dims[more:]:
             x = part(self.state(of), bounds[more:])
         shape = [stop - start for start, stop in bounds]
-        return x.to(DTYPES[arg.dtype]).expand(shape).clone(memory_format=torch.contiguous_format)
+        x = x.to(DTYPES[arg.dtype]).expand(shape).clone(memory_format=torch.contiguous_format)
+        return placed(self.mesh, x, arg.host)
 
 
 def part(x: Tensor, bounds: Iterable[tuple[int, int]]) -> Tensor:

@@ -4,10 +4,11 @@ kind, as in `shardir/algebra/collectives/`."""
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.scope import Entry
-from shardir.backend.torch.ops.dist import all_devices, by_position, halo
+from shardir.backend.torch.ops.dist import all_devices, by_position, halo, host
 
 TORCH_DIST: dict[type[Operation], Entry] = {
     **all_devices.TORCH,
     **halo.TORCH,
     **by_position.TORCH,
+    **host.TORCH,
 }

@@ -1,0 +1,51 @@
+"""The ops that hosts compute, if layouts leave it open."""
+
+from itertools import dropwhile
+
+from xdsl.dialects.func import FuncOp
+
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.roles import retained_arguments
+from shardir.dialects import nn, train
+from shardir.dialects.dist import layout_of, with_layout
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.types import unsharded_type
+from shardir.rewriting.placement import layout_at
+from shardir.rewriting.rewriter import Rewriter, set_type
+
+
+def place_on_hosts(f: FuncOp, mesh: Mesh) -> None:
+    """Let results be `on host` where that moves less: those of ops after the mark `train.update`
+    that read parameters or states there, or only values there; and the gradient of a table that
+    only updates on the host read."""
+    block = f.body.block
+    there = {v for v in retained_arguments(f) if (l := layout_of(v)) is not None and l.host}
+    if not there:
+        return
+    rewriter = Rewriter(mesh)
+    for op in list(dropwhile(lambda op: not isinstance(op, train.UpdateOp), block.ops)):
+        if not isinstance(op, TensorOp):
+            continue
+        if not isinstance(op, train.Update) and not there.isdisjoint(op.operands):
+            rewriter.before(op)
+            moved = [rewriter.redistribute(v, layout_at(v).on_host) for v in op.operands]
+            op.operands = moved
+        if _may_be_on_host(op):
+            _to_host(op)
+    for op in block.ops:
+        if isinstance(op, nn.GatherGradOp) and all(
+            isinstance(user := use.operation, train.Update) and _may_be_on_host(user)
+            for use in op.out.uses
+        ):
+            _to_host(op)
+
+
+def _may_be_on_host(op: TensorOp) -> bool:
+    """Whether hosts compute an op, if its results are to be there."""
+    operands, results = ([layout_at(v) for v in end] for end in (op.operands, op.results))
+    return op.runs_on_host(operands, [l.on_host for l in results])
+
+
+def _to_host(op: TensorOp) -> None:
+    for v in op.results:
+        set_type(v, with_layout(unsharded_type(v), layout_at(v).on_host))
