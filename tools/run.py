@@ -103,7 +103,7 @@ def _is_source(path: Path, options: argparse.Namespace) -> bool:
     """
     if not os.path.isdir(path):
         if path.suffix not in (".ir", ".mlir"):
-            raise LaunchError(f"{path}: no such directory")
+            return False  # load_plan says what it is
         if not os.path.isfile(path):
             raise LaunchError(f"{path}: no such file")
         return True
