@@ -28,7 +28,7 @@ def ours(program: Path, folder: Path) -> tuple[Any, Callable[[Path], Begun]]:
     mesh = rt.Mesh(plan.axes, dist.get_rank(), "cpu")
     states = import_module("runtime_states").States(plan, mesh, 0)
     Checkpoints = import_module("runtime_checkpoints").Checkpoints
-    checkpoints = Checkpoints(folder / "shardir", states, "step", 0)
+    checkpoints = Checkpoints(folder / "shardir", states, plan.functions[0])
 
     def save(path: Path) -> Begun:
         checkpoints.folder = path

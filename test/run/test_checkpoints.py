@@ -15,7 +15,7 @@ from forked import server
 
 import shardir
 from shardir import ShardirError
-from shardir.backend.runs import Report, RunError
+from shardir.backend.runs import LaunchError, Report, RunError
 from shardir.backend.torch.launch.forks import shared
 from shardir.backend.torch.runtime import runtime_module
 
@@ -252,7 +252,7 @@ def _flip(path: Path) -> None:
     _file(path).write_bytes(data)
 
 
-W1 = {"shape": [6, 9], "dtype": "f32"}
+W1 = {"shape": [6, 9], "dtype": "f32", "role": "parameter"}
 
 
 @pytest.mark.parametrize(
@@ -261,14 +261,17 @@ W1 = {"shape": [6, 9], "dtype": "f32"}
         (lambda p: _file(p).write_bytes(b""), r"safetensors: expected \d+ bytes, got 0 bytes"),
         (lambda p: _file(p).unlink(), r"safetensors: expected \d+ bytes, got none"),
         (_flip, "expected the checksum of checkpoint.json, got another: damaged"),
-        (lambda p: (p / "checkpoint.json").write_text("{"), "expected a manifest of version 1"),
-        (lambda p: _manifest(p, version=2), "expected a manifest of version 1"),
+        (lambda p: (p / "checkpoint.json").write_text("{"), "expected a manifest of version 2"),
+        (lambda p: _manifest(p, version=1), "expected a manifest of version 2"),
         (lambda p: (p / "checkpoint.json").unlink(), "expected a folder with a complete"),
         (lambda p: _manifest(p, states={"w1": None}), "all states of the program, got none of w1"),
         (lambda p: _manifest(p, states={"w3": W1}), "states of the program alone, got w3 too"),
         (lambda p: _manifest(p, states={"w1": {**W1, "dtype": "f64"}}),
          r"expected w1 of f32 \[6, 9\], got f64 \[6, 9\]"),
         (lambda p: _manifest(p, seed=4), "expected --seed 4, with which it was made, got 3"),
+        (lambda p: _manifest(p, function="fit"), "of the step step, got one of fit"),
+        (lambda p: _manifest(p, rows={"rows": 48}),
+         r"with which it was made, 8 of 48 at a step \(--last wrap\), got 8 of 37 .*--weights"),
         (lambda p: _manifest(p, step=5), "expected more than 5 --steps, which .* has, got 5"),
         (shutil.rmtree, "expected a folder of checkpoints, got"),
     ],
@@ -280,9 +283,69 @@ def test_what_cannot_be_resumed_says_why(damage, message, checkpoint, programs, 
     plan = runtime_module("runtime_plan").load_plan(programs["one"])
     states = runtime_module("runtime_states").States(plan, runtime_module("runtime").Mesh([]), 3)
     options = runtime_module("runtime_options").RunOptions(steps=5, seed=3, resume=path)
-    saving = runtime_module("runtime_saving").saving(options, states, "step", None)
+    step = plan.functions[0]
+    saving = runtime_module("runtime_saving").saving(options, states, step, None)
     with pytest.raises(runtime_module("runtime_plan").PlanError, match=message), saving:
         pass
+
+
+def test_checkpoints_of_another_run_stay(checkpoint, programs, tmp_path):
+    """A run that begins before them does not write beside them, nor remove them."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(checkpoint, folder / "step-00000002")
+    for start, options in ((0, {}), (2, {"resume": folder / "step-00000002"})):
+        later = folder / f"step-{start + 1:08}"
+        shutil.copytree(checkpoint, later, dirs_exist_ok=True)
+        message = f"expected none after step {start}, at which the run begins, got step-0000000"
+        with pytest.raises(RunError, match=message):
+            shardir.run(programs["one"], steps=5, seed=3, checkpoints=folder, keep=1, timeout=60,
+                        **options)  # fmt: skip
+        assert later.is_dir()
+
+
+FORWARD = """
+dist.mesh @m <dp = 2, tp = 1>
+func.func @product(
+  %w2: tensor<9x3xf32, #dist.layout<@m, [{dp}, {}]>>
+    {train.parameter = "w2", train.init = #train.init<constant, value = 0>},
+  %w1: tensor<6x9xf32, #dist.layout<@m, [{}, {dp}]>>
+    {train.parameter = "w1", train.init = #train.init<constant, value = 0>}
+) -> tensor<6x3xf32> {
+  %y = nn.matmul %w1, %w2 : (tensor<6x9xf32, #dist.layout<@m, [{}, {dp}]>>,
+    tensor<9x3xf32, #dist.layout<@m, [{dp}, {}]>>) -> tensor<6x3xf32>
+  func.return %y : tensor<6x3xf32>
+}
+"""
+
+
+def test_a_run_begins_with_the_weights_of_a_checkpoint(checkpoint, programs, tmp_path):
+    """Without an optimizer, and on another mesh, whose parts are in several files, unevenly."""
+    _, states = _run(programs["dp2-tp2"], tmp_path / "a.npz", steps=2, seed=3)
+    expected = states["states/w1"] @ states["states/w2"]
+    out = shardir.compile(FORWARD).save(tmp_path / "out")
+    for weights in (checkpoint, checkpoint.parent):
+        report = shardir.run(out, weights=weights, timeout=60)
+        np.testing.assert_allclose(report.results[0]["value"], expected, rtol=1e-5, atol=1e-6)
+    # With the optimizer's states a run of the same program goes on, from step 0.
+    _, begun = _run(programs["fsdp"], tmp_path / "b.npz", steps=0, weights=checkpoint)
+    assert begun.keys() == states.keys()
+    assert all(np.array_equal(x, states[key]) for key, x in begun.items())
+    damaged = shutil.copytree(checkpoint, tmp_path / checkpoint.name)
+    _flip(damaged)
+    with pytest.raises(RunError, match="expected the checksum of"):
+        shardir.run(out, weights=damaged, timeout=60)
+    _manifest(shutil.copytree(checkpoint, tmp_path / "other"), states={"w1": {**W1, "shape": [9]}})
+    with pytest.raises(LaunchError, match=r"expected w1 of f32 \[6, 9\], got f32 \[9\]"):
+        shardir.run(out, weights=tmp_path / "other", timeout=60)
+
+
+def test_a_log_goes_on_with_its_run(checkpoint, programs, tmp_path):
+    """A run that resumes appends; another one begins anew."""
+    log = tmp_path / "log.jsonl"
+    for options, steps in (({}, [1, 2, 3]), ({"resume": checkpoint}, [1, 2, 3, 3, 4]), ({}, [1])):
+        shardir.run(programs["one"], steps=max(steps[-1:]), seed=3, log=log, timeout=60, **options)
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [e["step"] for e in entries if e["event"] == "step"] == steps
 
 
 def test_weights_of_a_checkpoint(checkpoint, programs, tmp_path):

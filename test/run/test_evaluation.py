@@ -117,6 +117,19 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, capsys):
     assert [line["loss"] for line in lines if line["event"] == "step"][1:] == [None] * 3
 
 
+def test_an_infinite_loss_names_its_op_and_leaves_the_checkpoint(tmp_path):
+    """The first step is finite, and its checkpoint is complete although the second one is not."""
+    loss, exp = "  %loss = nn.mse_loss <mean> %", "  %z = nn.exp %y : (tensor<6x2xf32>)"
+    text = LINEAR.replace(f"{loss}y", f"{exp} -> tensor<6x2xf32>\n{loss}z")
+    x = np.full((BATCH, 3), 10, np.float32)
+    x[::2] *= -1  # the first update makes the products of these rows very large
+    _data(tmp_path, x=x)
+    with pytest.raises(RunError, match=r"got inf in step 2; use .*; infinite first: aten\.exp at"):
+        shardir.run(_compiled(tmp_path, text), steps=9, detect_anomaly=True,
+                    checkpoints=tmp_path / "ckpt", save_every=1)  # fmt: skip
+    assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step-00000001"]
+
+
 def test_the_first_op_with_nan_is_named(tmp_path):
     """The logarithm of a product that is negative for one row."""
     loss, log = "  %loss = nn.mse_loss <mean> %", "  %z = nn.log %y : (tensor<6x2xf32>)"

@@ -103,11 +103,16 @@ def test_metrics_are_those_of_torch(
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5)
     lines = map(json.loads, (tmp_path / "log").read_text().splitlines())
-    logged = [line["metrics"] for line in lines if line["event"] == "step"]
-    assert logged == [{n: found[n][i] for n in found} for i in range(STEPS)]
+    logged = [line for line in lines if line["event"] == "step"]
+    assert [line["metrics"] for line in logged] == [
+        {n: found[n][i] for n in found} for i in range(STEPS)
+    ]
+    for line in logged:
+        assert line["rates"]["samples"] == line["rates"]["steps"] * report.samples["step"]
     (board,) = tmp_path.glob("events.out.tfevents.*")
     drawn = _scalars(board.read_bytes())
-    assert drawn.keys() == {"step/loss", *(f"step/{name}" for name in METRICS)}
+    of_run = ("memory", "steps_per_second", "samples_per_second")
+    assert drawn.keys() == {f"step/{name}" for name in ("loss", *METRICS, *of_run)}
     for name, values in {"loss": report.losses["step"], **found}.items():
         assert [step for step, _ in drawn[f"step/{name}"]] == [*range(1, STEPS + 1)]
         np.testing.assert_allclose([x for _, x in drawn[f"step/{name}"]], values, rtol=1e-6)

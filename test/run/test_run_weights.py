@@ -145,7 +145,7 @@ def test_other_weights_are_an_error_before_a_rank_starts(
     [
         ("model.safetensors", lambda data: data[:-1], "expected at least .* bytes, got"),
         ("model.safetensors", lambda data: data[:20], "its header is damaged"),
-        ("other.txt", lambda data: data, r"expected model\.safetensors or .* got neither"),
+        ("other.txt", lambda data: data, r"expected model\.safetensors or .* got none"),
         ("model.safetensors.index.json", lambda data: b"{}", "expected an index with a weight_map"),
         (
             "model.safetensors.index.json",

@@ -21,8 +21,7 @@ IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a folder is a checkpoint of a run, or has some."""
-    manifests, path = runtime_module("runtime_manifest"), Path(path)
-    return path.is_dir() and ((path / manifests.NAME).is_file() or bool(manifests.complete(path)))
+    return runtime_module("runtime_manifest").is_checkpoint(Path(path))
 
 
 def read(path: str | Path) -> dict[str, torch.Tensor]:

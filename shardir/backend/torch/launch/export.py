@@ -9,7 +9,6 @@ One tensor at a time is in memory. Parts are read where the ranks have written t
 import json
 import math
 import struct
-from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -23,8 +22,6 @@ from shardir.backend.torch.runtime.runtime_arrays import (
     BYTES,
     SAFETENSORS,
     ArrayError,
-    FileArray,
-    safetensors_in,
 )
 from shardir.backend.torch.runtime.runtime_plan import PlanError
 from shardir.backend.torch.runtime.runtime_weights import INDEX, retained
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
     from runtime_plan import PlanArgument, ProgramPlan
 
 TYPES = {dtype: name for name, dtype in SAFETENSORS.items()}
-SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
-"""Where torch.distributed.checkpoint says of which part of a tensor an array is."""
 
 
 class Tensors:
@@ -50,20 +45,15 @@ class Tensors:
     def __init__(self, checkpoint: Path, plan: "ProgramPlan"):
         path = manifests.located(checkpoint)
         manifest = manifests.read(path)
-        manifests.check_program(manifest, path, plan, manifest.seed)
+        manifests.check_program(manifest, path, plan)
         manifests.check_files(path, manifest, sorted(manifest.files))
-        self._parts: dict[str, list[tuple[FileArray, list[int]]]] = defaultdict(list)
-        for name in manifest.files:
-            arrays, metadata = safetensors_in(path / name)
-            offsets = json.loads(metadata[SHARDING])
-            for key, array in arrays.items():
-                self._parts[key].append((array, offsets[key][OFFSETS]))
+        self._arrays = manifests.arrays_in(path)
 
     def read(self, arg: "PlanArgument") -> "np.ndarray[Any, Any]":
         """Return the elements of a tensor as values of their size."""
         element = np.dtype(f"V{BYTES[arg.dtype]}")
         tensor = np.empty(arg.shape, element)
-        for array, starts in self._parts[arg.key]:
+        for starts, array in self._arrays[arg.key][1].parts:
             place = tuple(slice(a, a + n) for a, n in zip(starts, array.shape, strict=True))
             tensor[place] = np.fromfile(
                 array.path, element, math.prod(array.shape), offset=array.offset

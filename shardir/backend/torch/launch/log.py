@@ -3,7 +3,7 @@ TensorBoard, and passed to callbacks.
 
     {"event": "start", "ranks": 4, "backend": "gloo"}
     {"event": "step", "function": "step", "step": 1, "loss": 2.3, "seconds": 0.4, "memory": 2128609,
-     "metrics": {"learning_rate": 0.1}}
+     "rates": {"steps": 12.5, "samples": 400.0}, "metrics": {"learning_rate": 0.1}}
     {"event": "evaluation", "function": "accuracy", "name": "share", "of": "step", "step": 50,
      "value": 0.91}
     {"event": "trained", "function": "step", "steps": 100, "seconds": 1.2, "steps_per_second": 83.0}
@@ -11,13 +11,14 @@ TensorBoard, and passed to callbacks.
      "value": 0.97}
 
 Steps are counted from 1. `seconds` are those since the start of the training, without evaluations,
-when the step was reported; `memory` is the peak of rank 0 in bytes. In JSON a number that is not
-finite is null, and so is a result of more than 4,096 elements.
+when the step was reported; `rates` are those per second since the report before, of samples and
+tokens where the inputs have them; `memory` is the peak of rank 0 in bytes. In JSON a number that is
+not finite is null, and so is a result of more than 4,096 elements.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,11 @@ _OWN = ("rank", "time")
 
 
 @contextmanager
-def logged(path: Path | None) -> Iterator[OnEvent | None]:
+def logged(path: Path | None, *, append: bool) -> Iterator[OnEvent | None]:
     """Yield what writes entries to a log; None without one.
+
+    Args:
+        append: whether to retain what the file has.
 
     Raises:
         LaunchError: the file cannot be written.
@@ -40,7 +44,7 @@ def logged(path: Path | None) -> Iterator[OnEvent | None]:
         yield None
         return
     try:
-        with path.open("w", encoding="utf-8", buffering=1) as file:
+        with path.open("a" if append else "w", encoding="utf-8", buffering=1) as file:
             yield lambda entry: file.writelines([_line(entry)])
     except OSError as e:
         raise LaunchError(f"cannot write {path}: {reason(e)}") from None
@@ -65,7 +69,9 @@ def on_board(folder: Path | None) -> Iterator[OnEvent | None]:
     def write(entry: dict[str, Any]) -> None:
         match entry["event"]:
             case "step":
-                scalars = {"loss": entry["loss"], **entry["metrics"]}
+                rates = {f"{what}_per_second": rate for what, rate in entry["rates"].items()}
+                of_run = {"memory": entry["memory"], **rates}
+                scalars = {"loss": entry["loss"], **entry["metrics"], **of_run}
             case "evaluation":
                 scalars = {entry["name"]: entry["value"]}
             case _:
@@ -89,11 +95,38 @@ def entries(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
             for i, loss in enumerate(losses):
                 yield {"event": "step", "function": entry["function"], "step": first + i,
                        "loss": loss, "seconds": entry["seconds"], "memory": entry["memory"],
+                       "rates": entry["rates"],
                        "metrics": {name: x[i] for name, x in metrics.items()}}  # fmt: skip
         case "evaluated":
             yield entry | {"event": "evaluation"}
         case "start" | "trained" | "result":
             yield entry
+
+
+class Rates:
+    """How many steps, samples and tokens of each step function the ranks do in a second.
+
+    Args:
+        counts: the samples and the tokens of a step, by the function.
+    """
+
+    def __init__(self, counts: Mapping[str, Mapping[str, int]]):
+        self.counts = counts
+        self._before: dict[str, float] = {}
+
+    def since(self, event: dict[str, Any]) -> dict[str, float]:
+        """Return the rates of the steps that an event reports, by what is counted; of a step alone
+        none where it took no time."""
+        name, seconds = event["function"], event["seconds"]
+        before = self._before.get(name, 0.0)
+        self._before[name] = seconds
+        took = seconds - before if seconds >= before else seconds  # less: it was started again
+        if took <= 0:
+            return {}
+        steps = len(event["losses"]) / took
+        return {"steps": steps} | {
+            what: steps * of[name] for what, of in self.counts.items() if name in of
+        }
 
 
 def _line(entry: dict[str, Any]) -> str:

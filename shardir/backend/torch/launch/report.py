@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
@@ -74,8 +74,10 @@ class Progress:
         for step, loss in enumerate(losses, first):
             if step in (1, self.steps) or step % self.log_every == 0:
                 text = f"{self.label}{name}: step {step}/{self.steps}  loss {loss:.6g}"
-                shown = (f"  {n} {x[step - first]:.6g}" for n, x in metrics.items())
-                print(text, *shown, sep="", file=self.out, flush=True)
+                shown = [f"{n} {x[step - first]:.6g}" for n, x in metrics.items()]
+                shown += _shown(event["rates"])
+                shown.append(f"{event['memory'] / 2**20:,.0f} MiB")
+                print(text, *shown, sep="  ", file=self.out, flush=True)
 
     def _print(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
@@ -105,6 +107,14 @@ def _throughput(report: Report, name: str, rate: float) -> str:
     counts = {"samples": report.samples, "tokens": report.tokens}
     found = [f", {of[name] * rate:,.0f} {what}/s" for what, of in counts.items() if name in of]
     return "".join(found) if math.isfinite(rate) else ""
+
+
+def _shown(rates: Mapping[str, float]) -> list[str]:
+    """The rates of steps, and of the smallest that is counted in them."""
+    return [
+        f"{rates[what]:{',.0f' if rates[what] >= 100 else '.3g'}} {what}/s"
+        for what in dict.fromkeys([*rates][:1] + [*rates][-1:])
+    ]
 
 
 def _plural(word: str, count: int) -> str:

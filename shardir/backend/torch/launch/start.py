@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardir.backend.runs import Batches, EmitResized, LaunchError, OnEvent, Options, Report
-from shardir.backend.torch.launch.log import entries, logged, on_board
+from shardir.backend.torch.launch.log import Rates, entries, logged, on_board
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.runtime import runtime_manifest as manifests
 from shardir.backend.torch.runtime.runtime_plan import (
@@ -86,13 +86,16 @@ def run(
 
     reports = options.node_rank == 0
     with (
-        logged(options.log if reports else None) as log,
+        logged(options.log if reports else None, append=_steps_done(options) > 0) as log,
         on_board(options.tensorboard if reports else None) as board,
     ):
         last = False
+        rates = Rates({"samples": report.samples, "tokens": report.tokens})
 
         def take(event: dict[str, Any]) -> None:
             nonlocal last
+            if event["event"] == "steps":
+                event = event | {"rates": rates.since(event)}
             report.add(event)
             if on_event is not None:
                 on_event(event)

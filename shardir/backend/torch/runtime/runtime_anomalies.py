@@ -20,13 +20,23 @@ class NotFiniteError(Exception):
     """A value that is not finite, of the program or its data: an error for users."""
 
 
-def check_losses(losses: list[float], function: str, steps: int) -> None:
-    """Check the losses of the last of so many steps. Raises NotFiniteError."""
+def check_losses(losses: list[float], function: str, steps: int, infinite: str = "") -> None:
+    """Check the losses of the last of so many steps.
+
+    Args:
+        infinite: the first op with an infinite result, if it was looked for.
+
+    Raises:
+        NotFiniteError: a loss is not finite.
+    """
     for step, loss in enumerate(losses, steps - len(losses) + 1):
         if not math.isfinite(loss):
+            hint = "--detect-anomaly to find the first such value, or --allow-nan"
+            if infinite:
+                hint = f"or --allow-nan; infinite first: {infinite}"
             raise NotFiniteError(
                 f"{function}: expected a finite loss, got {loss:g} in step {step}; use a lower "
-                "learning rate, --detect-anomaly to find the first such value, or --allow-nan"
+                f"learning rate, {hint}"
             )
 
 

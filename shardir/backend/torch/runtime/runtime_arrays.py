@@ -54,6 +54,16 @@ class FileArray:
         return self.offset + math.prod(self.shape) * BYTES[self.dtype]
 
 
+@dataclass(frozen=True)
+class DividedArray:
+    """An array of which files have parts: its element type, its shape, and of each part the index
+    of its first element in each dimension, with its elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[tuple[tuple[int, ...], FileArray], ...]
+
+
 def array_in(path: Path, entry: str = "") -> FileArray:
     """Return the array of a file; `entry` is its name in an .npz or .safetensors, or the type of
     the tokens in a .bin.

@@ -27,8 +27,9 @@ import torch.distributed.checkpoint as dcp
 from runtime_host import placed
 from runtime_interruption import own_group
 from runtime_manifest import INCOMPLETE, Manifest, step_folder
-from runtime_plan import PlanError
+from runtime_plan import PlanError, PlanFunction
 from runtime_states import DTYPES, States
+from runtime_weights import retained
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
@@ -95,10 +96,17 @@ class Checkpoints:
     """The checkpoints that a run writes.
 
     Args:
+        start: the steps that are done before it.
         keep: the number of checkpoints that stay; 0: all.
+
+    Raises:
+        PlanError: the folder cannot be written, or has checkpoints of later steps, which are those
+            of another run.
     """
 
-    def __init__(self, folder: Path, states: States, function: str, keep: int):
+    def __init__(
+        self, folder: Path, states: States, function: PlanFunction, start: int = 0, keep: int = 0
+    ):
         self.folder, self.states, self.function, self.keep = folder, states, function, keep
         self.mesh = states.mesh
         self._group = own_group(self.mesh)
@@ -113,6 +121,13 @@ class Checkpoints:
                     shutil.rmtree(path)
             except OSError as e:
                 raise PlanError(f"cannot write checkpoints to {folder}: {e.strerror}") from None
+            later = [p for p in manifests.complete(folder) if manifests.step_of(p) > start]
+            if later:
+                raise PlanError(
+                    f"--checkpoints {folder}: expected none after step {start}, at which the run "
+                    f"begins, got {later[-1].name}; go on from it (--resume {folder}), give "
+                    "another folder, or move it"
+                )
 
     def save(self, step: int) -> None:
         """Begin to write the states after so many steps; return when they may change.
@@ -194,8 +209,6 @@ class Checkpoints:
                 files = {n: {"bytes": int(b), "crc32": int(c)}
                          for n, (b, c) in zip(names, about.tolist(), strict=True)}  # fmt: skip
                 self._manifest(step, files).write(path)
-                if final.exists():
-                    shutil.rmtree(final)  # of a run that was resumed from an earlier one
                 path.rename(final)
                 synchronize(self.folder)
                 for old in manifests.complete(self.folder)[: -self.keep] if self.keep else ():
@@ -205,9 +218,11 @@ class Checkpoints:
         self._agree(failed)
 
     def _manifest(self, step: int, files: dict[str, dict]) -> Manifest:
-        states = {key: {"shape": list(type.shape), "dtype": type.dtype}
+        roles = {arg.key: arg.role for arg in retained(self.states.plan)}
+        states = {key: {"shape": list(type.shape), "dtype": type.dtype, "role": roles[key]}
                   for key, type in self.states.types.items()}  # fmt: skip
-        return Manifest(self.function, step, self.states.seed, states, files)
+        rows = manifests.rows_of(self.function)
+        return Manifest(self.function.name, step, self.states.seed, rows, states, files)
 
     def _agree(self, failed: OSError | None) -> None:
         """Wait for all ranks. Raises OSError on each where one failed."""
@@ -243,15 +258,16 @@ def written(states: States) -> Iterator[tuple[str, bool]]:
         before += sizes[key]
 
 
-def restore(path: Path, states: States) -> Manifest:
-    """Give the states the values of a checkpoint, which another mesh may have written.
+def restore(path: Path, states: States, function: PlanFunction) -> Manifest:
+    """Give the states the values of a checkpoint of a step, which another mesh may have written.
 
     Raises:
-        PlanError: it is of another program or seed, or damaged.
+        PlanError: it is of another program, seed or rows, or damaged.
     """
     mesh = states.mesh
     manifest = manifests.read(path)
-    manifests.check_program(manifest, path, states.plan, states.seed)
+    manifests.check_program(manifest, path, states.plan)
+    manifests.check_course(manifest, path, function, states.seed)
     manifests.check_files(path, manifest, sorted(manifest.files)[mesh.rank :: mesh.size])
     parts, local = {}, {}
     for key, type in states.types.items():

@@ -1,6 +1,7 @@
 """Values of JSON, each with its path for messages. A part of the runtime; needs only Python."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -47,6 +48,11 @@ class Field:
             if item.of(int).value < minimum:
                 raise item.fail(f"expected at least {minimum}, got {item.value}")
         return tuple(self.value)
+
+
+def several(names: Sequence[str]) -> str:
+    """The first names of several, and the number of the others."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def shown(value: Any) -> str:

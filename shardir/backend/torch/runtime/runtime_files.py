@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from runtime_arrays import BYTES, NPY, ArrayError, FileArray
+from runtime_arrays import BYTES, NPY, ArrayError, DividedArray, FileArray
 from runtime_writing import writing
 from torch import Tensor
 
@@ -133,6 +133,27 @@ class ArrayReader:
 
     def _cut_off(self) -> ArrayError:
         return ArrayError(f"{self.array.path} was cut off while it was read; write it again")
+
+
+def read_part(array: FileArray | DividedArray, bounds: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the part of an array in a range [start, stop) of each dimension.
+
+    Raises:
+        ArrayError: a file has become shorter.
+    """
+    if isinstance(array, FileArray):
+        return ArrayReader(array).read(bounds)
+    x = torch.empty([stop - start for start, stop in bounds], dtype=DTYPES[array.dtype])
+    for at, part in array.parts:
+        both = [
+            (max(start, first), min(stop, first + size))
+            for (start, stop), first, size in zip(bounds, at, part.shape, strict=True)
+        ]
+        if all(start < stop for start, stop in both):
+            place = tuple(slice(a - b, c - b) for (a, c), (b, _) in zip(both, bounds, strict=True))
+            here = [(a - first, c - first) for (a, c), first in zip(both, at, strict=True)]
+            x[place] = ArrayReader(part).read(here)
+    return x
 
 
 def as_signed(x: Tensor, dtype: str) -> Tensor:

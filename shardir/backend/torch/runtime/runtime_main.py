@@ -40,7 +40,7 @@ from runtime_process import as_rank, join_ranks, memory
 from runtime_saving import Saving, saving
 from runtime_session import Session
 from runtime_sources import with_data
-from runtime_weights import with_weights
+from runtime_weights import check_weights, with_weights
 from torch import Tensor
 
 REPORTED_ELEMENTS = 4096
@@ -58,6 +58,7 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
         plan = with_weights(plan, options.weights)
         plan = _unsplit(plan) if single else plan
         mesh = join_ranks(plan, options)
+        check_weights(options.weights, mesh.rank, mesh.size)
         if options.compile and options.detect_anomaly:
             raise PlanError("--compile: expected no --detect-anomaly, which looks at each op")
         called = compiled(functions) if options.compile else functions
@@ -104,9 +105,10 @@ class Runner(Session):
         dump: dict[str, Tensor] = {}
         steps = [f for f in self.plan.functions if f.kind == "step"]
         if (options.checkpoints or options.resume) and len(steps) != 1:
-            raise PlanError(f"checkpoints: expected one step function, got {len(steps)}")
+            hint = "" if steps else "; --weights begins with the parameters of one"
+            raise PlanError(f"checkpoints: expected one step function, got {len(steps)}{hint}")
         for function in steps:
-            with saving(options, self.states, function.name, self.events) as saved:
+            with saving(options, self.states, function, self.events) as saved:
                 losses, outputs = self.train(function, options, saved)
             if saved.signal:
                 return saved.signal
@@ -160,7 +162,7 @@ class Runner(Session):
                 new = self._rows(scalars, waiting)
                 waiting = []
                 if (is_last or not skips) and not options.allow_nan:
-                    check_losses([row[0] for row in new], function.name, step + 1)
+                    check_losses([row[0] for row in new], function.name, step + 1, watch.infinite)
                 unsent += new
             now = time.perf_counter()
             if step == saved.start:

@@ -4,24 +4,31 @@
     FOLDER/step-00000100/shard-00001-model-00001-of-00001.safetensors ...
     FOLDER/step-00000200.incomplete/           being written, or what an interrupted run has left
 
-    {"version": 1, "function": "step", "step": 100, "seed": 0,
-     "states": {"w": {"shape": [8, 4], "dtype": "f32"}},
+    {"version": 2, "function": "step", "step": 100, "seed": 0,
+     "rows": {"rows": 1437, "batch": 32, "last": "wrap"} | null,
+     "states": {"w": {"shape": [8, 4], "dtype": "f32", "role": "parameter" | "state"}},
      "files": {"shard-00001-model-00001-of-00001.safetensors": {"bytes": 432, "crc32": 305419896}}}
 
-`step` is the number of steps that are done. A part of the runtime; needs only Python.
+`step` is the number of steps that are done; `rows` are those of the files that the steps read, if
+they do: from these and the step follows which come next. A part of the runtime; needs only Python.
 """
 
 import json
 import os
 import re
 import zlib
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from runtime_plan import PlanError, ProgramPlan
-from runtime_weights import several
+from runtime_arrays import ArrayError, DividedArray, FileArray, safetensors_in
+from runtime_fields import PlanError, several
+from runtime_plan import PlanFunction, ProgramPlan
 
-NAME, INCOMPLETE = "checkpoint.json", ".incomplete"
+NAME, INCOMPLETE, VERSION = "checkpoint.json", ".incomplete", 2
+SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+"""Where torch.distributed.checkpoint says of which part of a tensor an array is."""
 _BLOCK = 1 << 22
 
 
@@ -32,9 +39,10 @@ class Manifest:
     function: str
     step: int
     seed: int
+    rows: dict[str, Any] | None
     states: dict[str, dict]
     files: dict[str, dict]
-    version: int = 1
+    version: int = VERSION
 
     def write(self, folder: Path) -> None:
         """Write it, through to the disk."""
@@ -48,11 +56,31 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08}"
 
 
+def step_of(path: Path) -> int:
+    """Return the steps that the name of a checkpoint has."""
+    return int(path.name[5:])
+
+
 def complete(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a folder, the earliest first."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     found = [folder / name for name in names if re.fullmatch(r"step-\d{8,}", name)]
-    return sorted((p for p in found if (p / NAME).is_file()), key=lambda p: int(p.name[5:]))
+    return sorted((p for p in found if (p / NAME).is_file()), key=step_of)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a checkpoint, or has complete ones."""
+    return path.is_dir() and ((path / NAME).is_file() or bool(complete(path)))
+
+
+def rows_of(function: PlanFunction) -> dict[str, Any] | None:
+    """Return what the rows of a step follow from, beside the seed and the step; None where it reads
+    no files."""
+    read = next((arg for arg in function.args if arg.epochs is not None), None)
+    if read is None or read.epochs is None:
+        return None
+    batch = read.batch * (read.microbatches or 1)
+    return {"rows": read.epochs.rows, "batch": batch, "last": read.last}
 
 
 def located(path: Path) -> Path:
@@ -79,17 +107,18 @@ def read(path: Path) -> Manifest:
         data = json.loads((path / NAME).read_text(encoding="utf-8"))
         found = Manifest(**data)
         right = (
-            found.version == 1 and type(found.step) is int and type(found.seed) is int
+            found.version == VERSION and type(found.step) is int and type(found.seed) is int
             and isinstance(found.function, str)
             and all(isinstance(s["dtype"], str) and [*map(int, s["shape"])] == s["shape"]
-                    for s in found.states.values())
+                    and isinstance(s["role"], str) for s in found.states.values())
+            and (found.rows is None or found.rows.keys() == {"rows", "batch", "last"})
             and all(Path(name).name == name and type(f["bytes"]) is type(f["crc32"]) is int
                     for name, f in found.files.items())
         )  # fmt: skip
         if not right:
             raise ValueError
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        message = "expected a manifest of version 1, got another one, or it is damaged"
+        message = f"expected a manifest of version {VERSION}, got another one, or it is damaged"
         raise PlanError(f"{path / NAME}: {message}") from None
     for name, about in found.files.items():
         size = (path / name).stat().st_size if (path / name).is_file() else None
@@ -99,26 +128,74 @@ def read(path: Path) -> Manifest:
     return found
 
 
-def check_program(manifest: Manifest, path: Path, plan: ProgramPlan, seed: int) -> None:
+def check_program(manifest: Manifest, path: Path, plan: ProgramPlan) -> None:
     """Check that a checkpoint is of a program. Raises PlanError with all that is wrong."""
     wanted = {
-        arg.key: {"shape": list(arg.shape), "dtype": arg.dtype}
+        arg.key: (arg.dtype, list(arg.shape))
         for f in plan.functions for arg in f.args if arg.role != "input"
     }  # fmt: skip
-    have = manifest.states
+    have = {key: (about["dtype"], about["shape"]) for key, about in manifest.states.items()}
     wrong = [
-        f"{key} of {wanted[key]['dtype']} {wanted[key]['shape']}, got {have[key]['dtype']} "
-        f"{have[key]['shape']}"
+        f"{key} of {' '.join(map(str, wanted[key]))}, got {' '.join(map(str, have[key]))}"
         for key in wanted if key in have and wanted[key] != have[key]
     ]  # fmt: skip
     if missing := [key for key in wanted if key not in have]:
         wrong.append(f"all states of the program, got none of {several(missing)}")
     if surplus := [key for key in have if key not in wanted]:
         wrong.append(f"states of the program alone, got {several(surplus)} too")
-    if not wrong and manifest.seed != seed:
-        wrong.append(f"--seed {manifest.seed}, with which it was made, got {seed}")
     if wrong:
         raise PlanError(f"{path}: expected {'; '.join(wrong[:5])}")
+
+
+def check_course(manifest: Manifest, path: Path, function: PlanFunction, seed: int) -> None:
+    """Check that a run of a step goes on as the one that wrote a checkpoint. Raises PlanError."""
+    if manifest.function != function.name:
+        raise PlanError(
+            f"{path}: expected a checkpoint of the step {function.name}, got one of "
+            f"{manifest.function}"
+        )
+    if manifest.seed != seed:
+        raise PlanError(
+            f"{path}: expected --seed {manifest.seed}, with which it was made, got {seed}"
+        )
+    before, now = manifest.rows, rows_of(function)
+    if before is not None and now is not None and before != now:
+        raise PlanError(
+            f"{path}: expected the rows with which it was made, {_rows(before)}, got {_rows(now)}; "
+            f"give the same --data and --last, or begin at step 0 with its states: --weights {path}"
+        )
+
+
+def _rows(rows: dict[str, Any]) -> str:
+    return f"{rows['batch']} of {rows['rows']} at a step (--last {rows['last']})"
+
+
+def arrays_in(path: Path) -> dict[str, tuple[str, DividedArray]]:
+    """Return the states of a checkpoint, or of the last one in a folder, each with its role.
+
+    Raises:
+        PlanError: there is none, or it is damaged.
+        ArrayError: a file is damaged.
+    """
+    path = located(path)
+    manifest = read(path)
+    parts: dict[str, list[tuple[tuple[int, ...], FileArray]]] = defaultdict(list)
+    for name in manifest.files:
+        arrays, metadata = safetensors_in(path / name)
+        try:
+            offsets = json.loads(metadata[SHARDING])
+            for key, array in arrays.items():
+                parts[key].append((tuple(offsets[key][OFFSETS]), array))
+        except (KeyError, TypeError, ValueError):
+            raise ArrayError(
+                f"{path / name}: expected the offsets of its parts, got none"
+            ) from None
+    return {
+        key: (
+            about["role"], DividedArray(about["dtype"], tuple(about["shape"]), tuple(parts[key]))
+        )
+        for key, about in manifest.states.items()
+    }  # fmt: skip
 
 
 def check_files(path: Path, manifest: Manifest, names: list[str]) -> None:

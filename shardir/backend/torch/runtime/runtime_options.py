@@ -150,7 +150,8 @@ class RunOptions:
     )  # fmt: skip
     weights: Path | None = option(
         None, "begin with parameters of a file: .safetensors, the index of several "
-        "(model.safetensors.index.json), or a folder with one of these", kind=Path, metavar="FILE",
+        "(model.safetensors.index.json), or a folder with one of these or with checkpoints",
+        kind=Path, metavar="FILE",
     )  # fmt: skip
     compile: bool = option(
         False, "hand what is between collectives to torch.compile; the first step takes longer",

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runtime_arrays import FileArray, array_in, sequences
+from runtime_arrays import DividedArray, FileArray, array_in, sequences
 from runtime_epochs import Epochs
 from runtime_fields import Field, PlanError, shown
 
@@ -92,14 +92,15 @@ class PlanValue:
 @dataclass(frozen=True)
 class PlanArgument(PlanValue):
     """An argument. role: input, parameter or state; key: the name of the state, or the seed of an
-    input's random values; source: the array of a file, of an input its rows; or the number of a
-    pipe of its batches; at: the positions along the axis of the stages of the ranks that have it,
-    None: of all; last: see Epochs; masked: the rows that a mask is 1 for."""
+    input's random values; source: the array of a file, of an input its rows, of a state parts of
+    it in several; or the number of a pipe of its batches; at: the positions along the axis of the
+    stages of the ranks that have it, None: of all; last: see Epochs; masked: the rows that a mask
+    is 1 for."""
 
     role: str
     key: str
     init: Mapping[str, Any]
-    source: FileArray | int | None = None
+    source: FileArray | DividedArray | int | None = None
     last: str = "wrap"
     at: tuple[int, ...] | None = None
     masked: Epochs | None = None

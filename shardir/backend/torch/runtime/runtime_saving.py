@@ -7,27 +7,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import runtime_manifest as manifests
+from runtime_anomalies import NotFiniteError
 from runtime_events import FINISH, Events
 from runtime_interruption import INTERRUPT, Interruption, may_finish
 from runtime_options import RunOptions
-from runtime_plan import PlanError
+from runtime_plan import PlanError, PlanFunction
 from runtime_states import States
 
 
 class Saving:
     """A run without checkpoints.
 
-    Attributes:
+    Args:
         start: the steps that are done before it.
+
+    Attributes:
         signal: the system's signal that the run is to end, on whose arrival the ranks have agreed;
             0 if there is none.
     """
 
-    start = 0
     signal = 0
 
-    def __init__(self, interruption: Interruption | None):
-        self.interruption = interruption
+    def __init__(self, interruption: Interruption | None, start: int):
+        self.interruption, self.start = interruption, start
 
     def begin(self) -> None:
         """Begin a step."""
@@ -51,13 +53,16 @@ class Saving:
 class Checkpointing(Saving):
     """A run with checkpoints."""
 
-    def __init__(self, options: RunOptions, states: States, function: str, events: Events):
+    def __init__(
+        self, options: RunOptions, states: States, function: PlanFunction, events: Events,
+        start: int,
+    ):  # fmt: skip
         from runtime_checkpoints import Checkpoints
 
         assert options.checkpoints is not None
-        super().__init__(Interruption(states.mesh, (*INTERRUPT, FINISH)))
+        super().__init__(Interruption(states.mesh, (*INTERRUPT, FINISH)), start)
         self.options, self.events = options, events
-        self.checkpoints = Checkpoints(options.checkpoints, states, function, options.keep)
+        self.checkpoints = Checkpoints(options.checkpoints, states, function, start, options.keep)
 
     def is_due(self, step: int, is_last: bool) -> bool:
         every = self.options.save_every
@@ -72,31 +77,37 @@ class Checkpointing(Saving):
 
 
 @contextmanager
-def saving(options: RunOptions, states: States, function: str, events: Events) -> Iterator[Saving]:
+def saving(
+    options: RunOptions, states: States, function: PlanFunction, events: Events
+) -> Iterator[Saving]:
     """Yield what saves the states of a run, which are those of the checkpoint that it resumes; all
-    checkpoints are written at the end of the block.
+    checkpoints are written at the end of the block, also where a value is not finite.
 
     Raises:
         PlanError: a checkpoint cannot be read or written, or has all steps of the run.
     """
     if (options.checkpoints or options.resume) and not _has_safetensors():
         raise PlanError("checkpoints need safetensors: pip install 'shardir[weights]'")
-    if options.checkpoints is None:
-        saved = Saving(Interruption(states.mesh, (FINISH,)) if may_finish() else None)
-    else:
-        saved = Checkpointing(options, states, function, events)
+    start = 0
     if options.resume is not None and not _is_new(options):
         from runtime_checkpoints import restore
 
         path = manifests.located(options.resume)
-        saved.start = restore(path, states).step
-        if saved.start >= options.steps:
+        start = restore(path, states, function).step
+        if start >= options.steps:
             raise PlanError(
-                f"expected more than {saved.start} --steps, which {path} has, got {options.steps}"
+                f"expected more than {start} --steps, which {path} has, got {options.steps}"
             )
-    yield saved
-    if isinstance(saved, Checkpointing):
+    if options.checkpoints is None:
+        yield Saving(Interruption(states.mesh, (FINISH,)) if may_finish() else None, start)
+        return
+    saved = Checkpointing(options, states, function, events, start)
+    try:
+        yield saved
+    except NotFiniteError:  # on all ranks, or on this one while the others wait for it
         saved.checkpoints.finish()
+        raise
+    saved.checkpoints.finish()
 
 
 def _is_new(options: RunOptions) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 import runtime as rt
 import runtime_random
 import torch
-from runtime_arrays import FileArray
-from runtime_files import ArrayReader
+from runtime_arrays import DividedArray, FileArray
+from runtime_files import read_part
 from runtime_host import placed
 from runtime_plan import STAGE, PlanArgument, PlanError, PlanValue, ProgramPlan
 from torch import Tensor
@@ -133,8 +133,8 @@ class States:
         kind, bounds = arg.init["kind"], self.bounds(arg)
         if kind == "copy":
             return self._copied(arg, bounds)
-        if isinstance(arg.source, FileArray):
-            x = ArrayReader(arg.source).read(bounds).to(DTYPES[arg.dtype])
+        if isinstance(arg.source, FileArray | DividedArray):
+            x = read_part(arg.source, bounds).to(DTYPES[arg.dtype])
             return placed(self.mesh, x, arg.host)
         key = f"{self.seed}/{arg.key}"
         filled = runtime_random.fill(kind, arg.init, arg.shape, bounds, key, DTYPES[arg.dtype])

@@ -2,17 +2,20 @@
 
     --weights model.safetensors
     --weights model.safetensors.index.json       of several files beside it
-    --weights FOLDER                             with one of these
+    --weights FOLDER                             with one of these, or of checkpoints
+    --weights checkpoints/step-00000100
 
 A rank reads its part of each array alone. A part of the runtime; needs only Python.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from runtime_arrays import ArrayError, FileArray, safetensors_in
+import runtime_manifest as manifests
+from runtime_arrays import ArrayError, DividedArray, FileArray, safetensors_in
+from runtime_fields import several
 from runtime_plan import PlanArgument, PlanError, PlanFunction, ProgramPlan
 
 NAME, INDEX = "model.safetensors", ".index.json"
@@ -20,21 +23,22 @@ NAME, INDEX = "model.safetensors", ".index.json"
 
 def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
     """Return the plan with the arrays of these files as initial values: of all parameters, and of
-    the other states that the files have. They are converted to their types.
+    the other states that the files have. They are converted to their types. States of a checkpoint
+    that the program lacks, such as those of an optimizer, are left out.
 
     Raises:
         PlanError: a file is damaged or missing, or names, shapes or kinds of types differ.
     """
     if path is None:
         return plan
-    try:
-        found = weights_in(path)
-    except ArrayError as error:
-        raise PlanError(f"--weights {path}: {error}") from None
     known: dict[str, PlanArgument] = {}
     for arg in retained(plan):
         if arg.role == "parameter" or arg.key not in known:
             known[arg.key] = arg
+    try:
+        found = weights_in(path, known)
+    except (ArrayError, PlanError) as error:
+        raise PlanError(f"--weights {path}: {error}") from None
     wrong = [
         f"{key} of {known[key].dtype} {list(known[key].shape)}, got {x.dtype} {list(x.shape)}"
         for key, x in found.items()
@@ -58,17 +62,24 @@ def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
     return replace(plan, functions=tuple(map(begun, plan.functions)))
 
 
-def weights_in(path: Path) -> dict[str, FileArray]:
-    """Return the arrays of a file, or of those that an index names.
+def weights_in(path: Path, known: Container[str]) -> Mapping[str, FileArray | DividedArray]:
+    """Return the arrays of a file, or of those that an index names; of a checkpoint the parameters,
+    and of the other states those that are known.
 
     Raises:
         ArrayError: a file is damaged or missing.
+        PlanError: a checkpoint is damaged.
     """
+    if manifests.is_checkpoint(path):
+        return {
+            key: array for key, (role, array) in manifests.arrays_in(path).items()
+            if role == "parameter" or key in known
+        }  # fmt: skip
     if path.is_dir():
         names = (NAME, NAME + INDEX)
         files = [path / name for name in names if (path / name).is_file()]
         if not files:
-            raise ArrayError(f"expected {' or '.join(names)} in it, got neither")
+            raise ArrayError(f"expected {' or '.join(names)} or a checkpoint in it, got none")
         path = files[0]
     if not path.name.endswith(INDEX):
         if path.suffix != ".safetensors":
@@ -88,17 +99,20 @@ def weights_in(path: Path) -> dict[str, FileArray]:
     return {name: files[file][name] for name, file in places.items()}
 
 
+def check_weights(path: Path | None, rank: int, ranks: int) -> None:
+    """Check the content of this rank's share of the files of a checkpoint. Raises PlanError."""
+    if path is not None and manifests.is_checkpoint(path):
+        path = manifests.located(path)
+        manifest = manifests.read(path)
+        manifests.check_files(path, manifest, sorted(manifest.files)[rank::ranks])
+
+
 def retained(plan: ProgramPlan) -> list[PlanArgument]:
     """Return the parameters and states of all functions."""
     return [arg for f in plan.functions for arg in f.args if arg.role != "input"]
 
 
-def several(names: Sequence[str]) -> str:
-    """The first names of several, and the number of the others."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _kind(value: FileArray | PlanArgument) -> str:
+def _kind(value: FileArray | DividedArray | PlanArgument) -> str:
     """Return the kind of a type: values are converted to others of their kind."""
     if value.dtype == "i1":
         return value.dtype
