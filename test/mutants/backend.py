@@ -76,6 +76,22 @@ MUTANTS = [
         "test/run/test_checkpoints.py::test_a_resumed_run_is_the_uninterrupted_one",
     ),
     Mutant(
+        "checkpoints of other runs are taken for those of this one",
+        "A run writes beside checkpoints of later steps, and removes its own in their place.",
+        "shardir/backend/torch/runtime/runtime_checkpoints.py",
+        "if manifests.step_of(p) > start]",
+        "if manifests.step_of(p) < 0]",
+        "test/run/test_checkpoints.py::test_checkpoints_of_another_run_stay",
+    ),
+    Mutant(
+        "parts of a checkpoint begin at the first element",
+        "Each part of a state is taken for its beginning, where a run begins with its weights.",
+        "shardir/backend/torch/runtime/runtime_manifest.py",
+        "(tuple(offsets[key][OFFSETS]), array)",
+        "((0,) * len(array.shape), array)",
+        "test/run/test_checkpoints.py::test_a_run_begins_with_the_weights_of_a_checkpoint",
+    ),
+    Mutant(
         "a checkpoint is complete before it is written",
         "The folder of a checkpoint has its name while its files are being written.",
         "shardir/backend/torch/runtime/runtime_checkpoints.py",

@@ -104,7 +104,7 @@ def entries(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class Rates:
-    """How many steps, samples and tokens of each step function the ranks do in a second.
+    """The steps, samples and tokens of each step function in a second.
 
     Args:
         counts: the samples and the tokens of a step, by the function.
