@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,6 @@ class Checkpoints:
         self._group = own_group(self.mesh)
         self._host: dict[str, Tensor] = {}
         """Copies in host memory, used again for each checkpoint."""
-        self._thread: threading.Thread | None = None
         self._error: str | None = None
         if self.mesh.rank == 0:
             try:
@@ -128,6 +127,7 @@ class Checkpoints:
                     f"begins, got {later[-1].name}; go on from it (--resume {folder}), give "
                     "another folder, or move it"
                 )
+        self._thread: threading.Thread | None = self._started(self._allocate)
 
     def save(self, step: int) -> None:
         """Begin to write the states after so many steps; return when they may change.
@@ -137,8 +137,7 @@ class Checkpoints:
         """
         self.finish()
         parts = self._copied()
-        self._thread = threading.Thread(target=self._write, args=(step, parts), daemon=True)
-        self._thread.start()
+        self._thread = self._started(self._write, step, parts)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written. Raises PlanError where it could not be."""
@@ -147,6 +146,29 @@ class Checkpoints:
             self._thread = None
         if self._error is not None:
             raise PlanError(self._error)
+
+    def _started(self, work: Callable[..., None], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        thread.start()
+        return thread
+
+    def _allocate(self) -> None:
+        """Allocate the copies, and write to them: the system maps their pages meanwhile, and not
+        while the first checkpoint is copied."""
+        try:
+            for key, owned in written(self.states):
+                if owned and self.states.is_here(key):
+                    self._copy_of(key, self.states.values[key]).zero_()
+        except RuntimeError as e:
+            self._error = f"cannot allocate memory for the copies of checkpoints: {cause(e)}"
+
+    def _copy_of(self, key: str, x: Tensor) -> Tensor:
+        """Return the memory of the host for a copy of a state."""
+        host = self._host.get(key)
+        if host is None or host.shape != x.shape:
+            host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
+            self._host[key] = host
+        return host
 
     def _copied(self) -> dict[str, Tensor]:
         """The states in host memory; parts that other ranks write have no copy."""
@@ -158,11 +180,7 @@ class Checkpoints:
             starts = [start for start, _ in states.bounds(type)]
             host = x
             if owned:
-                host = self._host.get(key)
-                if host is None or host.shape != x.shape:
-                    pinned = x.device.type == "cuda"
-                    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned)
-                    self._host[key] = host
+                host = self._copy_of(key, x)
                 host.copy_(x, non_blocking=True)
             parts[key] = StoredPart(host, starts, type.shape, owned)
         if self.mesh.device.type == "cuda":
