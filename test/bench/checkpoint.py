@@ -3,7 +3,8 @@
 The same 200 MB of parameters, split by rows over 4 Gloo ranks, saved by our runtime and by
 torch.distributed.checkpoint's own async_save (by a thread; as safetensors, and in its own form), in
 turns in one start of the ranks. `blocked` is the slowest rank's time until the states may change,
-`complete` that until all files are written; the first save is apart, since DCP allocates memory for it.
+`complete` that until all files are written; the first save is apart, since DCP allocates memory
+for it.
 """
 
 import json
