@@ -104,6 +104,7 @@ class SplitStages(PassOptions):
                 mesh = mesh_of(f, op)
                 assert mesh is not None
                 with_outermost_axis(op, mesh, train.STAGE_AXIS, order.ranks)
+            train.check_order(f)
 
     def order(self, f: FuncOp, requested: train.PipelineAttr) -> Schedule:
         """Return the schedule of a step.

@@ -18,39 +18,15 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.schedules import Action, Schedule
 from shardir.cost.memory import LiveStorages, MemoryUse, Storage
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import cost_of, works_of
 from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
-
-HALVES = {"B": "IW"}
-"""The actions that one is, of a stage without a function of its own for it."""
+from shardir.dialects.train import StageRun, StepRuns
 
 BatchStorage = tuple[SSAValue, int | None]
 """A storage, by the value that it is made for, of a microbatch; None where it is of all of them."""
-
-
-class StageRun(NamedTuple):
-    """A call of a function of a stage, with the microbatch, in the loop over them."""
-
-    op: CallOp
-    microbatch: int | None
-
-    @property
-    def stage(self) -> int:
-        callee = train.callee_of(self.op)
-        stage = None if callee is None else train.stage_of(callee)
-        assert stage is not None, "a call of a step in stages that is of none"
-        return stage
-
-    @property
-    def action(self) -> Action | None:
-        """The action of the schedule; None before and after the loop."""
-        callee = train.callee_of(self.op)
-        kind = None if callee is None else train.action_of(callee)
-        return None if kind is None else Action(self.stage, kind, self.microbatch)
 
 
 class TimedRun(NamedTuple):
@@ -63,7 +39,7 @@ class TimedRun(NamedTuple):
 
 def memory_of_ranks(f: FuncOp, mesh: Mesh) -> list[MemoryUse]:
     """Return the memory that a step in stages needs on a device of each rank of its schedule."""
-    calls = _StageCalls(f)
+    calls = StepRuns(f)
     step = _StepStorages(f, calls, mesh)
     return [step.memory(calls.runs(rank)) for rank in range(calls.schedule.ranks)]
 
@@ -71,51 +47,13 @@ def memory_of_ranks(f: FuncOp, mesh: Mesh) -> list[MemoryUse]:
 def times_of_ranks(f: FuncOp, mesh: Mesh) -> list[list[TimedRun]]:
     """Return when the devices of each rank of its schedule run the functions of a step in stages,
     on the mesh's cluster."""
-    return _StepTimes(f, _StageCalls(f), mesh).ranks()
-
-
-class _StageCalls:
-    """The functions of a step in stages, and the order in which each rank runs them."""
-
-    def __init__(self, f: FuncOp):
-        text = train.schedule_of(f)
-        assert text is not None
-        self.schedule = Schedule.parse(text)
-        self.callees: dict[CallOp, FuncOp] = {}
-        self.before: list[CallOp] = []
-        """The calls before the loop over the microbatches, in it by their actions, and after it."""
-        self.actions: dict[tuple[int, str], CallOp] = {}
-        self.after: list[CallOp] = []
-        outside = self.before
-        for op in f.body.block.ops:
-            if isinstance(op, train.MicrobatchesOp):
-                outside = self.after
-            elif isinstance(op, CallOp) and (callee := train.callee_of(op)) is not None:
-                self.callees[op] = callee
-                if (action := train.action_of(callee)) is None:
-                    outside.append(op)
-                else:
-                    self.actions[StageRun(op, None).stage, action] = op
-
-    def rank(self, op: CallOp) -> int:
-        """Return the rank that runs a call."""
-        return self.schedule.placement[StageRun(op, None).stage]
-
-    def runs(self, rank: int) -> list[StageRun]:
-        """Return the functions that a rank runs, in their order."""
-        found = [StageRun(op, None) for op in self.before if self.rank(op) == rank]
-        for stage, kind, microbatch in self.schedule.orders[rank]:
-            one = (stage, kind) in self.actions
-            for part in kind if one else HALVES.get(kind, ""):
-                if (op := self.actions.get((stage, part))) is not None:
-                    found.append(StageRun(op, microbatch))
-        return found + [StageRun(op, None) for op in self.after if self.rank(op) == rank]
+    return _StepTimes(f, StepRuns(f), mesh).ranks()
 
 
 class _StepTimes:
     """The times of the functions of a step."""
 
-    def __init__(self, f: FuncOp, calls: _StageCalls, mesh: Mesh):
+    def __init__(self, f: FuncOp, calls: StepRuns, mesh: Mesh):
         self.calls = calls
         self.seconds = dict[CallOp, float]()
         """The seconds of a function, and of the sums over microbatches of what it makes."""
@@ -134,7 +72,7 @@ class _StepTimes:
                 seconds = 0.0 if cost is None else cost.seconds
                 if isinstance(op, train.TransferOp):
                     self.transfers[op] = seconds
-                elif (maker := _maker(op.x)) is not None:
+                elif (maker := self.calls.maker(op.x)) is not None:
                     self.seconds[maker] += seconds
 
     def ranks(self) -> list[list[TimedRun]]:
@@ -144,7 +82,9 @@ class _StepTimes:
             before = sum(map(len, found))
             for rank, runs in enumerate(todo):
                 self._advance(rank, runs, found[rank])
-            assert sum(map(len, found)) > before, "a schedule that was checked does not end"
+            if sum(map(len, found)) == before:
+                train.check_order(self.calls.f)
+                raise AssertionError("a step that was proven to end does not")
         return found
 
     def _advance(self, rank: int, runs: list[StageRun], found: list[TimedRun]) -> None:
@@ -160,41 +100,19 @@ class _StepTimes:
 
     def _arrival(self, v: SSAValue, microbatch: int | None, rank: int) -> float | None:
         """Return when a rank has a value; None while it is not known."""
-        sent, microbatches = 0.0, [microbatch]
-        while isinstance(op := v.owner, Operation):
-            if isinstance(op, CallOp):
-                runs = [StageRun(op, k) for k in microbatches]
-                if runs[0].action is None:  # before or after the loop
-                    runs = [StageRun(op, None)]
-                ends = [self.ends.get(run) for run in runs]
-                known = [end for end in ends if end is not None]
-                away = sent if self.calls.rank(op) != rank else 0.0
-                return max(known) + away if len(known) == len(ends) else None
-            v = op.operands[0]
-            if isinstance(op, train.TransferOp):
-                sent += self.transfers[op]
-            elif isinstance(op, train.AccumulateOp):
-                microbatches = [*range(self.calls.schedule.microbatches)]
-            elif isinstance(op, train.CarryOp):  # after the loop, that of the last microbatch
-                last = self.calls.schedule.microbatches - 1
-                microbatches = [last if k is None else k for k in microbatches]
-            elif isinstance(op, train.CarriedOp):
-                v = self.carries[op.out] if microbatch else op.x
-                microbatches = [microbatch - 1 if microbatch else None]
-        return 0.0
-
-
-def _maker(v: SSAValue) -> CallOp | None:
-    """Return the call that makes a value, which may be transferred since."""
-    while isinstance(v.owner, train.TransferOp):
-        v = v.owner.x
-    return v.owner if isinstance(v.owner, CallOp) else None
+        if (read := self.calls.read(v, microbatch)) is None:
+            return 0.0
+        ends = [self.ends[run] for run in read.runs if run in self.ends]
+        if len(ends) < len(read.runs):
+            return None
+        away = self.calls.rank(read.runs[0].op) != rank
+        return max(ends) + (sum(self.transfers[op] for op in read.transfers) if away else 0.0)
 
 
 class _StepStorages:
     """The functions of a step, and the storages of the values between them."""
 
-    def __init__(self, f: FuncOp, calls: _StageCalls, mesh: Mesh):
+    def __init__(self, f: FuncOp, calls: StepRuns, mesh: Mesh):
         self.calls = calls
         args = zip(f.body.block.args, train.arguments(f), strict=True)
         self.parts: dict[SSAValue, str] = {v: f"{argument.role}s" for v, argument in args}

@@ -366,6 +366,13 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "has a name of its own.",
             'write {train.metric = "accuracy"}',
         ),
+        "G16": Code(
+            "A step in stages comes to its end on all ranks: `train.schedule` runs each function "
+            "once for each microbatch, no runs and transfers wait for each other, a value is "
+            "transferred to the ranks that read it and to no others, and the two ends of a channel "
+            "between ranks have its transfers in the same order.",
+            "move an action in the schedule, use another schedule, or mark other stages",
+        ),
     },
 }
 """The sections of docs/invariants.md, each with its codes."""

@@ -19,7 +19,7 @@ from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError
 from shardir.dialects.dist import check_type
 from shardir.dialects.memory import check_offsets
 from shardir.dialects.symbols import find_symbol, fixed_symbols
-from shardir.dialects.train import check_counts, check_initial_values, check_stages
+from shardir.dialects.train import check_counts, check_initial_values, check_order, check_stages
 from shardir.syntax.dominance import check_dominance
 from shardir.syntax.source import Source
 
@@ -140,6 +140,7 @@ def check_signature(f: FuncOp) -> None:
     check_initial_values(f)
     check_counts(f)
     check_stages(f)
+    check_order(f)
 
 
 def structure_error(op: Operation, lost: Incomplete) -> str | None:

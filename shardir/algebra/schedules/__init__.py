@@ -13,7 +13,7 @@ from shardir.algebra.schedules.actions import (
     parse_action,
     parse_orders,
 )
-from shardir.algebra.schedules.checking import check
+from shardir.algebra.schedules.checking import check, check_actions
 from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
 from shardir.algebra.schedules.named import NAMES, NamedSchedule, schedule
 from shardir.algebra.schedules.schedule import Schedule
@@ -35,6 +35,7 @@ __all__ = [
     "Schedule",
     "SearchedSchedule",
     "check",
+    "check_actions",
     "check_transfers",
     "lower_bound",
     "orders_text",

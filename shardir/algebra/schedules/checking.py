@@ -19,11 +19,19 @@ def check(schedule: Schedule) -> None:
     Raises:
         ShardirError: it is not so; with all errors. A cycle is looked for if there are no others.
     """
-    errors = list(_numbers(schedule))
-    if not errors:
-        errors += _errors_of_actions(schedule)
-    if not errors:
-        errors += _cycle_error(schedule)
+    check_actions(schedule)
+    if errors := list(_cycle_error(schedule)):
+        raise Failure([(None, e) for e in errors])
+
+
+def check_actions(schedule: Schedule) -> None:
+    """Check that a schedule has its actions once, on the ranks of their stages, and those of a
+    microbatch on a stage in order; not that ranks do not wait for each other.
+
+    Raises:
+        ShardirError: it is not so; with all errors.
+    """
+    errors = list(_numbers(schedule)) or list(_errors_of_actions(schedule))
     if errors:
         raise Failure([(None, e) for e in errors])
 

@@ -86,6 +86,9 @@ from shardir.dialects.train.roles import (
     updated_keys,
     updates_attrs,
 )
+from shardir.dialects.train.stage_order import Event, Message, StageOrder
+from shardir.dialects.train.stage_proof import check_order
+from shardir.dialects.train.stage_runs import Made, Read, StageRun, StepRuns
 from shardir.dialects.train.stages import (
     PIPELINE,
     SCHEDULE,
@@ -174,6 +177,7 @@ __all__ = [
     "EndLoop",
     "EndMicrobatchesOp",
     "EndRepeatOp",
+    "Event",
     "GradientOp",
     "InitAttr",
     "ItemOp",
@@ -183,7 +187,9 @@ __all__ = [
     "LearningRateOp",
     "Loop",
     "LossScaleAttr",
+    "Made",
     "Mark",
+    "Message",
     "MetricsAttr",
     "MicrobatchOp",
     "MicrobatchesOp",
@@ -194,13 +200,17 @@ __all__ = [
     "OptimizerAttr",
     "ParameterStep",
     "PipelineAttr",
+    "Read",
     "RepeatOp",
     "Request",
     "Role",
     "Scalar",
     "ScheduleAttr",
     "SgdOp",
+    "StageOrder",
+    "StageRun",
     "StepOp",
+    "StepRuns",
     "StepScalars",
     "SyncAttr",
     "Train",
@@ -218,6 +228,7 @@ __all__ = [
     "callee_of",
     "check_counts",
     "check_initial_values",
+    "check_order",
     "check_stages",
     "every_of",
     "gradient_arguments",

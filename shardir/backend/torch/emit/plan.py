@@ -1,6 +1,7 @@
 """plan.json: the arguments and results of a program's functions, for the runtime (runtime_plan.py
 reads it)."""
 
+from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def plan_of(
             "axes": [list(axis) for axis in mesh.axes] if mesh else [],
         },
         "groups": [_axes(axes) for axes in _groups(functions, mesh)],
+        "channels": [[_axes(axes), *ends] for axes, *ends in _channels(functions)],
         "functions": {
             f.sym_name.data: {"python": called[f], **_function(f, mesh, data)} for f in functions
         },
@@ -81,14 +83,37 @@ def _groups(functions: list[FuncOp], mesh: Mesh | None) -> list[Axes]:
     found: dict[Axes, None] = {}
     if any(train.schedule_of(f) is not None for f in functions):
         found[Axis(train.STAGE_AXIS),] = None
-        functions = [*functions, *(g for f in functions for g in called_functions(f))]
-    for op in (op for f in functions for op in f.body.block.ops):
+    for op in _ops(functions):
         if mesh is None or isinstance(op, dist.LOCAL):
             continue
         communicates = isinstance(op, dist.CollectiveOp | dist.SendOp | dist.RecvOp)
         if communicates and mesh.extent(op.axes.data) > 1:
             found.setdefault(op.axes.data)
     return list(found)
+
+
+def _channels(functions: list[FuncOp]) -> list[tuple[Axes, int, int]]:
+    """The transfers between two positions of a group, each once: their axes, and the positions."""
+    found: dict[tuple[Axes, int, int], None] = {}
+    for f in functions:
+        if train.schedule_of(f) is not None:
+            edges = train.StageOrder(train.StepRuns(f)).edges()
+            found |= {((Axis(train.STAGE_AXIS),), *ends): None for ends in edges}
+    for op in _ops(functions):
+        if isinstance(op, dist.SendOp):
+            source, target, axes = op.ends
+            found.setdefault((axes, source, target))
+        elif isinstance(op, dist.PermuteOp):
+            pairs = zip(op.pairs.data[::2], op.pairs.data[1::2], strict=True)
+            found |= {(op.axes.data, s, t): None for s, t in pairs if s != t}
+    return list(found)
+
+
+def _ops(functions: list[FuncOp]) -> Iterator[Operation]:
+    """The ops of functions, and of the functions of the stages of a step."""
+    stages = (g for f in functions if train.schedule_of(f) for g in called_functions(f))
+    for f in (*functions, *stages):
+        yield from f.body.block.ops
 
 
 def _inits(functions: list[FuncOp]) -> dict[str, InitAttr]:

@@ -6,7 +6,7 @@ A part of the runtime (runtime.py defines axes, groups and shards); needs only t
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class Mesh:
             self._step[name] = step
         self._groups: dict[Axes, Group] = {}
         self._process_groups: dict[tuple, Any] = {}  # by the partition of all ranks
-        self._peers: Any = None
+        self._channels: dict[tuple[int, int], Any] = {}  # by sender and receiver
         self._sends: deque = deque()  # unfinished sends: the work, and the tensor it reads
         self._to_self: dict[tuple, deque] = {}  # what this rank has sent to itself
 
@@ -126,15 +126,31 @@ class Mesh:
             dist.all_reduce(torch.zeros(1, device=self.device), group=process_group)
         return process_group
 
-    def peers(self) -> Any:
-        """Return the process group of all point-to-point transfers; all ranks must ask together.
+    def connect(self, axes: Axes, source: int, target: int) -> None:
+        """Make the channels from one position to another in each group over these axes, and connect
+        them. All ranks must ask for new ones at the same time, as main() does.
 
-        A group of its own, since torch counts a transfer as a collective of its group: ranks that
-        take no part would count fewer, which TORCH_DISTRIBUTED_DEBUG=DETAIL reports as an error.
+        A channel is a process group for what one rank sends to another. NCCL runs the transfers of
+        a group in their order: in one of all ranks, or of both directions, a send would wait for
+        the receive that its rank has posted before it.
         """
-        if self._peers is None:
-            self._peers = self._connected(dist.new_group(list(range(self.size))))
-        return self._peers
+        groups = sorted({tuple(self.members(axes, rank)) for rank in range(self.size)})
+        for ends in ((ranks[source], ranks[target]) for ranks in groups):
+            if ends not in self._channels:
+                self._channels[ends] = made = dist.new_group(ends)
+                first = torch.zeros(1, device=self.device)
+                if self.rank == ends[0]:
+                    dist.send(first, ends[1], group=made)
+                elif self.rank == ends[1]:
+                    dist.recv(first, ends[0], group=made)
+
+    def channel(self, source: int, target: int) -> Any:
+        """Return the process group of what `source` sends to `target`."""
+        return self._channels[source, target]
+
+    def hold(self, sends: Iterable[tuple[Any, torch.Tensor]]) -> None:
+        """Hold tensors until `wait`, each with the work that sends it, or None."""
+        self._sends += [send for send in sends if send[0] is not None]
 
     def wait(self) -> None:
         """Wait until all that this rank sent has left it."""

@@ -2,6 +2,7 @@
 
     {"version": 1, "mesh": {"name": "m", "axes": [["dp", 2], ["tp", 2]]},
      "groups": [["dp"], ["dp", "tp"], [["d", 2, 4]]],           process groups to make at the start
+     "channels": [[["stage"], 0, 1]],             transfers: axes, positions of sender and receiver
      "functions": {"step": {
         "python": "step", "kind": "step" | "function",
         "args": [{"name": "w", "role": "input" | "parameter" | "state", "key": "w",
@@ -166,6 +167,7 @@ class ProgramPlan:
     mesh_name: str
     axes: tuple[tuple[str, int], ...]
     groups: tuple[Axes, ...]
+    channels: tuple[tuple[Axes, int, int], ...]
     functions: tuple[PlanFunction, ...]
     single: str | None
 
@@ -218,6 +220,7 @@ def _plan(top: Field, directory: Path) -> ProgramPlan:
         for name, value in top.get("functions", dict).value.items()
     )
     _check_states(functions)
+    channels = top.get("channels", list, default=[])
     single = top.get("single", (str, type(None)), default=None)
     if single.value is not None:
         file_in(directory, single)
@@ -226,9 +229,16 @@ def _plan(top: Field, directory: Path) -> ProgramPlan:
         mesh_name=mesh.get("name", str).value,
         axes=tuple(sizes.items()),
         groups=tuple(_axes(axes, sizes) for axes in top.get("groups", list, default=[]).items()),
+        channels=tuple(_channel(field, sizes) for field in channels.items()),
         functions=functions,
         single=single.value,
     )
+
+
+def _channel(field: Field, sizes: dict[str, int]) -> tuple[Axes, int, int]:
+    axes, *ends = field.items()
+    source, target = (end.of(int).value for end in ends)
+    return _axes(axes, sizes), source, target
 
 
 def _axes(field: Field, sizes: dict[str, int]) -> Axes:

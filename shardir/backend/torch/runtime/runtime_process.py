@@ -118,8 +118,8 @@ def memory(device: torch.device) -> int:
 
 
 def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
-    """Join the other ranks, unless this process has, and make the process groups, in the same order
-    on all of them."""
+    """Join the other ranks, unless this process has, and make the process groups and channels,
+    in the same order on all of them."""
     joined = dist.is_initialized()
     given = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
     rank = dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
@@ -146,6 +146,8 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
     mesh = rt.Mesh(plan.axes, rank, device)
     for axes in plan.groups:
         mesh.group(axes)
+    for channel in plan.channels:
+        mesh.connect(*channel)
     return mesh
 
 

@@ -3,139 +3,57 @@
 A value of a microbatch has one name on all stages. It is sent as soon as it is made, to each other
 rank that reads it; a rank receives the values of another one in the order in which that one makes
 them, and posts the receives of an action before the action before it runs. It is dropped after its
-last reader. A part of the runtime; needs only torch.
+last reader, and after a message has proven that its receivers have it. The compiler proves that
+steps end which run so (`stage_order.py`). A part of the runtime; needs only torch.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import runtime as rt
 import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
-from runtime_mesh import Axes, Mesh
+from runtime_mesh import Mesh
+from runtime_stage_order import Message, RankOrder, StagePart, StageTables, StageValue
 from torch import Tensor
+
+__all__ = ["Pipeline", "StageValue"]
 
 STAGE = "stage"
 """The axis of the mesh over which the ranks of different stages differ."""
 
-HALVES = {"B": "IW"}
-"""The actions that one is, of a stage without a part of its own for it."""
 
+class Pipeline(StageTables):
+    """A step in stages, which ranks can run."""
 
-class StageAction(NamedTuple):
-    """A part that runs on a microbatch: `2F0`."""
-
-    stage: int
-    kind: str
-    microbatch: int
-
-    @classmethod
-    def of(cls, text: str) -> "StageAction":
-        at = next(i for i, c in enumerate(text) if not c.isdigit())
-        return cls(int(text[:at]), text[at], int(text[at + 1 :]))
-
-
-class StagePart(NamedTuple):
-    """A function of a stage, with the names of what it reads and makes."""
-
-    kind: str
-    stage: int
-    function: Callable[..., Any]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-class StageValue(NamedTuple):
-    """A value that other stages read than the one that makes it: its global shape, and the axes
-    that split each dimension."""
-
-    source: int
-    targets: tuple[int, ...]
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    dims: tuple[Axes, ...]
-
-
-class CarriedState(NamedTuple):
-    """A state that passes from one microbatch to the next, by the names of its values."""
-
-    first: str
-    next: str
-    last: str
-
-
-class Pipeline:
-    """A step in stages.
-
-    Args:
-        schedule: the actions of each rank, in their order.
-        slices: the microbatch's slices, by name, of arguments.
-        carried: the states that pass from one microbatch to the next: of each the name that parts
-            read, the argument that it is for the first microbatch, what parts make that it is for
-            the next one, and its name after the last.
-        parts: kind, stage, function, names of what it reads, of what it makes; in an order in which
-            they can run. "F" is the forward part, "B" the backward part, which may be two: "I", the
-            gradients of inputs, and "W", those of weights; "begin" (before the loop over
-            microbatches) and "update" (after it) run once.
-        sums: over all microbatches, by name, of what parts make.
-        results: the names of what the step returns; a value that no function makes is an argument.
-        shapes: of the results that are not states, the type: that of other ranks are zeros.
-    """
-
-    def __init__(
-        self,
-        schedule: Sequence[str],
-        slices: Mapping[str, str],
-        carried: Sequence[tuple[str, str, str, str]],
-        parts: Sequence[tuple[str, int, Callable[..., Any], str, str]],
-        transfers: Mapping[str, StageValue],
-        sums: Mapping[str, str],
-        results: str,
-        shapes: Mapping[str, StageValue],
-    ):
-        self.orders = [[StageAction.of(text) for text in line.split()] for line in schedule]
-        self.microbatches = 1 + max(a.microbatch for line in self.orders for a in line)
-        self.rank_of = {a.stage: rank for rank, line in enumerate(self.orders) for a in line}
-        self.slices = slices
-        self.states = {name: CarriedState(*names) for name, *names in carried}
-        self.state_after = {state.next: name for name, state in self.states.items()}
-        self.parts = [
-            StagePart(k, s, f, tuple(i.split()), tuple(o.split())) for k, s, f, i, o in parts
-        ]
-        self.by_action = {(p.kind, p.stage): p for p in self.parts}
-        self.transfers, self.sums = transfers, sums
-        self.results, self.shapes = results.split(), shapes
-        self.maker = {name: part for part in self.parts for name in part.outputs}
+    _order: RankOrder | None = None
 
     def run(self, mesh: Mesh, **arguments: Tensor | None) -> list[Tensor | None]:
         """Run a step. Return its results, as far as this rank has them."""
-        return _StepRun(self, mesh, arguments).run()
+        if self._order is None:
+            self._order = RankOrder(self, mesh.index((STAGE,)))
+        return _StepRun(self, self._order, mesh, arguments).run()
 
-    def loop(self, rank: int) -> Iterator[tuple[StagePart, int]]:
-        """Yield the parts that a rank runs in the loop, each with its microbatch."""
-        for action in self.orders[rank]:
-            one = (action.kind, action.stage) in self.by_action
-            for kind in action.kind if one else HALVES.get(action.kind, ""):
-                if (part := self.by_action.get((kind, action.stage))) is not None:
-                    yield part, action.microbatch
 
-    def targets(self, name: str) -> list[int]:
-        """Return the other ranks that read a value."""
-        if (found := self.transfers.get(name)) is None:
-            return []
-        ranks = {self.rank_of[stage] for stage in found.targets}
-        return sorted(ranks - {self.rank_of[found.source]})
+class _Send(NamedTuple):
+    """A send that is not waited for yet."""
+
+    name: str
+    received_at: float
+    work: Any
+    x: Tensor
 
 
 class _StepRun:
     """One run of a step on this rank."""
 
-    def __init__(self, step: Pipeline, mesh: Mesh, arguments: Mapping[str, Tensor | None]):
-        self.step, self.mesh = step, mesh
+    def __init__(
+        self, step: Pipeline, order: RankOrder, mesh: Mesh, arguments: Mapping[str, Tensor | None]
+    ):
+        self.step, self.order, self.mesh = step, order, mesh
         self.rank = mesh.index((STAGE,))
-        self.peers = mesh.peers()
         self.stages = {stage for stage, rank in step.rank_of.items() if rank == self.rank}
         self.values: dict[str, Tensor] = {n: x for n, x in arguments.items() if x is not None}
         """The values outside the loop: arguments, sums, what parts before and after it make."""
@@ -145,28 +63,21 @@ class _StepRun:
         """The number of parts that are to read each of them."""
         self.owned: set[str] = set()
         """The sums that are in memory of their own."""
-        self.loop = list(step.loop(self.rank))
-        parts = {(part.kind, part.stage): part for part, _ in self.loop}
-        self.readers = Counter(name for part in parts.values() for name in part.inputs)
-        self.coming = {
-            rank: [(name, k) for part, k in step.loop(rank) for name in part.outputs
-                   if self.rank in step.targets(name)]
-            for rank in range(len(step.orders)) if rank != self.rank
-        }  # fmt: skip
-        """What each other rank sends, in the order in which it does."""
-        self.position = {key: i for keys in self.coming.values() for i, key in enumerate(keys)}
-        self.posted = dict.fromkeys(self.coming, 0)
-        self.pending: dict[tuple[str, int], tuple[Any, Tensor]] = {}
+        self.posted = dict.fromkeys(self.order.coming, 0)
+        self.pending: dict[Message, tuple[Any, Tensor]] = {}
+        self.sends: dict[int, deque[_Send]] = defaultdict(deque)
+        """By target, the sends of the loop that are not waited for yet, in order."""
 
     def run(self) -> list[Tensor | None]:
         self._outside("begin")
-        for i, (part, k) in enumerate(self.loop):
-            for ahead in self.loop[i : i + 2]:
+        for i, (part, k) in enumerate(self.order.loop):
+            for ahead in self.order.loop[i : i + 2]:
                 self._post(*ahead)
             self._run_part(part, k)
-        for name, state in self.step.states.items():
-            if state.first in self.values:
-                self.values[state.last] = self._state(name, self.step.microbatches)
+        for name in self.step.kept_states(self.rank):
+            self.values[self.step.states[name].last] = self._state(name, self.step.microbatches)
+        for sends in self.sends.values():
+            self.mesh.hold((send.work, send.x) for send in sends)
         for name, of in self.step.sums.items():
             self._pass_on(name, self.step.maker[of].stage)
         self._outside("update")
@@ -192,7 +103,8 @@ class _StepRun:
         targets = self.step.targets(name)
         if source == self.rank:
             for target in targets:
-                self._send(self.values[name], target)
+                x = self.values[name].contiguous()
+                self.mesh.hold([(self._sent(x, target), x)])
         elif self.rank in targets:
             self.values[name] = self._completed(*self._receive(name, source))
 
@@ -203,7 +115,7 @@ class _StepRun:
         named = dict(zip(part.outputs, made, strict=True))
         for name, x in named.items():
             for target in self.step.targets(name):
-                self._send(x, target)
+                self._send(name, k, x, target)
             self._keep(name, k, x)
             if name in self.step.state_after:
                 self._keep(self.step.state_after[name], k + 1, x)
@@ -214,9 +126,9 @@ class _StepRun:
     def _keep(self, name: str, k: int, x: Tensor) -> None:
         """Hold a value until all parts of this rank have read it; a state after the last microbatch
         for the step."""
-        if self.readers[name] or k == self.step.microbatches:
+        if self.order.readers[name] or k == self.step.microbatches:
             self.batches.setdefault(k, {})[name] = x
-            self.left[k, name] = self.readers[name]
+            self.left[k, name] = self.order.readers[name]
 
     def _value(self, name: str, k: int) -> Tensor:
         """Return what a part reads for a microbatch."""
@@ -257,44 +169,65 @@ class _StepRun:
     def _post(self, part: StagePart, k: int) -> None:
         """Post the receives of what a part reads of other ranks."""
         for name in part.inputs:
-            if name not in self.step.states:
-                self._post_until(name, k)
-            elif k:
-                self._post_until(self.step.states[name].next, k - 1)
+            if (message := self.step.read(name, k)) is not None:
+                self._post_until(message)
 
-    def _post_until(self, name: str, k: int) -> None:
+    def _post_until(self, message: Message) -> None:
         """Post the receive of a value, and of those that are sent before it."""
-        if (name, k) not in self.position:
+        if message not in self.order.position:
             return
-        source = self.step.rank_of[self.step.transfers[name].source]
-        coming = self.coming[source]
-        while self.posted[source] <= self.position[name, k]:
+        source = self._source(message)
+        coming = self.order.coming[source]
+        while self.posted[source] <= self.order.position[message]:
             first = coming[self.posted[source]]
             self.pending[first] = self._receive(first[0], source)
             self.posted[source] += 1
 
+    def _source(self, message: Message) -> int:
+        return self.step.rank_of[self.step.transfers[message[0]].source]
+
     def _arrived(self, name: str, k: int) -> Tensor:
-        """Return a value that another rank has sent."""
-        self._post_until(name, k)
-        return self._completed(*self.pending.pop((name, k)))
+        """Return a value that another rank has sent. It proves that this one has received what its
+        parts have read until it made the value: the sends of that are over."""
+        message = name, k
+        self._post_until(message)
+        x = self._completed(*self.pending.pop(message))
+        sends, made_at = self.sends[self._source(message)], self.order.made_at[message]
+        while sends and sends[0].received_at <= made_at:
+            self._completed(*sends.popleft()[-2:])
+        return x
+
+    def _send(self, name: str, k: int, x: Tensor, target: int) -> None:
+        """Send a value of the loop. Of one at most as many sends as there are ranks are under way,
+        so that what no other rank answers is not held for all microbatches."""
+        sends = self.sends[target]
+        if sum(send.name == name for send in sends) >= len(self.step.orders):
+            oldest = next(i for i, send in enumerate(sends) if send.name == name)
+            for _ in range(oldest + 1):
+                self._completed(*sends.popleft()[-2:])
+        x = x.contiguous()
+        at = self.order.received_at[(name, k), target]
+        sends.append(_Send(name, at, self._sent(x, target), x))
 
     def _peer(self, rank: int) -> int:
         """Return the rank of the mesh that differs from this one in the stage alone."""
         return self.mesh.members((STAGE,), self.mesh.rank)[rank]
 
-    def _send(self, x: Tensor, target: int) -> None:
-        x = x.contiguous()
-        if x.numel():
-            view = buffers.in_transport_dtype(x)
-            work = dist.isend(view, self._peer(target), group=self.peers)
-            self.mesh._sends.append((work, x))
+    def _sent(self, x: Tensor, target: int) -> Any:
+        """Start to send a value; return the work, None of an empty one."""
+        if not x.numel():
+            return None
+        peer = self._peer(target)
+        channel = self.mesh.channel(self.mesh.rank, peer)
+        return dist.isend(buffers.in_transport_dtype(x), peer, group=channel)
 
     def _receive(self, name: str, source: int) -> tuple[Any, Tensor]:
         out = self._empty(self.step.transfers[name])
         if not out.numel():
             return None, out
-        view = buffers.in_transport_dtype(out)
-        return dist.irecv(view, self._peer(source), group=self.peers), out
+        peer = self._peer(source)
+        channel = self.mesh.channel(peer, self.mesh.rank)
+        return dist.irecv(buffers.in_transport_dtype(out), peer, group=channel), out
 
     @staticmethod
     def _completed(work: Any, x: Tensor) -> Tensor:

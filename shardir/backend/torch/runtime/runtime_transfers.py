@@ -4,7 +4,8 @@ A part of the runtime (runtime.py defines axes, groups and shards); needs only t
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import runtime_buffers as buffers
 import torch
@@ -78,7 +79,8 @@ def permute(
     """
     group = mesh.group(axes)
     me = group.index
-    peers = mesh.peers() if group.size > 1 else None
+    for s, t in pairs:
+        _connect(mesh, axes, s, t)
     source = next((s for s, t in pairs if t == me), None)
     if source == me:
         out = x
@@ -86,17 +88,13 @@ def permute(
         make = torch.zeros if source is None else torch.empty
         out = make(x.shape if shape is None else shape, dtype=x.dtype, device=x.device)
     transfers = []
-    if source is not None and source != me:
-        transfers.append((dist.irecv, out, source))
-    if any(s == me != t for s, t in pairs):
+    if source is not None and source != me and out.numel():
+        transfers.append(_start(dist.irecv, mesh, out, group.ranks[source], mesh.rank))
+    if x.numel():
         x = x.contiguous()
-        transfers += [(dist.isend, x, t) for s, t in pairs if s == me != t]
-    transfers = [
-        dist.P2POp(call, buffers.in_transport_dtype(tensor), group.ranks[peer], peers)
-        for call, tensor, peer in transfers
-        if tensor.numel()
-    ]
-    for work in dist.batch_isend_irecv(transfers) if transfers else ():
+        sent = [group.ranks[t] for s, t in pairs if s == me != t]
+        transfers += [_start(dist.isend, mesh, x, mesh.rank, target) for target in sent]
+    for work in transfers:
         work.wait()
     return out
 
@@ -107,7 +105,7 @@ def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
     It does not wait for the receiver, so two ranks may send to each other first and receive then.
     """
     group = mesh.group(axes)
-    peers = None if source == target else mesh.peers()
+    _connect(mesh, axes, source, target)
     if group.index != source:
         return
     x = x.clone(memory_format=torch.contiguous_format)  # the program may overwrite its own
@@ -117,8 +115,7 @@ def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
     while mesh._sends and mesh._sends[0][0].is_completed():
         mesh._sends.popleft()
     if x.numel():
-        work = dist.isend(buffers.in_transport_dtype(x), group.ranks[target], group=peers)
-        mesh._sends.append((work, x))
+        mesh.hold([(_start(dist.isend, mesh, x, mesh.rank, group.ranks[target]), x)])
 
 
 def recv(
@@ -126,12 +123,23 @@ def recv(
 ) -> Tensor:
     """Return the value that `source` sent, on the target; zeros on all other ranks."""
     group = mesh.group(axes)
-    peers = None if source == target else mesh.peers()
+    _connect(mesh, axes, source, target)
     if group.index != target:
         return torch.zeros(tuple(shape), dtype=dtype, device=mesh.device)
     if source == target:
         return mesh._to_self[group.ranks].popleft()
     out = torch.empty(tuple(shape), dtype=dtype, device=mesh.device)
     if out.numel():
-        dist.recv(buffers.in_transport_dtype(out), group.ranks[source], group=peers)
+        _start(dist.irecv, mesh, out, group.ranks[source], mesh.rank).wait()
     return out
+
+
+def _connect(mesh: Mesh, axes: Axes, source: int, target: int) -> None:
+    if source != target:
+        mesh.connect(axes, source, target)
+
+
+def _start(call: Callable[..., Any], mesh: Mesh, x: Tensor, source: int, target: int) -> Any:
+    """Start to send or receive on the channel between two ranks; return the work."""
+    view, other = buffers.in_transport_dtype(x), target if source == mesh.rank else source
+    return call(view, other, group=mesh.channel(source, target))

@@ -1,0 +1,178 @@
+"""The tables of a step in stages: its parts, and what each rank runs, sends and receives in order.
+
+A part of the runtime; needs only torch.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from runtime_mesh import Axes
+
+HALVES = {"B": "IW"}
+"""The actions that one is, of a stage without a part of its own for it."""
+
+
+class StageAction(NamedTuple):
+    """A part that runs on a microbatch: `2F0`."""
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    @classmethod
+    def of(cls, text: str) -> "StageAction":
+        at = next(i for i, c in enumerate(text) if not c.isdigit())
+        return cls(int(text[:at]), text[at], int(text[at + 1 :]))
+
+
+class StagePart(NamedTuple):
+    """A function of a stage, with the names of what it reads and makes."""
+
+    kind: str
+    stage: int
+    function: Callable[..., Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class StageValue(NamedTuple):
+    """A value that other stages read than the one that makes it: its global shape, and the axes
+    that split each dimension."""
+
+    source: int
+    targets: tuple[int, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    dims: tuple[Axes, ...]
+
+
+Message = tuple[str, int]
+"""A value that passes between ranks in the loop: its name, and the microbatch."""
+
+
+class CarriedState(NamedTuple):
+    """A state that passes from one microbatch to the next, by the names of its values."""
+
+    first: str
+    next: str
+    last: str
+
+
+class StageTables:
+    """The parts of a step in stages, what they read and make, and the order of each rank.
+
+    Args:
+        schedule: the actions of each rank, in their order.
+        slices: the microbatch's slices, by name, of arguments.
+        carried: the states that pass from one microbatch to the next: of each the name that parts
+            read, the argument that it is for the first microbatch, what parts make that it is for
+            the next one, and its name after the last.
+        parts: kind, stage, function, names of what it reads, of what it makes; in an order in which
+            they can run. "F" is the forward part, "B" the backward part, which may be two: "I", the
+            gradients of inputs, and "W", those of weights; "begin" (before the loop over
+            microbatches) and "update" (after it) run once.
+        sums: over all microbatches, by name, of what parts make.
+        results: the names of what the step returns; a value that no function makes is an argument.
+        shapes: of the results that are not states, the type: that of other ranks are zeros.
+    """
+
+    def __init__(
+        self,
+        schedule: Sequence[str],
+        slices: Mapping[str, str],
+        carried: Sequence[tuple[str, str, str, str]],
+        parts: Sequence[tuple[str, int, Callable[..., Any], str, str]],
+        transfers: Mapping[str, StageValue],
+        sums: Mapping[str, str],
+        results: str,
+        shapes: Mapping[str, StageValue],
+    ):
+        self.orders = [[StageAction.of(text) for text in line.split()] for line in schedule]
+        self.microbatches = 1 + max(a.microbatch for line in self.orders for a in line)
+        self.rank_of = {a.stage: rank for rank, line in enumerate(self.orders) for a in line}
+        self.slices = slices
+        self.states = {name: CarriedState(*names) for name, *names in carried}
+        self.state_after = {state.next: name for name, state in self.states.items()}
+        self.parts = [
+            StagePart(k, s, f, tuple(i.split()), tuple(o.split())) for k, s, f, i, o in parts
+        ]
+        self.by_action = {(p.kind, p.stage): p for p in self.parts}
+        self.transfers, self.sums = transfers, sums
+        self.results, self.shapes = results.split(), shapes
+        self.maker = {name: part for part in self.parts for name in part.outputs}
+
+    def loop(self, rank: int) -> Iterator[tuple[StagePart, int]]:
+        """Yield the parts that a rank runs in the loop, each with its microbatch."""
+        for action in self.orders[rank]:
+            one = (action.kind, action.stage) in self.by_action
+            for kind in action.kind if one else HALVES.get(action.kind, ""):
+                if (part := self.by_action.get((kind, action.stage))) is not None:
+                    yield part, action.microbatch
+
+    def targets(self, name: str) -> list[int]:
+        """Return the other ranks that read a value."""
+        if (found := self.transfers.get(name)) is None:
+            return []
+        ranks = {self.rank_of[stage] for stage in found.targets}
+        return sorted(ranks - {self.rank_of[found.source]})
+
+    def sent(self, source: int, target: int) -> list[tuple[Message, int]]:
+        """Return what a rank sends to another one in the loop, in order, each with the position of
+        the part that makes it."""
+        return [
+            ((name, k), i)
+            for i, (part, k) in enumerate(self.loop(source))
+            for name in part.outputs if target in self.targets(name)
+        ]  # fmt: skip
+
+    def read(self, name: str, k: int) -> Message | None:
+        """Return the value of the loop that a part reads for a microbatch by a name; None of a
+        state before the first one."""
+        if name not in self.states:
+            return name, k
+        return (self.states[name].next, k - 1) if k else None
+
+    def kept_states(self, rank: int) -> list[str]:
+        """Return the states that a rank has after the loop: those that its parts read."""
+        mine = {n for p in self.parts if self.rank_of[p.stage] == rank for n in p.inputs}
+        return [n for n, s in self.states.items() if not mine.isdisjoint((n, s.first, s.last))]
+
+
+class RankOrder:
+    """What a rank runs in the loop, sends and receives, which is the same in each step."""
+
+    def __init__(self, tables: StageTables, rank: int):
+        others = [r for r in range(len(tables.orders)) if r != rank]
+        self.loop = list(tables.loop(rank))
+        parts = {(part.kind, part.stage): part for part, _ in self.loop}
+        self.readers = Counter(name for part in parts.values() for name in part.inputs)
+        """The number of parts that read a value for each microbatch."""
+        coming = {r: tables.sent(r, rank) for r in others}
+        self.coming = {r: [message for message, _ in keys] for r, keys in coming.items()}
+        """What each other rank sends, in the order in which it does."""
+        self.position = {m: i for keys in self.coming.values() for i, m in enumerate(keys)}
+        self.made_at = {m: i for keys in coming.values() for m, i in keys}
+        """The position in the sender's loop of the part that makes a message."""
+        self.received_at: dict[tuple[Message, int], float] = {}
+        """The position in the receiver's loop by which it has received a message of this rank: of
+        the first part there that reads it, or a later message of this rank."""
+        for r in others:
+            first = self._first_reads(tables, r)
+            at = math.inf
+            for message, _ in reversed(tables.sent(rank, r)):
+                at = self.received_at[message, r] = min(at, first.get(message, math.inf))
+
+    @staticmethod
+    def _first_reads(tables: StageTables, rank: int) -> dict[Message, int]:
+        found: dict[Message, int] = {}
+        i = 0
+        for i, (part, k) in enumerate(tables.loop(rank), 1):
+            for name in part.inputs:
+                if (message := tables.read(name, k)) is not None:
+                    found.setdefault(message, i - 1)
+        for name in tables.kept_states(rank):
+            found.setdefault((tables.states[name].next, tables.microbatches - 1), i)
+        return found

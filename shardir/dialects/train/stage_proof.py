@@ -1,0 +1,206 @@
+"""The proof that a step in stages ends on all ranks, whatever its functions and transfers take.
+
+    0F1 (net.ir:7) -> %h of microbatch 1 to rank 1 (net.ir:8) -> 1F1 (net.ir:9) -> ...
+
+A graph has a node for each run of a function, and one for each message: its send and its receive,
+which happen together, since nothing is buffered. An edge goes to what cannot happen before: along
+the order of each rank, in which a message only starts where it stands and is awaited where it is
+read; along each channel; and from what is made to what reads it. Without a cycle all nodes happen.
+
+The ranks of a stage run the same functions in the same order, with collectives among themselves
+alone: all members of a group are in the same run, which is one node.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from shardir.algebra.schedules import check_actions
+from shardir.algebra.schedules.cycles import add_orders, find_cycle, shortened
+from shardir.diagnostics import Failure, ShardirError, coded
+from shardir.dialects.dist import AxesAttr, find_mesh, layout_of
+from shardir.dialects.locations import short_location
+from shardir.dialects.train.stage_order import Message, StageOrder
+from shardir.dialects.train.stage_runs import StageRun, StepRuns
+from shardir.dialects.train.stages import SCHEDULE, STAGE_AXIS, schedule_of, stage_of
+
+Node = StageRun | Message
+
+
+def check_order(f: FuncOp) -> None:
+    """Check that the ranks of a step in stages come to its end.
+
+    Raises:
+        ShardirError: the schedule is no one of the step; a value that a stage reads is not
+            transferred, or one is transferred that is not read; a channel has its sends and its
+            receives in different orders; or some runs and messages wait for each other. With all
+            errors of one of these kinds.
+    """
+    if SCHEDULE not in f.attributes:
+        return
+    runs = _runs(f)
+    if errors := list(_schedule_errors(runs)):
+        raise Failure([(f, e) for e in errors])
+    order = StageOrder(runs)
+    for find in (_unsent, _mismatches, _cycle):
+        if errors := list(find(order)):
+            raise Failure([(f, e) for e in errors])
+
+
+def _runs(f: FuncOp) -> StepRuns:
+    """Return the runs of a step. Raises ShardirError unless its schedule can be read, and run."""
+    if schedule_of(f) is None:
+        found = f"expected an array of lines of actions as {SCHEDULE}, got another attribute"
+        raise ShardirError(coded("G16", found, use='write train.schedule = ["0F0,0B0"]'))
+    try:
+        runs = StepRuns(f)
+        check_actions(runs.schedule)
+    except ShardirError as e:
+        lines = str(e).splitlines()
+        raise Failure(
+            [(f, coded("G16", f"{SCHEDULE}: {line}", use="")) for line in lines]
+        ) from None
+    return runs
+
+
+def _schedule_errors(runs: StepRuns) -> Iterator[str]:
+    """Yield an error for each difference between the schedule and the step."""
+    schedule = runs.schedule
+    stages = {f"@{op.callee.string_value()}": stage for op, stage in runs.stages.items()}
+    for ops in runs.transfers.values():
+        for op in ops:
+            ends = op.source.value.data, *op.targets.data
+            stages |= {f"the transfer of %{op.x.name_hint}": max(ends, key=abs)}
+    errors = [
+        coded(
+            "G16",
+            f"expected a stage from 0 to {schedule.stages - 1} for {name}, got {stage}",
+            use="write the actions of this stage",
+        )
+        for name, stage in stages.items() if stage not in range(schedule.stages)
+    ]  # fmt: skip
+    for what, wanted, got in (
+        ("microbatches", runs.count, schedule.microbatches),
+        ("ranks", _ranks(runs.f) or schedule.ranks, schedule.ranks),
+    ):
+        if wanted != got:
+            found = f"expected a schedule for {wanted} {what}, got one for {got}"
+            errors.append(coded("G16", found, use="write the actions of as many"))
+    return iter(errors or [*_missing_runs(runs), *_collectives(runs)])
+
+
+def _ranks(f: FuncOp) -> int:
+    """Return the extent of the axis of stages, on the mesh of a step; 0 where it has none."""
+    layouts = (layout_of(v) for v in f.body.block.args)
+    names = {layout.mesh for layout in layouts if layout is not None}
+    sizes = (dict(find_mesh(f, name).axes).get(STAGE_AXIS, 0) for name in names)
+    return max(sizes, default=0)
+
+
+def _missing_runs(runs: StepRuns) -> Iterator[str]:
+    """Yield an error for each function that does not run once for each microbatch."""
+    for (stage, kind), op in runs.actions.items():
+        loop = runs.loop(runs.rank(op))
+        times = Counter(run.microbatch for run in loop if run.op is op)
+        for k in range(runs.count):
+            if times[k] != 1:
+                name, action = op.callee.string_value(), f"{stage}{kind}{k}"
+                found = f"expected {action}, which runs @{name}, once, got it {times[k]} times"
+                yield coded("G16", found, use=f"write {action}")
+
+
+def _collectives(runs: StepRuns) -> Iterator[str]:
+    """Yield an error for each op in a function of a stage that needs ranks of others."""
+    for callee in runs.callees.values():
+        for op in callee.body.block.ops:
+            axes = op.properties.get("axes")
+            if isinstance(axes, AxesAttr) and any(a.name == STAGE_AXIS for a in axes.data):
+                found = f"expected {op.name} among ranks of stage {stage_of(callee)}, got {axes}"
+                yield coded("G16", found, use="transfer the value between the stages")
+
+
+def _unsent(order: StageOrder) -> Iterator[str]:
+    """Yield an error for each value that a rank reads of another, which does not send it."""
+    unsent: dict[tuple[SSAValue, int], tuple[str, int]] = {}
+    for rank in order.ranks:
+        read = [(str(run), r) for run in order.runs.runs(rank) for r in order.reads(run)]
+        read += [("the step", r) for r in order.states(rank)]
+        for reader, (made, makers, _) in read:
+            source = order.runs.rank(makers[0].op)
+            if source != rank and rank not in order.targets(made.value):
+                unsent.setdefault((made.value, rank), (reader, source))
+    for (v, rank), (reader, source) in unsent.items():
+        found = (
+            f"expected %{v.name_hint} on rank {rank}, where {reader} reads it, got it on {source}"
+        )
+        yield coded("G16", found, use="transfer it to the stage that reads it")
+
+
+def _mismatches(order: StageOrder) -> Iterator[str]:
+    """Yield an error for each channel on which a receive would take another value."""
+    sends, receives = (_channels(order, kind) for kind in ("send", "receive"))
+    for (source, target), sent in sends.items():
+        received = receives[source, target]
+        for i, message in enumerate(sent):
+            if i == len(received):
+                found = f"expected a receive of {message}, got none"
+                yield coded("G16", found, use="read it there, or drop the transfer")
+            elif received[i] != message:
+                found = (
+                    f"rank {source} to rank {target}: expected receives in the order of the sends, "
+                    f"{message} next, got {received[i]}"
+                )
+                yield coded("G16", found, use="let the stages read values in the order of the text")
+            else:
+                continue
+            break
+
+
+def _channels(order: StageOrder, kind: str) -> dict[tuple[int, int], list[Message]]:
+    """Return the messages of each directed pair of ranks, in the order of their sends or of their
+    receives."""
+    found: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
+    for events in order.events:
+        for event in events:
+            if event.kind == kind and isinstance(message := event.of, Message):
+                found[message.source, message.target].append(message)
+    return found
+
+
+def _cycle(order: StageOrder) -> Iterator[str]:
+    """Yield an error if some runs and messages wait for each other."""
+    after: dict[Node, set[Node]] = {event.of: set() for events in order.events for event in events}
+    for events in order.events:
+        last: list[Node] = []
+        """What has happened on the rank before the next event."""
+        for kind, node in events:
+            if kind == "wait":
+                last.append(node)
+                continue
+            for before in last:
+                after[before].add(node)
+            if kind == "run":
+                last = [node]
+    add_orders(after, _channels(order, "send").values())
+    for node in after:
+        if isinstance(node, StageRun):
+            for read in order.reads(node):
+                for run in read.runs:
+                    if order.runs.rank(run.op) == order.runs.rank(node.op):
+                        after[run].add(node)
+    if cycle := find_cycle(after):
+        placed = [n if isinstance(n, Message) else order.runs.rank(n.op) for n in cycle]
+        found = shortened([_text(n) for n in cycle], placed)
+        found = (
+            f"expected a step that ends, got runs and transfers that wait for each other: {found}"
+        )
+        yield coded("G16", found)
+
+
+def _text(node: Node) -> str:
+    """Return a node with its source line."""
+    op = node.op if isinstance(node, StageRun) else node.made.value.owner
+    where = short_location(op)
+    return f"{node} ({where})" if where else str(node)

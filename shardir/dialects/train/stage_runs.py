@@ -1,0 +1,167 @@
+"""The runs of a step in stages: the calls of each rank, in the order in which it runs them, and
+what they read of others.
+
+    schedule 0F0,0F1,0B0,0B1          rank 0: @step_forward_0 for microbatches 0 and 1,
+             1F0,1B0,1F1,1B1                  @step_backward_0 for 0 and 1, @step_update_0
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from xdsl.dialects.func import CallOp, FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from shardir.algebra.schedules import Action, Schedule
+from shardir.dialects.train.loops import CarriedOp, CarryOp
+from shardir.dialects.train.microbatches import AccumulateOp, MicrobatchesOp
+from shardir.dialects.train.stages import TransferOp, action_of, callee_of, schedule_of, stage_of
+
+HALVES = {"B": "IW"}
+"""The actions that one is, of a stage without a function of its own for it."""
+
+
+class StageRun(NamedTuple):
+    """A call of a function of a stage: for a microbatch in the loop over them, else for None."""
+
+    op: CallOp
+    microbatch: int | None
+
+    @property
+    def stage(self) -> int:
+        callee = callee_of(self.op)
+        stage = None if callee is None else stage_of(callee)
+        assert stage is not None, "a call of a step in stages that is of none"
+        return stage
+
+    @property
+    def action(self) -> Action | None:
+        """The action of the schedule; None before and after the loop."""
+        callee = callee_of(self.op)
+        kind = None if callee is None else action_of(callee)
+        return None if kind is None else Action(self.stage, kind, self.microbatch)
+
+    def __str__(self) -> str:
+        return str(self.action or f"@{self.op.callee.string_value()}")
+
+
+class Made(NamedTuple):
+    """A value of a run, or the sum of such values over the microbatches: what is transferred."""
+
+    value: SSAValue
+    microbatch: int | None
+
+
+class Read(NamedTuple):
+    """What a run reads: the value, the runs that make it or its addends, and the transfers on the
+    way from them."""
+
+    made: Made
+    runs: tuple[StageRun, ...]
+    transfers: tuple[TransferOp, ...]
+
+
+class StepRuns:
+    """The calls of a step in stages, and the order in which each rank runs them."""
+
+    def __init__(self, f: FuncOp):
+        text = schedule_of(f)
+        assert text is not None
+        self.f, self.schedule = f, Schedule.parse(text)
+        self.callees: dict[CallOp, FuncOp] = {}
+        self.stages: dict[CallOp, int] = {}
+        self.before: list[CallOp] = []
+        """The calls before the loop over the microbatches, in it by their actions, and after it."""
+        self.actions: dict[tuple[int, str], CallOp] = {}
+        self.after: list[CallOp] = []
+        self.carries: dict[SSAValue, CarryOp] = {}
+        """By what a loop carries, the op that sets it."""
+        self.sums: list[AccumulateOp] = []
+        self.transfers: dict[SSAValue, list[TransferOp]] = {}
+        """The transfers of each value."""
+        self.count = self.schedule.microbatches
+        outside = self.before
+        for op in f.body.block.ops:
+            if isinstance(op, MicrobatchesOp):
+                outside, self.count = self.after, op.runs
+            elif isinstance(op, CallOp) and (callee := callee_of(op)) is not None:
+                self.callees[op], stage = callee, stage_of(callee)
+                assert stage is not None
+                self.stages[op] = stage
+                if (action := action_of(callee)) is None:
+                    outside.append(op)
+                else:
+                    self.actions[stage, action] = op
+            elif isinstance(op, CarryOp):
+                self.carries[op.carried] = op
+            elif isinstance(op, AccumulateOp):
+                self.sums.append(op)
+            elif isinstance(op, TransferOp):
+                self.transfers.setdefault(op.x, []).append(op)
+
+    def rank(self, op: CallOp) -> int:
+        """Return the rank that runs a call."""
+        return self.schedule.placement[self.stages[op]]
+
+    def loop(self, rank: int) -> list[StageRun]:
+        """Return what a rank runs in the loop over the microbatches, in its order."""
+        found = []
+        for stage, kind, microbatch in self.schedule.orders[rank]:
+            one = (stage, kind) in self.actions
+            for part in kind if one else HALVES.get(kind, ""):
+                if (op := self.actions.get((stage, part))) is not None:
+                    found.append(StageRun(op, microbatch))
+        return found
+
+    def runs(self, rank: int) -> list[StageRun]:
+        """Return all that a rank runs, in its order."""
+        before, after = (
+            [StageRun(op, None) for op in calls if self.rank(op) == rank]
+            for calls in (self.before, self.after)
+        )
+        return [*before, *self.loop(rank), *after]
+
+    def maker(self, v: SSAValue) -> CallOp | None:
+        """Return the call that makes a value, or the addends of a sum, wherever it has been
+        transferred since; None of an argument, or of a part of one."""
+        while isinstance(v.owner, TransferOp | AccumulateOp):
+            v = v.owner.x
+        return v.owner if isinstance(v.owner, CallOp) else None
+
+    def read(self, v: SSAValue, microbatch: int | None) -> Read | None:
+        """Return what a run for a microbatch, or outside the loop, reads as an operand; None of an
+        argument of the step, or of a part of one."""
+        transfers: list[TransferOp] = []
+        microbatches: Iterable[int | None] = [microbatch]
+        total: SSAValue | None = None
+        while isinstance(op := v.owner, Operation):
+            if isinstance(op, CallOp):
+                if self.is_outside(op):
+                    microbatches = [None]
+                runs = tuple(StageRun(op, k) for k in microbatches)
+                made = Made(v, runs[0].microbatch) if total is None else Made(total, None)
+                return Read(made, runs, tuple(transfers))
+            if isinstance(op, TransferOp):
+                transfers.append(op)
+            elif isinstance(op, AccumulateOp):
+                total, microbatches = v, range(self.count)
+            elif isinstance(op, CarryOp):  # after the loop: that of the last microbatch
+                microbatch = self.count - 1
+                microbatches = [microbatch]
+            elif isinstance(op, CarriedOp) and microbatch and v in self.carries:
+                v = self.carries[v].x
+                microbatch -= 1
+                microbatches = [microbatch]
+                continue
+            if not op.operands:
+                break
+            v = op.operands[0]
+        return None
+
+    def is_outside(self, op: CallOp) -> bool:
+        """Whether a call is before or after the loop."""
+        return action_of(self.callees[op]) is None
+
+    def reads(self, run: StageRun) -> list[Read]:
+        """Return what a run reads of other runs."""
+        found = (self.read(v, run.microbatch) for v in run.op.operands)
+        return [read for read in found if read is not None]
