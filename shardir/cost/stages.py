@@ -2,9 +2,9 @@
 
 Memory: a rank has the parameters, states and inputs that its stages read, throughout, and sums over
 the microbatches from the first one to the end. It holds another value of a microbatch from the
-function that makes it to the last one of its own that reads it; one that it receives, from the
-function before the one that first reads it. While a function runs, there is what it needs besides.
-Not counted are values that are sent, until they have arrived, and the next state of a microbatch.
+function that makes it, or the post of its receive, to the last function of its own that reads it,
+and until it has waited for the sends of it: all by the order of `stage_order.py`. While a function
+runs, there is what it needs besides.
 
 Time: a rank begins a function when the one before it has ended and what it reads has arrived. A
 value of another rank arrives at the end of the function that makes it, and the seconds of its
@@ -12,6 +12,7 @@ transfer later. Transfers take no time of ranks, and any number of them can be i
 """
 
 from collections import Counter
+from itertools import accumulate
 from typing import NamedTuple
 
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
@@ -23,7 +24,7 @@ from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import cost_of, works_of
 from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
-from shardir.dialects.train import StageRun, StepRuns
+from shardir.dialects.train import Made, Message, StageOrder, StageRun, StepRuns
 
 BatchStorage = tuple[SSAValue, int | None]
 """A storage, by the value that it is made for, of a microbatch; None where it is of all of them."""
@@ -39,9 +40,14 @@ class TimedRun(NamedTuple):
 
 def memory_of_ranks(f: FuncOp, mesh: Mesh) -> list[MemoryUse]:
     """Return the memory that a step in stages needs on a device of each rank of its schedule."""
-    calls = StepRuns(f)
-    step = _StepStorages(f, calls, mesh)
-    return [step.memory(calls.runs(rank)) for rank in range(calls.schedule.ranks)]
+    step = _StepStorages(f, StageOrder(StepRuns(f)), mesh)
+    return [step.memory(rank) for rank in step.order.ranks]
+
+
+def microbatches_held(f: FuncOp, mesh: Mesh) -> list[dict[SSAValue, int]]:
+    """Return of how many microbatches each rank holds the storage of a value at most."""
+    step = _StepStorages(f, StageOrder(StepRuns(f)), mesh)
+    return [step.held(rank) for rank in step.order.ranks]
 
 
 def times_of_ranks(f: FuncOp, mesh: Mesh) -> list[list[TimedRun]]:
@@ -112,8 +118,9 @@ class _StepTimes:
 class _StepStorages:
     """The functions of a step, and the storages of the values between them."""
 
-    def __init__(self, f: FuncOp, calls: StepRuns, mesh: Mesh):
-        self.calls = calls
+    def __init__(self, f: FuncOp, order: StageOrder, mesh: Mesh):
+        self.order, self.calls = order, order.runs
+        calls = order.runs
         args = zip(f.body.block.args, train.arguments(f), strict=True)
         self.parts: dict[SSAValue, str] = {v: f"{argument.role}s" for v, argument in args}
         """The purposes of storages: of arguments and sums, and of what forward parts make."""
@@ -155,39 +162,95 @@ class _StepStorages:
         """Return the value that the storage of one is made for."""
         return self.root.get(v, v)
 
-    def memory(self, runs: list[StageRun]) -> MemoryUse:
-        """Return the memory of a rank that runs these functions."""
-        spans = self._spans(runs)
-        needed = [self.extra[run.op] for run in runs]
+    def memory(self, rank: int) -> MemoryUse:
+        """Return the memory of a rank."""
+        runs = self.calls.runs(rank)
+        spans = self._spans(rank)
+        change = [0] * (len(runs) + 1)
         for (v, _), (start, end) in spans.items():
-            for i in range(start, end + 1):
-                needed[i] += self.sizes[v]
+            change[start] += self.sizes[v]
+            change[end + 1] -= self.sizes[v]
+        held = accumulate(change[:-1])
+        needed = [n + self.extra[run.op] for n, run in zip(held, runs, strict=True)]
         at = max(range(len(runs)), key=needed.__getitem__)
-        held = Counter[SSAValue]()
+        there = Counter[SSAValue]()
         for (v, _), (start, end) in spans.items():
             if start <= at <= end:
-                held[v] += self.sizes[v]
-        storages = [Storage(v, n, self.parts[v]) for v, n in held.most_common()]
+                there[v] += self.sizes[v]
+        storages = [Storage(v, n, self.parts[v]) for v, n in there.most_common()]
         op: Operation = runs[at].op
         return MemoryUse(needed[at], op, tuple(storages), self.extra[runs[at].op])
 
-    def _spans(self, runs: list[StageRun]) -> dict[BatchStorage, tuple[int, int]]:
+    def held(self, rank: int) -> dict[SSAValue, int]:
+        """Return of how many microbatches a rank holds a storage at most."""
+        changes: dict[SSAValue, Counter[int]] = {}
+        for (v, microbatch), (start, end) in self._spans(rank).items():
+            if microbatch is not None:
+                change = changes.setdefault(v, Counter())
+                change[start] += 1
+                change[end + 1] -= 1
+        return {
+            v: max(accumulate(change[i] for i in sorted(change))) for v, change in changes.items()
+        }
+
+    def _spans(self, rank: int) -> dict[BatchStorage, tuple[int, int]]:
         """Return of each storage that a rank holds between functions the first run and the last
         one in which it is there besides what the function makes."""
-        in_loop = {v for op in self.calls.actions.values() for v in op.results}
-        found: dict[BatchStorage, tuple[int, int]] = {}
-        made: dict[BatchStorage, int] = {}
-        end = len(runs) - 1
-        for i, (op, microbatch) in enumerate(runs):
-            for v in dict.fromkeys(map(self.storage, op.operands)):
-                if v in self.arguments:
-                    found[v, None] = 0, end
-                    continue
-                key = v, microbatch if v in in_loop else None
-                start, _ = found.get(key, (made.get(key, max(i - 1, 0)), i))
-                found[key] = start, i if v in in_loop else end
-            for v in op.results:
-                made.setdefault((self.storage(v), microbatch), i + 1)
-                for total in self.sums.get(v, ()):
-                    found.setdefault((total, None), (min(i + 1, end), end))
-        return found
+        spans = _Spans(self, len(self.calls.runs(rank)) - 1)
+        for kind, of in self.order.events[rank]:
+            if isinstance(of, StageRun):
+                spans.run(of)
+            elif kind == "receive":
+                spans.begin(of.made)
+            elif kind == "send":
+                spans.sends.add(of)
+            elif of.source == rank:
+                spans.sends.remove(of)
+                spans.hold(of.made, spans.at - 1)
+        for made in (*(m.made for m in spans.sends), *(r.made for r in self.order.states(rank))):
+            spans.hold(made, spans.end)
+        return spans.found
+
+
+class _Spans:
+    """The spans of the storages of a rank, while its events are gone through."""
+
+    def __init__(self, step: _StepStorages, end: int):
+        self.step, self.at, self.end = step, 0, end
+        self.found: dict[BatchStorage, tuple[int, int]] = {}
+        self.starts: dict[BatchStorage, int] = {}
+        self.sends: set[Message] = set()
+        """The sends that have not been waited for."""
+        self.in_loop = {v for op in step.calls.actions.values() for v in op.results}
+
+    def run(self, run: StageRun) -> None:
+        """Add what a run reads and makes."""
+        for v in run.op.operands:
+            root = self.step.storage(v)
+            if root in self.step.arguments:
+                self.found[root, None] = 0, self.end
+            if (read := self.step.calls.read(v, run.microbatch)) is not None:
+                self.hold(read.made, self.at)
+        self.at += 1
+        for v in run.op.results:
+            self.begin(Made(v, run.microbatch))
+            for total in self.step.sums.get(v, ()):
+                self.found.setdefault((total, None), (min(self.at, self.end), self.end))
+
+    def begin(self, made: Made) -> None:
+        """Let the span of a value begin at the next run."""
+        self.starts.setdefault(self._key(made), min(self.at, self.end))
+
+    def hold(self, made: Made, last: int) -> None:
+        """Let the span of a value end at this run or later."""
+        key = root, microbatch = self._key(made)
+        if root in self.step.arguments:
+            return
+        start, end = self.found.get(key, (self.starts.get(key, 0), 0))
+        last = self.end if microbatch is None else max(last, end)
+        if start <= last:
+            self.found[key] = start, last
+
+    def _key(self, made: Made) -> BatchStorage:
+        root = self.step.storage(made.value)
+        return root, made.microbatch if root in self.in_loop else None

@@ -1,5 +1,6 @@
 """Steps in stages on real ranks: as one device, by torch."""
 
+import json
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,8 @@ from shardir.analysis.functions import mesh_of
 from shardir.backend.runs import Options
 from shardir.backend.torch.launch.report import Progress, run_and_check
 from shardir.backend.torch.launch.start import read_plan
-from shardir.cost.stages import memory_of_ranks
+from shardir.cost.stages import microbatches_held
 from shardir.dialects import train
-from shardir.dialects.nn.types import size_of
 
 VOCABULARY, WIDTH, LENGTH, BATCH, MICROBATCHES = 24, 16, 8, 4, 4
 STEPS = extent(3, 5)
@@ -73,9 +73,10 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def _compiled(model: nn.Module, **options: Any) -> Any:
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    options = {"accumulate": f"mean, microbatches = {MICROBATCHES}"} | options
     return shardir.compile(
         model, tokens, labels=tokens, loss=_loss, optimizer=_optimizer(model),
-        accumulate=f"mean, microbatches = {MICROBATCHES}", clip="norm, max = 1.0", **options,
+        clip="norm, max = 1.0", **options,
     )  # fmt: skip
 
 
@@ -201,43 +202,83 @@ def test_a_run_goes_on_with_other_stages(tmp_path: Path) -> None:
 
 HELD = """
 
-def _recorded(run, name, k, x, _keep=_StepRun._keep):
-    _keep(run, name, k, x)
-    with open(f"{__file__}.{run.rank}", "a") as file:
-        print(len([batch for batch in run.batches.values() if batch]), file=file)
+import json
+import weakref
+
+_alive, _most = {}, {}
 
 
-_StepRun._keep = _recorded
-"""
+def _called(run, part, values, _called=_StepRun._called):
+    for name, tensors in _alive.items():
+        held = len([1 for x in tensors.values() if x() is not None])
+        _most[name] = max(_most.get(name, 0), held)
+    return _called(run, part, values)
 
 
-def _held_at_once(program: Any) -> list[int]:
-    """Return the microbatches that each rank holds at most, by the model of memory."""
-    step = next(f for f in program.module.body.ops if train.schedule_of(f) is not None)
-    mesh, found = mesh_of(step, program.module), []
-    assert mesh is not None
-    for use in memory_of_ranks(step, mesh):
-        held = [s.bytes // size_of(s.value) for s in use.storages if s.part == "activations"]
-        found.append(max(held))
+def _run_part(run, part, k, _run_part=_StepRun._run_part):
+    def function(*args):
+        made = part.function(*args)
+        for name, x in zip(part.outputs, [made] if isinstance(made, Tensor) else made):
+            _alive.setdefault(name, {})[k] = weakref.ref(x)
+        return made
+    _run_part(run, part._replace(function=function), k)
+
+
+def _post_until(run, message, _post_until=_StepRun._post_until):
+    _post_until(run, message)
+    for (name, k), (_, x) in run.pending.items():
+        _alive.setdefault(name, {})[k] = weakref.ref(x)
+
+
+def _run(run, _run=_StepRun.run):
+    found = _run(run)
+    with open(f"{__file__}.{run.rank}", "w") as file:
+        json.dump(_most, file)
+    _alive.clear()
     return found
 
 
-HOLDS = [("1f1b", [3, 2, 1]), ("zb-h1", [3, 3, 3]), ("gpipe", [4, 4, 4])]
+_StepRun._called, _StepRun._run_part = _called, _run_part
+_StepRun._post_until, _StepRun.run = _post_until, _run
+"""
+"""Counts the tensors of each value that are alive while a function runs."""
 
 
-@pytest.mark.parametrize(("schedule", "expected"), extent(HOLDS[:1], HOLDS))
+def _by_the_model(program: Any) -> list[dict[str, int]]:
+    """Return of how many microbatches each rank holds a value at most, by the model of memory."""
+    step = next(f for f in program.module.body.ops if train.schedule_of(f) is not None)
+    mesh = mesh_of(step, program.module)
+    assert mesh is not None
+    found: list[dict[str, int]] = []
+    for held in microbatches_held(step, mesh):
+        found.append({})
+        for v, count in held.items():  # several values may have one name in the source
+            name = (v.name_hint or "").replace(".", "_")
+            found[-1][name] = max(found[-1].get(name, 0), count)
+    return found
+
+
+HOLDS = [("1f1b", 8, [3, 2, 1]), ("zb-h1", 8, [3, 3, 3]), ("gpipe", 4, [4, 4, 4])]
+
+
+@pytest.mark.parametrize(("schedule", "microbatches", "expected"), extent(HOLDS[:1], HOLDS))
 def test_a_rank_holds_as_many_microbatches_as_its_schedule_says(
-    schedule: str, expected: list[int], tmp_path: Path
+    schedule: str, microbatches: int, expected: list[int], tmp_path: Path
 ) -> None:
     """In 1F1B those between its forward and its backward part, which are as many as stages follow;
-    in ZB-H1 those before the gradients of weights."""
-    program = _compiled(_model(4), stages=f"{schedule}, ranks = 3")
-    assert _held_at_once(program) == expected
+    in ZB-H1 those before the gradients of weights. Sends are part of it: what a rank has sent is
+    there until a gradient comes back, and gradients until a message proves that they have arrived.
+    """
+    accumulate = f"mean, microbatches = {microbatches}"
+    program = _compiled(_model(4), stages=f"{schedule}, ranks = 3", accumulate=accumulate)
     out = program.save(tmp_path / "out")
     with (out / "runtime_stages.py").open("a") as file:
         file.write(HELD)
     shardir.run(out, steps=2)
-    held = [
-        max(map(int, (out / f"runtime_stages.py.{rank}").read_text().split())) for rank in range(3)
-    ]
-    assert held == expected
+    for rank, modelled in enumerate(_by_the_model(program)):
+        measured = json.loads((out / f"runtime_stages.py.{rank}").read_text())
+        both = {name: (n, measured[name]) for name, n in modelled.items() if name in measured}
+        assert all(n == other for n, other in both.values()), both
+        kept = max(n for name, (n, _) in both.items() if not name.startswith("d_"))
+        assert kept == expected[rank]
+        assert max(measured.values()) <= max(expected)

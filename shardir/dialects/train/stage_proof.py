@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.schedules import check_actions
 from shardir.algebra.schedules.cycles import add_orders, find_cycle, shortened
@@ -202,5 +202,5 @@ def _cycle(order: StageOrder) -> Iterator[str]:
 def _text(node: Node) -> str:
     """Return a node with its source line."""
     op = node.op if isinstance(node, StageRun) else node.made.value.owner
-    where = short_location(op)
+    where = "" if isinstance(op, Block) else short_location(op)
     return f"{node} ({where})" if where else str(node)

@@ -137,7 +137,8 @@ class Mesh:
         groups = sorted({tuple(self.members(axes, rank)) for rank in range(self.size)})
         for ends in ((ranks[source], ranks[target]) for ranks in groups):
             if ends not in self._channels:
-                self._channels[ends] = made = dist.new_group(ends)
+                made: Any = dist.new_group(list(ends))
+                self._channels[ends] = made
                 first = torch.zeros(1, device=self.device)
                 if self.rank == ends[0]:
                     dist.send(first, ends[1], group=made)

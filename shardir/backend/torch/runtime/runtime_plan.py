@@ -167,9 +167,9 @@ class ProgramPlan:
     mesh_name: str
     axes: tuple[tuple[str, int], ...]
     groups: tuple[Axes, ...]
-    channels: tuple[tuple[Axes, int, int], ...]
     functions: tuple[PlanFunction, ...]
     single: str | None
+    channels: tuple[tuple[Axes, int, int], ...] = ()
 
     @property
     def size(self) -> int:
