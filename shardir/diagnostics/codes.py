@@ -121,7 +121,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "drop one of the pairs",
         ),
         "C11": Code(
-            "Each `dist.recv` has a `dist.send` of its type before it, and each send a receive.",
+            "Each `dist.recv` has a `dist.send` of its type before it, and each send a receive; a "
+            "device receives what another one sends to it in the order of the sends.",
             "pair them, the send first",
         ),
         "C12": Code(

@@ -15,8 +15,8 @@ from xdsl.ir import Block, Operation, OpTraits
 from xdsl.traits import IsTerminator, NoTerminator, SymbolOpInterface, SymbolTable
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.diagnostics import Diagnostic, ParseErrors, ShardirError
-from shardir.dialects.dist import check_type
+from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError
+from shardir.dialects.dist import check_transfers, check_type
 from shardir.dialects.memory import check_offsets
 from shardir.dialects.symbols import find_symbol, fixed_symbols
 from shardir.dialects.train import check_counts, check_initial_values, check_order, check_stages
@@ -77,11 +77,22 @@ def verify_all(
             except VerifyException as e:
                 if not str(e).startswith("Redefinition of symbol"):  # reported by check_symbols
                     report(op, str(e))
+            except Failure as e:
+                for _, message in e.errors:
+                    report(op, message)
             except ShardirError as e:
                 report(op, str(e))
             except Exception as e:
                 e.add_note(f"while verifying {op.name}")
                 raise
+        wrong = {op for op, _, _ in errors} | lost.ops
+        for op in module.walk():
+            if isinstance(op, FuncOp) and op.body.blocks and wrong.isdisjoint(op.walk()):
+                try:
+                    check_transfers(list(op.body.block.ops))
+                except Failure as e:
+                    for at, message in e.errors:
+                        report(at or op, message)
     check_dominance(module, report)
     found = [source.at_op(op, message, notes) for op, message, notes in merge_missing(errors)]
     return sorted(found, key=lambda d: (d.line, d.column))
@@ -133,8 +144,8 @@ def check_call(op: CallOp) -> None:
 
 
 def check_signature(f: FuncOp) -> None:
-    """Check the layouts of a function's arguments, also unused ones, and their initial values.
-    Raises VerifyException."""
+    """Check the layouts of a function's arguments, also unused ones, their initial values, and that
+    a step in stages ends. Raises VerifyException, ShardirError."""
     for i, t in enumerate(f.function_type.inputs):
         check_type(f, t, f"argument {i}")
     check_initial_values(f)

@@ -4,7 +4,7 @@
 
 from abc import ABC
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import TensorType, i64
@@ -14,7 +14,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.collectives import check_position
 from shardir.algebra.mesh import Axes, Mesh, axes_text
-from shardir.diagnostics import Failure, coded
+from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.base import HeldByOne, check_holder, mesh_of_collective
 from shardir.dialects.dist.types import (
@@ -116,3 +116,49 @@ def matching_sends(ops: Iterable[Operation]) -> dict[RecvOp, SendOp]:
             found = "expected a dist.recv after each dist.send, got none"
             raise Failure.at(op, coded("C11", found))
     return matched
+
+
+def check_transfers(ops: Sequence[Operation]) -> None:
+    """Check that the sends and receives of a function end, and bring the values that were sent.
+
+    One text runs on all devices, and a send does not wait: if each receive is after its send, no
+    device waits for what comes later in the text. But between two devices values arrive in the
+    order of the sends, over whichever axes.
+
+    Raises:
+        Failure: a send or a recv has no match, or one with another local type; or two receives of
+            a device from another one are in another order than their sends.
+    """
+    matched = matching_sends(ops)
+    if len({op.axes.data for op in matched}) < 2:  # the pairs of devices of groups are others
+        return
+    sent: dict[tuple[int, int], list[SendOp]] = {}
+    for op in ops:
+        if isinstance(op, SendOp):
+            for pair in _devices(op):
+                sent.setdefault(pair, []).append(op)
+    errors: list[Located] = []
+    for op, send in matched.items():
+        for source, target in _devices(op):
+            queue = sent[source, target]
+            if queue[0] is not send:
+                found = (
+                    f"expected a dist.recv over {axes_text(queue[0].axes.data)} first: device "
+                    f"{source} sends that first to device {target}, got one over "
+                    f"{axes_text(op.axes.data)}"
+                )
+                errors.append((op, coded("C11", found, use="receive in the order of the sends")))
+                break
+        for pair in _devices(op):
+            sent[pair].remove(send)
+    if errors:
+        raise Failure(errors)
+
+
+def _devices(op: SendOp | RecvOp) -> Iterator[tuple[int, int]]:
+    """Yield the sender and the receiver of each group."""
+    source, target, axes = op.ends
+    type = op.value.type if isinstance(op, SendOp) else op.out.type
+    for group in mesh_of_collective(op, axes, type).groups(axes):
+        if max(source, target) < len(group):  # else an error of the op
+            yield group[source], group[target]

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, SSAValue
 
+from shardir.algebra.mesh import axes_text
 from shardir.algebra.schedules import check_actions
 from shardir.algebra.schedules.cycles import add_orders, find_cycle, shortened
 from shardir.diagnostics import Failure, ShardirError, coded
@@ -68,18 +69,19 @@ def _runs(f: FuncOp) -> StepRuns:
 def _schedule_errors(runs: StepRuns) -> Iterator[str]:
     """Yield an error for each difference between the schedule and the step."""
     schedule = runs.schedule
-    stages = {f"@{op.callee.string_value()}": stage for op, stage in runs.stages.items()}
-    for ops in runs.transfers.values():
-        for op in ops:
-            ends = op.source.value.data, *op.targets.data
-            stages |= {f"the transfer of %{op.x.name_hint}": max(ends, key=abs)}
+    named: dict[int, str] = {}
+    for op, stage in runs.stages.items():
+        named.setdefault(stage, f"@{op.callee.string_value()}")
+    for op in (op for ops in runs.transfers.values() for op in ops):
+        for stage in (op.source.value.data, *op.targets.data):
+            named.setdefault(stage, f"the transfer of %{op.x.name_hint}")
     errors = [
         coded(
             "G16",
             f"expected a stage from 0 to {schedule.stages - 1} for {name}, got {stage}",
             use="write the actions of this stage",
         )
-        for name, stage in stages.items() if stage not in range(schedule.stages)
+        for stage, name in named.items() if stage not in range(schedule.stages)
     ]  # fmt: skip
     for what, wanted, got in (
         ("microbatches", runs.count, schedule.microbatches),
@@ -117,7 +119,8 @@ def _collectives(runs: StepRuns) -> Iterator[str]:
         for op in callee.body.block.ops:
             axes = op.properties.get("axes")
             if isinstance(axes, AxesAttr) and any(a.name == STAGE_AXIS for a in axes.data):
-                found = f"expected {op.name} among ranks of stage {stage_of(callee)}, got {axes}"
+                over, stage = axes_text(axes.data), stage_of(callee)
+                found = f"expected {op.name} among ranks of stage {stage}, got one over {over}"
                 yield coded("G16", found, use="transfer the value between the stages")
 
 
@@ -190,7 +193,9 @@ def _cycle(order: StageOrder) -> Iterator[str]:
                 for run in read.runs:
                     if order.runs.rank(run.op) == order.runs.rank(node.op):
                         after[run].add(node)
-    if cycle := find_cycle(after):
+    at = {node: i for i, node in enumerate(after)}
+    ordered = {node: sorted(others, key=at.__getitem__) for node, others in after.items()}
+    if cycle := find_cycle(ordered):
         placed = [n if isinstance(n, Message) else order.runs.rank(n.op) for n in cycle]
         found = shortened([_text(n) for n in cycle], placed)
         found = (

@@ -148,16 +148,22 @@ def set_schedule(f: FuncOp, schedule: Schedule) -> None:
 
 
 def check_stages(f: FuncOp) -> None:
-    """Raises VerifyException when a stage of a step reads a value that it does not have."""
+    """Raises VerifyException when a stage of a step reads a value that it does not have, or a value
+    is transferred twice."""
     if SCHEDULE not in f.attributes:
         return
     places: dict[SSAValue, set[int]] = {}
+    sent: set[SSAValue] = set()
     for op in f.body.block.ops:
         if isinstance(op, TransferOp):
             known = places.get(op.x, set())
             if (source := op.source.value.data) not in known:
                 raise VerifyException(_unknown(op.x, source, known))
+            if op.x in sent:
+                found = f"expected one transfer of %{op.x.name_hint}, got another"
+                raise VerifyException(coded("G14", found, use="name all stages in the first one"))
             places[op.out] = {*known, *op.targets.data}
+            sent |= {op.x, op.out}
         elif isinstance(op, CallOp):
             if (callee := callee_of(op)) is None or (stage := stage_of(callee)) is None:
                 continue
@@ -165,8 +171,10 @@ def check_stages(f: FuncOp) -> None:
                 if stage not in places.get(v, {stage}):
                     raise VerifyException(_unknown(v, stage, places[v]))
             places |= {v: {stage} for v in op.results}
-        elif len(op.operands) == 1 and op.operands[0] in places:
-            places |= {v: places[op.operands[0]] for v in op.results}
+        elif len(op.operands) == 1 and (v := op.operands[0]) in places:
+            maker = v.owner  # a sum is where its addends are made
+            made = {maker.source.value.data} if isinstance(maker, TransferOp) else places[v]
+            places |= {v: made for v in op.results}
 
 
 def _unknown(v: SSAValue, stage: int, known: Iterable[int]) -> str:
