@@ -331,7 +331,9 @@ def compile_model(
             'expected an optimizer, got none; use optimizer="adamw, lr = 1e-3", or train=False'
         )
     of_training = {"trace": trace or None, "loss": loss, "optimizer": optimizer,
-                   "scheduler": scheduler, "derived": derived or None}  # fmt: skip
+                   "scheduler": scheduler, "derived": derived or None, "accumulate": accumulate,
+                   "clip": clip, "loss_scale": loss_scale, "metrics": metrics, "sync": sync,
+                   "stages": stages}  # fmt: skip
     for name, value in of_training.items():
         if not train and value is not None:
             raise ShardirError(

@@ -211,6 +211,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: compiled(train=False, labels=None, loss=None),
         "expected no optimizer with train=False, got 'sgd, lr = 0.1'; drop optimizer=...",
     ),
+    "stages: of inference": (
+        lambda: shardir.compile(NET, X, train=False, stages="1f1b, ranks = 2"),
+        "expected no stages with train=False, got '1f1b, ranks = 2'; drop stages=...",
+    ),
     "train: text": (lambda: compiled(train="no"), "expected True or False as train, got 'no'"),
     "derived: text": (
         lambda: compiled(derived="Tripled"),
