@@ -24,8 +24,6 @@ import shardir
 from shardir.diagnostics import ShardirError
 from shardir.dialects import train
 
-MICROBATCHES = 4
-
 
 class DeadlockError(Exception):
     """All ranks wait."""
@@ -139,7 +137,7 @@ TAIL = """
   func.return %loss, %t : tensor<f64>, tensor<2x2xf64>
 }
 train.step @step of @loss <sgd, lr = 0.1>
-    accumulate <mean, microbatches = 4> clip <norm, max = 1.0> pipeline <PIPELINE>
+    accumulate <mean, microbatches = COUNT> clip <norm, max = 1.0> pipeline <PIPELINE>
 """
 
 TWO = "(tensor<2x2xf64>, tensor<2x2xf64>) -> tensor<2x2xf64>"
@@ -194,22 +192,24 @@ PIPELINES = (
 class Program:
     """A step in stages, as a module and as Python."""
 
-    def __init__(self, body: str, pipeline: str):
-        found = shardir.compile(HEAD + body + TAIL.replace("PIPELINE", pipeline))
+    def __init__(self, body: str, pipeline: str, microbatches: int = 4):
+        tail = TAIL.replace("PIPELINE", pipeline).replace("COUNT", str(microbatches))
+        found = shardir.compile(HEAD + body + tail)
         self.text = found.program
         self.f = next(f for f in found.module.body.ops if train.schedule_of(f) is not None)
         self.lines = (train.schedule_of(self.f) or "").splitlines()
         values = torch.Generator().manual_seed(0)
         self.arguments = {
             n: torch.randn(*shape, 2, 2, generator=values, dtype=torch.float64)
-            for n, shape in {"x": [MICROBATCHES], "u": [], "v": [], "w": [], "s": []}.items()
+            for n, shape in {"x": [microbatches], "u": [], "v": [], "w": [], "s": []}.items()
         }
 
     def refusal(self, lines: list[str]) -> str:
         """Return why the verifier refuses a schedule; empty if it does not."""
         self.f.attributes[train.SCHEDULE] = ArrayAttr(map(StringAttr, lines))
+        self.in_flight = len(self.arguments["x"])
         try:
-            train.check_order(self.f)
+            self.in_flight = train.proven_order(self.f).in_flight
         except ShardirError as e:
             return str(e)
         return ""
@@ -218,7 +218,8 @@ class Program:
         """Return the results of all ranks. Raises what a rank does, DeadlockError if all wait."""
         orders = [line.replace(",", " ") for line in lines]
         names: dict[str, Any] = {"__name__": "program"}
-        exec(re.sub(r"schedule=\[.*?\],", f"schedule={orders!r},", self.text, flags=re.S), names)
+        text = re.sub(r"schedule=\[.*?\],", f"schedule={orders!r},", self.text, flags=re.S)
+        exec(re.sub(r"in_flight=\d+", f"in_flight={self.in_flight}", text), names)
         return run_on_threads(names["STEP"], self.arguments)
 
 
@@ -259,6 +260,7 @@ def test_what_is_accepted_ends_and_what_is_refused_does_not(body: str) -> None:
     chance, counts = random.Random(0), {True: 0, False: 0}
     pipelines = [p for p in PIPELINES if not (body == "states" and "chunks" in p)]
     programs = [Program(BODIES[body], p) for p in extent(chance.sample(pipelines, 2), pipelines)]
+    assert all(not program.refusal(program.lines) for program in programs)
     expected = programs[0].run(programs[0].lines)
     assert {"v", "w", "loss"} <= {n.split("_")[0] for n in expected}
     for _ in range(extent(60, 3000)):
@@ -276,3 +278,18 @@ def test_what_is_accepted_ends_and_what_is_refused_does_not(body: str) -> None:
             assert ends or "for each other: " in refusal
             counts[ends] += 1
     assert min(counts.values()) > extent(60, 3000) / 20, counts
+
+
+def test_sends_are_under_way_as_far_as_a_schedule_needs_it() -> None:
+    """Rank 0 computes stage 0 for all microbatches, and takes what rank 1 sends for stage 2 only
+    then: rank 1 would wait for it, and rank 0 for rank 1."""
+    program = Program(CHAIN, "looped-bfs, ranks = 2, chunks = 2", microbatches=8)
+    assert not program.refusal(program.lines)
+    assert program.in_flight > 2
+    found = program.run(program.lines)
+    program.in_flight = 2
+    with pytest.raises(DeadlockError):
+        program.run(program.lines)
+    other = Program(CHAIN, "1f1b, ranks = 4", microbatches=8)
+    assert not other.refusal(other.lines)
+    assert agrees(found, other.run(other.lines))

@@ -87,7 +87,7 @@ from shardir.dialects.train.roles import (
     updates_attrs,
 )
 from shardir.dialects.train.stage_order import Event, Message, StageOrder
-from shardir.dialects.train.stage_proof import check_order
+from shardir.dialects.train.stage_proof import check_order, proven_order
 from shardir.dialects.train.stage_runs import Made, Read, StageRun, StepRuns
 from shardir.dialects.train.stages import (
     PIPELINE,
@@ -242,6 +242,7 @@ __all__ = [
     "metric_names",
     "of_microbatches",
     "pipeline_of",
+    "proven_order",
     "remove_state_layouts",
     "replicas_of",
     "result_attrs",

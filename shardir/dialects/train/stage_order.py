@@ -9,8 +9,9 @@ The rules, which `runtime_stages.py` follows:
    all earlier messages of the same rank. The run waits for what it reads. Outside the loop a
    receive is posted where the sender sends, in the order of the text, and waited for.
 4. A send is waited for when a message has arrived from its receiver which proves that it was
-   received: a gradient comes back. And of a value at most as many sends as there are ranks are
-   under way to one rank: the first of them is waited for before the next.
+   received: a gradient comes back. And of a value at most a number of sends are under way to one
+   rank, `in_flight`: the first of them is waited for before the next. So what is not answered is
+   not held for all microbatches. The number is the lowest that is proven: `stage_proof.py`.
 5. A directed pair of ranks is a channel, which moves a message at a time, without buffers: the k-th
    send meets the k-th receive.
 """
@@ -52,8 +53,9 @@ class Event(NamedTuple):
 class StageOrder:
     """The events of each rank of a step in stages, in the order in which it does them."""
 
-    def __init__(self, runs: StepRuns):
+    def __init__(self, runs: StepRuns, in_flight: int):
         self.runs, self.ranks = runs, range(runs.schedule.ranks)
+        self.in_flight = in_flight
         self.loops = [runs.loop(rank) for rank in self.ranks]
         self._reads: dict[StageRun, list[Read]] = {}
         self.channels: dict[tuple[int, int], list[Message]] = defaultdict(list)
@@ -215,7 +217,7 @@ class _LoopEvents:
     def _send(self, message: Message) -> Iterator[Event]:
         sends = self.sends[message.target]
         same = [m for m in sends if m.made.value is message.made.value]
-        if len(same) >= len(self.order.ranks):
+        if len(same) >= self.order.in_flight:
             while same[0] in sends:
                 yield Event("wait", sends.popleft())
         yield Event("send", message)

@@ -31,7 +31,15 @@ Node = StageRun | Message
 
 
 def check_order(f: FuncOp) -> None:
-    """Check that the ranks of a step in stages come to its end.
+    """Check that the ranks of a step in stages come to its end; other functions are not looked at.
+    Raises ShardirError as `proven_order` does."""
+    if SCHEDULE in f.attributes:
+        proven_order(f)
+
+
+def proven_order(f: FuncOp) -> StageOrder:
+    """Return the order of a step in stages, with the fewest sends under way with which it ends: as
+    many as there are ranks, twice as many, and so on, up to one for each microbatch.
 
     Raises:
         ShardirError: the schedule is no one of the step; a value that a stage reads is not
@@ -39,15 +47,19 @@ def check_order(f: FuncOp) -> None:
             receives in different orders; or some runs and messages wait for each other. With all
             errors of one of these kinds.
     """
-    if SCHEDULE not in f.attributes:
-        return
     runs = _runs(f)
     if errors := list(_schedule_errors(runs)):
         raise Failure([(f, e) for e in errors])
-    order = StageOrder(runs)
-    for find in (_unsent, _mismatches, _cycle):
-        if errors := list(find(order)):
-            raise Failure([(f, e) for e in errors])
+    order = StageOrder(runs, runs.schedule.ranks)
+    errors = list(_unsent(order)) or list(_mismatches(order))
+    while not errors and (cycle := _cycle(order)):
+        if order.in_flight < runs.count:
+            order = StageOrder(runs, 2 * order.in_flight)
+        else:
+            errors = [cycle]
+    if errors:
+        raise Failure([(f, e) for e in errors])
+    return order
 
 
 def _runs(f: FuncOp) -> StepRuns:
@@ -172,8 +184,8 @@ def _channels(order: StageOrder, kind: str) -> dict[tuple[int, int], list[Messag
     return found
 
 
-def _cycle(order: StageOrder) -> Iterator[str]:
-    """Yield an error if some runs and messages wait for each other."""
+def _cycle(order: StageOrder) -> str:
+    """Return an error if some runs and messages wait for each other, else an empty text."""
     after: dict[Node, set[Node]] = {event.of: set() for events in order.events for event in events}
     for events in order.events:
         last: list[Node] = []
@@ -195,13 +207,13 @@ def _cycle(order: StageOrder) -> Iterator[str]:
                         after[run].add(node)
     at = {node: i for i, node in enumerate(after)}
     ordered = {node: sorted(others, key=at.__getitem__) for node, others in after.items()}
-    if cycle := find_cycle(ordered):
-        placed = [n if isinstance(n, Message) else order.runs.rank(n.op) for n in cycle]
-        found = shortened([_text(n) for n in cycle], placed)
-        found = (
-            f"expected a step that ends, got runs and transfers that wait for each other: {found}"
-        )
-        yield coded("G16", found)
+    cycle = find_cycle(ordered)
+    if not cycle:
+        return ""
+    placed = [n if isinstance(n, Message) else order.runs.rank(n.op) for n in cycle]
+    shown = shortened([_text(n) for n in cycle], placed)
+    found = f"expected a step that ends, got runs and transfers that wait for each other: {shown}"
+    return coded("G16", found)
 
 
 def _text(node: Node) -> str:

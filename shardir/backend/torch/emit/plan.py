@@ -97,7 +97,7 @@ def _channels(functions: list[FuncOp]) -> list[tuple[Axes, int, int]]:
     found: dict[tuple[Axes, int, int], None] = {}
     for f in functions:
         if train.schedule_of(f) is not None:
-            edges = train.StageOrder(train.StepRuns(f)).edges()
+            edges = train.proven_order(f).edges()
             found |= {((Axis(train.STAGE_AXIS),), *ends): None for ends in edges}
     for op in _ops(functions):
         if isinstance(op, dist.SendOp):

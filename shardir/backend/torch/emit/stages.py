@@ -104,6 +104,7 @@ class StagesScope:
         lines += self._list("parts", self.parts)
         lines += self._dict("transfers", self.transfers)
         lines += self._dict("sums", [self._pair(n, x) for n, x in self.sums.items()])
+        lines += [f"    in_flight={train.proven_order(self.f).in_flight},"]
         lines += [f"    results={names.literal(' '.join(results))},"]
         lines += self._dict("shapes", shapes)
         lines += [")", "", ""]

@@ -75,6 +75,7 @@ class StageTables:
             gradients of inputs, and "W", those of weights; "begin" (before the loop over
             microbatches) and "update" (after it) run once.
         sums: over all microbatches, by name, of what parts make.
+        in_flight: the most sends of a value to a rank that are under way at once.
         results: the names of what the step returns; a value that no function makes is an argument.
         shapes: of the results that are not states, the type: that of other ranks are zeros.
     """
@@ -87,6 +88,7 @@ class StageTables:
         parts: Sequence[tuple[str, int, Callable[..., Any], str, str]],
         transfers: Mapping[str, StageValue],
         sums: Mapping[str, str],
+        in_flight: int,
         results: str,
         shapes: Mapping[str, StageValue],
     ):
@@ -100,7 +102,7 @@ class StageTables:
             StagePart(k, s, f, tuple(i.split()), tuple(o.split())) for k, s, f, i, o in parts
         ]
         self.by_action = {(p.kind, p.stage): p for p in self.parts}
-        self.transfers, self.sums = transfers, sums
+        self.transfers, self.sums, self.in_flight = transfers, sums, in_flight
         self.results, self.shapes = results.split(), shapes
         self.maker = {name: part for part in self.parts for name in part.outputs}
 

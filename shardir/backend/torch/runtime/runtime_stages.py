@@ -198,10 +198,9 @@ class _StepRun:
         return x
 
     def _send(self, name: str, k: int, x: Tensor, target: int) -> None:
-        """Send a value of the loop. Of one at most as many sends as there are ranks are under way,
-        so that what no other rank answers is not held for all microbatches."""
+        """Send a value of the loop, when no more than `in_flight` sends of it are under way."""
         sends = self.sends[target]
-        if sum(send.name == name for send in sends) >= len(self.step.orders):
+        if sum(send.name == name for send in sends) >= self.step.in_flight:
             oldest = next(i for i, send in enumerate(sends) if send.name == name)
             for _ in range(oldest + 1):
                 self._completed(*sends.popleft()[-2:])
