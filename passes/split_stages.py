@@ -20,7 +20,8 @@
    the microbatches: that of the request, or that of the file `schedule`, torch's CSV.
 6. Of a stage for which it has the actions I and W, the backward part is two functions: I makes what
    others wait for, W the other gradients of weights, and the fewest bytes are kept in between.
-7. The mesh gets `stage` as its outermost axis, its cluster a level for it, whose links are like the
+7. Ranks that would wait for each other are an error (`train.check_order`), with the cycle.
+8. The mesh gets `stage` as its outermost axis, its cluster a level for it, whose links are like the
    outermost ones of a stage.
 """
 
@@ -35,7 +36,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.schedules import Schedule, check, schedule
+from shardir.algebra.schedules import Schedule, check_actions, schedule
 from shardir.analysis.aliasing import shared
 from shardir.analysis.functions import mesh_of, name_of, named, values
 from shardir.diagnostics import Failure, Located, ShardirError, coded
@@ -122,7 +123,7 @@ class SplitStages(PassOptions):
                 made = schedule(requested.kind, numbers["ranks"], loop.runs, numbers["chunks"])
             else:
                 made = Schedule.parse(Path(self.schedule).read_text(encoding="utf-8"))
-            check(made)
+            check_actions(made)
         except ShardirError as e:
             raise Failure([(f, str(e))]) from None
         got = (made.stages, made.ranks, made.microbatches)

@@ -19,6 +19,7 @@ import torch
 from extent import extent
 from runtime_mesh import Mesh
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
+from xdsl.dialects.func import FuncOp
 
 import shardir
 from shardir.diagnostics import ShardirError
@@ -196,7 +197,8 @@ class Program:
         tail = TAIL.replace("PIPELINE", pipeline).replace("COUNT", str(microbatches))
         found = shardir.compile(HEAD + body + tail)
         self.text = found.program
-        self.f = next(f for f in found.module.body.ops if train.schedule_of(f) is not None)
+        functions = [f for f in found.module.body.ops if isinstance(f, FuncOp)]
+        self.f = next(f for f in functions if train.schedule_of(f) is not None)
         self.lines = (train.schedule_of(self.f) or "").splitlines()
         values = torch.Generator().manual_seed(0)
         self.arguments = {
