@@ -137,7 +137,16 @@ CASES = [
     (4, "v-half, ranks = 2, chunks = 2", {"mesh": "dp = 2", "plan": "ddp"}),
     (8, "v-min, ranks = 4, chunks = 2", {}),
     (4, "dualpipev, ranks = 2, chunks = 2", {"mesh": "dp = 2", "plan": "zero1"}),
+    (4, "zb-h1, ranks = 2", {"mesh": "dp = 2", "plan": "zero2"}),
+    (4, "interleaved, ranks = 2, chunks = 2", {"mesh": "dp = 2", "plan": "zero3"}),
+    (4, "1f1b, ranks = 2", {"mesh": "tp = 2", "plan": "megatron+sequence(tp)"}),
+    (4, "zbv, ranks = 2, chunks = 2", {"loss_scale": "static, factor = 1024.0"}),
+    (4, "1f1b, ranks = 4", {"loss_scale": "dynamic, initial = 1024.0, interval = 2"}),
+    (4, "zbv, ranks = 2, chunks = 2", {"pipeline": "train{max-bytes=20000}"}),
+    (4, "1f1b, ranks = 2", {"pipeline": "train{max-bytes=20000}"}),
 ]
+"""The last ones have parts of gradients, and of parameters, on each rank; split sequences; scaled
+losses; and less memory, for which values are recomputed."""
 
 
 @pytest.mark.parametrize(("layers", "pipeline", "options"), extent(CASES[:2], CASES))
@@ -173,15 +182,38 @@ def test_a_plan_says_of_which_stage_a_block_is() -> None:
     assert again.text == program.text
 
 
-def test_random_values_do_not_depend_on_stages(tmp_path: Path) -> None:
+PIPELINES = [
+    "1f1b, ranks = 2", "zbv, ranks = 2, chunks = 2", "interleaved, ranks = 2, chunks = 2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pipeline", extent(PIPELINES[:1], PIPELINES))
+def test_random_values_do_not_depend_on_stages(pipeline: str, tmp_path: Path) -> None:
     """The key of dropout passes from microbatch to microbatch, and from stage to stage."""
+    layers = 4 if "chunks" in pipeline else 2
     found = [
-        _trained(_compiled(_model(2, 0.2), **options), tmp_path)
-        for options in ({"stages": "1f1b, ranks = 2"}, {"mode": "stand_alone"})
+        _trained(_compiled(_model(layers, 0.2), **options), tmp_path)
+        for options in ({"stages": pipeline}, {"mode": "stand_alone"})
     ]
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
     for name, w in found[1][1].items():
         np.testing.assert_allclose(found[0][1][name], w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pipeline", extent(PIPELINES[:1], PIPELINES))
+def test_half_precision_and_metrics_do_not_depend_on_stages(pipeline: str, tmp_path: Path) -> None:
+    """Products in bf16 are the same on each stage, and the norm of all gradients is a sum over the
+    stages."""
+    options = {"pipeline": "mixed-precision{compute=bf16},train", "metrics": "gradient_norm"}
+    reports, losses = [], []
+    layers = 4 if "chunks" in pipeline else 2
+    for staged in ({"stages": pipeline}, {"mesh": "d = 1"}):
+        program = _compiled(_model(layers).float(), **options, **staged)
+        assert "bf16" in program.text
+        reports.append(program.run(iter(_batches()), steps=STEPS, timeout=60))
+    for report in reports:
+        losses.append([*report.losses["step"], *report.metrics["step"]["gradient_norm"]])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
 def test_a_run_goes_on_with_other_stages(tmp_path: Path) -> None:
