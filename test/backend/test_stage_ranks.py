@@ -10,10 +10,13 @@ import random
 import re
 import threading
 from collections import deque
+from collections.abc import Sequence
 from copy import copy
+from itertools import permutations
 from typing import Any
 
 import pytest
+import runtime_mesh
 import runtime_stages
 import torch
 from extent import extent
@@ -91,15 +94,18 @@ class Transfer:
                 raise DeadlockError
 
 
-def run_on_threads(step: Any, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the results of a step, each from a rank that makes it. Raises what a rank does."""
+def run_on_threads(
+    step: Any, edges: Sequence[tuple[int, int]], arguments: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the results of a step, each from a rank that makes it, with channels for these pairs
+    of ranks. Raises what a rank does."""
     count = len(step.orders)
     ranks, found, errors = Ranks(count), dict[str, torch.Tensor](), list[Exception]()
 
     def run(rank: int) -> None:
         try:
             mesh = Mesh([("stage", count)], rank)
-            mesh._channels = {(s, t): (ranks, s, t) for s in range(count) for t in range(count)}
+            mesh._channels = {(s, t): (ranks, s, t) for s, t in edges}
             results = copy(step).run(mesh, **{n: x.clone() for n, x in arguments.items()})
             mesh.wait()
             kept = {step.states[n].last for n in step.kept_states(rank)}
@@ -210,8 +216,10 @@ class Program:
         """Return why the verifier refuses a schedule; empty if it does not."""
         self.f.attributes[train.SCHEDULE] = ArrayAttr(map(StringAttr, lines))
         self.in_flight = len(self.arguments["x"])
+        self.edges = [*permutations(range(len(lines)), 2)]
         try:
-            self.in_flight = train.proven_order(self.f).in_flight
+            order = train.proven_order(self.f)
+            self.in_flight, self.edges = order.in_flight, order.edges()
         except ShardirError as e:
             return str(e)
         return ""
@@ -222,7 +230,7 @@ class Program:
         names: dict[str, Any] = {"__name__": "program"}
         text = re.sub(r"schedule=\[.*?\],", f"schedule={orders!r},", self.text, flags=re.S)
         exec(re.sub(r"in_flight=\d+", f"in_flight={self.in_flight}", text), names)
-        return run_on_threads(names["STEP"], self.arguments)
+        return run_on_threads(names["STEP"], self.edges, self.arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -295,3 +303,42 @@ def test_sends_are_under_way_as_far_as_a_schedule_needs_it() -> None:
     other = Program(CHAIN, "1f1b, ranks = 4", microbatches=8)
     assert not other.refusal(other.lines)
     assert agrees(found, other.run(other.lines))
+
+
+class Groups:
+    """What a rank makes and sends first, in place of torch.distributed."""
+
+    def __init__(self) -> None:
+        self.made: list[list[int]] = []
+        self.first: list[tuple[str, int, int]] = []
+
+    def new_group(self, ranks: list[int]) -> int:
+        self.made.append(ranks)
+        return len(self.made) - 1
+
+    def send(self, x: torch.Tensor, peer: int, group: int) -> None:
+        self.first.append(("send", peer, group))
+
+    def recv(self, x: torch.Tensor, peer: int, group: int) -> None:
+        self.first.append(("receive", peer, group))
+
+
+def test_each_direction_between_two_ranks_is_a_group_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All ranks make all groups in one order; the two of each connect it. Groups over other axes
+    with the same ranks are the same channel."""
+    made, first = [], []
+    for rank in range(4):
+        groups = Groups()
+        monkeypatch.setattr(runtime_mesh, "dist", groups)
+        mesh = Mesh([("stage", 2), ("tp", 2)], rank)
+        for axes, source, target in ((("stage",), 0, 1), (("stage",), 1, 0), (("tp",), 0, 1)):
+            mesh.connect(axes, source, target)
+        mesh.connect(("stage", "tp"), 0, 2)  # as from 0 to 1 over stage
+        made.append(groups.made)
+        first.append(groups.first)
+        assert mesh.channel(0, 2) != mesh.channel(2, 0)
+    assert made == [[[0, 2], [1, 3], [2, 0], [3, 1], [0, 1], [2, 3]]] * 4
+    assert first[0] == [("send", 2, 0), ("receive", 2, 2), ("send", 1, 4)]
+    assert first[3] == [("receive", 1, 1), ("send", 1, 3), ("receive", 2, 5)]

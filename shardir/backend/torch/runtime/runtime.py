@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 
 import runtime_buffers as buffers
 import torch
+from runtime_axes import Sized
 from runtime_gathers import all_gather, all_to_all
 from runtime_host import copy
 from runtime_mesh import Axes, Group, Mesh, bounds
-from runtime_plan import Sized
 from runtime_reductions import all_reduce, reduce_scatter
 from runtime_transfers import broadcast, gather, permute, recv, scatter, send
 from torch import Tensor

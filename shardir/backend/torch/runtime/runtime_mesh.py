@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runtime_plan import Sized
+from runtime_axes import Sized
 
 Axis = str | tuple[str, int, int]
 Axes = tuple[Axis, ...]

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime_arrays import DividedArray, FileArray, array_in, sequences
+from runtime_axes import Axes, Sized, axes_of, channel_of, split_of
 from runtime_epochs import Epochs
 from runtime_fields import Field, PlanError, shown
 
@@ -54,28 +55,6 @@ _INITS: dict[str, dict[str, Any]] = {
     "file": {"file": str},
     "copy": {"of": str},
 }
-
-Axes = tuple  # of names and (name, pre, size)
-
-
-class Sized(tuple):
-    """Axes that split a dimension into shards of explicit sizes."""
-
-    sizes: tuple[int, ...]
-
-    def __new__(cls, axes: Axes, sizes: tuple[int, ...]):
-        new = super().__new__(cls, axes)
-        new.sizes = sizes
-        return new
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sized) and tuple.__eq__(self, other) and self.sizes == other.sizes
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((tuple(self), self.sizes))
 
 
 @dataclass(frozen=True)
@@ -228,46 +207,11 @@ def _plan(top: Field, directory: Path) -> ProgramPlan:
         directory=directory,
         mesh_name=mesh.get("name", str).value,
         axes=tuple(sizes.items()),
-        groups=tuple(_axes(axes, sizes) for axes in top.get("groups", list, default=[]).items()),
-        channels=tuple(_channel(field, sizes) for field in channels.items()),
+        groups=tuple(axes_of(axes, sizes) for axes in top.get("groups", list, default=[]).items()),
+        channels=tuple(channel_of(field, sizes) for field in channels.items()),
         functions=functions,
         single=single.value,
     )
-
-
-def _channel(field: Field, sizes: dict[str, int]) -> tuple[Axes, int, int]:
-    axes, *ends = field.items()
-    source, target = (end.of(int).value for end in ends)
-    return _axes(axes, sizes), source, target
-
-
-def _axes(field: Field, sizes: dict[str, int]) -> Axes:
-    """Return the axes of a dimension or group; each is a name of the mesh or [name, pre, size]."""
-    axes = []
-    for item in field.items():
-        if isinstance(item.value, str):
-            name, pre, size = item.value, 1, sizes.get(item.value, 1)
-        elif isinstance(item.value, list) and len(item.value) == 3:
-            parts = item.items()
-            name = parts[0].of(str).value
-            pre, size = Field(item.value[1:], item.path).ints(1)
-        else:
-            raise item.fail(f"expected an axis or [axis, pre, size], got {shown(item.value)}")
-        if name not in sizes:
-            raise item.fail(
-                f"expected an axis of the mesh ({', '.join(sizes) or 'none'}), got {name!r}"
-            )
-        if sizes[name] % (pre * size):
-            raise item.fail(f"{pre} * {size} does not divide the axis {name!r} of {sizes[name]}")
-        axes.append(item.value if isinstance(item.value, str) else (name, pre, size))
-    return tuple(axes)
-
-
-def _split(field: Field, sizes: dict[str, int]) -> Axes:
-    """Return the axes of a dimension, perhaps with the sizes of its shards."""
-    if not isinstance(field.value, dict):
-        return _axes(field, sizes)
-    return Sized(_axes(field.get("axes"), sizes), field.get("sizes").ints(0))
 
 
 def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -> PlanFunction:
@@ -289,7 +233,7 @@ def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -
         due = None
         if partial.value:
             op = partial.get("op").one_of(("sum", "max", "min", "mean"))
-            due = (op, _axes(partial.get("axes"), sizes))
+            due = (op, axes_of(partial.get("axes"), sizes))
         updates = item.get("updates", (str, type(None)), default=None)
         if updates.value and updates.value not in [a.key for a in args if a.role != "input"]:
             raise updates.fail(f"no argument of the function has the state {updates.value!r}")
@@ -325,7 +269,7 @@ def _check_replicas(field: Field, f: PlanFunction) -> None:
 
 def _value(field: Field, sizes: dict[str, int]) -> dict[str, Any]:
     shape = field.get("shape").ints(0)
-    dims = tuple(_split(dim, sizes) for dim in field.get("dims").items())
+    dims = tuple(split_of(dim, sizes) for dim in field.get("dims").items())
     if len(dims) != len(shape):
         raise field.get("dims").fail(f"{len(dims)} entries for a shape of {len(shape)} dimensions")
     for d, (rows, axes) in enumerate(zip(shape, dims, strict=True)):
