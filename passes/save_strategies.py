@@ -1,39 +1,30 @@
-"""save-strategies: a program with layouts -> the same, and a file with its strategies and layouts.
+"""save-strategies: a program with layouts -> the same, and a file with its plan.
 
     %h = nn.matmul %x, %w strategy<((2, 1), (1, 2))> : (...) -> tensor<8x6xf32, #dist.layout<...>>
- -> @loss %h = nn.matmul strategy <((2, 1), (1, 2))> : <@m, [{dp}, {tp}]>  // net.ir:9
+ -> values "h" : [{dp}, {tp}], strategy <((2, 1), (1, 2))>
 
-Runs after propagate-strategies or search-strategies; load-strategies reads the file in their stead.
+Runs after propagate-strategies or search-strategies. apply-plan reads the file: it is a plan, of
+which all or some lines can be used.
 
-1. Writes a line for each argument and each op with results, of every function in the global view
-   that has layouts: its strategy, if it has one, its mark for `recompute`, and the layouts. Names
-   are those of the printed text.
-2. Writes the meshes and the results of a search (`search`) too.
-3. The file is written completely or not at all. The program does not change.
+1. Writes the layout of each argument and value, of every function in the global view that has
+   layouts, the strategies of ops, marks, and the results of a search. The program to which that
+   plan is applied, in the same pipeline, is the same program.
+2. The file is written completely or not at all. The program does not change.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation
-
-from shardir.algebra.saved import ARGUMENT, Line, Saved
-from shardir.analysis.functions import makers, name_of
 from shardir.diagnostics import Failure, Located
-from shardir.dialects.dist import layout_of
-from shardir.dialects.locations import short_location
-from shardir.dialects.nn.base import TensorOp
+from shardir.rewriting.annotated_plan import complete_plan
 from shardir.rewriting.bases import Function, GlobalPass
-from shardir.rewriting.marks import RECOMPUTE, SEARCHED
 from shardir.syntax.files import write_text
-from shardir.syntax.printer import value_names
 
 
 @dataclass(frozen=True)
 class SaveStrategies(GlobalPass):
-    """Writes the strategies and layouts of a program to a file."""
+    """Writes the strategies and layouts of a program to a file, as a plan."""
 
     name = "save-strategies"
     file: str
@@ -46,32 +37,9 @@ class SaveStrategies(GlobalPass):
         return f.without_layout()
 
     def rewrite_all(self, functions: Sequence[Function]) -> None:
-        saved = Saved()
-        for f in functions:
-            assert f.mesh is not None
-            saved.meshes[f.mesh.name] = f.mesh
-            saved.lines += _lines(f.op, f.block)
-            if (found := f.op.attributes.get(SEARCHED)) is not None:
-                saved.found[f.name] = str(found)
-        if not saved.lines:
+        if not functions:
             raise Failure(
                 "expected a function with layouts to save, got none; run propagate-strategies or "
                 "search-strategies before"
             )
-        write_text(Path(self.file), str(saved))
-
-
-def _lines(f: FuncOp, block: Block) -> Iterator[Line]:
-    names = value_names(block)
-    for by, values in makers(block):
-        strategy = by.strategy if isinstance(by, TensorOp) else None
-        layouts = tuple([layout for v in values if (layout := layout_of(v)) is not None])
-        yield Line(
-            name_of(f),
-            tuple([names[v] for v in values]),
-            by.name if isinstance(by, Operation) else ARGUMENT,
-            None if strategy is None else strategy.data,
-            layouts,
-            short_location(by),
-            recompute=isinstance(by, Operation) and RECOMPUTE in by.attributes,
-        )
+        write_text(Path(self.file), str(complete_plan(functions[0].module)))

@@ -40,7 +40,7 @@ from xdsl.dialects.func import CallOp
 from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import values
+from shardir.analysis.functions import is_laid_out, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.diagnostics import Failure, Located, ShardirError, report_progress
 from shardir.dialects.dist import (
@@ -53,7 +53,7 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
-from shardir.rewriting.marks import resolve_markers
+from shardir.rewriting.marks import SEARCHED, resolve_markers
 from shardir.rewriting.options import Bytes
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.search.drawing import writer_of
@@ -95,7 +95,8 @@ class SearchStrategies(GlobalPass):
         super().apply(ctx, op)
 
     def concerns(self, f: Function) -> bool:
-        return super().concerns(f) and f.mesh is not None
+        found = SEARCHED in f.op.attributes and is_laid_out(f.block)  # by a saved plan
+        return super().concerns(f) and f.mesh is not None and not found
 
     def check(self, f: Function) -> Iterator[Located]:
         requests = [o for o in f.module.body.ops if isinstance(o, StepOp | GradientOp)]

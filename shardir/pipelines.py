@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec
 
-from shardir.algebra.plan import is_plan
+from shardir.algebra.plan_notation import is_plan
+from shardir.algebra.plan_notation import text_of as text_of_plan
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.dialects.installed import installed
 from shardir.passes import PASSES
@@ -34,11 +35,12 @@ Loaders = Mapping[str, Callable[[], type[ModulePass]]]
 """The function that loads each pass, by name."""
 
 SEARCH, PROPAGATION, LOWERING = "search-strategies", "propagate-strategies", "lower-to-spmd"
-DECIDERS = (PROPAGATION, SEARCH, "load-strategies")
+DIFFERENTIATION = "distributed-autodiff"
+DECIDERS = (PROPAGATION, SEARCH)
 """The passes that decide on layouts."""
 
 READERS = (
-    *DECIDERS, "assign-stages", "data-parallel", "distributed-autodiff", "require-layouts",
+    *DECIDERS, "assign-stages", "data-parallel", DIFFERENTIATION, "require-layouts",
 )  # fmt: skip
 """The passes that read annotations: a plan is applied before the first of them."""
 
@@ -187,14 +189,21 @@ def pipeline_of(pipeline: str | None, mode: str | None, default: str) -> str:
     return f"{MODES[name].pipeline}{brace}{options}"
 
 
-def with_plan(passes: Sequence[ModulePass], plan: str | Path | None) -> list[ModulePass]:
-    """Return the passes with apply-plan before the first that reads annotations, else at the end.
+def with_plan(passes: Sequence[ModulePass], plan: Any) -> list[ModulePass]:
+    """Return the passes with apply-plan before the first that reads annotations, else at the end;
+    and again before a pass that decides on layouts after differentiation.
 
-    `plan`: a file, or the text of a plan, which has a `:`, several lines or presets.
+    `plan`: a file, the text of a plan, which has a `:`, several lines or presets, or a plan in
+    Python (shardir/algebra/plan_notation.py).
+
+    Raises:
+        ShardirError: it is none of these.
     """
     found = list(passes)
     if plan is None:
         return found
+    if not isinstance(plan, str | Path):
+        plan = text_of_plan(plan)
     at = next((i for i, p in enumerate(found) if p.name in READERS), len(found))
     new: Any = PASSES["apply-plan"]()
     is_text = isinstance(plan, str) and is_plan(plan)
@@ -203,47 +212,47 @@ def with_plan(passes: Sequence[ModulePass], plan: str | Path | None) -> list[Mod
             f"expected a plan, got {plan}, which is neither a file nor presets; write "
             '"megatron(tp) * fsdp(dp)", or lines: \'"PATTERN" : [{axis}, ...]\''
         )
-    found.insert(at, new(plan=plan) if is_text else new(file=str(plan)))
+    given = {"plan": plan} if is_text else {"file": str(plan)}
+    last = max((i for i, p in enumerate(found) if p.name in DECIDERS), default=at)
+    if any(p.name == DIFFERENTIATION for p in found[at:last]):
+        found.insert(last, new(**given, lines="after"))
+        given["lines"] = "before"
+    found.insert(at, new(**given))
     return found
 
 
 def planned(passes: Sequence[ModulePass]) -> int:
-    """Return the index of the pass after which annotations are a plan: apply-plan, or the last one
-    that decides on layouts.
+    """Return the index of the pass after which annotations are a plan: the first apply-plan, or the
+    last one that decides on layouts.
 
     Raises:
         UsageError: there is no such pass.
     """
-    for names in (("apply-plan",), DECIDERS):
+    for names, which in ((("apply-plan",), 0), (DECIDERS, -1)):
         if at := [i for i, p in enumerate(passes) if p.name in names]:
-            return at[-1]
+            return at[which]
     raise UsageError("expected a pass that decides on layouts, got none; add a plan or a mode")
 
 
-def with_strategies(
-    passes: Sequence[ModulePass],
-    load: str | Path | None,
-    save: str | Path | None,
-    graph: str | Path | None = None,
+def with_files(
+    passes: Sequence[ModulePass], save: str | Path | None, graph: str | Path | None = None
 ) -> list[ModulePass]:
-    """Return the passes with load-strategies for the last one that decides on layouts, or with
-    save-strategies after it; and with a search that writes its cost graph.
+    """Return the passes with save-strategies after the last one that decides on layouts, and with a
+    search that writes its cost graph.
 
     Raises:
         UsageError: there is no such pass, or the graph's file has no known ending.
     """
     found = list(passes)
-    for option, file in (("load", load), ("save", save)):
-        if file is None:
-            continue
+    if save is not None:
         at = max((i for i, p in enumerate(found) if p.name in DECIDERS), default=None)
         if at is None:
             raise UsageError(
-                f"--{option}-strategies: no pass decides on layouts; run one of "
-                f"{', '.join(DECIDERS)}, or choose the mode data, hybrid, semi_auto or auto"
+                f"--save-strategies: no pass decides on layouts; run one of {', '.join(DECIDERS)}, "
+                "or choose the mode data, hybrid, semi_auto or auto"
             )
-        new: Any = PASSES[f"{option}-strategies"]()
-        found[at : at + 1] = [*found[at : at + (option == "save")], new(str(file))]
+        new: Any = PASSES["save-strategies"]()
+        found.insert(at + 1, new(str(save)))
     if graph is not None:
         at = next((i for i, p in enumerate(found) if p.name == SEARCH), None)
         if at is None:
@@ -270,8 +279,6 @@ def recorded(passes: Sequence[ModulePass]) -> str:
                 continue
             case "apply-plan" if given.file:
                 given = dataclasses.replace(given, file="", plan=read_text(Path(given.file)))
-            case "load-strategies":
-                given = dataclasses.replace(given, file=str(Path(given.file).absolute()))
             case _ if p.name == SEARCH:
                 given = dataclasses.replace(given, graph=None)
         spec = given.pipeline_pass_spec()

@@ -157,8 +157,8 @@ def _names() -> Iterator[Case]:
     yield Case("a long output", ("opt", "block.ir", "-o", long), (2,), message="File name too long")
     yield Case("a long program", ("run", long), (2,), message="no such directory")
     yield Case(
-        "a long file of strategies",
-        ("opt", "block.ir", "-p", "train", "--load-strategies", long),
+        "a long file for strategies",
+        ("opt", "block.ir", "-p", "train", "--save-strategies", long),
         (1, 2),
         message="too long",
     )

@@ -44,7 +44,7 @@ from shardir.tools.opt_arguments import OptArguments
 from shardir.tools.opt_reports import PassTimes, Reports
 from shardir.tools.progress import progress_shown
 
-ONE_PROGRAM = ("save_strategies", "load_strategies", "cost_graph")
+ONE_PROGRAM = ("save_strategies", "cost_graph")
 """Options with a file for one program."""
 
 
@@ -63,9 +63,8 @@ class Driver(OptArguments):
             return 0
         import_modules(self.args.imports)
         text = pipelines.pipeline_of(self.args.passes, self.args.mode, "")
-        self.passes = pipelines.with_strategies(
+        self.passes = pipelines.with_files(
             pipelines.with_plan(pipelines.build(text), self.args.plan),
-            self.args.load_strategies,
             self.args.save_strategies,
             self.args.cost_graph,
         )

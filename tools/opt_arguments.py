@@ -113,12 +113,7 @@ class OptArguments(xDSLOptMain):
         add(
             "--save-strategies",
             metavar="F",
-            help="write the strategies and layouts of the program to a file",
-        )
-        add(
-            "--load-strategies",
-            metavar="F",
-            help="use the strategies and layouts of a file, without propagation or search",
+            help="write all strategies and layouts of the program to a file, as a plan for --plan",
         )
         add(
             "--cost-graph",

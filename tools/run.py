@@ -85,9 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--save-strategies",
         metavar="F",
-        help="for an .ir file: write its strategies and layouts to F",
+        help="for an .ir file: write its strategies and layouts to F, as a plan",
     )
-    add("--load-strategies", metavar="F", help="for an .ir file: use those of F")
     add(
         "--import", action="append", default=[], metavar="MODULE",
         help="for an .ir file: a Python module that registers custom ops",
@@ -107,7 +106,7 @@ def _is_source(path: Path, options: argparse.Namespace) -> bool:
         if not os.path.isfile(path):
             raise LaunchError(f"{path}: no such file")
         return True
-    for name in ("mode", "pass_pipeline", "plan", "save_strategies", "load_strategies", "import"):
+    for name in ("mode", "pass_pipeline", "plan", "save_strategies", "import"):
         if getattr(options, name) not in (None, []):
             option = f"--{name.replace('_', '-')}"
             raise LaunchError(f"{path} is compiled already; {option} is for an .ir file")
@@ -124,7 +123,7 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
         try:
             compile_file(
                 path, options.pass_pipeline, mode=options.mode, plan=options.plan,
-                save_strategies=options.save_strategies, load_strategies=options.load_strategies,
+                save_strategies=options.save_strategies,
             ).save(directory)  # fmt: skip
         except (ShardirError, RecursionError):
             raise

@@ -7,6 +7,8 @@
     "*.w" : [], states [{dp}] on host                           // updated on the host
     values "*.mlp" : [{dp}]                                     // results of ops
     values "layers.{2,3}.*" : stage = 1
+    @step values "h" : [{dp}], strategy <(({dp}, {}), ({}, {}))>    // of one function
+    @step : search<objective = 0.00015, bound = 0.00015, gap = 0.0>  // as a search left it
 
 A layout with fewer dimensions than the value is of the leading ones; the others are unsharded. Of
 the lines that match a name, the first with a layout decides on the layout, the first with `uses` on
@@ -14,22 +16,19 @@ that, and so on. In a pattern `*` is any text, `?` any character, `{a,b}` one of
 a character in brackets, `[*]`, stands for itself. Text after `//` or `#` is a comment.
 """
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, axes_text
-from shardir.algebra.notation import NotationValues, Word, grammar
-from shardir.algebra.notation import read as read_notation
-from shardir.algebra.saved import LineError
-from shardir.algebra.sharding import DimAxes
-from shardir.diagnostics import NotationError, coded, one_of
-from shardir.grammar.machine import Machine
+from shardir.algebra.mesh import axes_text
+from shardir.algebra.notation import nested_text
+from shardir.algebra.strategy import Strategy
 
 
 class NameKind(StrEnum):
@@ -40,50 +39,37 @@ class NameKind(StrEnum):
     VALUE = "value"
 
 
-class HostDims(tuple[Axes, ...]):
-    """The axes that split each dimension of a value `on host`."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, HostDims) and tuple.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(("host", *self))
-
-    def __str__(self) -> str:
-        return f"{_dims_text(tuple(self))} on host"
-
-
 @dataclass(frozen=True)
 class PlanEntry:
-    """The layouts and marks that a plan has for a value; None for those that it has not.
+    """The layouts and marks that a plan has for a value; None for those that it has not. Layouts
+    are of the leading dimensions, and of no mesh in particular.
 
     Attributes:
-        layout: the axes of the leading dimensions.
-        uses: those of an argument where it is used; it is redistributed to them.
-        states: those of the optimizer's states of a parameter.
+        uses: that of an argument where it is used; it is redistributed to it.
+        states: that of the optimizer's states of a parameter.
         recompute: whether the value, or the argument as it is used, is made again in the backward
             part.
-        parts: those of the parts that a parameter is cut in, in place of its product.
+        parts: that of the parts that a parameter is cut in, in place of its product.
         fusion: the index of the buffer of a parameter's gradient.
         stage: that of a value's op, in a pipelined step.
+        strategy: that of a value's op; of several results the first has it.
     """
 
-    layout: DimAxes | None = None
-    uses: DimAxes | None = None
-    states: DimAxes | None = None
+    layout: Layout | None = None
+    uses: Layout | None = None
+    states: Layout | None = None
     recompute: bool | None = None
     fusion: int | None = None
     stage: int | None = None
-    parts: DimAxes | None = None
+    parts: Layout | None = None
+    strategy: Strategy | None = None
 
     def __str__(self) -> str:
-        parts = [] if self.layout is None else [_dims_text(self.layout)]
+        parts = [] if self.layout is None else [layout_text(self.layout)]
+        parts += [] if self.strategy is None else [f"strategy <{self.strategy}>"]
         named = ("uses", self.uses), ("parts", self.parts), ("states", self.states)
-        for word, dims in named:
-            parts += [] if dims is None else [f"{word} {_dims_text(dims)}"]
+        for word, layout in named:
+            parts += [] if layout is None else [f"{word} {layout_text(layout)}"]
         parts += ["recompute"] if self.recompute else []
         for word, number in (("fusion", self.fusion), ("stage", self.stage)):
             parts += [] if number is None else [f"{word} = {number}"]
@@ -104,6 +90,8 @@ class PlanLine:
     entry: PlanEntry
     number: int = field(default=1, compare=False)
     """The line in the text, from 1."""
+    function: str | None = None
+    """The function of the names; None: all."""
 
     def __str__(self) -> str:
         match self.kind:
@@ -113,16 +101,31 @@ class PlanLine:
                 head = "inputs"
             case _:
                 head = f'{self.kind}s "{self.pattern}"'
-        return f"{head} : {self.entry}"
+        scope = "" if self.function is None else f"{symbol(self.function)} "
+        return f"{scope}{head} : {self.entry}"
 
-    def says(self, kind: NameKind, name: str) -> PlanEntry | None:
+    def says(self, function: str, kind: NameKind, name: str) -> PlanEntry | None:
         """Return what the line says of a name; None if its pattern is not of that name."""
+        if self.function not in (None, function):
+            return None
         matches = kind is self.kind and self._regex.fullmatch(name) is not None
         return self.entry if matches else None
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:
         return _regex(self.pattern)
+
+
+@dataclass(frozen=True)
+class SearchLine:
+    """A function that is as a search left it, and the results that the search reported."""
+
+    function: str
+    found: tuple[tuple[str, Any], ...]
+    number: int = field(default=1, compare=False)
+
+    def __str__(self) -> str:
+        return f"{symbol(self.function)} : {nested_text(('search', self.found))}"
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,9 @@ class PresetLine:
         return " * ".join(n + (f"({', '.join(axes)})" if axes else "") for n, axes in self.factors)
 
 
+Line = PlanLine | SearchLine | PresetLine
+
+
 @dataclass(frozen=True)
 class ExpandedLine:
     """A line of presets, with the entry of each name of a program."""
@@ -143,7 +149,7 @@ class ExpandedLine:
     entries: Mapping[tuple[NameKind, str], PlanEntry]
     number: int
 
-    def says(self, kind: NameKind, name: str) -> PlanEntry | None:
+    def says(self, function: str, kind: NameKind, name: str) -> PlanEntry | None:
         return self.entries.get((kind, name))
 
 
@@ -151,140 +157,55 @@ class ExpandedLine:
 class LayoutPlan:
     """The lines of a plan, in their order."""
 
-    lines: tuple[PlanLine | PresetLine, ...]
+    lines: tuple[Line, ...]
 
     def __str__(self) -> str:
         return "".join(f"{line}\n" for line in self.lines)
 
     @staticmethod
-    def of(entries: Mapping[NameKind, Mapping[str, PlanEntry]]) -> "LayoutPlan":
-        """Return a short plan that says of these names what the entries are."""
-        return LayoutPlan(
-            tuple([line for kind, of in entries.items() for line in _short(kind, of)])
-        )
+    def of(
+        entries: Mapping[NameKind, Mapping[str, PlanEntry]], function: str | None = None
+    ) -> "LayoutPlan":
+        """Return a short plan that says of these names what the entries are: of the names of all
+        functions, or of one."""
+        lines = [line for kind, of in entries.items() for line in _short(kind, of)]
+        return LayoutPlan(tuple([replace(line, function=function) for line in lines]))
 
 
-def padded(dims: DimAxes, mesh: str, shape: Shape) -> Layout:
-    """Return the layout of a value of a shape, whose leading dimensions are split as `dims`."""
-    unsplit = ((),) * (len(shape) - len(dims))
-    return Layout(mesh, (*dims, *unsplit), host=isinstance(dims, HostDims))
+@dataclass(frozen=True, order=True)
+class LineError:
+    """An error in a line of a text: its number from 1, the column from 0, and the message."""
+
+    number: int
+    column: int
+    message: str
 
 
-def trimmed(layout: Layout) -> DimAxes:
-    """Return the dimensions of a layout up to the last that is split."""
+def padded(layout: Layout, mesh: str, shape: Shape) -> Layout:
+    """Return the layout of a value of a shape on a mesh, of a layout of its leading dimensions."""
+    unsplit = ((),) * (len(shape) - len(layout.dims))
+    return replace(layout, mesh=mesh, dims=(*layout.dims, *unsplit))
+
+
+def trimmed(layout: Layout) -> Layout:
+    """Return a layout of no mesh in particular, up to the last dimension that is split."""
     dims = layout.dims
     while dims and not dims[-1]:
         dims = dims[:-1]
-    return HostDims(dims) if layout.host else dims
+    return replace(layout, mesh="", dims=dims)
 
 
-# ---- text -> plan ----
-
-COMMENT = re.compile(r'("[^"\n]*")|(//|#).*')
-
-
-def read(text: str) -> tuple[LayoutPlan, list[LineError]]:
-    """Return the plan of a text, and the errors of the lines that do not parse."""
-    lines, errors = list[PlanLine | PresetLine](), list[LineError]()
-    for number, text_line in enumerate(text.splitlines(), 1):
-        content = COMMENT.sub(lambda m: m[1] or "", text_line).rstrip()
-        if not content:
-            continue
-        try:
-            lines.append(_numbered(parse_line(content), number))
-        except NotationError as e:
-            errors.append(LineError(number, e.offset, coded("N1", e.message)))
-    return LayoutPlan(tuple(lines)), errors
+def layout_text(layout: Layout) -> str:
+    """Return the text of a layout in a plan: `[{dp}, {tp}] partial sum {ep} on host`."""
+    dims = ", ".join(map(axes_text, layout.dims))
+    partial = f" partial {layout.reduction} {axes_text(layout.partial)}" if layout.partial else ""
+    return f"[{dims}]{partial}{' on host' if layout.host else ''}"
 
 
-def _numbered(line: PlanLine | PresetLine, number: int) -> PlanLine | PresetLine:
-    if isinstance(line, PresetLine):
-        return PresetLine(line.factors, number)
-    return PlanLine(line.kind, line.pattern, line.entry, number)
-
-
-def is_plan(text: str) -> bool:
-    """Whether a text is a plan, and not the name of a file: it has a `:`, several lines, or
-    presets."""
-    if ":" in text or "\n" in text:
-        return True
-    try:
-        return isinstance(parse_line(text), PresetLine)
-    except NotationError:
-        return False
-
-
-def parse_line(text: str) -> PlanLine | PresetLine:
-    """`"*.weight" : [{tp}], recompute` or `megatron(tp) * fsdp(dp)`. Raises NotationError."""
-    return read_notation(_machine(), text, "line", "a pattern with layouts or marks, or presets")
-
-
-class _PlanValues(NotationValues):
-    """The reductions of plan.lark."""
-
-    def line(self, c: list[Any]) -> PlanLine | PresetLine:
-        return c[0]
-
-    def parameters(self, c: list[Any]) -> PlanLine:
-        said = {"layout", "uses", "states", "recompute", "parts", "fusion"}
-        return _line(NameKind.PARAMETER, c, frozenset(said))
-
-    def inputs(self, c: list[Any]) -> PlanLine:
-        return _line(NameKind.INPUT, c, frozenset({"layout", "uses", "recompute"}))
-
-    def values(self, c: list[Any]) -> PlanLine:
-        return _line(NameKind.VALUE, c, frozenset({"layout", "recompute", "stage"}))
-
-    def at(self, c: list[Any]) -> tuple[str, Any]:
-        return "layout", c[0]
-
-    def place(self, c: list[Any]) -> DimAxes:
-        dims, host = c
-        return HostDims(dims) if host else dims
-
-    def uses(self, c: list[Any]) -> tuple[str, Any]:
-        return "uses", c[0]
-
-    def states(self, c: list[Any]) -> tuple[str, Any]:
-        return "states", c[0]
-
-    def recompute(self, c: list[Any]) -> tuple[str, Any]:
-        return "recompute", True
-
-    def parts(self, c: list[Any]) -> tuple[str, Any]:
-        return "parts", c[0]
-
-    def fusion(self, c: list[Any]) -> tuple[str, Any]:
-        return "fusion", int(c[0])
-
-    def stage(self, c: list[Any]) -> tuple[str, Any]:
-        return "stage", int(c[0])
-
-    def presets(self, c: list[Any]) -> PresetLine:
-        return PresetLine(tuple(c))
-
-    def preset(self, c: list[Any]) -> tuple[str, tuple[str, ...]]:
-        return str(c[0]), tuple([str(a) for a in c[1:] if a is not None])
-
-
-@cache
-def _machine() -> Machine:
-    text = grammar("plan.lark") + grammar("notation.lark")
-    return Machine(text, ["line"], _PlanValues(), token=Word)
-
-
-def _line(kind: NameKind, c: list[Any], allowed: frozenset[str]) -> PlanLine:
-    """Return a line of its pattern and its items. Raises NotationError."""
-    word, *items = c
-    start = 0 if word is None else word.start_pos
-    said = [name for name, _ in items]
-    for i, name in enumerate(said):
-        what = "one layout" if name == "layout" else f"{name} once"
-        if name in said[:i]:
-            raise NotationError(f"expected {what} in a line, got it twice", start)
-        if name not in allowed:
-            raise NotationError(f"expected {one_of(allowed)} of {kind}s, got {name}", start)
-    return PlanLine(kind, "*" if word is None else str(word)[1:-1], PlanEntry(**dict(items)))
+def symbol(function: str) -> str:
+    """Return the text of the name of a function."""
+    plain = re.fullmatch(r"[\w$.-]+", function)
+    return f"@{function if plain else json.dumps(function)}"
 
 
 # ---- patterns ----
@@ -312,7 +233,7 @@ def exactly(name: str) -> str:
     """Return the pattern of a name: it matches another one only where a pattern can't be written
     in quotes."""
     escaped = re.sub(r"[*?\[{]", lambda m: f"[{m[0]}]", name)
-    return re.sub(r'["\n]', "?", escaped)
+    return re.sub(r'["\\\n]', "?", escaped)
 
 
 # ---- entries -> plan ----
@@ -329,9 +250,10 @@ def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLin
     only, if their entries are equal; at the end one for the names of the shortest entry, if they
     are several and no other line says less."""
     found: dict[str, PlanEntry] = {}
+    refused = set[str]()
     for name, entry in entries.items():
         if entry.said:
-            found[_pattern(kind, name, entries, found)] = entry
+            found[_pattern(kind, name, entries, found, refused)] = entry
     counts = Counter(entry for entry in entries.values() if entry.said)
     rest = min(counts, key=lambda entry: len(str(entry)), default=None)
     if rest is not None and (
@@ -345,7 +267,8 @@ def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLin
             m = _PLAIN.fullmatch(pattern)
             before, last = (m[1], m[2]) if m else (pattern, "")
             together.setdefault((before, entry), []).append(last)
-    for (before, entry), ends in together.items():
+    for (before, entry), all_ends in together.items():
+        ends = [e for e in all_ends if not any(e != f and _regex(f).fullmatch(e) for f in all_ends)]
         pattern = before + (f"{{{','.join(ends)}}}" if len(ends) > 1 else ends[0])
         yield PlanLine(kind, pattern, entry)
     if rest is not None:
@@ -353,20 +276,23 @@ def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLin
 
 
 def _pattern(
-    kind: NameKind, name: str, entries: Mapping[str, PlanEntry], found: Mapping[str, PlanEntry]
+    kind: NameKind,
+    name: str,
+    entries: Mapping[str, PlanEntry],
+    found: Mapping[str, PlanEntry],
+    refused: set[str],
 ) -> str:
-    """Return a pattern of a name, of others that differ in numbers too if no entry contradicts."""
+    """Return a pattern of a name, of others that differ in numbers too if no entry contradicts.
+    `refused` has those of which two names have different entries."""
+    exact = exactly(name)
     for numbers in _NUMBERS:
         pattern = "*".join(map(exactly, numbers.split(name)))
-        if pattern in found and found[pattern] == entries[name]:
+        if pattern == exact or pattern in refused:
+            continue
+        if pattern in found:
             return pattern
         line = PlanLine(kind, pattern, entries[name])
-        if not any(e != entries[name] and line.says(kind, n) for n, e in entries.items()):
+        if not any(e != entries[name] and line.says("", kind, n) for n, e in entries.items()):
             return pattern
-    return exactly(name)
-
-
-def _dims_text(dims: Iterable[Axes]) -> str:
-    if isinstance(dims, HostDims):
-        return str(dims)
-    return f"[{', '.join(map(axes_text, dims))}]"
+        refused.add(pattern)
+    return exact

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from xdsl.dialects.builtin import ModuleOp
 
+from shardir.algebra.plan_notation import PlanForm
 from shardir.api.compiled import Compiled as Compiled
 from shardir.api.compiled import compile_module
 from shardir.api.compiled import parse as parse
@@ -42,9 +43,8 @@ def compile(
     name: str = "<input>",
     *,
     mode: str | None = None,
-    plan: str | Path | None = None,
+    plan: PlanForm | None = None,
     save_strategies: str | Path | None = None,
-    load_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
     target: str | Backend = DEFAULT,
 ) -> Compiled: ...

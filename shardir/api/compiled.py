@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from shardir import pipelines
+from shardir.algebra.plan_notation import PlanForm
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Origin
 from shardir.backend.runs import Options, Report
@@ -40,9 +41,8 @@ def compile_module(
     name: str = "<input>",
     *,
     mode: str | None = None,
-    plan: str | Path | None = None,
+    plan: PlanForm | None = None,
     save_strategies: str | Path | None = None,
-    load_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
     target: str | Backend = DEFAULT,
 ) -> "Compiled":
@@ -54,9 +54,8 @@ def compile_module(
         mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual. It takes the
             options of its passes: `auto{memory=16GB}`.
         plan: layouts and marks that annotate the program: the text of a plan, presets such as
-            `fsdp`, or a file.
-        save_strategies: the file to which the strategies and layouts are written.
-        load_strategies: the file from which they are read.
+            `fsdp`, a file, or a plan in Python: `{"*.weight": "[{dp}]"}`, or a list of such pairs.
+        save_strategies: the file to which all strategies and layouts are written, as a plan.
         base_dir: the folder of relative paths of data files, by default that of `name`.
         target: the backend, or its name.
 
@@ -65,7 +64,7 @@ def compile_module(
     """
     text = pipelines.pipeline_of(pipeline, mode, pipelines.DEFAULT)
     passes = pipelines.with_plan(pipelines.build(text), plan)
-    passes = pipelines.with_strategies(passes, load_strategies, save_strategies)
+    passes = pipelines.with_files(passes, save_strategies)
     with no_gc():
         if isinstance(text_or_module, str):
             source = Source(text_or_module, name)

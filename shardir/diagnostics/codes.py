@@ -205,32 +205,15 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "use dist.redistribute, or annotate the op with a strategy",
         ),
     },
-    "Files of strategies": {
-        "V1": Code("A line parses.", "write it as save-strategies does"),
-        "V2": Code(
-            "A line is of a function or value of the program, and the only one.",
-            "save the strategies of this program again, or drop the line",
-        ),
-        "V3": Code(
-            "Each function and each value of the program has a line.",
-            "save the strategies of this program again, or write the line",
-        ),
-        "V4": Code(
-            "A line has the op, the results and the mesh of the program, and a strategy only where "
-            "there can be one.",
-            "save the strategies of this program again, or correct the line",
-        ),
-        "V5": Code(
-            "The annotations of the program agree with the file.",
-            "drop the annotation, or correct the line",
-        ),
-    },
     "Plans": {
         "N1": Code(
             "A line of a plan parses, and says each thing once.",
             'write "PATTERN" : [{axis}, ...]',
         ),
-        "N2": Code("A pattern matches a name of the program.", "correct the pattern"),
+        "N2": Code(
+            "A pattern matches a name of the program, or of the function of its line.",
+            "correct the pattern",
+        ),
         "N3": Code(
             "The annotations of the program agree with the plan.",
             "drop the annotation, or put a line that agrees with it before",
@@ -248,6 +231,7 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "nn.slice.",
             "drop parts",
         ),
+        "N7": Code("A strategy is of an op with factors.", "drop strategy"),
     },
     "Types of tensor ops": {
         "T1": Code("The type of a result follows from the operands.", "write the inferred type"),

@@ -1,11 +1,14 @@
 """Marks that passes leave for later ones, and the ops that are markers."""
 
-from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, StringAttr
+from collections.abc import Mapping
+
+from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block
+from xdsl.ir import Attribute, Block
 
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import PropagationBarrierOp, ShardingGroupOp, layout_of
+from shardir.dialects.nn.properties import float_attr
 from shardir.rewriting.rewriter import Rewriter, erase
 
 RECOMPUTE = "recompute"
@@ -25,6 +28,30 @@ def found_by_search(f: FuncOp) -> dict[str, float]:
     found = f.attributes.get(SEARCHED)
     numbers = found.data.items() if isinstance(found, DictionaryAttr) else ()
     return {k: x.value.data for k, x in numbers if isinstance(x, FloatAttr)}
+
+
+def search_result(f: FuncOp) -> dict[str, float | str] | None:
+    """Return all that a search reports on a function, by plain values; a mark is 1."""
+    found = f.attributes.get(SEARCHED)
+    if not isinstance(found, DictionaryAttr):
+        return None
+    marks = {k: 1 for k, x in found.data.items() if isinstance(x, UnitAttr)}
+    texts = {k: x.data for k, x in found.data.items() if isinstance(x, StringAttr)}
+    return found_by_search(f) | texts | marks
+
+
+def set_search_result(f: FuncOp, found: Mapping[str, float | str]) -> None:
+    """Record on a function what `search_result` returned."""
+    values: dict[str, Attribute] = {}
+    for name, x in found.items():
+        match x:
+            case str():
+                values[name] = StringAttr(x)
+            case float():
+                values[name] = float_attr(x)
+            case _:
+                values[name] = UnitAttr()
+    f.attributes[SEARCHED] = DictionaryAttr(values)
 
 
 def presets_of(f: FuncOp) -> str:

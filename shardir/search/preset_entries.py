@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.plan import NameKind, PlanEntry, PresetLine, trimmed
 from shardir.diagnostics import ShardirError, coded, did_you_mean
@@ -148,8 +149,8 @@ class FunctionPresets:
                 kind = NameKind.PARAMETER if argument.is_retained else NameKind.INPUT
                 yield kind, argument.key or names[v], self._argument(v, argument)
         if self.product.sequence:
-            for v, dims in self._in_sequence():
-                yield NameKind.VALUE, names[v], PlanEntry(layout=dims)
+            for v, layout in self._in_sequence():
+                yield NameKind.VALUE, names[v], PlanEntry(layout=layout)
 
     def _argument(self, v: SSAValue, argument: Argument) -> PlanEntry:
         product = self.product
@@ -168,7 +169,7 @@ class FunctionPresets:
             parts=trimmed(product.retained_over(parts(v)[0], ())) if is_cut(v) else None,
         )
 
-    def _in_sequence(self) -> Iterator[tuple[SSAValue, tuple[Axes, ...]]]:
+    def _in_sequence(self) -> Iterator[tuple[SSAValue, Layout]]:
         """Yield the results of the forward part whose sequence is split, and those of products with
         parameters whose columns are: the sequence of their operands would pass on to them."""
         for op in self.structure.forward:

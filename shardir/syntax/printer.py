@@ -9,6 +9,7 @@ whose syntax our parser does not know, are printed in the generic form.
 """
 
 from collections import Counter
+from collections.abc import Collection
 from functools import cache
 from io import StringIO
 from typing import Any
@@ -163,10 +164,11 @@ def follow(op: Operation) -> bool:
     return found == [*op.result_types]
 
 
-def value_names(block: Block) -> dict[SSAValue, str]:
-    """Return the printed names of the values of a function, in their order."""
+def value_names(block: Block, without: Collection[Operation] = ()) -> dict[SSAValue, str]:
+    """Return the printed names of the values of a function, in their order: those that it would
+    have without some ops."""
     printer = FastPrinter(StringIO())
-    values = [*block.args, *(v for op in block.ops for v in op.results)]
+    values = [*block.args, *(v for op in block.ops if op not in without for v in op.results)]
     return {v: printer.new_name(v.name_hint) for v in values}
 
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 from xdsl.ir import Operation
 
-from shardir.algebra.saved import LineError
+from shardir.algebra.plan import LineError
 from shardir.diagnostics import Diagnostic, Located
 from shardir.dialects.locations import file_location
 

@@ -1,5 +1,6 @@
 """Plans: read as they are written, and written for entries; patterns are those of fnmatch."""
 
+import re
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import quick
 
+from shardir.algebra.layout import REDUCTIONS, Layout
 from shardir.algebra.mesh import Axis, SizedAxes
 from shardir.algebra.plan import (
     LayoutPlan,
@@ -15,21 +17,35 @@ from shardir.algebra.plan import (
     PlanEntry,
     PlanLine,
     PresetLine,
+    SearchLine,
     exactly,
-    is_plan,
-    read,
 )
+from shardir.algebra.plan_notation import is_plan, read, text_of
+from shardir.algebra.strategy import Strategy
+from shardir.diagnostics import ShardirError
 
 NAMES = st.from_regex(r"[a-c*?{}\[\],.0-9]{1,8}", fullmatch=True)
 
 
 A, B = Axis("a"), Axis("b", 2, 4)
 DIMS = st.lists(st.sampled_from([(), (A,), (B, A), SizedAxes((A,), (3, 1))]), max_size=3).map(tuple)
-FIELDS: dict[str, Any] = {"layout": DIMS, "recompute": st.just(True)}
+SPLIT = st.builds(Layout, st.just(""), DIMS)
+PLACED = st.builds(
+    lambda dims, axes, reduction, host: Layout("", dims, host=host).with_partial(axes, reduction),
+    DIMS, st.sampled_from([(), (A,)]), st.sampled_from(REDUCTIONS), st.booleans(),
+)  # fmt: skip
+STRATEGIES = st.builds(
+    Strategy,
+    st.sampled_from([None, "m"]),
+    st.lists(DIMS, min_size=1, max_size=2).map(tuple) | st.just(((2, 1), (1, 2))),
+    st.none() | st.just((((A,),),)),
+)
+FIELDS: dict[str, Any] = {"layout": PLACED, "recompute": st.just(True)}
 ALLOWED = {
-    NameKind.VALUE: FIELDS | {"stage": st.integers(0, 9)},
-    NameKind.INPUT: FIELDS | {"uses": DIMS},
-    NameKind.PARAMETER: FIELDS | {"uses": DIMS, "states": DIMS, "fusion": st.integers(0, 9)},
+    NameKind.VALUE: FIELDS | {"stage": st.integers(0, 9), "strategy": STRATEGIES},
+    NameKind.INPUT: FIELDS | {"uses": SPLIT},
+    NameKind.PARAMETER: FIELDS
+    | {"uses": SPLIT, "parts": SPLIT, "states": PLACED, "fusion": st.integers(0, 9)},
 }
 """What a line of each kind may say."""
 
@@ -39,13 +55,18 @@ def entries(kind: NameKind) -> st.SearchStrategy[PlanEntry]:
 
 
 @st.composite
-def lines(draw: Any) -> PlanLine | PresetLine:
+def lines(draw: Any) -> PlanLine | PresetLine | SearchLine:
+    function = draw(st.sampled_from([None, "f", "a b", 'q"uo//te', "step.1"]))
+    if function and draw(st.booleans()):
+        found = {"objective": draw(st.floats(0, 1)), "presets": "fsdp(dp)", "recompute": 1}
+        return SearchLine(function, tuple(found.items()))
     if draw(st.booleans()):
         names = st.sampled_from(["fsdp", "2d", "megatron+sequence"])
         axes = st.lists(st.sampled_from(["dp", "tp"]), max_size=2).map(tuple)
         return PresetLine(tuple(draw(st.lists(st.tuples(names, axes), min_size=1, max_size=3))))
     kind = draw(st.sampled_from(NameKind))
-    return PlanLine(kind, draw(NAMES), draw(entries(kind).filter(lambda entry: entry.said)))
+    said = draw(entries(kind).filter(lambda entry: entry.said))
+    return PlanLine(kind, draw(NAMES), said, function=function)
 
 
 @quick
@@ -67,7 +88,7 @@ def test_a_short_plan_says_of_each_name_what_its_entry_is(names: dict, data: Any
         said: dict[str, Any] = {}
         for line in plan.lines:
             assert isinstance(line, PlanLine)
-            if (here := line.says(NameKind.PARAMETER, name)) is not None:
+            if (here := line.says("f", NameKind.PARAMETER, name)) is not None:
                 said = {n: getattr(here, n) for n in here.said} | said
         assert PlanEntry(**said) == entry
 
@@ -76,7 +97,7 @@ def test_a_short_plan_says_of_each_name_what_its_entry_is(names: dict, data: Any
 @given(st.from_regex(r"[ab.*?]{0,6}", fullmatch=True), st.from_regex(r"[ab.]{0,6}", fullmatch=True))
 def test_patterns_are_those_of_fnmatch(pattern: str, name: str) -> None:
     line = PlanLine(NameKind.VALUE, pattern, PlanEntry())
-    assert (line.says(NameKind.VALUE, name) is not None) == fnmatchcase(name, pattern)
+    assert (line.says("f", NameKind.VALUE, name) is not None) == fnmatchcase(name, pattern)
 
 
 @pytest.mark.parametrize(
@@ -92,16 +113,16 @@ def test_patterns_are_those_of_fnmatch(pattern: str, name: str) -> None:
 )
 def test_patterns(pattern: str, matching: list[str], others: list[str]) -> None:
     line = PlanLine(NameKind.VALUE, pattern, PlanEntry())
-    assert all(line.says(NameKind.VALUE, n) is not None for n in matching)
-    assert not any(line.says(NameKind.VALUE, n) is not None for n in others)
+    assert all(line.says("f", NameKind.VALUE, n) is not None for n in matching)
+    assert not any(line.says("f", NameKind.VALUE, n) is not None for n in others)
 
 
 @quick
 @given(NAMES, NAMES)
 def test_the_pattern_of_a_name_is_of_that_name_alone(name: str, other: str) -> None:
     line = PlanLine(NameKind.VALUE, exactly(name), PlanEntry())
-    assert line.says(NameKind.VALUE, name) is not None
-    assert name == other or line.says(NameKind.VALUE, other) is None
+    assert line.says("f", NameKind.VALUE, name) is not None
+    assert name == other or line.says("f", NameKind.VALUE, other) is None
 
 
 def test_comments_end_lines_and_are_no_parts_of_patterns() -> None:
@@ -112,6 +133,37 @@ def test_comments_end_lines_and_are_no_parts_of_patterns() -> None:
 
 
 def test_texts_and_names_of_files() -> None:
-    texts = ["fsdp", "megatron+sequence(tp) * fsdp(dp, ep)", "inputs : [{dp}]", "# one\nfsdp"]
+    texts = [
+        "fsdp",
+        "megatron + sequence",
+        "megatron+sequence(tp) * fsdp(dp, ep)",
+        "inputs : [{dp}]",
+        "# one\nfsdp",
+    ]
     assert all(map(is_plan, texts))
     assert not any(map(is_plan, ["plan.txt", "plans/fsdp", "./fsdp", "fsdp(dp", ""]))
+
+
+def test_plans_in_python() -> None:
+    """Mappings, and lists of pairs and lines; patterns alone get their quotes."""
+    of = {"*.weight": "[{dp}]", "inputs": "[]", 'values "h"': "recompute", "@f inputs": "[]"}
+    text = '"*.weight" : [{dp}]\ninputs : []\nvalues "h" : recompute\n@f inputs : []\n'
+    assert text_of(of) == text_of([*of.items()]) == text
+    assert text_of([("a", "[]"), "fsdp(dp)"]) == '"a" : []\nfsdp(dp)\n'
+    for wrong in ([("a",)], [1], {"a": 1}, 1.0, {"a": None}):
+        with pytest.raises(ShardirError, match="expected a"):
+            text_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('"w" : offload', "got offload; write the layout in host memory: .* on host"),
+        ('"w" : [], recomput', "got recomput; did you mean recompute"),
+        ('"w" : stage = 1', "got stage; stages are of values: values "),
+        ('"w" : strategy <((2), (1))>', "got strategy; strategies are of the ops of values"),
+    ],
+)
+def test_items_that_are_not_there_say_what_to_write(line: str, message: str) -> None:
+    _, (error,) = read(line)
+    assert re.search(message, error.message) and error.message.count("[N1]") == 1

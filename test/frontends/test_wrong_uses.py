@@ -408,8 +408,16 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "expected a backend, one of torch, got 'jax'",
     ),
     "strategies: file": (
-        lambda: compiled(mesh="dp = 2", load_strategies="nowhere"),
-        "nowhere cannot be read: No such file or directory",
+        lambda: compiled(mesh="dp = 2", save_strategies="no/where"),
+        "cannot write no/where: No such file or directory",
+    ),
+    "plan: offload": (
+        lambda: compiled(mesh="dp = 2", plan='"0.weight": offload'),
+        'got offload; write the layout in host memory: "PATTERN" : [{axis}, ...] on host',
+    ),
+    "plan: stage": (
+        lambda: compiled(mesh="dp = 2", plan='"0.weight": stage = 0'),
+        'got stage; stages are of values: values "PATTERN" : stage = 1',
     ),
     "stages: number": (
         lambda: compiled(stages=2),
@@ -524,8 +532,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "expected a text or a path as plan, got 3; plan: layouts and marks that annotate",
     ),
     "plan: dict": (
-        lambda: compiled(mesh="dp = 2", plan={"0.weight": "[{dp}, {}]"}),
-        "expected a text or a path as plan, got a dict; plan: layouts and marks that annotate",
+        lambda: compiled(mesh="dp = 2", plan={"0.weight": ["dp"]}),
+        'expected a line of a plan, "fsdp(dp)", or a pair, ("*.weight", "[{dp}]"), got a tuple',
     ),
     "plan: two presets one axis": (
         lambda: compiled(mesh="dp = 2", plan="fsdp(dp) * ddp(dp)"),

@@ -335,4 +335,12 @@ MUTANTS = [
         "up = 0 if source.host else -1",
         "test/algebra/test_host_copies.py::test_copies_are_where_they_move_the_minimum",
     ),
+    Mutant(
+        "a line of one function is for all",
+        "A line of a plan says its layouts of the names of all functions.",
+        "shardir/algebra/plan.py",
+        "if self.function not in (None, function):",
+        "if self.function not in (None, function, self.function):",
+        "test/passes/test_saved_strategies.py -k functions_that_differ",
+    ),
 ]

@@ -31,8 +31,8 @@ MUTANTS = [
         "strategies are saved before they are decided on",
         "save-strategies runs before the pass that decides.",
         "shardir/pipelines.py",
-        '[*found[at : at + (option == "save")], new(str(file))]',
-        '[new(str(file)), *found[at : at + (option == "save")]]',
+        "found.insert(at + 1, new(str(save)))",
+        "found.insert(at, new(str(save)))",
         "test/pipelines/test_pipelines.py",
     ),
     Mutant(

@@ -163,4 +163,28 @@ MUTANTS = [
         "    for",
         "test/rewriting/test_hosts.py::test_states_stay_where_they_are",
     ),
+    Mutant(
+        "stages of a plan are dropped",
+        "A plan does not mark the stages of ops.",
+        "shardir/rewriting/planned_function.py",
+        'if (stage := t.said.get("stage")) is not None:',
+        'if (stage := t.said.get("stages")) is not None:',
+        "test/filecheck -k apply-plan",
+    ),
+    Mutant(
+        "uses shift the names of plans",
+        "A saved plan has the names that values have after redistributions of arguments.",
+        "shardir/rewriting/uses.py",
+        "return value_names(block, skipped)",
+        "return value_names(block)",
+        "test/passes/test_saved_strategies.py test/filecheck -k 'module or apply-plan'",
+    ),
+    Mutant(
+        "marks of a search are not saved",
+        "A saved plan lacks the mark that redistributions are repeated for the backward part.",
+        "shardir/rewriting/marks.py",
+        "return found_by_search(f) | texts | marks",
+        "return found_by_search(f) | texts",
+        "test/search/test_search_memory.py -k keeps_to_the_memory",
+    ),
 ]

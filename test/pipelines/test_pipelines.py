@@ -1,6 +1,7 @@
 """Pipelines as data: their texts, and where strategies are loaded and saved."""
 
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.pipelines import DECIDERS, MODES, build, split, with_strategies
+from shardir.pipelines import DECIDERS, MODES, build, split, with_files, with_plan
 from shardir.rewriting import nested
 
 LEAVES = st.from_regex(r"[a-z]{1,3}(=[0-9])?", fullmatch=True)
@@ -28,14 +29,26 @@ def test_a_list_is_split_at_its_own_commas_only(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["data", "hybrid", "semi_auto", "auto"])
-def test_strategies_replace_the_last_pass_that_decides_or_follow_it(mode: str) -> None:
+def test_strategies_are_saved_after_the_last_pass_that_decides(mode: str) -> None:
     passes = build(MODES[mode].pipeline)
     names = [p.name for p in passes]
     at = max(i for i, name in enumerate(names) if name in DECIDERS)
-    saved = [p.name for p in with_strategies(passes, None, "plan.txt")]
+    saved = [p.name for p in with_files(passes, "plan.txt")]
     assert saved == [*names[: at + 1], "save-strategies", *names[at + 1 :]]
-    loaded = [p.name for p in with_strategies(passes, "plan.txt", None)]
-    assert loaded == [*names[:at], "load-strategies", *names[at + 1 :]]
+
+
+@pytest.mark.parametrize("mode", ["data", "hybrid", "semi_auto", "auto"])
+def test_a_plan_is_applied_where_annotations_are_read_and_after_differentiation(mode: str) -> None:
+    """The second time before a search, in whose functions there are gradients."""
+    found: Any = with_plan(build(MODES[mode].pipeline), "fsdp")
+    applied = {p.lines: i for i, p in enumerate(found) if p.name == "apply-plan"}
+    names = [p.name for p in found]
+    if mode != "auto":
+        assert [*applied] == ["all"] and applied["all"] < names.index("propagate-strategies")
+        return
+    assert [*applied] == ["before", "after"]
+    assert applied["before"] < names.index("assign-stages")
+    assert applied["after"] == names.index("search-strategies") - 1
 
 
 def test_a_pass_on_its_own_finds_the_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp
 from shardir.interpret.equivalence import check_pass
 from shardir.passes import PASSES
-from shardir.passes.load_strategies import LoadStrategies
+from shardir.passes.apply_plan import ApplyPlan
 from shardir.passes.save_strategies import SaveStrategies
 from shardir.passes.search_strategies import SearchStrategies
 from shardir.rewriting.functions import bodies
@@ -263,10 +263,10 @@ def objective(module: ModuleOp) -> float:
 
 
 def assert_loads_equal(module: ModuleOp, file: Path) -> None:
-    """Check that a plan that is saved and loaded is the same, with its recomputed ops."""
+    """Check that a plan that is saved and applied is the same, with its recomputed ops."""
     SaveStrategies(file=str(file)).apply(Context(), module)
     loaded = search.applied(search.LAYOUT.sub("", GPT), "distributed-autodiff")
-    LoadStrategies(file=str(file)).apply(Context(), loaded)
+    ApplyPlan(file=str(file)).apply(Context(), loaded)
     assert str(loaded) == str(module)
 
 

@@ -1,0 +1,37 @@
+"""Redistributions of arguments to the layout in which they are used: what plans call `uses`.
+
+   %w_1 = dist.redistribute %w {recompute} : ... [{dp}, {tp}] -> ... [{}, {tp}]
+<- "w" : [{dp}, {tp}], uses [{}, {tp}], recompute
+"""
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardir.dialects.dist import RedistributeOp
+from shardir.dialects.nn import ConvertOp
+from shardir.rewriting.parts import is_cut, parts
+from shardir.syntax.printer import value_names
+
+
+def redistribution_of(v: SSAValue) -> RedistributeOp | None:
+    """Return the op that redistributes a value, or what it is converted to, if it is the only one
+    to use it."""
+    users = [use.operation for use in v.uses]
+    match users:
+        case [RedistributeOp() as op]:
+            return op
+        case [ConvertOp() as op]:
+            return redistribution_of(op.out)
+    return None
+
+
+def names_in_plans(block: Block) -> dict[SSAValue, str]:
+    """Return the names of arguments and values by which plans call them: those of the printed text
+    without the redistributions that `uses` stands for, so that a plan that has been applied has the
+    names of one that has not."""
+    skipped = set[Operation]()
+    for v in block.args:
+        if isinstance(v.type, TensorType):
+            of = parts(v) if is_cut(v) else [v]
+            skipped |= {op for u in (v, *of) if (op := redistribution_of(u)) is not None}
+    return value_names(block, skipped)
