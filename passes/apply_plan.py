@@ -21,7 +21,7 @@ Runs after inline-calls, and before layouts are decided on. docs/plans.md has th
 7. A pattern that matches no name of any function is an error. All errors are reported at once, each
    at its line of the plan.
 8. Where the pass runs before differentiation and again after it (`lines`), the second run is for
-   lines of one function: steps, and functions that a search left.
+   lines of one function, which the first has not changed if differentiation makes it.
 """
 
 import re
@@ -69,7 +69,7 @@ class ApplyPlan(GlobalPass):
     """The text of the plan, in place of a file."""
     lines: str = ALL
     """Where layouts are decided on after differentiation: `before` it all lines but those of
-    functions that it makes, or that a search left; `after` it those of one function."""
+    functions that it makes; `after` it those of one function."""
 
     def check(self, f: Function) -> Iterator[Located]:
         if f.mesh is None and self.lines != AFTER:
@@ -120,12 +120,11 @@ def _unknown_functions(
 def _selected(plan: LayoutPlan, functions: Sequence[Function], lines: str) -> LayoutPlan:
     """Return the lines that this run is for."""
     known = [f.name for f in functions]
-    searched = {line.function for line in plan.lines if isinstance(line, SearchLine)}
 
     def is_selected(line: Line) -> bool:
         if isinstance(line, PresetLine) or line.function is None:
             return lines != AFTER
-        return line.function in known and (lines != BEFORE or line.function not in searched)
+        return line.function in known
 
     return LayoutPlan(tuple([line for line in plan.lines if is_selected(line)]))
 

@@ -485,7 +485,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "plan: mark": (
         lambda: compiled(mesh="dp = 2", plan='"0.weight": [{dp}, {}], recomptue'),
-        "[N1] expected a pattern with layouts or marks, or presets, got 'r'",
+        "strategy, uses, got recomptue; did you mean recompute?",
     ),
     "plan: file": (
         lambda: compiled(mesh="dp = 2", plan="nowhere.plan"),
@@ -529,7 +529,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "plan: type": (
         lambda: compiled(mesh="dp = 2", plan=3),
-        "expected a text or a path as plan, got 3; plan: layouts and marks that annotate",
+        "expected a text or a path or a dict or a list as plan, got 3; plan: layouts and marks",
     ),
     "plan: dict": (
         lambda: compiled(mesh="dp = 2", plan={"0.weight": ["dp"]}),

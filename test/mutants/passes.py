@@ -199,14 +199,6 @@ MUTANTS = [
         "test/filecheck -k split-stages",
     ),
     Mutant(
-        "lines of searched functions are applied before differentiation",
-        "apply-plan annotates a function that a search left before composites are decomposed.",
-        "passes/apply_plan.py",
-        "(lines != BEFORE or line.function not in searched)",
-        "True",
-        "test/passes/test_saved_strategies.py -k composites",
-    ),
-    Mutant(
         "a saved plan is searched for again",
         "search-strategies decides again on a function whose values all have saved layouts.",
         "passes/search_strategies.py",
