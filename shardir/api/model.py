@@ -275,6 +275,7 @@ def compile_model(
     loss: LossFunction | None = None,
     optimizer: Any = None,
     scheduler: Any = None,
+    scheduler_steps: int | None = None,
     train: bool = True,
     mesh: str | Mapping[str, int] | None = None,
     cluster: str | None = None,
@@ -298,6 +299,8 @@ def compile_model(
             returns the loss: a scalar, or an output of the name `loss`.
         optimizer: one of torch.optim, whose groups are read, or a text: `adamw, lr = 1e-3`.
         scheduler: one of torch.optim.lr_scheduler, of the optimizer.
+        scheduler_steps: the steps of which its rates are sampled; then the last one stays. Needed
+            where it does not say when its rate stays: LambdaLR of a function of one's own.
         train: False: the forward part alone. Whether dropout and batch norms train is the module's
             own `training`.
         mesh: the axes: `dp = 2, tp = 4`, or a dict.
@@ -331,7 +334,8 @@ def compile_model(
             'expected an optimizer, got none; use optimizer="adamw, lr = 1e-3", or train=False'
         )
     of_training = {"trace": trace or None, "loss": loss, "optimizer": optimizer,
-                   "scheduler": scheduler, "derived": derived or None, "accumulate": accumulate,
+                   "scheduler": scheduler, "scheduler_steps": scheduler_steps,
+                   "derived": derived or None, "accumulate": accumulate,
                    "clip": clip, "loss_scale": loss_scale, "metrics": metrics, "sync": sync,
                    "stages": stages}  # fmt: skip
     for name, value in of_training.items():
@@ -345,7 +349,7 @@ def compile_model(
     imported = import_model(captured, module, FUNCTION, train)
     if train:
         names = {id(p): n for n, p in model.named_parameters()} | _trained(imported)
-        read = optimizers.read(optimizer, names, scheduler)
+        read = optimizers.read(optimizer, names, scheduler, scheduler_steps)
         _check_trained(imported, optimizer)
         imported.own_numbers(read.lr_scales, read.weight_decays)
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,

@@ -300,4 +300,12 @@ MUTANTS = [
         "if False:",
         "test/cost/test_host_memory.py",
     ),
+    Mutant(
+        "the end of a line decides on its shape",
+        "A rate between points is on a cosine if the next point begins one.",
+        "shardir/backend/torch/runtime/ops_runtime.py",
+        "torch.where(cosine[first] > 0",
+        "torch.where(cosine[last] > 0",
+        "test/frontends/test_schedulers.py -k trains",
+    ),
 ]

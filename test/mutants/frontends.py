@@ -83,4 +83,12 @@ MUTANTS = [
         "    return start * sizes[0] in accumulate(_shape(op.x), mul) and False",
         "test/frontends/test_presets_of_models.py",
     ),
+    Mutant(
+        "rates that rise or fall are a cosine",
+        "Sampled rates up to their next turn become half a period of a cosine.",
+        "shardir/frontends/torch/schedules.py",
+        "turn > line and _is_cosine(rates[i : turn + 1], allowed)",
+        "turn > line",
+        "test/frontends/test_schedulers.py -k rates",
+    ),
 ]

@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 import torch
 from reference import Reference
 from xdsl.ir import Attribute, Operation
@@ -57,6 +58,7 @@ CASES: list[Case] = [
     rate("polynomial, rate = 0.5, steps = 4, end = 0.1, power = 2.0"),
     rate("step, rate = 0.5, every = 2, factor = 0.5"),
     rate("inverse_sqrt, rate = 0.5, warmup = 2"),
+    rate('points, rate = 0.5, at = "0: 0.5, 2: 1.0 cosine, 6: 0.25, 9: 0.125"'),
     scalar(train.BiasCorrectionOp, "step", {"beta": float_attr(0.9)}, "i64"),
     scalar(train.TrustRatioOp, "norms",
            {"coefficient": float_attr(0.1), "weight_decay": float_attr(0.2)}, "f64", "f64"),
@@ -113,6 +115,8 @@ def _learning_rate(op: train.LearningRateOp, done: torch.Tensor) -> torch.Tensor
     from torch.optim import lr_scheduler
 
     n, kind = op.schedule.values, op.schedule.kind
+    if kind == "points":
+        return torch.tensor(n["rate"] * _factor(n["at"], done.item()), dtype=torch.float64)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=n["rate"])
     warmup, end = n["warmup"], n.get("end", 0.0)
     left = n.get("steps", 1) - warmup
@@ -137,6 +141,19 @@ def _learning_rate(op: train.LearningRateOp, done: torch.Tensor) -> torch.Tensor
         optimizer.step()
         after.step()
     return torch.tensor(optimizer.param_groups[0]["lr"], dtype=torch.float64)
+
+
+def _factor(at: str, done: float) -> float:
+    """By numpy's interpolation, in the arc of a half period where it is of a cosine."""
+    points = [part.split(": ") for part in at.split(", ")]
+    steps = [int(step) for step, _ in points]
+    factors = [float(factor.split()[0]) for _, factor in points]
+    i = max((i for i, step in enumerate(steps) if step <= done), default=0)
+    if points[i][1].endswith("cosine"):
+        angle = np.pi * np.interp(done, steps[i : i + 2], [0, 1])
+        middle, half = (factors[i] + factors[i + 1]) / 2, (factors[i] - factors[i + 1]) / 2
+        return middle + half * np.cos(angle)
+    return float(np.interp(done, steps, factors))
 
 
 def _trust_ratio(op: Any, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:

@@ -54,6 +54,7 @@ from shardir.dialects.train.options import (
     LossScaleAttr,
     MetricsAttr,
     ScheduleAttr,
+    points_of,
 )
 from shardir.dialects.train.repeats import EndRepeatOp, ItemOp, ItemsOp, RepeatOp
 from shardir.dialects.train.requests import (
@@ -242,6 +243,7 @@ __all__ = [
     "metric_names",
     "of_microbatches",
     "pipeline_of",
+    "points_of",
     "proven_order",
     "remove_state_layouts",
     "replicas_of",

@@ -6,13 +6,14 @@
 A value may itself be a word with named values, in angle brackets: a learning-rate schedule.
 """
 
-from math import inf
-from typing import ClassVar
+import re
+from math import inf, isfinite
+from typing import ClassVar, NamedTuple
 
 from xdsl.irdl import irdl_attr_definition
 
 from shardir.algebra.notation import NamedOptions
-from shardir.diagnostics import NotationError, coded
+from shardir.diagnostics import NotationError, ShardirError, coded
 from shardir.dialects.random import DRAWN, LARGEST
 from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, TextAttr, option_offset
 
@@ -68,13 +69,19 @@ class ScheduleAttr(OptionsAttr):
             "warmup": WARMUP,
         },
         "inverse_sqrt": {"rate": RATE, "warmup": WARMUP},
+        "points": {"rate": RATE, "at": OptionSpec(str)},
     }  # fmt: skip
 
     @classmethod
     def completed(cls, given: NamedOptions, text: str) -> NamedOptions:
         word, pairs = super().completed(given, text)
         values = dict(pairs)
-        if values["warmup"] >= values.get("steps", inf):
+        if word == "points":
+            try:
+                points_of(values["at"])
+            except ShardirError as e:
+                raise NotationError(str(e), option_offset("at", text)) from None
+        elif values["warmup"] >= values.get("steps", inf):
             raise NotationError(
                 coded(
                     "G10",
@@ -83,6 +90,39 @@ class ScheduleAttr(OptionsAttr):
                 option_offset("warmup", text),
             )
         return word, pairs
+
+
+class Point(NamedTuple):
+    """A factor of the learning rate after so many steps, and whether the factors from here to the
+    next point are half a period of a cosine; else they are on a line."""
+
+    step: int
+    factor: float
+    is_cosine: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.step}: {self.factor!r}{' cosine' if self.is_cosine else ''}"
+
+
+POINT = re.compile(r"\s*(\d+)\s*:\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(\s+cosine)?\s*")
+
+
+def points_of(text: str) -> tuple[Point, ...]:
+    """Return the points of `0: 0.1, 10: 1.0 cosine, 100: 0.0`.
+
+    Raises:
+        ShardirError: it is no list of points, or their steps do not increase.
+    """
+    points = list[Point]()
+    for part in text.split(","):
+        if (m := POINT.fullmatch(part)) is None or not isfinite(float(m[2])):
+            use = 'write at = "0: 0.1, 10: 1.0 cosine, 100: 0.0"'
+            raise ShardirError(coded("G10", f"expected step: factor, got {part.strip()!r}", use))
+        points.append(Point(int(m[1]), float(m[2]), m[3] is not None))
+        if len(points) > 1 and points[-2].step >= points[-1].step:
+            message = f"expected steps that increase, got {points[-2].step}, {points[-1].step}"
+            raise ShardirError(coded("G10", message))
+    return tuple(points)
 
 
 BETA1, BETA2 = (OptionSpec(float, x, minimum=0.0, maximum=1.0, ends="[)") for x in (0.9, 0.999))

@@ -8,6 +8,7 @@ double precision that they share. The update op of an optimizer is in its file i
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.nn.types import float_element
-from shardir.dialects.train.options import ScheduleAttr
+from shardir.dialects.train.options import Point, ScheduleAttr, points_of
 
 SHARED_SCALAR = tensor(f64, ())
 """The type of the scalars that all parameters share."""
@@ -200,6 +201,8 @@ class LearningRateOp(Scalar):
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         done, n = arrays[0].astype(np.float64), self.schedule.values
+        if self.schedule.kind == "points":
+            return np.asarray(n["rate"] * _factor(points_of(n["at"]), float(done)))
         rate, warmup = n["rate"], n["warmup"]
         part = min(1.0, max(0.0, done - warmup) / (n["steps"] - warmup)) if "steps" in n else 0.0
         match self.schedule.kind:
@@ -212,6 +215,16 @@ class LearningRateOp(Scalar):
             case "inverse_sqrt":
                 rate = rate * np.sqrt(max(1, warmup) / max(1, warmup, done + 1))
         return np.asarray(rate * min(1.0, (done + 1) / max(1, warmup)))
+
+
+def _factor(points: Sequence[Point], done: float) -> float:
+    """Return the factor of the step after `done` steps."""
+    for a, b in pairwise(points):
+        if a.step <= done < b.step:
+            part = (done - a.step) / (b.step - a.step)
+            left = 0.5 * (1 + np.cos(np.pi * part)) if a.is_cosine else 1 - part
+            return b.factor + (a.factor - b.factor) * left
+    return points[0 if done < points[0].step else -1].factor
 
 
 @op_definition

@@ -1,13 +1,13 @@
 """Optimizers of torch as optimizers of ours: their class, and their parameters' groups."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.optim import lr_scheduler
 
 from shardir.diagnostics import ShardirError
+from shardir.frontends.torch.schedules import schedule
 
 ParamGroup = Mapping[str, Any]
 
@@ -55,55 +55,13 @@ FORMS = {
 REFUSED = ("amsgrad", "maximize", "differentiable")
 """Options that change what is computed, and that ours do not have."""
 
-SCHEDULES: dict[type[lr_scheduler.LRScheduler], Callable[[Any], str]] = {
-    lr_scheduler.CosineAnnealingLR: lambda s: (
-        f"cosine<rate = {{lr}}, steps = {s.T_max}, end = {float(s.eta_min)!r}>"
-    ),
-    lr_scheduler.PolynomialLR: lambda s: (
-        f"polynomial<rate = {{lr}}, steps = {s.total_iters}, power = {float(s.power)!r}>"
-    ),
-    lr_scheduler.StepLR: lambda s: (
-        f"step<rate = {{lr}}, every = {s.step_size}, factor = {float(s.gamma)!r}>"
-    ),
-    lr_scheduler.ExponentialLR: lambda s: (
-        f"step<rate = {{lr}}, every = 1, factor = {float(s.gamma)!r}>"
-    ),
-}
-"""The text of a scheduler's rate, by its class. That of a cosine stays at its end, where torch's
-rises again."""
 
-
-def schedule(scheduler: Any, optimizer: Any) -> str:
-    """Return the text of the learning rate that a scheduler gives an optimizer, with the place of
-    the first rate, `{lr}`.
-
-    Raises:
-        ShardirError: ours do not have the class, or it is another optimizer's, or has begun.
-    """
-    form = next((f for kind, f in SCHEDULES.items() if type(scheduler) is kind), None)
-    if form is None:
-        known = ", ".join(kind.__name__ for kind in SCHEDULES)
-        raise ShardirError(
-            f"expected a scheduler of torch.optim.lr_scheduler, {known}, got "
-            f'{type(scheduler).__name__}; use a text, optimizer="adamw, lr = cosine<...>"'
-        )
-    if scheduler.optimizer is not optimizer:
-        raise ShardirError("expected the scheduler of the optimizer, got that of another one")
-    if scheduler.last_epoch != 0:
-        raise ShardirError(
-            f"expected a scheduler before its first step, got one after {scheduler.last_epoch}"
-        )
-    if getattr(scheduler, "eta_min", 0) and len({*scheduler.base_lrs}) > 1:
-        raise ShardirError(
-            "expected groups of one lr for a scheduler with eta_min, got "
-            f"{' and '.join(map(str, scheduler.base_lrs))}"
-        )
-    return form(scheduler)
-
-
-def read(optimizer: Any, names: Mapping[int, str], scheduler: Any = None) -> ImportedOptimizer:
+def read(
+    optimizer: Any, names: Mapping[int, str], scheduler: Any = None, steps: int | None = None
+) -> ImportedOptimizer:
     """Return an optimizer of torch as one of ours, or the text of one as it is. `names` are those
-    of the parameters, by their identity. Without a scheduler the groups' present rates count.
+    of the parameters, by their identity. Without a scheduler the groups' present rates count; of
+    one, `steps` are sampled.
 
     Raises:
         ShardirError: ours do not have the class, an option, or groups that differ so; or the
@@ -132,7 +90,7 @@ def read(optimizer: Any, names: Mapping[int, str], scheduler: Any = None) -> Imp
             "expected groups that differ in lr and weight_decay alone, got others: "
             f"{' and '.join(sorted({form(g) for g in groups}))}"
         )
-    found = None if scheduler is None else schedule(scheduler, optimizer)
+    found = None if scheduler is None else schedule(scheduler, optimizer, steps)
     rates = [float(g["lr"] if scheduler is None else g["initial_lr"]) for g in groups]
     base, decay = rates[0], float(groups[0]["weight_decay"])
     scales, decays = {}, {}
@@ -147,5 +105,5 @@ def read(optimizer: Any, names: Mapping[int, str], scheduler: Any = None) -> Imp
                 scales[name] = rate / base
             if float(g["weight_decay"]) != decay:
                 decays[name] = float(g["weight_decay"])
-    lr = repr(base) if found is None else found.format(lr=repr(base))
+    lr = repr(base) if found is None else found.replace("{lr}", repr(base))
     return ImportedOptimizer(form(groups[0]).format(lr=lr, decay=repr(decay)), scales, decays)

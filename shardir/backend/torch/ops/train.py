@@ -245,7 +245,11 @@ def _released(s: EmissionScope, temporary: str | None) -> None:
 
 def _learning_rate(s: EmissionScope, op: train.LearningRateOp) -> Text:
     s.use("ops")
-    numbers = "".join(f", {n}={x!r}" for n, x in op.schedule.values.items())
+    n = op.schedule.values
+    if op.schedule.kind == "points":
+        points = tuple([tuple(p) for p in train.points_of(n["at"])])
+        return f"ops.learning_rate_at({s.operand(op.done)}, {n['rate']!r}, {points})"
+    numbers = "".join(f", {n}={x!r}" for n, x in n.items())
     return f'ops.learning_rate({s.operand(op.done)}, "{op.schedule.kind}"{numbers})'
 
 

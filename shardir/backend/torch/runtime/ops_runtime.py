@@ -321,6 +321,23 @@ def learning_rate(
     return ramp * (end + (rate - end) * left)
 
 
+def learning_rate_at(done: Tensor, rate: float, points: tuple[tuple, ...]) -> Tensor:
+    """The learning rate of the step after `done` steps: `rate` times the factor at the points (a
+    tuple of the program's), each a number of steps, the factor there, and whether those up to the
+    next point are half a period of a cosine. Others are on a line."""
+    key = ("points", id(points), done.device)
+    if key not in _constants:
+        made = [torch.tensor(x, dtype=torch.float64) for x in zip(*points, strict=True)]
+        _constants[key] = points, torch.stack(made).to(done.device)
+    steps, factors, cosine = _constants[key][1]
+    done = done.double()
+    after = torch.searchsorted(steps, done, right=True)
+    first, last = (i.clamp(0, len(points) - 1) for i in (after - 1, after))
+    part = ((done - steps[first]) / (steps[last] - steps[first]).clamp(min=1)).clamp(0, 1)
+    left = torch.where(cosine[first] > 0, (1 + (math.pi * part).cos()) / 2, 1 - part)
+    return rate * (factors[last] + (factors[first] - factors[last]) * left)
+
+
 def adam(
     w: Tensor, m: Tensor, v: Tensor, g: Tensor, step: Tensor, lr: Any, **numbers: float
 ) -> None:
