@@ -211,13 +211,19 @@ class CompiledModel(Compiled):
         self.load_state_dict(found)
 
     @checked("save_weights")
-    def save_weights(self, path: str | Path) -> None:
-        """Write `state_dict` to a file: `.safetensors`, or by torch.save.
+    def save_weights(self, path: str | Path, max_shard_size: str | int | None = None) -> None:
+        """Write `state_dict` to a file, or to several with an index, as transformers reads them.
+
+        Args:
+            path: `.safetensors`, `.safetensors.index.json`, or a file for torch.save; in a folder
+                `model.safetensors`.
+            max_shard_size: the bytes of the tensors of a file, such as `5GB`: beyond it there are
+                several `.safetensors` files and an index. Of an index it is 5GB by default.
 
         Raises:
-            ShardirError: it can't be written; an existing file is unchanged.
+            ShardirError: they can't be written; existing files are unchanged.
         """
-        weight_files.write(path, self.state_dict())
+        weight_files.write(path, self.state_dict(), max_shard_size)
 
     def _known(self) -> dict[str, str]:
         """The name of the value of each entry of the module's state_dict: of tied tensors one has

@@ -60,6 +60,54 @@ def test_weights_of_several_files(tmp_path: Path) -> None:
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
 
 
+WRITTEN: dict[str, tuple[str, Any, list[str]]] = {
+    "folder": ("", None, ["model.safetensors"]),
+    "index": (
+        "w.safetensors.index.json", None,
+        ["w-00001-of-00001.safetensors", "w.safetensors.index.json"],
+    ),
+    "small parts": (
+        "w.safetensors", 32,
+        [*(f"w-0000{i}-of-00004.safetensors" for i in range(1, 5)), "w.safetensors.index.json"],
+    ),
+    "parts in a folder": (
+        "", "96B",
+        [*(f"model-0000{i}-of-00002.safetensors" for i in (1, 2)), "model.safetensors.index.json"],
+    ),
+    "large parts": ("w.safetensors", "1GB", ["w.safetensors"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_files_and_their_index_are_read_again(tmp_path: Path, case: str) -> None:
+    """By us, and by safetensors: each tensor is in the file that the index names, once."""
+    name, size, files = WRITTEN[case]
+    first, second = program(0), program(1)
+    first.save_weights(tmp_path / name, size)
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    second.load_weights(tmp_path / (name if len(files) == 1 or not name else files[-1]))
+    torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
+    parts = {f: load_file(tmp_path / f) for f in files if f.endswith(".safetensors")}
+    assert sorted(n for part in parts.values() for n in part) == sorted(first.state_dict())
+    if files[-1].endswith(".json"):
+        index = json.loads((tmp_path / files[-1]).read_text())
+        assert index["weight_map"] == {n: f for f, part in parts.items() for n in part}
+        assert index["metadata"]["total_size"] == sum(
+            x.nbytes for part in parts.values() for x in part.values()
+        )
+
+
+def test_sizes_of_files_are_checked(tmp_path: Path) -> None:
+    for size in ("5 parsecs", 0, -1):
+        with pytest.raises(ShardirError, match="expected max_shard_size such as 5GB"):
+            program(0).save_weights(tmp_path / "w.safetensors", size)
+    with pytest.raises(ShardirError, match=r"max_shard_size is for \.safetensors files, got"):
+        program(0).save_weights(tmp_path / "w.pt", "1GB")
+    with pytest.raises(ShardirError, match=r"cannot write .*: No such file or directory"):
+        program(0).save_weights(tmp_path / "no" / "w.safetensors.index.json")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_module_on_the_meta_device_gets_its_weights(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = nn.Linear(4, 4)

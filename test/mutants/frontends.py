@@ -91,4 +91,12 @@ MUTANTS = [
         "turn > line",
         "test/frontends/test_schedulers.py -k rates",
     ),
+    Mutant(
+        "an index is written as one file",
+        "Weights with the name of an index are one file without one.",
+        "shardir/frontends/torch/weight_files.py",
+        "if len(groups) == 1 and not indexed:",
+        "if len(groups) == 1:",
+        "test/frontends/test_weights.py -k index",
+    ),
 ]

@@ -3,20 +3,26 @@
 import json
 import pickle
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from shardir.backend.torch.launch.shards import divided, index_path, index_text, shard_paths
 from shardir.backend.torch.runtime import runtime_module
 from shardir.diagnostics import ShardirError
+from shardir.rewriting.options import size_of
 from shardir.syntax.files import read_text, reason
 from shardir.syntax.writing import writing
 
 SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
 IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-"""The files that are looked for in a folder."""
+"""The files that are looked for in a folder; the first one is that which is written there."""
+
+LARGE = "5GB"
+"""The size of the files of an index that none is given for, as in transformers."""
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -63,22 +69,56 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
     return dict(found)
 
 
-def write(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors: a `.safetensors` file, or by torch.save.
+def write(
+    path: str | Path, tensors: Mapping[str, torch.Tensor], most: str | int | None = None
+) -> None:
+    """Write tensors: a `.safetensors` file, or by torch.save; in a folder `model.safetensors`.
+    Beyond `most` bytes, or where `path` is that of an index, there are several files and an index.
 
     Raises:
-        ShardirError: it can't be written; an existing file is unchanged.
+        ShardirError: they can't be written, or not in several files; existing files are unchanged.
     """
     path = Path(path)
     separate = {name: x.detach().contiguous().clone() for name, x in tensors.items()}
+    if path.is_dir():
+        path /= IN_FOLDER[0]
+    indexed = path.name.endswith(INDEX)
+    target = path.with_name(path.name.removesuffix(INDEX) + SAFETENSORS) if indexed else path
+    is_safe = target.suffix == SAFETENSORS
+    if most is not None and not is_safe:
+        raise ShardirError(f"max_shard_size is for {SAFETENSORS} files, got {path}")
+    sizes = {name: x.nbytes for name, x in separate.items()}
+    groups = divided(sizes, _size(LARGE if most is None and indexed else most))
     try:
-        with writing(path) as file:
-            if path.suffix == SAFETENSORS:
-                file.write(_safetensors(path).save(separate))
-            else:
-                torch.save(separate, file)
+        if len(groups) == 1 and not indexed:
+            with writing(target) as file:
+                _write(file, target, separate, is_safe)
+            return
+        files = shard_paths(target, len(groups))
+        with ExitStack() as stack:  # which renames the files when all are complete, the index last
+            index = stack.enter_context(writing(index_path(target)))
+            index.write(index_text(groups, files, sizes).encode())
+            for name, group in zip(files, groups, strict=True):
+                part = {n: separate[n] for n in group}
+                _write(stack.enter_context(writing(name)), name, part, True)
     except (OSError, ValueError) as e:
         raise ShardirError(f"cannot write {path}: {reason(e)}") from None
+
+
+def _write(file: Any, path: Path, tensors: dict[str, torch.Tensor], is_safe: bool) -> None:
+    if is_safe:
+        file.write(_safetensors(path).save(tensors, {"format": "pt"}))
+        file.flush()  # a full disk is an error before any file has its name
+    else:
+        torch.save(tensors, file)
+
+
+def _size(size: str | int | None) -> int | None:
+    """Return a number of bytes. Raises ShardirError where it is none."""
+    found = size_of((size,)) if isinstance(size, str) else size
+    if size is None or (found is not None and found > 0):
+        return found
+    raise ShardirError(f"expected max_shard_size such as 5GB, or a number of bytes, got {size!r}")
 
 
 def _checkpoint(path: Path) -> dict[str, torch.Tensor]:

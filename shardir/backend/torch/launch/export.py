@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from shardir.backend.runs import LaunchError
+from shardir.backend.torch.launch.shards import divided, index_path, index_text, shard_paths
 from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.runtime import runtime_manifest as manifests
 from shardir.backend.torch.runtime.runtime_arrays import (
@@ -24,7 +25,7 @@ from shardir.backend.torch.runtime.runtime_arrays import (
     ArrayError,
 )
 from shardir.backend.torch.runtime.runtime_plan import PlanError
-from shardir.backend.torch.runtime.runtime_weights import INDEX, retained
+from shardir.backend.torch.runtime.runtime_weights import retained
 from shardir.syntax.files import reason
 from shardir.syntax.writing import writing
 
@@ -83,22 +84,18 @@ def export(directory: Path, checkpoint: Path, path: Path, most: int | None) -> l
         arg.key: arg for arg in retained(plan)
         if arg.role == "parameter" or arg.init["kind"] == "file"
     }  # fmt: skip
-    groups = _divided([*weights.values()], most)
-    paths = [path]
-    if len(groups) > 1:
-        paths = [
-            path.with_name(f"{path.stem}-{i:05}-of-{len(groups):05}.safetensors")
-            for i in range(1, len(groups) + 1)
-        ]
+    sizes = {name: _bytes(arg) for name, arg in weights.items()}
+    groups = divided(sizes, most)
+    paths = files = [path] if len(groups) == 1 else shard_paths(path, len(groups))
     try:
         tensors = Tensors(checkpoint, plan)
         with ExitStack() as stack:  # which renames the files when all are complete, the index last
             if len(groups) > 1:
-                paths.append(path.with_name(path.name + INDEX))
+                paths = [*files, index_path(path)]
                 index = stack.enter_context(writing(paths[-1]))
-                index.write(_index(groups, paths).encode())
-            for target, group in zip(paths, groups, strict=False):
-                _write(stack.enter_context(writing(target)), group, tensors)
+                index.write(index_text(groups, files, sizes).encode())
+            for target, group in zip(files, groups, strict=True):
+                _write(stack.enter_context(writing(target)), [weights[n] for n in group], tensors)
     except (PlanError, ArrayError) as error:
         raise LaunchError(str(error)) from None
     except OSError as error:
@@ -110,27 +107,9 @@ def _bytes(arg: "PlanArgument") -> int:
     return math.prod(arg.shape) * BYTES[arg.dtype]
 
 
-def _divided(weights: "list[PlanArgument]", most: int | None) -> "list[list[PlanArgument]]":
-    """Divide tensors into those of files, in their order; one that is too large is alone."""
-    groups: list[list[PlanArgument]] = [[]]
-    size = 0
-    for arg in weights:
-        size += _bytes(arg)
-        if most is not None and size > most and groups[-1]:
-            groups.append([])
-            size = _bytes(arg)
-        groups[-1].append(arg)
-    # The widest elements first, so that each begins at a multiple of its size.
-    return [sorted(group, key=lambda arg: -BYTES[arg.dtype]) for group in groups]
-
-
-def _index(groups: "list[list[PlanArgument]]", paths: list[Path]) -> str:
-    places = {arg.key: p.name for p, group in zip(paths, groups, strict=False) for arg in group}
-    total = sum(_bytes(arg) for group in groups for arg in group)
-    return json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2) + "\n"
-
-
 def _write(file: BinaryIO, group: "list[PlanArgument]", tensors: Tensors) -> None:
+    # the widest elements first, so that each begins at a multiple of its size
+    group = sorted(group, key=lambda arg: -BYTES[arg.dtype])
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
     for arg in group:
