@@ -2,10 +2,13 @@
 
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardir import cost as cost
+    from shardir.algebra.cluster import Cluster as Cluster
+    from shardir.algebra.mesh import Mesh as Mesh
     from shardir.algebra.redistribution import plan_redistribution as plan_redistribution
     from shardir.algebra.sdy import from_sdy as from_sdy
     from shardir.algebra.sdy import to_sdy as to_sdy
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 PLACES = {
     "ShardirError": "shardir.diagnostics",
+    "Mesh": "shardir.algebra.mesh",
+    "Cluster": "shardir.algebra.cluster",
     "plan_redistribution": "shardir.algebra.redistribution",
     "from_sdy": "shardir.algebra.sdy",
     "to_sdy": "shardir.algebra.sdy",
@@ -46,3 +51,9 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    """The names that `shardir.` completes: those of PLACES, and the packages."""
+    packages = [m.name for m in iter_modules(__path__) if not m.name.startswith("_")]
+    return sorted({*PLACES, *packages, "__version__"})

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from shardir.algebra.cluster import Cluster
 from shardir.api.compiled import Compiled, compile_module
+from shardir.api.devices import MeshForm, devices_of
 from shardir.backend.runs import Batches, Options, Report
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, checked, described, did_you_mean
@@ -283,8 +285,9 @@ def compile_model(
     scheduler: Any = None,
     scheduler_steps: int | None = None,
     train: bool = True,
-    mesh: str | Mapping[str, int] | None = None,
-    cluster: str | None = None,
+    mesh: MeshForm | None = None,
+    cluster: str | Cluster | None = None,
+    devices: int | None = None,
     accumulate: str | None = None,
     clip: str | None = None,
     loss_scale: str | None = None,
@@ -309,8 +312,10 @@ def compile_model(
             where it does not say when its rate stays: LambdaLR of a function of one's own.
         train: False: the forward part alone. Whether dropout and batch norms train is the module's
             own `training`.
-        mesh: the axes: `dp = 2, tp = 4`, or a dict.
-        cluster: the name of a ready-made cluster, or the text of one.
+        mesh: the axes: `dp = 2, tp = 4`, or a dict; a Mesh, or a cluster.
+        cluster: the name of a ready-made cluster, or the text of one; a Cluster. Without a mesh the
+            fastest one is searched for, in the mode auto.
+        devices: the number of devices of a cluster without a mesh, if not all.
         accumulate: as in a step of the text, as are the next ones: `mean, microbatches = 4`.
         clip: `norm, max = 1.0`.
         loss_scale: `static, factor = 1024.0`.
@@ -349,9 +354,10 @@ def compile_model(
             raise ShardirError(
                 f"expected no {name} with train=False, got {described(value)}; drop {name}=..."
             )
+    on = devices_of(mesh, cluster, devices, options | {"stages": stages, "sync": sync})
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
     alone = {"d": 1} if sync is not None or stages is not None else None
-    module = Module(mesh if mesh is not None else alone, cluster)
+    module = Module(on.mesh if on.mesh is not None else alone, on.cluster)
     imported = import_model(captured, module, FUNCTION, train)
     if train:
         names = {id(p): n for n, p in model.named_parameters()} | _trained(imported)
@@ -361,5 +367,5 @@ def compile_model(
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
                     loss_scale=loss_scale, metrics=metrics, sync=sync,
                     pipeline=stages)  # fmt: skip
-    compiled = compile_module(module.module, **options)
+    compiled = compile_module(module.module, **on.options)
     return CompiledModel(**vars(compiled), imported=imported, values=dict(imported.values))

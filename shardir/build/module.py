@@ -17,6 +17,8 @@ from typing import Any
 from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.ir import Attribute, Operation
 
+from shardir.algebra.cluster import Cluster
+from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_cluster
 from shardir.build.function import FunctionBuilder, caller
 from shardir.cost.clusters import load, names
@@ -44,13 +46,15 @@ class Module:
 
     @checked("Module")
     def __init__(
-        self, mesh: str | Mapping[str, int] | None = None, cluster: str | None = None
+        self,
+        mesh: str | Mapping[str, int] | Mesh | None = None,
+        cluster: str | Cluster | None = None,
     ) -> None:
         """Begin a program.
 
         Args:
-            mesh: the axes: `dp = 2, tp = 4`, or a dict.
-            cluster: the name of a ready-made cluster, or the text of one.
+            mesh: the axes: `dp = 2, tp = 4`, or a dict; or a Mesh.
+            cluster: the name of a ready-made cluster, or the text of one; or a Cluster.
 
         Raises:
             NotationError: the text is no mesh, or no cluster.
@@ -59,19 +63,19 @@ class Module:
         self._module = ModuleOp([])
         self._functions: list[FunctionBuilder] = []
         self.mesh: MeshOp | None = None
+        self.mesh_name = self.MESH
+        if isinstance(mesh, Mesh):
+            self.mesh_name, cluster = mesh.name, cluster or mesh.cluster
+            mesh = dict(mesh.axes)
         if mesh is None:
             if cluster is not None:
                 raise ShardirError("expected a mesh on the cluster, got none; use mesh=...")
             return
         sizes = _read(MeshAttr, mesh if isinstance(mesh, str) else _axes(mesh))
-        given: dict[str, Attribute] = {"sym_name": StringAttr(self.MESH), "axes": sizes}
+        given: dict[str, Attribute] = {"sym_name": StringAttr(self.mesh_name), "axes": sizes}
         if cluster is not None:
-            if cluster.isidentifier() and cluster not in names():
-                hint = did_you_mean(cluster, names()) or f"; use one of {', '.join(names())}"
-                raise ShardirError(f"expected a ready-made cluster, got {cluster}{hint}")
-            name = cluster if cluster in names() else "cluster"
-            devices = load(cluster) if cluster in names() else parse_cluster(cluster)
-            devices = devices.part(prod(n for _, n in sizes.data))
+            name = str(cluster) if cluster in names() else "cluster"
+            devices = cluster_of(cluster).part(prod(n for _, n in sizes.data))
             self._add(
                 ClusterOp.create(
                     properties={"sym_name": StringAttr(name), "devices": ClusterAttr(devices)}
@@ -86,7 +90,7 @@ class Module:
 
     def function(self, name: str, *, private: bool = False) -> FunctionBuilder:
         """Begin a function. A private one is kept only while others of the module use it."""
-        f = FunctionBuilder(name, private, None if self.mesh is None else self.MESH)
+        f = FunctionBuilder(name, private, None if self.mesh is None else self.mesh_name)
         self._functions.append(f)
         self._add(f.func)
         return f
@@ -156,6 +160,20 @@ class Module:
 
     def __str__(self) -> str:
         return print_module(self.module)
+
+
+def cluster_of(cluster: str | Cluster) -> Cluster:
+    """Return a cluster by its name, or by its text.
+
+    Raises:
+        NotationError: the text is no cluster. ShardirError: there is none of this name.
+    """
+    if isinstance(cluster, Cluster):
+        return cluster
+    if cluster.isidentifier() and cluster not in names():
+        hint = did_you_mean(cluster, names()) or f"; use one of {', '.join(names())}"
+        raise ShardirError(f"expected a ready-made cluster, got {cluster}{hint}")
+    return load(cluster) if cluster in names() else parse_cluster(cluster)
 
 
 def _read(kind: Any, text: str) -> Any:

@@ -1,6 +1,7 @@
 """Modules of torch, compiled in one call: weights, optimizers, errors. No ranks: see test/run."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,13 @@ from imported import assert_equal, imported, in_numpy, in_torch
 from torch import nn
 
 import shardir
+from shardir.cost.clusters import load
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
 from shardir.dialects.nn import EinsumOp, SoftmaxOp
 from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch import optimizers
+from shardir.passes.search_mesh import BOUND_GAP
 
 X, Y = torch.randn(8, 4), torch.randint(3, (8,))
 SGD = "sgd, lr = 0.1"
@@ -199,7 +202,10 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "inputs": (lambda: shardir.compile(Net(), 3, train=False), "expected inputs: a tensor"),
     "branches": (lambda: shardir.compile(Branching(), X, train=False), "GuardOnDataDependent"),
     "mesh": (lambda: compiled(Net(), mesh="dp 2"), "expected a mesh: name = size"),
-    "cluster without a mesh": (lambda: compiled(Net(), cluster="h200"), "expected a mesh"),
+    "cluster of one replica": (
+        lambda: compiled(Net(), cluster="h200", sync="average, replicas = 2, every = 2"),
+        "expected a mesh beside a sync",
+    ),
     "mode": (lambda: compiled(Net(), mode="atuo"), "atuo"),
     "a batch of another shape": (
         lambda: compiled(Net()).save("never", [(torch.randn(4, 4), Y)]),
@@ -216,3 +222,33 @@ def test_errors_say_what_was_expected(name: str) -> None:
         action()
     assert message in str(e.value)
     assert len(str(e.value)) < 600
+
+
+def test_a_mesh_is_searched_for_on_a_cluster() -> None:
+    """It is as fast as the fastest of all meshes, each compiled in the mode auto."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(512, 2048), nn.Linear(2048, 512))
+        x = torch.empty(4096, 512)
+    given = {"labels": x, "loss": nn.functional.mse_loss, "optimizer": SGD}
+    found = shardir.compile(model, x, mesh="h200", devices=4, **given)
+    meshes = ["a = 4", "a = 2, b = 2"]
+    others = [
+        shardir.compile(model, x, mesh=mesh, cluster="h200", mode="auto", **given)
+        for mesh in meshes
+    ]
+    assert any(f"dist.mesh @m <{mesh}>" in found.text for mesh in meshes)
+    fastest = min(other.cost("step").seconds for other in others)
+    assert found.cost("step").seconds <= fastest * (1 + BOUND_GAP)
+
+
+def test_a_mesh_and_a_cluster_are_values_too() -> None:
+    """As their texts."""
+    mesh = shardir.Mesh("m", (("dp", 2), ("tp", 2)))
+    cluster = load("h200")
+    assert isinstance(cluster, shardir.Cluster)
+    model = nn.Linear(4, 3)
+    by_text = compiled(model, mesh="dp = 2, tp = 2", plan="fsdp")
+    assert compiled(model, mesh=mesh, plan="fsdp").text == by_text.text
+    on = compiled(model, mesh="dp = 2, tp = 2", cluster="h200").text
+    as_value = compiled(model, mesh=replace(mesh, cluster=cluster)).text
+    assert as_value == on.replace("@h200", "@cluster")

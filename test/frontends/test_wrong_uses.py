@@ -363,12 +363,12 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "expected the scheduler of the optimizer, got that of another one",
     ),
     "scheduler: unknown": (
-        lambda: compiled(optimizer=SGD, scheduler=SCHEDULERS.CyclicLR(SGD, 0.1, 0.2)),
-        "expected a scheduler of torch.optim.lr_scheduler, CosineAnnealingLR, PolynomialLR, St",
+        lambda: compiled(optimizer=SGD, scheduler=SCHEDULERS.LambdaLR(SGD, lambda _: 1.0)),
+        "expected the steps of the training for LambdaLR, whose rates are sampled, got none",
     ),
     "mesh: number": (
         lambda: compiled(mesh=4),
-        "expected a text or a dict as mesh, got 4; mesh: the axes: `dp = 2, tp = 4`, or a dict",
+        "expected a text or a dict or a Mesh or a Cluster as mesh, got 4; mesh: the axes: `dp = 2",
     ),
     "mesh: sizes": (
         lambda: compiled(mesh={"dp": 2.0}),
@@ -384,11 +384,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "mesh: list": (
         lambda: compiled(mesh=[2, 2]),
-        "expected a text or a dict as mesh, got a list; mesh: the axes: `dp = 2, tp = 4`",
+        "expected a text or a dict or a Mesh or a Cluster as mesh, got a list; mesh: the axes:",
     ),
     "cluster: number": (
         lambda: compiled(mesh="dp = 2", cluster=3),
-        "expected a text as cluster, got 3; cluster: the name of a ready-made cluster, or the",
+        "expected a text or a Cluster as cluster, got 3; cluster: the name of a ready-made",
     ),
     "mode: unknown": (lambda: compiled(mode="atuo"), "there is no mode atuo; did you mean auto?"),
     "mode: number": (
@@ -410,6 +410,30 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "strategies: file": (
         lambda: compiled(mesh="dp = 2", save_strategies="no/where"),
         "cannot write no/where: No such file or directory",
+    ),
+    "mesh: no cluster": (
+        lambda: compiled(mesh="h20"),
+        'expected a mesh, "dp = 2, tp = 4", or a cluster, got h20; did you mean h200?',
+    ),
+    "mesh: devices": (
+        lambda: compiled(mesh="dp = 2", devices=2),
+        "expected devices without a mesh, which has them, got both: 2",
+    ),
+    "cluster: plan": (
+        lambda: compiled(cluster="h200", plan="fsdp"),
+        "expected a mesh beside a plan, got none; give mesh=..., or drop plan",
+    ),
+    "cluster: mode": (
+        lambda: compiled(cluster="h200", mode="data"),
+        "expected the mode auto, in which a mesh is searched for, got another one",
+    ),
+    "cluster: twice": (
+        lambda: compiled(mesh="h200", cluster="h200"),
+        "expected one cluster, got one as mesh and one as cluster",
+    ),
+    "cluster: devices": (
+        lambda: compiled(cluster="h200", devices=10**6),
+        "devices, as the cluster has, got 1000000",
     ),
     "plan: offload": (
         lambda: compiled(mesh="dp = 2", plan='"0.weight": offload'),
@@ -637,9 +661,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: program().load_weights(__file__),
         "test_wrong_uses.py: expected tensors by their names, got a file that torch.load takes",
     ),
-    "file: write to a folder": (
-        lambda: program().save_weights(FOLDER),
-        "frontends: Is a directory",
+    "file: no folder to write to": (
+        lambda: program().save_weights(f"{FOLDER}/no/weights.safetensors"),
+        "cannot write",
     ),
     "save: file": (
         lambda: program().save(__file__),

@@ -26,6 +26,14 @@ def test_packages_are_attributes() -> None:
     assert not hasattr(shardir, "costs") and not hasattr(shardir, "_cost")
 
 
+def test_names_are_completed() -> None:
+    names = dir(shardir)
+    assert {"compile", "run", "load", "Mesh", "Cluster", "ShardirError", "cost", "build"} <= {
+        *names
+    }
+    assert all(hasattr(shardir, name) for name in names)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -1,0 +1,72 @@
+"""The devices that a model is compiled for: a mesh, or a cluster whose mesh is searched for."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shardir import pipelines
+from shardir.algebra.cluster import Cluster
+from shardir.algebra.mesh import Mesh
+from shardir.build.module import cluster_of
+from shardir.cost.clusters import names
+from shardir.diagnostics import ShardirError, did_you_mean
+
+MeshForm = str | Mapping[str, int] | Mesh | Cluster
+"""The forms of a mesh; a cluster, or the name of one, in its place is searched for its mesh."""
+
+
+class Devices(NamedTuple):
+    """A mesh, its cluster, and the options of the compilation."""
+
+    mesh: str | Mapping[str, int] | Mesh | None
+    cluster: str | Cluster | None
+    options: dict[str, Any]
+
+
+def devices_of(
+    mesh: MeshForm | None,
+    cluster: str | Cluster | None,
+    count: int | None,
+    options: Mapping[str, Any],
+) -> Devices:
+    """Return the devices that the arguments of a compilation, and its `options`, are for. Without a
+    mesh, but with a cluster or a number of devices, they are those of a search for the mesh, in the
+    mode auto.
+
+    Raises:
+        ShardirError: the arguments exclude each other, or there is no such cluster.
+    """
+    if isinstance(mesh, Cluster) or (isinstance(mesh, str) and mesh in names()):
+        if cluster is not None:
+            raise ShardirError("expected one cluster, got one as mesh and one as cluster; drop one")
+        mesh, cluster = None, mesh
+    if isinstance(mesh, str) and mesh.isidentifier():
+        near = did_you_mean(mesh, names())
+        raise ShardirError(f'expected a mesh, "dp = 2, tp = 4", or a cluster, got {mesh}{near}')
+    given = {name: x for name, x in options.items() if name not in ("stages", "sync")}
+    if mesh is not None:
+        if count is not None:
+            raise ShardirError(
+                f"expected devices without a mesh, which has them, got both: {count}; drop one"
+            )
+        return Devices(mesh, cluster, given)
+    if cluster is None and count is None:
+        return Devices(None, None, given)
+    for option in ("plan", "pipeline", "stages", "sync"):
+        if options.get(option) is not None:
+            raise ShardirError(
+                f"expected a mesh beside a {option}, got none; give mesh=..., or drop {option}: a "
+                "mesh is searched for in the mode auto"
+            )
+    auto = pipelines.pipeline_of(None, given.pop("mode", None) or "auto", "")
+    passes: Any = pipelines.build(auto)
+    search = next((p for p in passes if p.name == pipelines.SEARCH), None)
+    if search is None:
+        raise ShardirError(
+            'expected the mode auto, in which a mesh is searched for, got another one; give mesh="'
+            'dp = 2", or drop mode'
+        )
+    size = cluster_of(cluster).units[-1] if cluster is not None else count
+    if count is not None and not 1 <= count <= (size or 0):
+        raise ShardirError(f"expected 1 to {size} devices, as the cluster has, got {count}")
+    given["pipeline"] = f"search-mesh{{memory={search.memory}}},{auto}"
+    return Devices({"d": count or size or 0}, cluster, given)
