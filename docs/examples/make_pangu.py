@@ -14,7 +14,9 @@ There is no dropout, and attention has no biases.
 import argparse
 from collections.abc import Callable
 
-from writing import Program, Value
+from shardir.build import Module, nn
+from shardir.build.function import FunctionBuilder
+from shardir.build.values import Value
 
 SIZES = {
     "2.6B": {"layers": 32, "width": 2560, "heads": 40},
@@ -27,51 +29,50 @@ sequences of 1,024 tokens, and 40,000 words."""
 ONE, ZERO = "constant, value = 1.0", "constant, value = 0.0"
 
 
-class Transformer(Program):
-    """The layers of a Transformer of a width, as a program."""
+class Transformer:
+    """The layers of a Transformer of a width, in a function. A value has the name of its key in the
+    parameters, with _ in place of dots."""
 
-    def __init__(self, width: int, heads: int, axes: dict[str, int], cluster: str):
-        super().__init__("f32", axes, cluster)
-        self.width, self.heads = width, heads
+    def __init__(self, f: FunctionBuilder, width: int, heads: int):
+        self.f, self.width, self.heads = f, width, heads
 
     def parameter(self, key: str, *shape: int, init: str = "normal, std = 0.02") -> Value:
-        return self.argument(key, shape, "parameter", init)
+        return self.f.parameter(key, shape, init=init).named(key.replace(".", "_"))
 
     def norm(self, key: str, name: str, x: Value) -> Value:
         scale = self.parameter(f"{key}.weight", self.width, init=ONE)
         bias = self.parameter(f"{key}.bias", self.width, init=ZERO)
-        return self.op(name, "layer_norm {} eps 1.0e-05", [x, scale, bias], x.shape)
+        return nn.layer_norm(x, scale, bias, eps=1e-5).named(name)
 
     def layer(self, key: str, x: Value, asks: Callable[[], Value] | None = None) -> Value:
         """Add an attention and an MLP, each after a norm and with a residual connection.
 
         Queries are of the result of `asks` (by default of x), keys and values of x."""
         name, width, depth = key.replace(".", "_"), self.width, self.width // self.heads
-        split = (x.shape[0], self.heads, x.shape[1], depth)
         normed = self.norm(f"{key}.ln1", f"{name}_a", x)
         asking = normed if asks is None else asks()
         q, k, v = (
-            self.op(f"{name}_{part}", 'einsum "bse,ehd->bhsd" {}', [
-                of, self.parameter(f"{key}.w{part}", width, self.heads, depth)
-            ], split)
+            nn.einsum(
+                of, self.parameter(f"{key}.w{part}", width, self.heads, depth),
+                equation="bse,ehd->bhsd",
+            ).named(f"{name}_{part}")
             for part, of in (("q", asking), ("k", normed), ("v", normed))
         )  # fmt: skip
-        seen = self.op(f"{name}_context", "attention {} causal", [q, k, v], split)
+        seen = nn.attention(q, k, v, causal=True).named(f"{name}_context")
         out = self.parameter(f"{key}.wo", self.heads, depth, width)
-        y = self.op(f"{name}_attended", 'einsum "bhsd,hde->bse" {}', [seen, out], x.shape)
-        x = self.op(f"{name}_mid", "add {}", [x, y], x.shape)
+        y = nn.einsum(seen, out, equation="bhsd,hde->bse").named(f"{name}_attended")
+        x = (x + y).named(f"{name}_mid")
         y = self.norm(f"{key}.ln2", f"{name}_f", x)
         y = self.dense(f"{key}.up", y, 4 * width)
-        y = self.dense(f"{key}.down", self.op(f"{name}_gelu", "gelu {}", [y], y.shape), width)
-        return self.op(f"{name}_out", "add {}", [x, y], x.shape)
+        y = self.dense(f"{key}.down", nn.gelu(y).named(f"{name}_gelu"), width)
+        return (x + y).named(f"{name}_out")
 
     def dense(self, key: str, x: Value, columns: int) -> Value:
         """Add a product and a bias."""
-        name, shape = key.replace(".", "_"), (*x.shape[:-1], columns)
+        name = key.replace(".", "_")
         w = self.parameter(f"{key}.weight", x.shape[-1], columns)
-        y = self.op(f"{name}_product", "matmul {}", [x, w], shape)
-        b = self.parameter(f"{key}.bias", columns, init=ZERO)
-        return self.op(f"{name}_sum", "add {}", [y, b], shape)
+        y = (x @ w).named(f"{name}_product")
+        return (y + self.parameter(f"{key}.bias", columns, init=ZERO)).named(f"{name}_sum")
 
 
 def pangu(
@@ -79,28 +80,26 @@ def pangu(
     batch: int = 512, rate: float = 1e-4, mesh: dict[str, int] | None = None, cluster: str = "",
 ) -> str:  # fmt: skip
     """Return the program's text."""
-    p = Transformer(width, heads, mesh or {}, cluster)
-
-    def indices(name: str, high: int) -> Value:
-        init = f"integers, low = 0, high = {high}"
-        return p.argument(name, (batch, seq), "input", init, element="i32")
-
+    split = {name: n for name, n in (mesh or {}).items() if n > 1}
+    m = Module(split or None, cluster if split and cluster else None)
+    f = m.function("loss", private=True)
+    p = Transformer(f, width, heads)
     tokens, places, targets = (
-        indices(name, n) for name, n in (("tokens", vocab), ("places", seq), ("targets", vocab))
+        f.input(name, (batch, seq), "i32", init=f"integers, low = 0, high = {n}")
+        for name, n in (("tokens", vocab), ("places", seq), ("targets", vocab))
     )
-    act = (batch, seq, width)
     table, positions = p.parameter("table", vocab, width), p.parameter("positions", seq, width)
-    words = p.op("words", "gather {} axis 0", [table, tokens], act)
-    placed = p.op("placed", "gather {} axis 0", [positions, places], act)
-    x = p.op("x", "add {}", [words, placed], act)
+    words = nn.gather(table, tokens, axis=0).named("words")
+    x = (words + nn.gather(positions, places, axis=0).named("placed")).named("x")
     for i in range(layers - 1):
         x = p.layer(f"l{i}", x)
     x = p.norm("norm", "y", x)
     following = p.parameter("next", seq, width)
-    x = p.layer("query", x, lambda: p.op("asks", "gather {} axis 0", [following, places], act))
-    logits = p.op("logits", 'einsum "bse,ve->bsv" {}', [x, table], (batch, seq, vocab))
-    loss = p.op("loss", "cross_entropy_loss <mean> {}", [logits, targets], ())
-    return p.text(loss, f"adam, lr = {rate}, beta1 = 0.9, beta2 = 0.95")
+    x = p.layer("query", x, lambda: nn.gather(following, places, axis=0).named("asks"))
+    logits = nn.einsum(x, table, equation="bse,ve->bsv").named("logits")
+    f.returns(nn.cross_entropy_loss(logits, targets, reduction="mean").named("loss"))
+    m.step("step", "loss", f"adam, lr = {rate}, beta1 = 0.9, beta2 = 0.95")
+    return str(m)
 
 
 def axes(text: str) -> dict[str, int]:

@@ -12,43 +12,59 @@ the images are split.
 import argparse
 from math import sqrt
 
-from writing import Program, Value
+from shardir.build import Module, nn
+from shardir.build.function import FunctionBuilder
+from shardir.build.values import Value
 
 
-class ResNet(Program):
-    """The convolutions, norms and blocks of a ResNet, as a program."""
+class ResNet:
+    """The convolutions, norms and blocks of a ResNet, in a function. A value has the name of its
+    key in the parameters, with _ in place of dots. `axes` are those of the mesh."""
+
+    def __init__(self, f: FunctionBuilder, element: str, axes: dict[str, int]):
+        self.f, self.element, self.axes = f, element, axes
+
+    def layout(self, *axes: str) -> str | None:
+        """The layout of leading dimensions that are split over axes, where the mesh has them."""
+        split = [a if a in self.axes else "" for a in axes]
+        return f"[{', '.join(f'{{{a}}}' for a in split)}]" if any(split) else None
+
+    def parameter(self, key: str, shape: tuple[int, ...], init: str, *axes: str) -> Value:
+        split = self.layout(*axes, *[""] * (len(shape) - len(axes)))
+        x = self.f.parameter(key, shape, self.element, layout=split, init=init)
+        return x.named(key.replace(".", "_"))
 
     def conv(
         self, key: str, x: Value, channels: int, kernel: int, stride: int = 1,
         axes: tuple[str, ...] = (),
     ) -> Value:  # fmt: skip
-        batch, depth, *rows = x.shape
         init = f"normal, std = {sqrt(2 / (channels * kernel * kernel))!r}"
-        shape = (channels, depth, kernel, kernel)
-        weight = self.argument(f"{key}.weight", shape, "parameter", init, axes)
-        sizes = [(n - 1) // stride + 1 for n in rows]
-        low = kernel // 2
-        text = f"conv {{}} stride <{stride}, {stride}> padding <{low}, {low}, {low}, {low}>"
-        name = key.replace(".", "_")
-        return self.op(name, text, [x, weight], (batch, channels, *sizes))
+        shape, low = (channels, x.shape[1], kernel, kernel), kernel // 2
+        weight = self.parameter(f"{key}.weight", shape, init, *axes)
+        y = nn.conv(x, weight, stride=(stride, stride), padding=(low, low, low, low))
+        return y.named(key.replace(".", "_"))
 
     def norm(self, key: str, x: Value, axis: str = "") -> Value:
         """Add a batch normalisation, and the new values of its running statistics."""
-        name, channels = key.replace(".", "_"), x.shape[1:2]
-        weight, bias, mean, var = (
-            self.argument(f"{key}.{k}", channels, role, f"constant, value = {start}", (axis,))
-            for k, role, start in [
-                ("weight", "parameter", 1.0), ("bias", "parameter", 0.0),
-                ("running_mean", "state", 0.0), ("running_var", "state", 1.0),
-            ]
-        )  # fmt: skip
-        for i, k in enumerate(("running_mean", "running_var"), 1):
-            self.updated.append((Value(f"%{name}_{i}", channels, self.element), f"{key}.{k}"))
-        text = "batch_norm {} momentum 0.1 eps 0.00001"
-        return self.op(name, text, [x, weight, bias, mean, var], x.shape, channels, channels)
+        name, shape = key.replace(".", "_"), x.shape[1:2]
+        given = [
+            self.parameter(f"{key}.{k}", shape, f"constant, value = {start}", axis)
+            for k, start in (("weight", 1.0), ("bias", 0.0))
+        ]
+        statistics = {"running_mean": 0.0, "running_var": 1.0}
+        for k, start in statistics.items():
+            state = self.f.state(
+                f"{key}.{k}", shape, self.element, layout=self.layout(axis),
+                init=f"constant, value = {start}",
+            )  # fmt: skip
+            given.append(state.named(f"{name}_{k}"))
+        y, *new = nn.batch_norm(x, *given, momentum=0.1, eps=1e-5)
+        for k, value in zip(statistics, new, strict=True):
+            self.f.update(f"{key}.{k}", value.named(name))
+        return y.named(name)
 
     def relu(self, name: str, x: Value) -> Value:
-        return self.op(name, "relu {}", [x], x.shape)
+        return nn.relu(x).named(name)
 
     def bottleneck(self, key: str, x: Value, channels: int, stride: int) -> Value:
         """Add 1x1 to `channels` channels, 3x3, 1x1 to four times as many, and the sum with x."""
@@ -61,7 +77,7 @@ class ResNet(Program):
         if x.shape != y.shape:
             x = self.conv(f"{key}.downsample.0", x, 4 * channels, 1, stride)
             x = self.norm(f"{key}.downsample.1", x)
-        return self.relu(name, self.op(f"{name}_sum", "add {}", [y, x], y.shape))
+        return self.relu(name, (y + x).named(f"{name}_sum"))
 
 
 def resnet(
@@ -69,27 +85,30 @@ def resnet(
     classes: int = 1000, rate: float = 0.1, element: str = "f32", **axes: int,
 ) -> str:  # fmt: skip
     """Return the program's text; `axes` are the sizes of dp, tp and sp."""
-    p = ResNet(element, axes)
-    x = p.argument("x", (batch, 3, image, image), "input", "normal", ("dp", "", "sp"))
-    high = f"integers, low = 0, high = {classes}"
-    labels = p.argument("labels", (batch,), "input", high, ("dp",), element="i32")
+    axes = {name: n for name, n in axes.items() if name == "dp" or n > 1}
+    m = Module(axes or None)
+    f = m.function("loss", private=True)
+    p = ResNet(f, element, axes)
+    shape, high = (batch, 3, image, image), f"integers, low = 0, high = {classes}"
+    x = f.input("x", shape, element, layout=p.layout("dp", "", "sp", ""), init="normal")
+    labels = f.input("labels", (batch,), "i32", layout=p.layout("dp"), init=high)
     y = p.relu("relu", p.norm("bn1", p.conv("conv1", x, width, 7, 2)))
-    half = [(n - 1) // 2 + 1 for n in y.shape[2:]]
-    pool = "max_pool {} window <3, 3> stride <2, 2> padding <1, 1, 1, 1>"
-    y = p.op("maxpool", pool, [y], (batch, width, *half))
+    pool = {"window": (3, 3), "stride": (2, 2), "padding": (1, 1, 1, 1)}
+    y = nn.max_pool(y, **pool).named("maxpool")
     for i, count in enumerate(blocks):
         for j in range(count):
             y = p.bottleneck(f"layer{i + 1}.{j}", y, width << i, 2 if i > 0 and j == 0 else 1)
-    y = p.op("avgpool", "adaptive_avg_pool {} size <1, 1>", [y], (*y.shape[:2], 1, 1))
+    y = nn.adaptive_avg_pool(y, size=(1, 1)).named("avgpool")
     features = y.shape[1]
-    y = p.op("flat", "reshape {}", [y], (batch, features))
+    y = y.reshape(batch, features).named("flat")
     bound = f"uniform, low = {-1 / sqrt(features)!r}, high = {1 / sqrt(features)!r}"
-    weight = p.argument("fc.weight", (classes, features), "parameter", bound)
-    bias = p.argument("fc.bias", (classes,), "parameter", bound)
-    y = p.op("fc", 'einsum "bf,cf->bc" {}', [y, weight], (batch, classes))
-    y = p.op("logits", "add {}", [y, bias], (batch, classes))
-    loss = p.op("loss", "cross_entropy_loss <mean> {}", [y, labels], ())
-    return p.text(loss, f"momentum, lr = {rate}, momentum = 0.9, weight_decay = 0.0001")
+    weight = p.parameter("fc.weight", (classes, features), bound)
+    bias = p.parameter("fc.bias", (classes,), bound)
+    y = nn.einsum(y, weight, equation="bf,cf->bc").named("fc")
+    y = (y + bias).named("logits")
+    f.returns(nn.cross_entropy_loss(y, labels, reduction="mean").named("loss"))
+    m.step("step", "loss", f"momentum, lr = {rate}, momentum = 0.9, weight_decay = 0.0001")
+    return str(m)
 
 
 def main() -> None:
