@@ -187,7 +187,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: lr_scheduler.LambdaLR(
             sgd(0.1, 0.2), [partial(warm_cosine, warmup=n, num_training_steps=9) for n in (1, 2)]
         ),
-        "got several; schedule the groups alike",
+        "got several; schedule all groups in the",
     ),
     "momentum": (
         lambda: lr_scheduler.OneCycleLR(

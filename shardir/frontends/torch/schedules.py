@@ -148,7 +148,7 @@ def factors(scheduler: Any, steps: int | None = None) -> np.ndarray:
     if np.ptp(found, axis=1).max() > TOLERANCE * np.abs(found).max():
         raise ShardirError(
             f"expected one factor of the rates of all groups from {kind}, got several; schedule "
-            "the groups alike"
+            "all groups in the same way"
         )
     if not np.isfinite(found).all() or found.min() < 0:
         raise ShardirError(f"expected rates of at least 0 of {kind}, got {found.min()}")
