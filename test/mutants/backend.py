@@ -293,6 +293,22 @@ MUTANTS = [
         "test/run/test_stages.py::test_random_values_do_not_depend_on_stages",
     ),
     Mutant(
+        "sends are held to the end of a step",
+        "A message does not tell that what was sent before has arrived.",
+        "shardir/backend/torch/runtime/runtime_stages.py",
+        "while sends and sends[0].received_at <= made_at:",
+        "while False:",
+        "test/run/test_stages.py -k holds",
+    ),
+    Mutant(
+        "both directions are one group",
+        "Two ranks send to each other in one group.",
+        "shardir/backend/torch/runtime/runtime_mesh.py",
+        "if ends not in self._channels:",
+        "if ends not in self._channels and ends[::-1] not in self._channels:",
+        "test/backend/test_stage_ranks.py -k direction",
+    ),
+    Mutant(
         "a copy back is a new tensor",
         "A new parameter is beside the old one, which its copy could be written into.",
         "shardir/backend/torch/ops/dist/host.py",

@@ -122,8 +122,16 @@ MUTANTS = [
         "a rank holds one microbatch",
         "The values of a stage are counted for one microbatch at a time.",
         "shardir/cost/stages.py",
-        "found.append(StageRun(op, microbatch))",
-        "found.append(StageRun(op, 0))",
+        "return root, made.microbatch if root in self.in_loop else None",
+        "return root, 0 if root in self.in_loop else None",
+        "test/run/test_stages.py -k holds",
+    ),
+    Mutant(
+        "what is sent is gone",
+        "The memory of a rank does not have the values that it has sent.",
+        "shardir/cost/stages.py",
+        "spans.sends.remove(of)\n                spans.hold(of.made, spans.at - 1)",
+        "spans.sends.remove(of)",
         "test/run/test_stages.py -k holds",
     ),
     Mutant(

@@ -196,4 +196,28 @@ MUTANTS = [
         "return False",
         "test/filecheck/insert-redistributions/host.ir",
     ),
+    Mutant(
+        "no value waits for the one before it",
+        "The proof of a step forgets that a channel moves a message at a time.",
+        "shardir/dialects/train/stage_proof.py",
+        'add_orders(after, _channels(order, "send").values())',
+        "add_orders(after, ())",
+        "test/backend/test_stage_ranks.py",
+    ),
+    Mutant(
+        "a receive is posted in time",
+        "The proof of a step forgets that receives are posted for the next function alone.",
+        "shardir/dialects/train/stage_order.py",
+        "for ahead in loop[i : i + 2]:",
+        "for ahead in loop if i == 0 else ():",
+        "test/backend/test_stage_ranks.py",
+    ),
+    Mutant(
+        "values arrive over whichever axes",
+        "The verifier accepts receives in another order than the sends between two devices.",
+        "shardir/dialects/dist/point_to_point.py",
+        "if queue[0] is not send:",
+        "if send not in queue:",
+        "test/filecheck/verify/review_point_to_point.ir",
+    ),
 ]
