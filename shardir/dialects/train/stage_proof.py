@@ -5,7 +5,8 @@
 A graph has a node for each run of a function, and one for each message: its send and its receive,
 which happen together, since nothing is buffered. An edge goes to what cannot happen before: along
 the order of each rank, in which a message only starts where it stands and is awaited where it is
-read; along each channel; and from what is made to what reads it. Without a cycle all nodes happen.
+read; and from what is made to what reads it. Without a cycle all nodes happen: a channel moves its
+messages in the order in which both of its ends start them, so that none waits for a later one.
 
 The ranks of a stage run the same functions in the same order, with collectives among themselves
 alone: all members of a group are in the same run, which is one node.
@@ -19,7 +20,7 @@ from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.mesh import axes_text
 from shardir.algebra.schedules import check_actions
-from shardir.algebra.schedules.cycles import add_orders, find_cycle, shortened
+from shardir.algebra.schedules.cycles import find_cycle, shortened
 from shardir.diagnostics import Failure, ShardirError, coded
 from shardir.dialects.dist import AxesAttr, find_mesh, layout_of
 from shardir.dialects.locations import short_location
@@ -198,7 +199,6 @@ def _cycle(order: StageOrder) -> str:
                 after[before].add(node)
             if kind == "run":
                 last = [node]
-    add_orders(after, _channels(order, "send").values())
     for node in after:
         if isinstance(node, StageRun):
             for read in order.reads(node):

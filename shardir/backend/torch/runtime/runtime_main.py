@@ -79,7 +79,7 @@ def _unsplit(plan: ProgramPlan) -> ProgramPlan:
         )
         for f in plan.functions
     )
-    return replace(plan, axes=(), groups=(), functions=functions)
+    return replace(plan, axes=(), groups=(), channels=(), functions=functions)
 
 
 class Runner(Session):
