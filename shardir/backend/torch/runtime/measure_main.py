@@ -32,7 +32,7 @@ from runtime_events import Events
 from runtime_main import Runner
 from runtime_options import RunOptions
 from runtime_plan import PlanFunction, load_plan
-from runtime_process import as_rank, join_ranks
+from runtime_process import as_rank, join_ranks, make_groups
 
 HERE = Path(__file__).parent
 MAX_CALLS = 2000
@@ -111,8 +111,7 @@ def work(options: RunOptions, events: Events) -> None:
         if first is None:
             first = meshes[plan.axes] = join_ranks(plan, options)
         mesh = meshes.setdefault(plan.axes, rt.Mesh(plan.axes, first.rank, first.device))
-        for axes in plan.groups:
-            mesh.group(axes)
+        make_groups(plan, mesh)
         module = _module(plan.directory)
         functions = {f.name: getattr(module, f.python) for f in plan.functions}
         runner = Runner(plan, mesh, functions, options.seed, events)

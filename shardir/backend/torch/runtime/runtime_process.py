@@ -144,11 +144,16 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
             store=_launchers_store(rank, plan.size),
         )  # fmt: skip
     mesh = rt.Mesh(plan.axes, rank, device)
+    make_groups(plan, mesh)
+    return mesh
+
+
+def make_groups(plan: ProgramPlan, mesh: rt.Mesh) -> None:
+    """Make the process groups and channels of a plan, on all ranks at the same time."""
     for axes in plan.groups:
         mesh.group(axes)
     for channel in plan.channels:
         mesh.connect(*channel)
-    return mesh
 
 
 def _launchers_store(rank: int, size: int) -> Any:
