@@ -24,7 +24,7 @@ from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import cost_of, works_of
 from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
-from shardir.dialects.train import Made, Message, StageOrder, StageRun, StepRuns
+from shardir.dialects.train import Made, StageMessage, StageOrder, StageRun, StepRuns
 
 BatchStorage = tuple[SSAValue, int | None]
 """A storage, by the value that it is made for, of a microbatch; None where it is of all of them."""
@@ -218,7 +218,7 @@ class _Spans:
         self.step, self.at, self.end = step, 0, end
         self.found: dict[BatchStorage, tuple[int, int]] = {}
         self.starts: dict[BatchStorage, int] = {}
-        self.sends: set[Message] = set()
+        self.sends: set[StageMessage] = set()
         """The sends that have not been waited for."""
         self.in_loop = {v for op in step.calls.actions.values() for v in op.results}
 

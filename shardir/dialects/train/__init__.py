@@ -87,7 +87,7 @@ from shardir.dialects.train.roles import (
     updated_keys,
     updates_attrs,
 )
-from shardir.dialects.train.stage_order import Event, Message, StageOrder
+from shardir.dialects.train.stage_order import Event, StageMessage, StageOrder
 from shardir.dialects.train.stage_proof import check_order, proven_order
 from shardir.dialects.train.stage_runs import Made, Read, StageRun, StepRuns
 from shardir.dialects.train.stages import (
@@ -190,7 +190,6 @@ __all__ = [
     "LossScaleAttr",
     "Made",
     "Mark",
-    "Message",
     "MetricsAttr",
     "MicrobatchOp",
     "MicrobatchesOp",
@@ -208,6 +207,7 @@ __all__ = [
     "Scalar",
     "ScheduleAttr",
     "SgdOp",
+    "StageMessage",
     "StageOrder",
     "StageRun",
     "StepOp",

@@ -30,7 +30,7 @@ from shardir.dialects.train.stage_runs import Made, Read, StageRun, StepRuns
 NEVER = 1 << 62
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """A value that a rank sends to another one."""
 
     made: Made
@@ -47,7 +47,7 @@ class Event(NamedTuple):
     """What a rank does: a run, or the start of a send or of a receive, or the wait for one."""
 
     kind: Literal["run", "send", "receive", "wait"]
-    of: StageRun | Message
+    of: StageRun | StageMessage
 
 
 class StageOrder:
@@ -58,11 +58,11 @@ class StageOrder:
         self.in_flight = in_flight
         self.loops = [runs.loop(rank) for rank in self.ranks]
         self._reads: dict[StageRun, list[Read]] = {}
-        self.channels: dict[tuple[int, int], list[Message]] = defaultdict(list)
+        self.channels: dict[tuple[int, int], list[StageMessage]] = defaultdict(list)
         """The messages in the loop of each directed pair of ranks, in the order of the sends."""
-        self.position: dict[Message, int] = {}
+        self.position: dict[StageMessage, int] = {}
         """The position of each of them in its channel."""
-        self.made_at: dict[Message, int] = {}
+        self.made_at: dict[StageMessage, int] = {}
         """The position in the loop of its sender of the run that makes it."""
         for loop in self.loops:
             for i, run in enumerate(loop):
@@ -97,24 +97,24 @@ class StageOrder:
         sources = {v: self.runs.rank(op) for v, op in makers.items() if op is not None}
         return sorted({(rank, t) for v, rank in sources.items() for t in self.targets(v)})
 
-    def messages(self, v: SSAValue, microbatch: int | None) -> list[Message]:
+    def messages(self, v: SSAValue, microbatch: int | None) -> list[StageMessage]:
         """Return the messages with a value that a run makes, or with a sum of such values."""
         targets = self.targets(v)
         maker = self.runs.maker(v) if targets else None
         if maker is None:
             return []
-        return [Message(Made(v, microbatch), self.runs.rank(maker), t) for t in targets]
+        return [StageMessage(Made(v, microbatch), self.runs.rank(maker), t) for t in targets]
 
-    def awaited(self, reads: Iterable[Read], rank: int) -> list[Message]:
+    def awaited(self, reads: Iterable[Read], rank: int) -> list[StageMessage]:
         """Return the messages with values of the loop that a rank reads."""
         found = []
         for made, runs, _ in reads:
             source = self.runs.rank(runs[0].op)
             if source != rank and made.microbatch is not None:
-                found.append(Message(made, source, rank))
+                found.append(StageMessage(made, source, rank))
         return found
 
-    def sent(self, run: StageRun) -> list[Message]:
+    def sent(self, run: StageRun) -> list[StageMessage]:
         """Return the messages with what a run in the loop makes."""
         return [m for v in run.op.results for m in self.messages(v, run.microbatch)]
 
@@ -130,10 +130,10 @@ class StageOrder:
                 found.append(self.runs.read(carry.out, None))
         return [read for read in found if read is not None]
 
-    def _receipts(self) -> dict[Message, int]:
+    def _receipts(self) -> dict[StageMessage, int]:
         """Return by which run of its receiver each message has arrived: by the first that reads it,
         or a later message of the same rank."""
-        first: dict[Message, int] = {}
+        first: dict[StageMessage, int] = {}
         for rank, loop in enumerate(self.loops):
             for i, run in enumerate(loop):
                 for message in self.awaited(self.reads(run), rank):
@@ -178,8 +178,8 @@ class _LoopEvents:
     def __init__(self, order: StageOrder, rank: int):
         self.order, self.rank = order, rank
         self.posted: dict[int, int] = Counter()
-        self.arrived: set[Message] = set()
-        self.sends: dict[int, deque[Message]] = defaultdict(deque)
+        self.arrived: set[StageMessage] = set()
+        self.sends: dict[int, deque[StageMessage]] = defaultdict(deque)
         """By target, the sends that are not waited for yet."""
 
     def events(self) -> Iterator[Event]:
@@ -197,14 +197,14 @@ class _LoopEvents:
             yield from self._post(message)
             yield from self._wait(message)
 
-    def _post(self, message: Message) -> Iterator[Event]:
+    def _post(self, message: StageMessage) -> Iterator[Event]:
         """Post the receive of a message, and of those that are sent before it."""
         coming, last = self.order.channels[message.source, self.rank], self.order.position[message]
         while self.posted[message.source] <= last:
             yield Event("receive", coming[self.posted[message.source]])
             self.posted[message.source] += 1
 
-    def _wait(self, message: Message) -> Iterator[Event]:
+    def _wait(self, message: StageMessage) -> Iterator[Event]:
         if message in self.arrived:
             return
         self.arrived.add(message)
@@ -214,7 +214,7 @@ class _LoopEvents:
         while sends and self.order.received_at[sends[0]] <= made_at:
             yield Event("wait", sends.popleft())
 
-    def _send(self, message: Message) -> Iterator[Event]:
+    def _send(self, message: StageMessage) -> Iterator[Event]:
         sends = self.sends[message.target]
         same = [m for m in sends if m.made.value is message.made.value]
         if len(same) >= self.order.in_flight:

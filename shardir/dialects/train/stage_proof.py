@@ -24,11 +24,11 @@ from shardir.algebra.schedules.cycles import find_cycle, shortened
 from shardir.diagnostics import Failure, ShardirError, coded
 from shardir.dialects.dist import AxesAttr, find_mesh, layout_of
 from shardir.dialects.locations import short_location
-from shardir.dialects.train.stage_order import Message, StageOrder
+from shardir.dialects.train.stage_order import StageMessage, StageOrder
 from shardir.dialects.train.stage_runs import StageRun, StepRuns
 from shardir.dialects.train.stages import SCHEDULE, STAGE_AXIS, schedule_of, stage_of
 
-Node = StageRun | Message
+OrderNode = StageRun | StageMessage
 
 
 def check_order(f: FuncOp) -> None:
@@ -174,22 +174,24 @@ def _mismatches(order: StageOrder) -> Iterator[str]:
             break
 
 
-def _channels(order: StageOrder, kind: str) -> dict[tuple[int, int], list[Message]]:
+def _channels(order: StageOrder, kind: str) -> dict[tuple[int, int], list[StageMessage]]:
     """Return the messages of each directed pair of ranks, in the order of their sends or of their
     receives."""
-    found: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
+    found: defaultdict[tuple[int, int], list[StageMessage]] = defaultdict(list)
     for events in order.events:
         for event in events:
-            if event.kind == kind and isinstance(message := event.of, Message):
+            if event.kind == kind and isinstance(message := event.of, StageMessage):
                 found[message.source, message.target].append(message)
     return found
 
 
 def _cycle(order: StageOrder) -> str:
     """Return an error if some runs and messages wait for each other, else an empty text."""
-    after: dict[Node, set[Node]] = {event.of: set() for events in order.events for event in events}
+    after: dict[OrderNode, set[OrderNode]] = {
+        event.of: set() for events in order.events for event in events
+    }
     for events in order.events:
-        last: list[Node] = []
+        last: list[OrderNode] = []
         """What has happened on the rank before the next event."""
         for kind, node in events:
             if kind == "wait":
@@ -210,13 +212,13 @@ def _cycle(order: StageOrder) -> str:
     cycle = find_cycle(ordered)
     if not cycle:
         return ""
-    placed = [n if isinstance(n, Message) else order.runs.rank(n.op) for n in cycle]
+    placed = [n if isinstance(n, StageMessage) else order.runs.rank(n.op) for n in cycle]
     shown = shortened([_text(n) for n in cycle], placed)
     found = f"expected a step that ends, got runs and transfers that wait for each other: {shown}"
     return coded("G16", found)
 
 
-def _text(node: Node) -> str:
+def _text(node: OrderNode) -> str:
     """Return a node with its source line."""
     op = node.op if isinstance(node, StageRun) else node.made.value.owner
     where = "" if isinstance(op, Block) else short_location(op)

@@ -49,7 +49,7 @@ class StageValue(NamedTuple):
     dims: tuple[Axes, ...]
 
 
-Message = tuple[str, int]
+LoopValue = tuple[str, int]
 """A value that passes between ranks in the loop: its name, and the microbatch."""
 
 
@@ -121,7 +121,7 @@ class StageTables:
         ranks = {self.rank_of[stage] for stage in found.targets}
         return sorted(ranks - {self.rank_of[found.source]})
 
-    def sent(self, source: int, target: int) -> list[tuple[Message, int]]:
+    def sent(self, source: int, target: int) -> list[tuple[LoopValue, int]]:
         """Return what a rank sends to another one in the loop, in order, each with the position of
         the part that makes it."""
         return [
@@ -130,7 +130,7 @@ class StageTables:
             for name in part.outputs if target in self.targets(name)
         ]  # fmt: skip
 
-    def read(self, name: str, k: int) -> Message | None:
+    def read(self, name: str, k: int) -> LoopValue | None:
         """Return the value of the loop that a part reads for a microbatch by a name; None of a
         state before the first one."""
         if name not in self.states:
@@ -143,7 +143,7 @@ class StageTables:
         return [n for n, s in self.states.items() if not mine.isdisjoint((n, s.first, s.last))]
 
 
-class RankOrder:
+class LoopOrder:
     """What a rank runs in the loop, sends and receives, which is the same in each step."""
 
     def __init__(self, tables: StageTables, rank: int):
@@ -158,7 +158,7 @@ class RankOrder:
         self.position = {m: i for keys in self.coming.values() for i, m in enumerate(keys)}
         self.made_at = {m: i for keys in coming.values() for m, i in keys}
         """The position in the sender's loop of the part that makes a message."""
-        self.received_at: dict[tuple[Message, int], float] = {}
+        self.received_at: dict[tuple[LoopValue, int], float] = {}
         """The position in the receiver's loop by which it has received a message of this rank: of
         the first part there that reads it, or a later message of this rank."""
         for r in others:
@@ -168,8 +168,8 @@ class RankOrder:
                 at = self.received_at[message, r] = min(at, first.get(message, math.inf))
 
     @staticmethod
-    def _first_reads(tables: StageTables, rank: int) -> dict[Message, int]:
-        found: dict[Message, int] = {}
+    def _first_reads(tables: StageTables, rank: int) -> dict[LoopValue, int]:
+        found: dict[LoopValue, int] = {}
         i = 0
         for i, (part, k) in enumerate(tables.loop(rank), 1):
             for name in part.inputs:

@@ -16,7 +16,7 @@ import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
 from runtime_mesh import Mesh
-from runtime_stage_order import Message, RankOrder, StagePart, StageTables, StageValue
+from runtime_stage_order import LoopOrder, LoopValue, StagePart, StageTables, StageValue
 from torch import Tensor
 
 __all__ = ["Pipeline", "StageValue"]
@@ -28,12 +28,12 @@ STAGE = "stage"
 class Pipeline(StageTables):
     """A step in stages, which ranks can run."""
 
-    _order: RankOrder | None = None
+    _order: LoopOrder | None = None
 
     def run(self, mesh: Mesh, **arguments: Tensor | None) -> list[Tensor | None]:
         """Run a step. Return its results, as far as this rank has them."""
         if self._order is None:
-            self._order = RankOrder(self, mesh.index((STAGE,)))
+            self._order = LoopOrder(self, mesh.index((STAGE,)))
         return _StepRun(self, self._order, mesh, arguments).run()
 
 
@@ -50,7 +50,7 @@ class _StepRun:
     """One run of a step on this rank."""
 
     def __init__(
-        self, step: Pipeline, order: RankOrder, mesh: Mesh, arguments: Mapping[str, Tensor | None]
+        self, step: Pipeline, order: LoopOrder, mesh: Mesh, arguments: Mapping[str, Tensor | None]
     ):
         self.step, self.order, self.mesh = step, order, mesh
         self.rank = mesh.index((STAGE,))
@@ -64,7 +64,7 @@ class _StepRun:
         self.owned: set[str] = set()
         """The sums that are in memory of their own."""
         self.posted = dict.fromkeys(self.order.coming, 0)
-        self.pending: dict[Message, tuple[Any, Tensor]] = {}
+        self.pending: dict[LoopValue, tuple[Any, Tensor]] = {}
         self.sends: dict[int, deque[_Send]] = defaultdict(deque)
         """By target, the sends of the loop that are not waited for yet, in order."""
 
@@ -172,7 +172,7 @@ class _StepRun:
             if (message := self.step.read(name, k)) is not None:
                 self._post_until(message)
 
-    def _post_until(self, message: Message) -> None:
+    def _post_until(self, message: LoopValue) -> None:
         """Post the receive of a value, and of those that are sent before it."""
         if message not in self.order.position:
             return
@@ -183,7 +183,7 @@ class _StepRun:
             self.pending[first] = self._receive(first[0], source)
             self.posted[source] += 1
 
-    def _source(self, message: Message) -> int:
+    def _source(self, message: LoopValue) -> int:
         return self.step.rank_of[self.step.transfers[message[0]].source]
 
     def _arrived(self, name: str, k: int) -> Tensor:
