@@ -26,7 +26,7 @@ from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder, write_text
 from shardir.tools.arguments import output_file, positive, seconds
 from shardir.tools.commands import command
-from shardir.tools.probes import COLLECTIVES, SMALLEST, Probe, against, module, probes
+from shardir.tools.probes import COLLECTIVES, SLOW, SMALLEST, Probe, against, module, probes
 
 if TYPE_CHECKING:
     from shardir.api import Compiled
@@ -100,7 +100,8 @@ def _relative(
     for probe, all, cost, spent in zip(
         given, terms_of(compiled.module), report(compiled.module, cluster), measured, strict=True
     ):
-        if probe.about not in NO_BYTES and probe.size == largest[probe.about]:
+        bound = probe.about not in (*NO_BYTES, *dict(cluster.ops))
+        if bound and probe.size == largest[probe.about]:
             apart = any(all.bytes[1:])
             terms.append(replace(all, cal=0) if apart else all)
             seconds.append(spent * (1 - cost.computation / cost.seconds) if apart else spent)
@@ -115,6 +116,7 @@ def unmeasured(ranks: int, memory: int) -> Cluster:
     return replace(
         like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory,
         interference=0.5, collectives=tuple((kind, 1.0) for kind in kinds),
+        ops=tuple((f"nn.{kind}", 1.0) for kind in SLOW),
     )  # fmt: skip
 
 
@@ -161,6 +163,7 @@ def _short(c: Cluster) -> Cluster:
         overhead=short(c.overhead),
         interference=round(c.interference, 2),
         collectives=tuple((name, short(times)) for name, times in c.collectives),
+        ops=tuple((name, short(times)) for name, times in c.ops),
     )
 
 

@@ -36,7 +36,18 @@ LONGER = 4
 HEADS = 16
 """The number of squares that an attention multiplies at once."""
 
-ELEMENTWISE = ("add", "relu", "gelu")
+ELEMENTWISE = ("add", "relu", "neg")
+"""Ops that take the time of their bytes."""
+
+SLOW = {
+    "exp": ("{0}", "x", "x"), "tanh": ("{0}", "x", "x"), "gelu": ("{0}", "x", "x"),
+    "gelu_grad": ("{0}, %x", "xx", "x"), "softmax": ("{0} axis 1", "x", "x"),
+    "softmax_grad": ("{0}, %x axis 1", "xx", "x"),
+    "layer_norm": ("{0}, %w, %w eps 1.0e-5", "xww", "x"),
+    "layer_norm_grad": ("%x, %w, {0} eps 1.0e-5", "xwx", "xww"),
+}  # fmt: skip
+"""Ops whose time the roofline does not have, of rows x and a weight w: operands and options, and
+the types of operands and results. Each is a subject, of a ratio of the cluster."""
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
@@ -57,8 +68,8 @@ result's layout."""
 @dataclass(frozen=True)
 class Probe:
     """A function of the module, its subject (an element type, `memory`, `overhead`,
-    `interference` or a collective), and the approximate bytes of its values. Of a probe `against`
-    another one the ratio of both times counts; that other one has no subject."""
+    `interference`, a collective, or the name of an op), and the approximate bytes of its values. Of
+    a probe `against` another one the ratio of both times counts; that other one has no subject."""
 
     name: str
     about: str
@@ -76,7 +87,7 @@ def probes(ranks: int, most: int, cpu: bool = True) -> list[Probe]:
     """Return the probes on that many ranks, whose values have at most about `most` bytes."""
     largest = {e: min(most, n) if cpu else most for e, n in LARGEST.items()}
     communication = (p for n in groups(ranks) for p in communicating(ranks, n, most))
-    return [*products(largest), *elementwise(most), *communication]
+    return [*products(largest), *elementwise(most), *communication, *slower(most)]
 
 
 def against(probes: Sequence[Probe]) -> dict[int, int]:
@@ -136,6 +147,19 @@ def elementwise(most: int) -> Iterator[Probe]:
         for _ in range(count):
             f.elementwise("add", t)
         yield f.probe("overhead", 0)
+
+
+def slower(most: int) -> Iterator[Probe]:
+    """Yield the ops whose time the roofline does not have."""
+    for kind, (text, given, made) in SLOW.items():
+        for size in sizes(most):
+            types = {"x": _type((size // (ROW * 4), ROW)), "w": _type((ROW,))}
+            f = _ProbeFunction(f"{kind}_{size}", list(types.items()))
+            sides = [", ".join(types[name] for name in side) for side in (given, made)]
+            for _ in range(CALLS):
+                call = f"nn.{kind} {text.format(f.last)} : ({sides[0]}) -> ({sides[1]})"
+                f.op(call, types["x"], len(made))
+            yield f.probe(f"nn.{kind}", size)
 
 
 def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
@@ -198,10 +222,12 @@ class _ProbeFunction:
         self.last = f"%{arguments[0][0]}"
         self.results = [(self.last, arguments[0][1])]
 
-    def op(self, text: str, type: str) -> None:
+    def op(self, text: str, type: str, results: int = 1) -> None:
+        """Add an op; of several results the first, which has the type, is the value."""
         self.last = f"%v{len(self.lines)}"
         self.results = [(self.last, type)]
-        self.lines.append(f"  {self.last} = {text}")
+        names = [self.last, *(f"{self.last}_{i}" for i in range(1, results))]
+        self.lines.append(f"  {', '.join(names)} = {text}")
 
     def elementwise(self, kind: str, t: str) -> None:
         operands = [self.last, "%x"] if kind == "add" else [self.last]

@@ -3,7 +3,7 @@
     levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
     memory = 80000000000 {bandwidth = 3.35e+12}, flops {bf16 = 9.89e+14, f32 = 6.7e+13},
-    overhead = 4e-06, interference = 0.1, collectives {all_reduce = 0.8},
+    overhead = 4e-06, interference = 0.1, collectives {all_reduce = 0.8}, ops {nn.gelu = 1.2},
     host {bandwidth = 2.5e+10, latency = 1e-05}
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
@@ -54,8 +54,8 @@ HOST_LINK = HostLink(2.5e10, 1e-5)
 memory reach about 25; the latency is of the usual size, not measured."""
 
 
-class CollectiveRatios(dict[str, float]):
-    """Factors by kind of collective: 1 unless given."""
+class TimeRatios(dict[str, float]):
+    """Factors by kind of collective or op: 1 unless given."""
 
     def __missing__(self, kind: str) -> float:
         return 1.0
@@ -74,6 +74,7 @@ class Cluster:
         interference: the share of the seconds of a collective's bytes that a device loses while it
             computes beside it (0: nothing, 1: as if it waited).
         collectives: by kind, the ratio of its time to that of the formulas, if not 1.
+        ops: by the name of an op, the ratio of its time to that of the roofline, if not 1.
         host: the link of a device to its host; None: HOST_LINK.
     """
 
@@ -84,6 +85,7 @@ class Cluster:
     overhead: float = 0.0
     interference: float = 0.0
     collectives: tuple[tuple[str, float], ...] = ()
+    ops: tuple[tuple[str, float], ...] = ()
     host: HostLink | None = None
 
     def __post_init__(self) -> None:
@@ -99,7 +101,7 @@ class Cluster:
         for name, number in (
             ("memory bandwidth", 1.0 if self.memory_bandwidth is None else self.memory_bandwidth),
             *((f"rate of {name}", number) for name, number in self.flops),
-            *((f"ratio of {name}", number) for name, number in self.collectives),
+            *((f"ratio of {name}", number) for name, number in self.collectives + self.ops),
             ("bandwidth of the host's link", self.host_link.bandwidth),
         ):
             if not _positive(number):
@@ -133,6 +135,8 @@ class Cluster:
             parts.append(f"interference = {_number(self.interference)}")
         if self.collectives:
             parts.append(f"collectives {{{_numbers(self.collectives)}}}")
+        if self.ops:
+            parts.append(f"ops {{{_numbers(self.ops)}}}")
         if self.host is not None:
             parts.append(f"host {{{_numbers(tuple(self.host._asdict().items()))}}}")
         return ", ".join(parts)
@@ -143,9 +147,14 @@ class Cluster:
         return tuple(accumulate((l.count for l in self.levels), mul))
 
     @cached_property
-    def times(self) -> "CollectiveRatios":
+    def times(self) -> TimeRatios:
         """The ratio of the time of each kind of collective to that of the formulas."""
-        return CollectiveRatios(self.collectives)
+        return TimeRatios(self.collectives)
+
+    @cached_property
+    def op_times(self) -> TimeRatios:
+        """The ratio of the time of each op, by its name, to that of the roofline."""
+        return TimeRatios(self.ops)
 
     @property
     def host_link(self) -> HostLink:

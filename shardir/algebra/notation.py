@@ -181,6 +181,17 @@ class NotationValues:
     def kind(self, c: list[Any]) -> tuple[Any, float]:
         return _rate("collectives", c, PRICED)
 
+    def slower(self, c: list[Any]) -> tuple[Any, float]:
+        name, number = c[0], float(c[1])
+        if "." not in name:
+            message = f"ops: expected the name of an op, such as nn.gelu, got {name}"
+            raise NotationError(message, name.start_pos)
+        _figure(c[1], "ops", ((name, number),))
+        return name, number
+
+    def slow(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
+        return _once("ops", c)
+
     def rates(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
         return _once("flops", c)
 
@@ -188,11 +199,11 @@ class NotationValues:
         return _once("collectives", c)
 
     def cluster(self, c: list[Any]) -> Cluster:
-        *levels, memory, rates, overhead, interference, kinds, link = c
+        *levels, memory, rates, overhead, interference, kinds, slow, link = c
         size, bandwidth = memory or (None, None)
         return Cluster(
             tuple(levels), size, rates or (), bandwidth, overhead or 0.0, interference or 0.0,
-            kinds or (), link,
+            kinds or (), slow or (), link,
         )  # fmt: skip
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:

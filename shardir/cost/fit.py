@@ -149,12 +149,12 @@ def _nearest(
 
 def _vector(c: Cluster) -> Array:
     """Return the parameters: latencies, seconds per byte of levels, per flop and per byte of
-    memory, factors of collectives, overhead."""
+    memory, factors of collectives and of ops, overhead."""
     numbers = [l.latency for l in c.levels] + [1 / l.bandwidth for l in c.levels]
     numbers += [1 / rate for _, rate in c.flops]
     if c.memory_bandwidth:
         numbers.append(1 / c.memory_bandwidth)
-    numbers += [times for _, times in c.collectives] + [c.overhead]
+    numbers += [times for _, times in c.collectives + c.ops] + [c.overhead]
     return np.maximum(numbers, NEGLIGIBLE)
 
 
@@ -166,7 +166,8 @@ def _cluster(like: Cluster, x: Array) -> Cluster:
     flops = tuple((name, 1 / next(numbers)) for name, _ in like.flops)
     memory = 1 / next(numbers) if like.memory_bandwidth else None
     collectives = tuple((name, next(numbers)) for name, _ in like.collectives)
+    ops = tuple((name, next(numbers)) for name, _ in like.ops)
     return replace(
         like, levels=levels, flops=flops, memory_bandwidth=memory, collectives=collectives,
-        overhead=next(numbers),
+        ops=ops, overhead=next(numbers),
     )  # fmt: skip

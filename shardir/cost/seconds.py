@@ -1,10 +1,10 @@
 """The time of ops on a device: computation by the roofline, communication by its links.
 
-    max(flops / rate of the element type, bytes touched / memory bandwidth) + overhead
+    ratio max(flops / rate of the element type, bytes touched / memory bandwidth) + overhead
 
-(Williams, Waterman and Patterson, 2009.) A cluster without rates has those of the default; other
-fields that it lacks cost nothing. A type without a rate has the lowest rate of the cluster. Views
-cost nothing.
+(Williams, Waterman and Patterson, 2009.) The ratio is the cluster's for the op, or 1. A cluster
+without rates has those of the default; other fields that it lacks cost nothing. A type without a
+rate has the lowest rate of the cluster. Views cost nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -101,16 +101,19 @@ def op_seconds(
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
     flops, touched = work(kind, factors, chosen, mesh, shapes, types)
     return computation_seconds(
-        mesh.cluster_or_default, element_name(types[0].element_type), flops, touched
+        mesh.cluster_or_default, kind.name, element_name(types[0].element_type), flops, touched
     )
 
 
-def computation_seconds(cluster: Cluster, element: str, flops: int, touched: int) -> float:
-    """Return the roofline of one op, for `flops` in an element type and `touched` bytes."""
+def computation_seconds(
+    cluster: Cluster, name: str, element: str, flops: int, touched: int
+) -> float:
+    """Return the roofline of an op of a name, for `flops` in an element type and `touched`
+    bytes."""
     rates = dict(cluster.flops or DEFAULT.flops)
     computing = flops / (rates.get(element) or min(rates.values()))
     moving = touched / cluster.memory_bandwidth if cluster.memory_bandwidth else 0.0
-    return max(computing, moving) + cluster.overhead
+    return cluster.op_times[name] * max(computing, moving) + cluster.overhead
 
 
 def work(
@@ -144,7 +147,8 @@ class Computation(Work):
     bytes: int
 
     def cost(self, mesh: Mesh) -> OpCost:
-        seconds = computation_seconds(mesh.cluster_or_default, self.element, self.flops, self.bytes)
+        on, name = mesh.cluster_or_default, self.op.name
+        seconds = computation_seconds(on, name, self.element, self.flops, self.bytes)
         return OpCost(self.op, self.flops, self.bytes, seconds)
 
 

@@ -18,6 +18,7 @@ from shardir.tools import calibrate
 from shardir.tools.probes import against, module, probes
 
 FITTED = [kind for kind, _ in calibrate.unmeasured(4, 10**9).collectives]
+SLOW = [kind for kind, _ in calibrate.unmeasured(4, 10**9).ops]
 KNOWN = Cluster(
     (Level("machine", 4, 1.3e9, 2.1e-4),),
     10**9,
@@ -25,6 +26,7 @@ KNOWN = Cluster(
     6.5e9,
     4.2e-6,
     collectives=tuple(zip(FITTED, (0.6, 1.2, 0.9, 1.1, 0.8), strict=True)),
+    ops=tuple((kind, 1.5 + i) for i, kind in enumerate(SLOW)),
 )
 PROBES = probes(4, 1 << 22)
 START = calibrate.unmeasured(4, 10**9)
@@ -35,7 +37,7 @@ def numbers(c: Cluster) -> list[float]:
     (level,) = c.levels
     assert c.memory_bandwidth is not None
     rates = [rate for _, rate in c.flops]
-    times = [times for _, times in c.collectives]
+    times = [times for _, times in c.collectives + c.ops]
     return [level.bandwidth, level.latency, *times, *rates, c.memory_bandwidth, c.overhead]
 
 

@@ -65,11 +65,11 @@ def test_an_elementwise_op_costs_the_time_of_its_bytes() -> None:
 
 
 def test_a_type_without_a_rate_is_as_slow_as_the_slowest() -> None:
-    assert computation_seconds(CLUSTER, "f32", 10**6, 0) == pytest.approx(1e-3 + 1e-6)
-    assert computation_seconds(CLUSTER, "bf16", 10**6, 0) == pytest.approx(1e-2 + 1e-6)
+    assert computation_seconds(CLUSTER, "nn.add", "f32", 10**6, 0) == pytest.approx(1e-3 + 1e-6)
+    assert computation_seconds(CLUSTER, "nn.add", "bf16", 10**6, 0) == pytest.approx(1e-2 + 1e-6)
     links = Cluster((BOX,))  # their devices have the default's rates, and nothing else costs time
     expected = 10**6 / dict(DEFAULT.flops)["f32"]
-    assert computation_seconds(links, "f32", 10**6, 10**6) == pytest.approx(expected)
+    assert computation_seconds(links, "nn.add", "f32", 10**6, 10**6) == pytest.approx(expected)
 
 
 FLOPS = [
@@ -187,6 +187,22 @@ def test_a_library_may_be_slower(op: str, out: str, received: int, seconds: floa
     assert slower.latency == pytest.approx(slow.latency)
     assert (slower.bytes, slower.form) == (received, slow.form)
     assert other.seconds == pytest.approx(seconds)
+
+
+def test_an_op_may_be_slower() -> None:
+    """A GELU takes three times the time of its bytes; its fixed time, and other ops, as long."""
+    t = "tensor<64x64xf32>"
+    program = shardir.compile(
+        f"func.func @f(%x: {t}) -> {t} {{\n  %y = nn.gelu %x : ({t}) -> {t}\n"
+        f"  %z = nn.relu %y : ({t}) -> {t}\n  func.return %z : {t}\n}}", "",
+    ).module  # fmt: skip
+    (usual, relu), (slower, other) = (
+        report(program, c)[0].ops for c in (CLUSTER, replace(CLUSTER, ops=(("nn.gelu", 3.0),)))
+    )
+    fixed = CLUSTER.overhead
+    assert usual.seconds > 2 * fixed > 0
+    assert slower.seconds - fixed == pytest.approx(3 * (usual.seconds - fixed))
+    assert other.seconds == relu.seconds
 
 
 def test_all_that_communicates_may_be_slower() -> None:
