@@ -44,7 +44,7 @@ from shardir.tools.opt_arguments import OptArguments
 from shardir.tools.opt_reports import PassTimes, Reports
 from shardir.tools.progress import progress_shown
 
-ONE_PROGRAM = ("save_strategies", "cost_graph")
+ONE_PROGRAM = ("save_strategies", "cost_graph", "trace")
 """Options with a file for one program."""
 
 
@@ -157,6 +157,7 @@ class Driver(OptArguments):
                 print(f"IR after {p.name}:\n{self.text_of(module)}\n")
         self.reports.layouts(module)
         self.reports.cost(module)
+        self.reports.write_trace(module)
         return self.times.measure("print", lambda: self.emit(module, original))
 
     def parse(self, source: Source) -> ModuleOp:

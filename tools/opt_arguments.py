@@ -11,6 +11,7 @@ from xdsl.xdsl_opt_main import xDSLOptMain
 
 from shardir import __version__
 from shardir.dialects.installed import installed
+from shardir.tools.arguments import output_file
 
 HELP = {
     "input_file": "the program (standard input)",
@@ -150,6 +151,13 @@ class OptArguments(xDSLOptMain):
             metavar="[=CLUSTER]",
             help="print the seconds and bytes of the program by op to stderr, on the mesh's "
             "cluster, a ready-made one or one in a file (docs/cost.md)",
+        )
+        add(
+            "--trace",
+            type=output_file,
+            metavar="FILE",
+            help="write the simulated run of the program to a file for Perfetto: what each rank "
+            "computes, communicates, waits for and holds (docs/cost.md)",
         )
         add(
             "--explain",

@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
@@ -11,6 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.algebra.cluster import Cluster
 from shardir.diagnostics import ShardirError
 from shardir.rewriting.options import UsageError
+from shardir.syntax.files import write_text
 from shardir.tools.internal import Internal
 
 
@@ -24,6 +26,7 @@ class Reports:
     def __init__(self, args: argparse.Namespace, internal: Internal):
         self.redistributions: bool = args.explain_redistributions
         self.costs: bool = args.cost is not None
+        self.trace: Path | None = args.trace
         self.cluster = _cluster(args.cost)
         self.internal = internal
         self.explanation = None
@@ -56,6 +59,30 @@ class Reports:
 
             with self.internal("the report of costs"):
                 show(map(str, (*relative(module, self.cluster), *report(module, self.cluster))))
+
+    def write_trace(self, module: ModuleOp) -> None:
+        """Write the simulated runs of the functions in the local view.
+
+        Raises:
+            UsageError: there is none, or the file cannot be written.
+        """
+        if self.trace is None:
+            return
+        from shardir.cost.simulator import simulate
+        from shardir.cost.trace import predicted_trace
+
+        with self.internal("the simulator"):
+            simulations = simulate(module, self.cluster)
+        if not simulations:
+            raise UsageError(
+                "--trace: expected a function in the local view, got none; run -p train first"
+            )
+        with self.internal("the trace"):
+            text = predicted_trace(simulations)
+        try:
+            write_text(self.trace, text)
+        except ShardirError as e:
+            raise UsageError(f"--trace: {e}") from None
 
     def check_names(self) -> None:
         """Raise UsageError if `--explain` names values without layouts."""

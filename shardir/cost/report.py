@@ -1,11 +1,11 @@
 """The cost of a program in the local view: a table per function, and the same as Python values.
 
 @step on @m <dp = 2, tp = 2>: 0.000905 s
-  op                           location  flops  bytes   seconds
-  %y = nn.matmul               x.ir:5      192    176  5.02e-06
-  %s = dist.all_reduce         x.ir:6        -      6    0.0009  ring over {dp, tp}
-  computation                              192    176  5.02e-06
-  communication over {dp, tp}                -      6    0.0009
+  op                           location  flops  bytes   seconds  exposed
+  %y = nn.matmul               x.ir:5      192    176  5.02e-06        -
+  %s = dist.all_reduce         x.ir:6        -      6    0.0009   0.0009  ring over {dp, tp}
+  computation                              192    176  5.02e-06        -
+  communication over {dp, tp}                -      6    0.0009   0.0009
   memory: at most 304 B, at %y = nn.matmul x.ir:5
     parameters 48, inputs 64, activations 192
     largest: %y 192, %x 64, %w 48
@@ -25,9 +25,9 @@ from shardir.algebra.schedules.gantt import as_svg
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.memory_plan import PlannedMemory, planned_memory
-from shardir.cost.schedule import elapsed
+from shardir.cost.schedule import TimedOp, length, schedule, waiting
 from shardir.cost.seconds import OpCost, works_of
-from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_ranks
+from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_step
 from shardir.dialects import dist, train
 from shardir.dialects.locations import file_location
 
@@ -35,7 +35,7 @@ LARGEST = 8
 """The number of storages that are named."""
 
 Rows = list[tuple[str, ...]]
-HEAD = ("op", "location", "flops", "bytes", "seconds", "")
+HEAD = ("op", "location", "flops", "bytes", "seconds", "exposed", "")
 """The names of the columns of ops."""
 
 
@@ -50,10 +50,23 @@ class FunctionCost:
     planned: PlannedMemory | None = None
 
     @cached_property
+    def times(self) -> tuple[TimedOp, ...]:
+        """The times of each op on the device, and of each collective on its links."""
+        return tuple(schedule(self.ops, self.mesh))
+
+    @cached_property
     def seconds(self) -> float:
         """The time from the first op to the end of the last: less than the sum if collectives
         overlap with computation."""
-        return elapsed(self.ops, self.mesh)
+        return length(self.times)
+
+    @cached_property
+    def exposed(self) -> dict[Operation, float]:
+        """The seconds of each collective and copy in which the device waits for it."""
+        found = {c.op: 0.0 for c in self.ops if c.communicates}
+        for wait in waiting(self.times):
+            found[wait.cost.op] += wait.end - wait.begin
+        return found
 
     @property
     def overlapped(self) -> float:
@@ -79,6 +92,10 @@ class FunctionCost:
                 found[c.axes] = received + c.bytes, seconds + c.seconds
         return found
 
+    def exposed_over(self, axes: Axes) -> float:
+        """The exposed seconds of the communication over some axes."""
+        return sum(self.exposed[c.op] for c in self.ops if c.communicates and c.axes == axes)
+
     def __str__(self) -> str:
         head = f"@{self.name} on {self.mesh}: {_s(self.seconds)} s"
         tables = [line for rows in self._tables() for line in table(rows)]
@@ -86,14 +103,15 @@ class FunctionCost:
 
     def _tables(self) -> Iterator[Rows]:
         rows = [HEAD]
-        rows += [_row(c) for c in self.ops if c.seconds]
-        touched = sum(c.bytes for c in self.ops if not c.communicates)
-        rows.append(("computation", "", str(self.flops), str(touched), _s(self.computation), ""))
+        rows += [_row(c, self.exposed.get(c.op)) for c in self.ops if c.seconds]
+        touched, seconds = sum(c.bytes for c in self.ops if not c.communicates), self.computation
+        rows.append(("computation", "", str(self.flops), str(touched), _s(seconds), "-", ""))
         for axes, (received, seconds) in self.communication.items():
             what = f"communication over {axes_text(axes)}" if axes else "copies from and to hosts"
-            rows.append((what, "", "-", str(received), _s(seconds), ""))
+            exposed = _s(self.exposed_over(axes))
+            rows.append((what, "", "-", str(received), _s(seconds), exposed, ""))
         if any(dist.is_started(c.op) for c in self.ops):
-            rows.append(("overlapped", "", "-", "-", _s(-self.overlapped), ""))
+            rows.append(("overlapped", "", "-", "-", _s(-self.overlapped), "-", ""))
         yield rows
 
     def _memory(self) -> Iterator[str]:
@@ -149,7 +167,9 @@ class StagedCost(FunctionCost):
             named = ", ".join(map(str, stages))
             rows.append((str(rank), named, _s(busy), f"{waits:.1%}", memory, ""))
         yield rows
-        yield [HEAD, *(_row(c) for c in self.ops if c.communicates)]
+        found = [HEAD, *(_row(c, None) for c in self.ops if c.communicates)]
+        at = HEAD.index("exposed")  # of a transfer that is the ranks' waiting, above
+        yield [(*row[:at], *row[at + 1 :]) for row in found]
 
 
 def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCost]:
@@ -176,15 +196,16 @@ def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
         return FunctionCost(name, mesh, ops, memory_of(f, mesh), planned)
     memories = tuple(memory_of_ranks(f, mesh))
     most = max(memories, key=lambda use: use.peak)
-    ranks = tuple(times_of_ranks(f, mesh))
+    ranks = tuple(times_of_step(f, mesh).ranks)
     return StagedCost(name, mesh, ops, most, planned, ranks, memories)
 
 
-def _row(c: OpCost) -> tuple[str, ...]:
+def _row(c: OpCost, exposed: float | None) -> tuple[str, ...]:
     how = f"{c.form} over {axes_text(c.axes)}" if c.axes else c.form
     how += ", async" if dist.is_started(c.op) else ""
     flops = "-" if c.communicates else str(c.flops)
-    return called(c.op), location(c.op), flops, str(c.bytes), _s(c.seconds), how
+    shown = "-" if exposed is None else _s(exposed)
+    return called(c.op), location(c.op), flops, str(c.bytes), _s(c.seconds), shown, how
 
 
 def called(op: Operation) -> str:

@@ -11,7 +11,7 @@ s - a (cores, caches and memory that both use); a `dist.wait` ends when the coll
 So a collective and a computation of c seconds beside it take max(s, interference * (s - a) + c).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
@@ -27,24 +27,78 @@ from shardir.cost.seconds import OpCost
 from shardir.dialects import dist
 
 
-def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
-    """Return the seconds from the first op, in the order of the program, to the end of the last."""
+class TimedOp(NamedTuple):
+    """An op in its place in time, in seconds from the first one: the device is at it from `reached`
+    to `left`. A collective is on the links of a level, or a copy on that to the host, from `begin`
+    to `end`."""
+
+    cost: OpCost
+    reached: float
+    left: float
+    begin: float
+    end: float
+    level: str | None = None
+    """The level; empty of a copy to or from the host, None of an op that does not communicate."""
+
+
+def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
+    """Yield the ops in the order of the program, each with its times."""
     now, free, ends = 0.0, dict[str, float](), dict[Operation, float]()
     for c in costs:
+        reached, name = now, None
+        begin = end = now
         if isinstance(c.op, dist.WaitOp):
             now = max(now, ends.get(c.op.started, now))  # not started if a group is one device
         elif c.communicates:
             name = level_of(mesh, c.axes)
-            end = max(now, free.get(name, 0.0)) + c.seconds
+            begin = max(now, free.get(name, 0.0))
+            end = free[name] = begin + c.seconds
             if dist.is_started(c.op):
                 ends[c.op] = end
                 now += mesh.cluster_or_default.interference * (c.seconds - c.latency)
             else:
                 now = end
-            free[name] = end
         else:
-            now += c.seconds
-    return max((now, *free.values()))
+            now = end = now + c.seconds
+        yield TimedOp(c, reached, now, begin, end, name)
+
+
+def length(times: Iterable[TimedOp]) -> float:
+    """Return the seconds from the first op to the end of the last."""
+    return max((max(t.left, t.end) for t in times), default=0.0)
+
+
+class Waiting(NamedTuple):
+    """The seconds in which the device computes nothing, for a collective or copy."""
+
+    cost: OpCost
+    begin: float
+    end: float
+
+
+def waiting(times: Iterable[TimedOp]) -> Iterator[Waiting]:
+    """Yield when the device waits: for a blocking collective; for the share that one in flight
+    takes from it, when that is started; and for its end.
+
+    These and the computation are all of the time, one after the other: each collective that is
+    started is waited for (C14).
+    """
+    started = dict[Operation, OpCost]()
+    for t in times:
+        op, cost = t.cost.op, t.cost
+        if dist.is_started(op):
+            started[op] = cost
+        if isinstance(op, dist.WaitOp):
+            cost = started.get(op.started, cost)
+        elif not cost.communicates:
+            continue
+        if t.left > t.reached:
+            yield Waiting(cost, t.reached, t.left)
+
+
+def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
+    """Return the seconds from the first op, in the order of the program, to the end of the last."""
+    return length(schedule(costs, mesh))
 
 
 def level_of(mesh: Mesh, axes: Axes) -> str:

@@ -12,6 +12,7 @@ transfer later. Transfers take no time of ranks, and any number of them can be i
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -20,8 +21,8 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.cost.memory import LiveStorages, MemoryUse, Storage
-from shardir.cost.schedule import elapsed
-from shardir.cost.seconds import cost_of, works_of
+from shardir.cost.schedule import TimedOp, length, schedule
+from shardir.cost.seconds import OpCost, cost_of, works_of
 from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import Made, StageMessage, StageOrder, StageRun, StepRuns
@@ -51,10 +52,42 @@ def microbatches_held(f: FuncOp, mesh: Mesh) -> list[dict[SSAValue, int]]:
     return [step.held(rank) for rank in step.order.ranks]
 
 
-def times_of_ranks(f: FuncOp, mesh: Mesh) -> list[list[TimedRun]]:
-    """Return when the devices of each rank of its schedule run the functions of a step in stages,
-    on the mesh's cluster."""
-    return _StepTimes(f, train.proven_order(f).runs, mesh).ranks()
+def bytes_at_runs(f: FuncOp, mesh: Mesh) -> list[list[int]]:
+    """Return the bytes that a device of each rank of its schedule needs at most in each function
+    that it runs."""
+    step = _StepStorages(f, train.proven_order(f), mesh)
+    return [step.needed(rank) for rank in step.order.ranks]
+
+
+class Arrival(NamedTuple):
+    """A value of another rank in transfer, in seconds, and the run that makes it."""
+
+    begin: float
+    end: float
+    made: StageRun
+
+
+@dataclass(frozen=True)
+class TimedStages:
+    """The times of the devices of a step in stages.
+
+    Args:
+        ranks: the functions of each rank, with their times.
+        ops: the ops of each function, from its begin, and the sums over microbatches of what it
+            makes.
+        arrivals: by transfer, microbatch (None outside the loop) and receiving rank.
+    """
+
+    ranks: list[list[TimedRun]]
+    ops: dict[CallOp, tuple[TimedOp, ...]]
+    arrivals: dict[tuple[train.TransferOp, int | None, int], Arrival]
+
+
+def times_of_step(f: FuncOp, mesh: Mesh) -> TimedStages:
+    """Return the times of a step in stages on the mesh's cluster. Raises ShardirError unless it
+    ends."""
+    found = _StepTimes(f, train.proven_order(f).runs, mesh)
+    return TimedStages(found.ranks(), found.ops, found.arrivals)
 
 
 class _StepTimes:
@@ -62,25 +95,28 @@ class _StepTimes:
 
     def __init__(self, f: FuncOp, calls: StepRuns, mesh: Mesh):
         self.calls = calls
-        self.seconds = dict[CallOp, float]()
-        """The seconds of a function, and of the sums over microbatches of what it makes."""
+        self.ops = dict[CallOp, tuple[TimedOp, ...]]()
+        self.arrivals = dict[tuple[train.TransferOp, int | None, int], Arrival]()
         self.transfers = dict[train.TransferOp, float]()
         self.carries = dict[SSAValue, SSAValue]()
         """Of what a loop carries the value of the run before."""
         self.ends = dict[StageRun, float]()
-        for op, callee in calls.callees.items():
-            works = works_of(list(callee.body.block.ops), mesh)
-            self.seconds[op] = elapsed((w.cost(mesh) for w in works), mesh)
+        sums: dict[CallOp, list[OpCost]] = {op: [] for op in calls.callees}
         for op in f.body.block.ops:
             if isinstance(op, train.CarryOp):
                 self.carries[op.carried] = op.x
             elif isinstance(op, train.TransferOp | train.AccumulateOp):
                 cost = cost_of(op, mesh)
-                seconds = 0.0 if cost is None else cost.seconds
+                assert cost is not None
                 if isinstance(op, train.TransferOp):
-                    self.transfers[op] = seconds
+                    self.transfers[op] = cost.seconds
                 elif (maker := self.calls.maker(op.x)) is not None:
-                    self.seconds[maker] += seconds
+                    sums[maker].append(cost)
+        for op, callee in calls.callees.items():
+            works = works_of(list(callee.body.block.ops), mesh)
+            self.ops[op] = tuple(schedule([*(w.cost(mesh) for w in works), *sums[op]], mesh))
+        self.seconds = {op: length(times) for op, times in self.ops.items()}
+        """The seconds of a function, and of the sums over microbatches of what it makes."""
 
     def ranks(self) -> list[list[TimedRun]]:
         todo = [self.calls.runs(rank) for rank in range(self.calls.schedule.ranks)]
@@ -107,11 +143,17 @@ class _StepTimes:
         """Return when a rank has a value; None while it is not known."""
         if (read := self.calls.read(v, microbatch)) is None:
             return 0.0
-        ends = [self.ends[run] for run in read.runs if run in self.ends]
-        if len(ends) < len(read.runs):
+        if not all(run in self.ends for run in read.runs):
             return None
-        away = self.calls.rank(read.runs[0].op) != rank
-        return max(ends) + (sum(self.transfers[op] for op in read.transfers) if away else 0.0)
+        last = max(read.runs, key=self.ends.__getitem__)
+        made = self.ends[last]
+        if self.calls.rank(last.op) == rank:
+            return made
+        end = made + sum(self.transfers[op] for op in read.transfers)
+        if read.transfers:
+            key = read.transfers[-1], last.microbatch, rank
+            self.arrivals[key] = Arrival(made, end, last)
+        return end
 
 
 class _StepStorages:
@@ -163,14 +205,8 @@ class _StepStorages:
 
     def memory(self, rank: int) -> MemoryUse:
         """Return the memory of a rank."""
-        runs = self.calls.runs(rank)
-        spans = self._spans(rank)
-        change = [0] * (len(runs) + 1)
-        for (v, _), (start, end) in spans.items():
-            change[start] += self.sizes[v]
-            change[end + 1] -= self.sizes[v]
-        held = accumulate(change[:-1])
-        needed = [n + self.extra[run.op] for n, run in zip(held, runs, strict=True)]
+        runs, spans = self.calls.runs(rank), self._spans(rank)
+        needed = self.needed(rank)
         at = max(range(len(runs)), key=needed.__getitem__)
         there = Counter[SSAValue]()
         for (v, _), (start, end) in spans.items():
@@ -179,6 +215,16 @@ class _StepStorages:
         storages = [Storage(v, n, self.parts[v]) for v, n in there.most_common()]
         op: Operation = runs[at].op
         return MemoryUse(needed[at], op, tuple(storages), self.extra[runs[at].op])
+
+    def needed(self, rank: int) -> list[int]:
+        """Return the bytes that a rank needs in each function that it runs."""
+        runs = self.calls.runs(rank)
+        change = [0] * (len(runs) + 1)
+        for (v, _), (start, end) in self._spans(rank).items():
+            change[start] += self.sizes[v]
+            change[end + 1] -= self.sizes[v]
+        held = accumulate(change[:-1])
+        return [n + self.extra[run.op] for n, run in zip(held, runs, strict=True)]
 
     def held(self, rank: int) -> dict[SSAValue, int]:
         """Return of how many microbatches a rank holds a storage at most."""
