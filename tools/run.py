@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from shardir.backend.runs import LaunchError, Options, Report
+from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.forks import forks
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder
@@ -156,13 +157,16 @@ def _run(directory: Path, arguments: argparse.Namespace, options: Options) -> in
         raise LaunchError(f"--check: expected one machine, got --nnodes {options.nnodes}")
     log_every = arguments.log_every or max(1, arguments.steps // 10)
     progress = Progress("", arguments.steps, log_every)
-    differences = []
+    differences, traced = [], []
+    on_trace = None if options.trace is None else _on_trace(directory, options, traced)
     if arguments.check:
-        report, differences = run_and_check(plan, options, progress)
+        report, differences = run_and_check(plan, options, progress, on_trace)
     else:
         with progress.shown():
-            report = run(directory, options, on_event=progress, emit_resized=_emit_resized)
-    print(*summary(report), *differences, sep="\n", flush=True)
+            report = run(
+                directory, options, on_event=progress, emit_resized=_emit_resized, on_trace=on_trace
+            )
+    print(*summary(report), *differences, *traced, sep="\n", flush=True)
     for line in not_finite(report):
         print(f"warning: {line}", file=sys.stderr)
     return 0 if all(difference.agrees for difference in differences) else 1
@@ -174,6 +178,14 @@ def _emit_resized(directory: Path, ranks: int, of: int, out: Path) -> None:
     from shardir.backend.torch.backend import TorchBackend
 
     TorchBackend().emit_resized(directory, ranks, of, out)
+
+
+def _on_trace(directory: Path, options: Options, out: list[Any]) -> OnTrace:
+    """Return what writes the trace of a run (`TorchBackend.on_trace`), for which alone the run of a
+    directory needs the compiler too."""
+    from shardir.backend.torch.backend import TorchBackend
+
+    return TorchBackend().on_trace(directory, options, out)
 
 
 def not_finite(report: Report) -> Iterator[str]:

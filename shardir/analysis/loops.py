@@ -101,13 +101,13 @@ class Loops:
         return op
 
 
-def executed(ops: Iterable[Operation]) -> Iterator[tuple[Operation, int]]:
+def executed(ops: Iterable[Operation], kind: type[Loop] = Loop) -> Iterator[tuple[Operation, int]]:
     """Yield the ops in the order in which they run, each with the number of the run of its
-    innermost loop; 0 outside of loops."""
+    innermost loop; 0 outside of loops. Loops that are not of a kind are as ops that run once."""
     sequence = list(ops)
     loops = Loops(sequence)
     at = {op: i for i, op in enumerate(sequence)}
-    return _executed(sequence, 0, len(sequence), 0, loops, at)
+    return _executed(sequence, 0, len(sequence), 0, loops, at, kind)
 
 
 def _executed(
@@ -117,13 +117,14 @@ def _executed(
     run: int,
     loops: Loops,
     at: dict[Operation, int],
+    kind: type[Loop],
 ) -> Iterator[tuple[Operation, int]]:
     while i < stop:
         op = ops[i]
-        if isinstance(op, Loop):
+        if isinstance(op, kind):
             end = at[loops.ends[op]]
             for inner in range(op.runs):
-                yield from _executed(ops, i + 1, end, inner, loops, at)
+                yield from _executed(ops, i + 1, end, inner, loops, at, kind)
             i = end
         else:
             yield op, run

@@ -92,6 +92,18 @@ class Options(RunOptions):
     tensorboard: Path | None = option(
         None, "write losses, metrics and evaluations for TensorBoard", kind=Path, metavar="FOLDER"
     )
+    trace: Path | None = option(
+        None, "write when each rank runs each op, beside the predicted times, to a .json file for "
+        "Perfetto; and show where both differ most", kind=Path, check=new_file(".json"),
+        metavar="FILE",
+    )  # fmt: skip
+    trace_steps: int = option(
+        5, "last steps that --trace has", kind=int, check=at_least(1), metavar="K"
+    )
+    trace_cluster: str | None = option(
+        None, "cluster of the predicted times of --trace, ready-made or in a file; else that of "
+        "the program's mesh", kind=str, metavar="NAME",
+    )  # fmt: skip
     callback: Callable[[dict[str, Any]], object] | None = None
     parameters: bool = False
     python: str = sys.executable
@@ -138,6 +150,8 @@ class Report:
         metrics: of each step function, by name: a value for each step.
         memory: the peak of rank 0, in bytes: of tensors on a GPU, of the process else.
         first: of each step function the step of its first loss, counted from 1.
+        differences: of a run with a trace, by function: predicted and measured seconds, of a call
+            and of its `parts`; `str` is their table.
         parameters: the last values by name, arrays of numpy (bf16 as f32), of a run with
             `parameters=True` that no signal has ended.
     """
@@ -155,6 +169,7 @@ class Report:
     steps_per_second: dict[str, float] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)
+    differences: dict[str, Any] = field(default_factory=dict)
 
     def add(self, event: dict[str, Any]) -> None:
         """Add one event of the ranks (its kinds: runtime_main.py)."""
@@ -193,6 +208,12 @@ class Batches:
 
 
 OnEvent = Callable[[dict[str, Any]], None]
+
+RankCalls = dict[str, list[dict[str, Any]]]
+"""Of one rank, by function, the recorded times of its last calls (runtime_trace.py)."""
+
+OnTrace = Callable[[list[RankCalls]], None]
+"""Takes the calls of all ranks after a run."""
 
 EmitResized = Callable[[Path, int, int, Path], None]
 """Writes the program of a directory for another number of ranks: of that directory, ranks, and its

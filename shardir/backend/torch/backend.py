@@ -20,7 +20,15 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.backend.interface import Backend, Origin
-from shardir.backend.runs import Batches, MeasuredTimes, OnEvent, Options, Report
+from shardir.backend.runs import (
+    Batches,
+    MeasuredTimes,
+    OnEvent,
+    OnTrace,
+    Options,
+    RankCalls,
+    Report,
+)
 from shardir.backend.torch import resize
 from shardir.backend.torch.directory import SOURCE, replacing
 from shardir.backend.torch.emit.data import Data
@@ -28,11 +36,14 @@ from shardir.backend.torch.emit.plan import plan_of
 from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, program_text
 from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.launch.start import read_plan, run
+from shardir.backend.torch.measured import ProgramLines
 from shardir.backend.torch.runtime import FOLDER, files_for
 from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
+from shardir.backend.torch.traces import Differences, MeasuredTrace
+from shardir.cost.clusters import load
 from shardir.diagnostics import ShardirError
 from shardir.pipelines import build
-from shardir.syntax.files import scratch_folder
+from shardir.syntax.files import scratch_folder, write_text
 from shardir.syntax.source import collect_warnings, warn
 
 SINGLE_DEVICE = "single-device"
@@ -112,8 +123,15 @@ class TorchBackend(Backend):
         on_event: OnEvent | None = None,
         batches: Batches | None = None,
     ) -> Report:
+        traced: list[Differences] = []
+
         def at_work(given: Options) -> Report:
-            return run(directory, given, None, "program.py", on_event, batches, self.emit_resized)
+            on_trace = None if options.trace is None else self.on_trace(directory, options, traced)
+            report = run(
+                directory, given, None, "program.py", on_event, batches, self.emit_resized, on_trace
+            )
+            report.differences = {d.function: d for d in traced}
+            return report
 
         if not options.parameters:
             return at_work(options)
@@ -123,6 +141,28 @@ class TorchBackend(Backend):
             if report.stopped is None and options.node_rank == 0:
                 report.parameters = _parameters(read_plan(directory), dump)
         return report
+
+    def on_trace(self, directory: str | Path, options: Options, out: list[Differences]) -> OnTrace:
+        """Return what writes the trace of a run of a directory, once the ranks have ended, and adds
+        where it differs from the simulated one. The directory is compiled again first.
+
+        Raises:
+            ShardirError: that cannot be, or another program is in it.
+        """
+        plan = read_plan(directory)
+        _, module = resize.resized(plan.directory, plan.size, plan.size)
+        lines, path = ProgramLines(module), options.trace
+        program = (plan.directory / "program.py").read_text(errors="surrogateescape")
+        lines.check(program)
+        cluster = load(options.trace_cluster) if options.trace_cluster else None
+
+        def write(ranks: list[RankCalls]) -> None:
+            found = MeasuredTrace(lines, ranks, cluster)
+            assert path is not None
+            write_text(path, found.text())
+            out.extend(found.differences())
+
+        return write
 
     def emit_resized(self, directory: Path, ranks: int, of: int, out: Path) -> None:
         """Write the program of a directory, which is for `of` ranks, for other ones. Raises

@@ -12,7 +12,7 @@
 4. Nothing of the input becomes code: see names.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from shardir.backend.torch.emit.imports import import_lines, modules_of, shortha
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
 from shardir.backend.torch.emit.scope import EmissionScope, Program, foreign_names
 from shardir.backend.torch.emit.stages import StagesScope, called_functions
+from shardir.backend.torch.emit.variables import OpLine
 from shardir.backend.torch.ops import TORCH
 from shardir.backend.torch.ops.dist import TORCH_DIST
 from shardir.diagnostics import Failure
@@ -118,10 +119,12 @@ def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
 
 
 class Emitted(NamedTuple):
-    """The text of a program, and the modules that it imports but for those of custom ops."""
+    """The text of a program, the modules that it imports but for those of custom ops, and the op
+    that each line is for, of those that an op made, by number from 1 on."""
 
     text: str
     modules: frozenset[str]
+    lines: dict[int, Operation]
 
 
 def program_text(module: ModuleOp, rank: int | None = None, single: bool = False) -> str:
@@ -135,7 +138,15 @@ def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> 
     Raises:
         Failure: the module holds what the backend has no text for.
     """
-    module = outlined(expanded(module))
+    return of_outlined(outlined(expanded(module)), rank, single)
+
+
+def of_outlined(module: ModuleOp, rank: int | None = None, single: bool = False) -> Emitted:
+    """The program of a module whose equal blocks are loops, and that is `expanded`.
+
+    Raises:
+        Failure: as `emitted` does.
+    """
     mesh = mesh_of(module)
     functions = public_functions(module)
     for op in module.body.ops:
@@ -175,7 +186,17 @@ def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> 
         lines.append(line)
     else:
         lines += ["    rt.main({", *(f"        {e}," for e in entries), f"    {end}"]
-    return Emitted("\n".join(lines) + "\n", frozenset(modules_of(program.used)))
+    text = "\n".join(lines) + "\n"
+    return Emitted(text, frozenset(modules_of(program.used)), dict(_ops_of(lines)))
+
+
+def _ops_of(lines: Sequence[str]) -> Iterator[tuple[int, Operation]]:
+    """Yield the number of each line that an op made, and the op; a text may be several lines."""
+    number = 1
+    for line in lines:
+        if isinstance(line, OpLine):
+            yield number, line.op
+        number += 1 + line.count("\n")
 
 
 def _docstring(

@@ -11,6 +11,7 @@ from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.literals import fold
 from shardir.backend.torch.emit.loops import ListScope
 from shardir.backend.torch.emit.names import Names, joined
+from shardir.backend.torch.emit.variables import OpLine
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
@@ -60,13 +61,21 @@ class EmissionScope(ListScope):
         head = joined(f"def {self.name}(", ["mesh", *self.arguments()], "):", 0)
         about, self.lines = self.lines, []
         for op in self.ops:
+            at = len(self.lines)
             if isinstance(op, ReturnOp):
                 self.finish(op)
             else:
                 self.emit(op)
                 if self.frees:
                     self.delete(op)
+            self._own(op, at)
         return [*head, *about, *self.head_lines, *self.lines]
+
+    def _own(self, op: Operation, at: int) -> None:
+        """Record that an op made the new lines from some line on."""
+        for i in range(at, len(self.lines)):
+            if not isinstance(line := self.lines[i], OpLine):
+                self.lines[i] = OpLine(line, op)
 
     def emit(self, op: Operation) -> None:
         entry = self.program.table.get(type(op))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Self
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
@@ -16,6 +17,17 @@ from shardir.backend.torch.emit.origins import source_line
 from shardir.backend.torch.emit.types import LocalTypes
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
+
+
+class OpLine(str):
+    """A line of the text that an op made."""
+
+    def __new__(cls, text: str, op: Operation) -> Self:
+        line = super().__new__(cls, text)
+        line.op = op
+        return line
+
+    op: Operation
 
 
 class Variable:

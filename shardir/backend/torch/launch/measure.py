@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.runs import LaunchError, MeasuredTimes, Options
+from shardir.backend.runs import LaunchError, MeasuredTimes, Options, RankCalls
 from shardir.backend.torch.launch.ranks import Ranks
-from shardir.backend.torch.launch.start import read_plan
+from shardir.backend.torch.launch.start import read_plan, recorded_calls
 from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES
 from shardir.syntax.files import scratch_folder
 
@@ -23,12 +23,15 @@ def times(
     seconds: float,
     options: Options,
     on_round: Callable[[int], object] | None = None,
+    on_traces: Callable[[list[list[RankCalls]]], object] | None = None,
 ) -> MeasuredTimes:
     """Call every function of the programs for about `seconds` in each round.
 
     Args:
         programs: emitted directories, all for the same number of ranks.
         on_round: called with the number of rounds done.
+        on_traces: called with the recorded calls of the ranks of each program, in which the times
+            of lines are recorded too: two in each round. Without it there are none.
 
     Raises:
         LaunchError: the programs cannot run together, or a rank failed.
@@ -53,7 +56,10 @@ def times(
             "programs": [str(p.directory.resolve()) for p in plans],
             "rounds": rounds,
             "seconds": seconds,
+            "traced": on_traces is not None,
         }
         (here / "turns.json").write_text(json.dumps(turns))
         Ranks(here / f"{MEASURING}.py", sizes.pop(), options).run(take)
+        if on_traces is not None:
+            on_traces([recorded_calls(here / f"trace{i}") for i in range(len(plans))])
     return found

@@ -18,6 +18,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +59,18 @@ def allow_files(ranks: int) -> None:
 
 
 class Ranks:
-    """The processes of one run."""
+    """The processes of one run.
 
-    def __init__(self, program: Path, count: int, options: Options, feed: "Feed | None" = None):
+    Args:
+        variables: of the environment of all ranks, beside those of this process.
+    """
+
+    def __init__(
+        self, program: Path, count: int, options: Options, feed: "Feed | None" = None,
+        variables: Mapping[str, str] | None = None,
+    ):  # fmt: skip
         self.program, self.count, self.options, self.feed = program, count, options, feed
+        self.variables = variables or {}
         self.processes: list[Fork] = []
         self.logs: list[Any] = []  # what each rank prints: files without a name
         self.outcome = Outcome()
@@ -111,6 +120,7 @@ class Ranks:
     def _start(self, here: Forks, rank: int, events: int, store: socket.socket) -> None:
         variables = {
             **environment(self.options),
+            **self.variables,
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.count),

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from shardir.backend.runs import LaunchError, Options, Report
+from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.start import run
 from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
 from shardir.syntax.files import scratch_folder
@@ -156,7 +156,7 @@ class Difference:
 
 
 def run_and_check(
-    plan: ProgramPlan, options: Options, progress: Progress
+    plan: ProgramPlan, options: Options, progress: Progress, on_trace: OnTrace | None = None
 ) -> tuple[Report, list[Difference]]:
     """Run on all ranks and on one device, and compare losses and results."""
     if plan.single is None:
@@ -167,7 +167,8 @@ def run_and_check(
     with scratch_folder() as folder:
         ranks, single = options.dump or folder / "ranks.npz", folder / "single.npz"
         with progress.shown():
-            report = run(plan.directory, replace(options, dump=ranks), on_event=progress)
+            given = replace(options, dump=ranks)
+            report = run(plan.directory, given, on_event=progress, on_trace=on_trace)
         alone = Progress("one device: ", progress.steps, progress.log_every, progress.out)
         with alone.shown():
             run(plan.directory, replace(options, dump=single), program=plan.single, on_event=alone)

@@ -1,15 +1,28 @@
 """Runs of emitted directories: the plan is checked, and the ranks are started to their end."""
 
 import importlib.util
+import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardir.backend.runs import Batches, EmitResized, LaunchError, OnEvent, Options, Report
+from shardir.backend.runs import (
+    Batches,
+    EmitResized,
+    LaunchError,
+    OnEvent,
+    OnTrace,
+    Options,
+    RankCalls,
+    Report,
+)
 from shardir.backend.torch.launch.log import Rates, entries, logged, on_board
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.runtime import runtime_manifest as manifests
+from shardir.backend.torch.runtime.runtime_events import TRACE
 from shardir.backend.torch.runtime.runtime_plan import (
     PlanError,
     PlanFunction,
@@ -18,6 +31,7 @@ from shardir.backend.torch.runtime.runtime_plan import (
 )
 from shardir.backend.torch.runtime.runtime_sources import with_data
 from shardir.backend.torch.runtime.runtime_weights import with_weights
+from shardir.syntax.files import scratch_folder
 
 
 def read_plan(directory: str | Path, nproc: int | None = None) -> ProgramPlan:
@@ -47,11 +61,13 @@ def run(
     on_event: OnEvent | None = None,
     batches: Batches | None = None,
     emit_resized: EmitResized | None = None,
+    on_trace: OnTrace | None = None,
 ) -> Report:
     """Run a program of the directory (`single.py`: on one rank) to its end.
 
     Args:
         emit_resized: without it there are always as many machines.
+        on_trace: called after the run; a trace is recorded if there is one.
 
     Call it from the main thread: Linux kills the ranks when the thread that started them ends.
     """
@@ -71,6 +87,9 @@ def run(
         raise LaunchError("running needs torch: pip install 'shardir[torch]'")
     nodes = options.nnodes
     check_nodes(plan, options)
+    if options.by_agent and on_trace is not None:
+        raise LaunchError("--trace: expected one machine and no restarts; leave out --nnodes "
+                          "and --max-restarts")  # fmt: skip
     if options.by_agent and (batches is not None or options.callback is not None):
         raise LaunchError(
             "expected one machine and no restarts for batches or a callback of Python, got "
@@ -117,9 +136,28 @@ def run(
 
             left = options.steps - _steps_done(options)
             feed = Feed(plan, batches.batches, left, batches.local)
-        started = Ranks(plan.directory / program, ranks, options, feed)
-        started.run(take)
+        with recorded(options.trace_steps, on_trace) as variables:
+            started = Ranks(plan.directory / program, ranks, options, feed, variables)
+            started.run(take)
     return report
+
+
+@contextmanager
+def recorded(calls: int, on_trace: OnTrace | None) -> Iterator[dict[str, str]]:
+    """Yield the variables of the environment by which ranks record the times of their last calls,
+    and hand these over after the run."""
+    if on_trace is None:
+        yield {}
+        return
+    with scratch_folder() as folder:
+        yield {TRACE: f"{calls}:{folder}"}
+        on_trace(recorded_calls(folder))
+
+
+def recorded_calls(folder: Path) -> list[RankCalls]:
+    """Return what the ranks have written into a folder."""
+    files = sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem[4:]))
+    return [json.loads(path.read_text())["functions"] for path in files]
 
 
 def _steps_done(options: Options) -> int:

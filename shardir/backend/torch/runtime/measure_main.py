@@ -2,7 +2,7 @@
 
 Started by measure.py, which puts it beside the runtime's files, with turns.json:
 
-    {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02}
+    {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02, "traced": false}
 
 Programs are emitted directories. In each round each function has a turn of about `seconds`:
 as many calls as fit, at least one, in sequence. A step that reads rows of files takes its inputs
@@ -13,7 +13,8 @@ does,
     {"event": "round", "done": 3, "of": 5}
     {"event": "times", "program": 0, "function": "step", "seconds": [0.0031, 0.003]}
 
-a call's mean of each round.
+a call's mean of each round. If calls are to be traced, each program has two more calls in each
+round, with the times of its lines: trace0/rank0.json, ... beside turns.json (runtime_trace.py).
 """
 
 import json
@@ -33,6 +34,7 @@ from runtime_main import Runner
 from runtime_options import RunOptions
 from runtime_plan import PlanFunction, load_plan
 from runtime_process import as_rank, join_ranks, make_groups
+from runtime_trace import Recorder
 
 HERE = Path(__file__).parent
 MAX_CALLS = 2000
@@ -77,6 +79,27 @@ class Timed:
         return (last + minus_first) / self.calls
 
 
+class Traced:
+    """The calls of a program in which the times of lines are recorded."""
+
+    def __init__(self, program: int, runner: Runner, calls: int):
+        self.runner, folder = runner, HERE / f"trace{program}"
+        folder.mkdir(exist_ok=True)
+        self.recorder = Recorder(calls, folder, runner.mesh.device)
+        plan = runner.plan
+        self.functions = self.recorder.functions(plan, plan.directory / "program.py")
+
+    def call(self, timed: Timed) -> None:
+        """Record two calls of a function."""
+        runner = self.runner
+        before, runner.functions, runner.recorder = runner.functions, self.functions, self.recorder
+        if runner.mesh.size > 1:
+            dist.barrier()
+        for _ in range(2):
+            runner.call(timed.function, next(timed.inputs))
+        runner.functions, runner.recorder = before, None
+
+
 def _finish(mesh: rt.Mesh) -> None:
     if mesh.device.type == "cuda":
         torch.cuda.synchronize()
@@ -105,7 +128,7 @@ def work(options: RunOptions, events: Events) -> None:
     turns = json.loads((HERE / "turns.json").read_text())
     meshes: dict[tuple, rt.Mesh] = {}
     first: rt.Mesh | None = None
-    timed = []
+    timed, traced = [], []
     for number, name in enumerate(turns["programs"]):
         plan = load_plan(name)
         if first is None:
@@ -116,10 +139,16 @@ def work(options: RunOptions, events: Events) -> None:
         functions = {f.name: getattr(module, f.python) for f in plan.functions}
         runner = Runner(plan, mesh, functions, options.seed, events)
         timed += [Timed(number, runner, f, turns["seconds"]) for f in plan.functions]
+        if turns["traced"]:
+            traced.append(Traced(number, runner, 2 * turns["rounds"]))
     for number in range(turns["rounds"]):
         for one in timed:
             one.seconds.append(one.turn())
+            if traced:
+                traced[one.program].call(one)
         events.send(event="round", done=number + 1, of=turns["rounds"])
+    for one in traced:
+        one.recorder.write(one.runner.mesh.rank)
     for one in timed:
         events.send(
             event="times", program=one.program, function=one.function.name, seconds=one.seconds

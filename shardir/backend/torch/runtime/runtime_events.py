@@ -14,6 +14,9 @@ FINISH = signal.SIGUSR1
 MAY_FINISH = "SHARDIR_MAY_FINISH"
 """The variable of the environment that says that this signal may come."""
 
+TRACE = "SHARDIR_TRACE"
+"""The variable of the environment by which the launcher asks for a trace (runtime_trace.py)."""
+
 
 def _text(value: object) -> bool:
     return isinstance(value, str)

@@ -40,6 +40,7 @@ from runtime_process import as_rank, join_ranks, memory
 from runtime_saving import Saving, saving
 from runtime_session import Session
 from runtime_sources import with_data
+from runtime_trace import Recorder, asked
 from runtime_weights import check_weights, with_weights
 from torch import Tensor
 
@@ -61,8 +62,17 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
         check_weights(options.weights, mesh.rank, mesh.size)
         if options.compile and options.detect_anomaly:
             raise PlanError("--compile: expected no --detect-anomaly, which looks at each op")
+        recorder = asked(mesh.device)
+        if options.compile and recorder is not None:
+            raise PlanError("--compile: expected no --trace, which looks at each op")
         called = compiled(functions) if options.compile else functions
-        return Runner(plan, mesh, called, options.seed, events).run(options)
+        if recorder is not None:
+            called = recorder.functions(plan, plan.directory / "program.py")
+        runner = Runner(plan, mesh, called, options.seed, events, recorder)
+        signal = runner.run(options)
+        if recorder is not None:
+            recorder.write(mesh.rank)
+        return signal
 
     as_rank(work)
 
@@ -86,9 +96,10 @@ class Runner(Session):
     """A session whose functions run on the inputs of the plan, and that reports."""
 
     def __init__(
-        self, plan: ProgramPlan, mesh: rt.Mesh, functions: dict, seed: int, events: Events
+        self, plan: ProgramPlan, mesh: rt.Mesh, functions: dict, seed: int, events: Events,
+        recorder: Recorder | None = None,
     ):  # fmt: skip
-        super().__init__(plan, mesh, functions, seed)
+        super().__init__(plan, mesh, functions, seed, recorder)
         self.events = events
         others = [f for f in plan.functions if f.kind == "function"]
         self.periodic = [f for f in others if f.every]

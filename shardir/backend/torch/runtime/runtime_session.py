@@ -4,6 +4,7 @@ A part of the runtime; needs only torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import runtime as rt
 import torch
@@ -18,12 +19,15 @@ class Session:
     Args:
         functions: those of program.py, by their names in the plan.
         seed: of the initial values of states.
+        recorder: of the times of calls, if any (runtime_trace.py).
     """
 
     def __init__(
-        self, plan: ProgramPlan, mesh: rt.Mesh, functions: Mapping[str, Callable], seed: int
-    ):
+        self, plan: ProgramPlan, mesh: rt.Mesh, functions: Mapping[str, Callable], seed: int,
+        recorder: Any = None,
+    ):  # fmt: skip
         self.plan, self.mesh, self.functions = plan, mesh, functions
+        self.recorder = recorder
         for function in plan.functions:
             if function.name not in functions:
                 raise PlanError(
@@ -40,6 +44,14 @@ class Session:
         Args:
             check: whether to compare the results with the plan.
         """
+        if self.recorder is None:
+            return self._called(function, inputs, check)
+        with self.recorder.call(function.name):
+            return self._called(function, inputs, check)
+
+    def _called(
+        self, function: PlanFunction, inputs: Sequence[Tensor], check: bool
+    ) -> list[Tensor]:
         given = iter(inputs)
         args = [
             next(given) if arg.role == "input" else self.states.shard(arg) for arg in function.args

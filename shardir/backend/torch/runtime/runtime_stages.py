@@ -9,6 +9,7 @@ steps end which run so (`stage_order.py`). A part of the runtime; needs only tor
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import runtime as rt
@@ -29,6 +30,12 @@ class Pipeline(StageTables):
     """A step in stages, which ranks can run."""
 
     _order: LoopOrder | None = None
+    recorder: Any = None
+    """Of the times of parts and transfers, if any (runtime_trace.py)."""
+
+    def span(self, *what: Any) -> Any:
+        """Return the context of a part of the step, which is recorded if that is asked for."""
+        return nullcontext() if self.recorder is None else self.recorder.span(*what)
 
     def run(self, mesh: Mesh, **arguments: Tensor | None) -> list[Tensor | None]:
         """Run a step. Return its results, as far as this rank has them."""
@@ -88,7 +95,8 @@ class _StepRun:
         for part in self.step.parts:
             if part.kind == kind:
                 if part.stage in self.stages:
-                    made = self._called(part, [self.values[n] for n in part.inputs])
+                    with self.step.span("part", part.kind, part.stage, 0):
+                        made = self._called(part, [self.values[n] for n in part.inputs])
                     self.values |= zip(part.outputs, made, strict=True)
                 for name in part.outputs:
                     self._pass_on(name, part.stage)
@@ -104,14 +112,17 @@ class _StepRun:
         if source == self.rank:
             for target in targets:
                 x = self.values[name].contiguous()
-                self.mesh.hold([(self._sent(x, target), x)])
+                self.mesh.hold([(self._sent(name, 0, x, target), x)])
         elif self.rank in targets:
-            self.values[name] = self._completed(*self._receive(name, source))
+            self.values[name] = self._received(name, 0, *self._receive(name, source))
 
     # ---- the loop over microbatches ----
 
     def _run_part(self, part: StagePart, k: int) -> None:
-        made = self._called(part, [self._value(name, k) for name in part.inputs])
+        values = [self._value(name, k) for name in part.inputs]
+        with self.step.span("part", part.kind, part.stage, k):
+            made = self._called(part, values)
+        del values
         named = dict(zip(part.outputs, made, strict=True))
         for name, x in named.items():
             for target in self.step.targets(name):
@@ -191,7 +202,7 @@ class _StepRun:
         parts have read until it made the value: the sends of that are over."""
         message = name, k
         self._post_until(message)
-        x = self._completed(*self.pending.pop(message))
+        x = self._received(name, k, *self.pending.pop(message))
         sends, made_at = self.sends[self._source(message)], self.order.made_at[message]
         while sends and sends[0].received_at <= made_at:
             self._completed(*sends.popleft()[-2:])
@@ -206,19 +217,20 @@ class _StepRun:
                 self._completed(*sends.popleft()[-2:])
         x = x.contiguous()
         at = self.order.received_at[(name, k), target]
-        sends.append(_Send(name, at, self._sent(x, target), x))
+        sends.append(_Send(name, at, self._sent(name, k, x, target), x))
 
     def _peer(self, rank: int) -> int:
         """Return the rank of the mesh that differs from this one in the stage alone."""
         return self.mesh.members((STAGE,), self.mesh.rank)[rank]
 
-    def _sent(self, x: Tensor, target: int) -> Any:
+    def _sent(self, name: str, k: int, x: Tensor, target: int) -> Any:
         """Start to send a value; return the work, None of an empty one."""
         if not x.numel():
             return None
         peer = self._peer(target)
         channel = self.mesh.channel(self.mesh.rank, peer)
-        return dist.isend(buffers.in_transport_dtype(x), peer, group=channel)
+        with self.step.span("send", name, peer, k):
+            return dist.isend(buffers.in_transport_dtype(x), peer, group=channel)
 
     def _receive(self, name: str, source: int) -> tuple[Any, Tensor]:
         out = self._empty(self.step.transfers[name])
@@ -227,6 +239,13 @@ class _StepRun:
         peer = self._peer(source)
         channel = self.mesh.channel(peer, self.mesh.rank)
         return dist.irecv(buffers.in_transport_dtype(out), peer, group=channel), out
+
+    def _received(self, name: str, k: int, work: Any, x: Tensor) -> Tensor:
+        """Return a value that is being received."""
+        if work is not None:
+            with self.step.span("arrival", name, self._peer(self._source((name, k))), k):
+                work.wait()
+        return x
 
     @staticmethod
     def _completed(work: Any, x: Tensor) -> Tensor:

@@ -1,0 +1,140 @@
+"""A measured run in the terms of the program: the times of lines become those of ops.
+
+Ranks record when each line of program.py begins (runtime/runtime_trace.py). The program is emitted
+again from its module, which says which op a line is for; of a line in a loop over equal blocks the
+k-th run is the op of the k-th block. So measured events have the ops, and the rows, of the
+simulated ones (`shardir/cost/simulator.py`):
+
+    a line that computes           an event on the row of computation
+    a collective, and its wait     what the device waits for, on the same row; and an event on the
+                                   links, from the begin of its line to the end of the wait for it
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation
+
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.loops import executed
+from shardir.backend.torch.emit.program import of_outlined, outlined
+from shardir.cost.schedule import level_of
+from shardir.cost.seconds import OpCost
+from shardir.cost.simulator import COMPUTE, SharedRows, SimulatedEvent, Simulation, row_of
+from shardir.diagnostics import ShardirError
+from shardir.dialects import dist, train
+from shardir.rewriting.composites import expanded
+
+NANO = 1e-9
+
+HANDED = (ReturnOp, train.Mark, train.CarryOp, train.CarriedOp, train.ItemOp, train.ItemsOp)
+"""Ops that no event is for: of the function, and of loops over equal blocks, which the module that
+is simulated does not have."""
+
+
+class MeasuredCall(NamedTuple):
+    """A call of a function on a rank: its begin and end in seconds, its events, and the spans of a
+    step in stages, as they are recorded."""
+
+    begin: float
+    end: float
+    events: list[SimulatedEvent]
+    spans: list[list[Any]]
+
+
+class ProgramLines:
+    """The ops of the lines of a program.
+
+    Args:
+        module: in the local view, after all passes.
+
+    Attributes:
+        module: the same without composites: the ops are of this one.
+        text: that of the program.
+    """
+
+    def __init__(self, module: ModuleOp):
+        self.module = expanded(module)
+        loops = outlined(self.module)
+        made = of_outlined(loops)
+        self.text = made.text
+        originals = dict[Operation, list[Operation]]()
+        for f, looped in zip(self.module.body.ops, loops.body.ops, strict=True):
+            if isinstance(f, FuncOp) and isinstance(looped, FuncOp) and f.body.blocks:
+                for op, other in zip(_run(f), _run(looped), strict=True):
+                    originals.setdefault(other, []).append(op)
+        self._ops = {line: originals[op] for line, op in made.lines.items() if op in originals}
+
+    def check(self, program: str) -> None:
+        """Raise ShardirError unless a program has these lines."""
+        if program != self.text:
+            raise ShardirError(
+                "--trace: expected the program.py that source.ir compiles to, got another one; "
+                "compile it anew"
+            )
+
+    def calls(
+        self, recorded: list[dict[str, Any]], simulation: Simulation
+    ) -> Iterator[MeasuredCall]:
+        """Yield the calls that a rank has recorded of a function."""
+        mesh = simulation.cost.mesh
+        costs = {e.cost.op: e.cost for rank in simulation.ranks for e in rank.events}
+        for call in recorded:
+            runs = list(self._runs(call))
+            events = sorted(_events(runs, costs, mesh), key=lambda e: e.begin)
+            spans = [[*what, a * NANO, b * NANO] for *what, a, b in call["spans"]]
+            yield MeasuredCall(call["begin"] * NANO, call["end"] * NANO, events, spans)
+
+    def _runs(self, call: Mapping[str, Any]) -> Iterator[tuple[Operation, float, float]]:
+        """Yield the ops of a call with their begin and end; an op has one line or several."""
+        counts, last = Counter[int](), 0
+        op: Operation | None = None
+        begin = end = 0.0
+        for line, a, b in zip(
+            call["lines"], call["times"], [*call["times"][1:], call["end"]], strict=True
+        ):
+            ops, run = self._ops.get(line), counts[line]
+            counts[line] += 1
+            now = ops[run % len(ops)] if ops else None
+            if now is not op or line <= last:  # an earlier line of the same op: its next run
+                if op is not None:
+                    yield op, begin, end
+                begin = a * NANO
+            op, end, last = now, b * NANO, line
+        if op is not None:
+            yield op, begin, end
+
+
+def _run(f: FuncOp) -> Iterator[Operation]:
+    """Yield the ops of a function in the order in which they run, with those of equal blocks, in a
+    loop or not, one block after the other."""
+    for op, _ in executed(f.body.block.ops, train.RepeatOp):
+        if not isinstance(op, HANDED):
+            yield op
+
+
+def _events(
+    runs: list[tuple[Operation, float, float]], costs: Mapping[Operation, OpCost], mesh: Mesh
+) -> Iterator[SimulatedEvent]:
+    """Yield the events of the ops of a call."""
+    rows, started, flights = (
+        SharedRows(),
+        dict[Operation, float](),
+        list[tuple[float, float, OpCost]](),
+    )
+    for op, begin, end in runs:
+        of = op.started if isinstance(op, dist.WaitOp) else op
+        cost = costs.get(of) or OpCost(of, 0, 0, 0.0)
+        yield SimulatedEvent(COMPUTE, begin, end, cost, waits=cost.communicates)
+        if not cost.communicates:
+            continue
+        if dist.is_started(op):
+            started[op] = begin
+        else:
+            flights.append((started.pop(of, begin), end, cost))
+    for begin, end, cost in sorted(flights, key=lambda flight: flight[:2]):
+        row = rows.free(row_of(level_of(mesh, cost.axes)), begin, end)
+        yield SimulatedEvent(row, begin, end, cost)

@@ -1,0 +1,149 @@
+"""The times of the lines of a program's functions, on one rank: for shard-run --trace.
+
+The functions are compiled from program.py again, with a mark before each statement: the program
+itself is as it is, and a run without a trace takes no time for it. SHARDIR_TRACE is `K:FOLDER`: of
+each function the last K calls are written to rank0.json, rank1.json, ... of the folder:
+
+    {"functions": {"step": [{"begin": 17, "end": 99, "lines": [31, 33], "times": [18, 40],
+                             "spans": [["part", "F", 0, 1, 18, 55]]}]}}
+
+Times are in nanoseconds of the machine's clock: a mark's is that at which its line begins. Spans
+are those of steps in stages: `part` with kind, stage and microbatch; `send`, and `arrival`, the
+wait for a value, with its name, the other rank, and the microbatch. On a GPU times are those of its
+stream.
+
+A part of the runtime; needs only torch.
+"""
+
+import ast
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from runtime_events import TRACE
+from runtime_plan import ProgramPlan
+
+MARK = "the mark of a line"
+"""The global name of the function that a mark calls: no identifier, so no program has it."""
+
+
+class Recorder:
+    """The times of the last calls of each function.
+
+    Args:
+        calls: their number.
+        folder: where they are written to.
+    """
+
+    def __init__(self, calls: int, folder: Path, device: torch.device):
+        self.folder = folder
+        self.calls: dict[str, deque[dict[str, Any]]] = {}
+        self._most = calls
+        self._lines: list[int] = []
+        self._times: list[Any] = []
+        self._spans: list[list[Any]] = []
+        self._clock = _StreamClock() if device.type == "cuda" else _HostClock()
+
+    def functions(self, plan: ProgramPlan, path: Path) -> dict[str, Callable]:
+        """Return the functions of a program, which is in a file, with marks."""
+        tree = _Marks().visit(ast.parse(path.read_text(encoding="utf-8", errors="surrogateescape")))
+        made: dict[str, Any] = {"__name__": "program", "__file__": str(path), MARK: self._mark()}
+        exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), made)
+        for value in made.values():
+            if hasattr(value, "recorder"):  # a step in stages
+                value.recorder = self
+        return {f.name: made[f.python] for f in plan.functions}
+
+    def _mark(self) -> Callable[[int], None]:
+        line, at, now = self._lines.append, self._times.append, self._clock.now
+
+        def mark(number: int) -> None:
+            line(number)
+            at(now())
+
+        return mark
+
+    @contextmanager
+    def call(self, function: str) -> Iterator[None]:
+        """Record a call of a function."""
+        for found in (self._lines, self._times, self._spans):
+            found.clear()
+        begin = self._clock.now()
+        yield
+        end = self._clock.now()
+        begin, end, *times = self._clock.nanoseconds([begin, end, *self._times])
+        spans = [
+            [*what, *self._clock.nanoseconds([span_begin, span_end])]
+            for *what, span_begin, span_end in self._spans
+        ]
+        self.calls.setdefault(function, deque(maxlen=self._most)).append(
+            {"begin": begin, "end": end, "lines": list(self._lines), "times": times, "spans": spans}
+        )
+
+    @contextmanager
+    def span(self, *what: Any) -> Iterator[None]:
+        """Record a part of a call."""
+        begin = self._clock.now()
+        yield
+        self._spans.append([*what, begin, self._clock.now()])
+
+    def write(self, rank: int) -> None:
+        """Write the calls to the file of a rank."""
+        found = {name: list(calls) for name, calls in self.calls.items()}
+        (self.folder / f"rank{rank}.json").write_text(json.dumps({"functions": found}))
+
+
+class _HostClock:
+    """The time of the host."""
+
+    now = staticmethod(time.perf_counter_ns)
+
+    def nanoseconds(self, marks: list[int]) -> list[int]:
+        return marks
+
+
+class _StreamClock:
+    """The time at which the present stream of a GPU reaches a mark."""
+
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        self._first, self._at = self.now(), time.perf_counter_ns()
+
+    def now(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def nanoseconds(self, marks: list[Any]) -> list[int]:
+        torch.cuda.synchronize()
+        return [self._at + round(self._first.elapsed_time(m) * 1e6) for m in marks]
+
+
+class _Marks(ast.NodeTransformer):
+    """Writes a mark before each statement of functions."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        for inner in ast.walk(node):
+            for field in ("body", "orelse"):
+                statements = getattr(inner, field, None)
+                if isinstance(statements, list):
+                    marked = [x for s in statements for x in (_mark_of(s), s)]
+                    setattr(inner, field, marked)
+        return node
+
+
+def _mark_of(statement: ast.stmt) -> ast.stmt:
+    call = ast.Call(ast.Name(MARK, ast.Load()), [ast.Constant(statement.lineno)], [])
+    return ast.copy_location(ast.Expr(call), statement)
+
+
+def asked(device: torch.device) -> Recorder | None:
+    """Return a recorder if the launcher asks for a trace."""
+    calls, _, folder = os.environ.get(TRACE, "").partition(":")
+    return Recorder(int(calls), Path(folder), device) if folder else None
