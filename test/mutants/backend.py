@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "lines of a loop are of its first block",
+        "In a trace every run of a loop over equal blocks has the ops of the first one.",
+        "shardir/backend/torch/measured.py",
+        "ops[run % len(ops)]",
+        "ops[0]",
+        "test/run/test_traces.py -k layers",
+    ),
+    Mutant(
         "nothing is compiled",
         "--compile does not hand the functions to torch.compile.",
         "shardir/backend/torch/runtime/runtime_main.py",
