@@ -28,7 +28,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from shardir.algebra.plan import (
@@ -43,7 +42,7 @@ from shardir.algebra.plan import (
     SearchLine,
 )
 from shardir.algebra.plan_notation import read
-from shardir.diagnostics import Located, ParseErrors, ShardirError, coded, did_you_mean
+from shardir.diagnostics import Located, ParseErrors, ShardirError, coded, did_you_mean, nearest
 from shardir.dialects.train import Request
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.composites import expand
@@ -190,7 +189,7 @@ class _PlannedProgram:
         scope = [f for f in self.functions if line.function in (None, f.f.name)]
         names = {t.name: None for f in scope for t in f.targets if t.kind is line.kind}
         wanted = re.sub(r"[*?{}\[\]]", "", line.pattern)
-        near = ", ".join(get_close_matches(wanted, list(names), n=3, cutoff=0.0))
+        near = nearest(wanted, names, cutoff=0.0)
         where = "the program" if line.function is None else f"@{line.function}"
         message = f'expected a pattern of {line.kind}s of {where}, got "{line.pattern}"'
         use = f"the nearest names are {near}" if near else f"{where} has no {line.kind}s"

@@ -12,10 +12,10 @@
 5. A softmax, loss or norm whose row is split is decomposed; a composite always is.
 6. Equal redistributions of a value are one; an op that is placed at minimum cost uses the
    redistributions that other ops need at no cost.
-7. The mark `recompute` of an argument goes to its redistributions, that of a search to those that
-   gather, but not to those from the layout in which an op makes a result to the result's own: a
-   parameter that is gathered for the forward part is gathered again for the backward part, and not
-   saved in between.
+7. The mark `recompute` of an argument goes to its redistributions, that of a redistribution to
+   those of its result, and that of a search to those that gather, but not to those from the layout
+   in which an op makes a result to the result's own: a parameter that is gathered for the forward
+   part is gathered again for the backward part, and not saved in between.
 8. Sharding groups and propagation barriers are erased; a barrier between two layouts becomes a
    redistribution.
 9. A redistribution of a value from before a loop over microbatches is before the loop, unless it
@@ -26,8 +26,6 @@
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 from xdsl.dialects.builtin import DictionaryAttr, UnitAttr
 from xdsl.ir import Operation, SSAValue
@@ -45,12 +43,18 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import BackwardOp, arg_attrs
+from shardir.dialects.train import BackwardOp
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.composites import decompose
 from shardir.rewriting.hoisting import hoist_redistributions
 from shardir.rewriting.hosts import place_on_hosts
-from shardir.rewriting.marks import RECOMPUTE, SEARCHED, resolve_marker, resolve_markers
+from shardir.rewriting.marks import (
+    RECOMPUTE,
+    SEARCHED,
+    RepeatedRedistributions,
+    resolve_marker,
+    resolve_markers,
+)
 from shardir.rewriting.placement import (
     Needs,
     is_decomposed,
@@ -82,20 +86,16 @@ class InsertRedistributions(GlobalPass):
 
 
 def _mark(f: Function, mesh: Mesh, own: Container[SSAValue]) -> None:
-    """Mark redistributions of arguments with the mark `recompute`; and, where a search found that
-    memory needs it, those whose result is larger than their operand, and a copy: not one of the
-    values `own`, which are results in their own layout."""
-    marks: dict[SSAValue, dict[str, Any]] = dict(zip(f.block.args, arg_attrs(f.op), strict=True))
+    """Mark redistributions of what has the mark `recompute`; and, where a search found that memory
+    needs it, those whose result is larger than their operand, and a copy: not one of the values
+    `own`, which are results in their own layout."""
     found = f.op.attributes.get(SEARCHED)
     tight = isinstance(found, DictionaryAttr) and RECOMPUTE in found.data
+    is_repeated = RepeatedRedistributions(f.op, mesh)
     ops = list(f.block.ops)
     last = max((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), default=len(ops))
     for op in ops[:last]:
-        if not isinstance(op, RedistributeOp):
-            continue
-        shape = unsharded_type(op.value).get_shape()
-        before, after = (prod(layout_at(v).local_shape(mesh, shape)) for v in (op.value, op.out))
-        if RECOMPUTE in marks.get(op.value, ()) or (tight and after > before and op.out not in own):
+        if isinstance(op, RedistributeOp) and is_repeated(op, tight and op.out not in own):
             op.attributes[RECOMPUTE] = UnitAttr()
 
 

@@ -46,7 +46,6 @@ from shardir.diagnostics import Failure, Located, ShardirError, report_progress
 from shardir.dialects.dist import (
     CollectiveOp,
     PropagationBarrierOp,
-    RedistributeOp,
     layout_of,
 )
 from shardir.dialects.nn.base import TensorOp
@@ -155,7 +154,7 @@ def _annotation_errors(f: Function, mesh: Mesh) -> list[tuple[Operation | None, 
     errors: list[tuple[Operation | None, str]] = []
     for op in f.block.ops:
         match op:
-            case RedistributeOp() | CollectiveOp() | CallOp():
+            case CollectiveOp() | CallOp():
                 message = (
                     f"{op.name} in @{f.name}: expected no communication, which the search decides "
                     "on; remove the op, and annotate layouts or strategies instead"

@@ -33,7 +33,7 @@ class Reports:
         if args.explain is not None:
             from shardir.reports.layouts import Explanation
 
-            self.explanation = Explanation(args.explain)
+            self.explanation = Explanation(args.explain.split(","))
 
     def propagation(self, module: ModuleOp) -> None:
         """Explain the layouts that propagate-strategies is about to set."""
@@ -86,9 +86,11 @@ class Reports:
 
     def check_names(self) -> None:
         """Raise UsageError if `--explain` names values without layouts."""
-        if self.explanation is not None and self.explanation.unknown:
-            names = ", ".join(f"%{n}" for n in sorted(self.explanation.unknown))
-            raise UsageError(f"--explain: expected names of values with layouts, got {names}")
+        if self.explanation is not None:
+            try:
+                self.explanation.check()
+            except ShardirError as e:
+                raise UsageError(f"--explain: {e}") from None
 
 
 class PassTimes:

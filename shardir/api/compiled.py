@@ -14,7 +14,6 @@ from shardir.algebra.plan_notation import PlanForm
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Origin
 from shardir.backend.runs import Options, Report
-from shardir.build.function import hint_of
 from shardir.cost.clusters import load
 from shardir.cost.report import FunctionCost, report
 from shardir.diagnostics import Failure, ParseErrors, ShardirError, checked
@@ -182,13 +181,16 @@ class Compiled:
 
     @checked("explain")
     def explain(self, *names: str) -> str:
-        """Return why values have their layouts, by their names, and the costs of others; of all
-        values if none is named. The passes run again.
+        """Return why values have their layouts, and the costs of others. The passes run again.
+
+        Args:
+            names: of values or parameters, or the paths of modules, for all that is within one that
+                is not the name of a value itself. None: all values.
 
         Raises:
             ShardirError: a name is of no value with a layout.
         """
-        explanation = Explanation(",".join(map(hint_of, names)))
+        explanation = Explanation(names)
         module, paragraphs = copied(self.given), list[str]()
 
         def work() -> None:
@@ -201,7 +203,5 @@ class Compiled:
             paragraphs.extend(explanation.made(module))
 
         located(self.source, work)
-        if explanation.unknown:
-            unknown = ", ".join(f"%{n}" for n in sorted(explanation.unknown))
-            raise ShardirError(f"expected names of values with layouts, got {unknown}")
+        explanation.check()
         return "\n".join(paragraphs)

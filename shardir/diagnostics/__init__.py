@@ -20,7 +20,7 @@ from shardir.diagnostics.errors import (
     ShardirError,
 )
 from shardir.diagnostics.progress import progress_to, report_progress
-from shardir.diagnostics.wording import described, did_you_mean, one_of
+from shardir.diagnostics.wording import described, did_you_mean, nearest, one_of
 
 __all__ = [
     "CODES",
@@ -37,6 +37,7 @@ __all__ = [
     "coded",
     "described",
     "did_you_mean",
+    "nearest",
     "one_of",
     "progress_to",
     "report_progress",

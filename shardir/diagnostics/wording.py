@@ -17,6 +17,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the names nearest to a word, at most three, `a, b, c`; nothing where none is close."""
+    return ", ".join(get_close_matches(word, list(known), n=3, cutoff=cutoff))
+
+
 def one_of(names: Iterable[str]) -> str:
     """Return `a`, `a or b`, `a, b or c`; words before punctuation."""
     *most, last = sorted(set(names), key=lambda n: (n[0] == "'", n))

@@ -1,14 +1,17 @@
 """Marks that passes leave for later ones, and the ops that are markers."""
 
 from collections.abc import Mapping
+from math import prod
 
 from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block
+from xdsl.ir import Attribute, Block, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.dialects.dist import PropagationBarrierOp, ShardingGroupOp, layout_of
+from shardir.dialects.dist import PropagationBarrierOp, RedistributeOp, ShardingGroupOp, layout_of
 from shardir.dialects.nn.properties import float_attr
+from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import arg_attrs
 from shardir.rewriting.rewriter import Rewriter, erase
 
 RECOMPUTE = "recompute"
@@ -59,6 +62,33 @@ def presets_of(f: FuncOp) -> str:
     found = f.attributes.get(SEARCHED)
     presets = found.data.get(PRESETS) if isinstance(found, DictionaryAttr) else None
     return presets.data if isinstance(presets, StringAttr) else ""
+
+
+class RepeatedRedistributions:
+    """Tells which redistributions of a forward part, asked for in their order, are made again for
+    the backward part: those with the mark `recompute`, those of arguments with it, and those of a
+    redistribution's result that are made again. `gathers`: also one whose result is larger than its
+    operand, since a search found that memory needs it."""
+
+    def __init__(self, f: FuncOp, mesh: Mesh):
+        args = zip(f.body.block.args, arg_attrs(f), strict=True)
+        self._marked: set[SSAValue] = {v for v, attributes in args if RECOMPUTE in attributes}
+        self._mesh = mesh
+
+    def __call__(self, op: RedistributeOp, gathers: bool) -> bool:
+        found = (
+            RECOMPUTE in op.attributes
+            or op.value in self._marked
+            or (gathers and self._elements(op.out) > self._elements(op.value))
+        )
+        if found:
+            self._marked.add(op.out)
+        return found
+
+    def _elements(self, v: SSAValue) -> int:
+        layout = layout_of(v)
+        assert layout is not None
+        return prod(layout.local_shape(self._mesh, unsharded_type(v).get_shape()))
 
 
 def resolve_marker(op: PropagationBarrierOp | ShardingGroupOp, rewriter: Rewriter) -> None:

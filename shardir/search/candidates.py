@@ -5,7 +5,8 @@
 
 1. Each axis splits one factor, with all of its devices, or none: then the op is computed
    redundantly along it. Shards are equal, or nearly so if no axis divides the factor. An only axis
-   may be divided in two, and each part splits a factor then.
+   may be divided in two, and each part splits a factor then. Several axes split a factor in the
+   order of the mesh, or in that of an annotated layout.
 2. A linear op may also take operands that are partial over an axis, and pass the partial sums on.
 3. An op that needs a dimension unsharded may have it split where it has a sharded decomposition;
    not where another candidate is faster with the redistributions from and to its layouts
@@ -27,7 +28,7 @@ from xdsl.ir import Block, Operation
 
 from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.routes import full_axes, parts
 from shardir.algebra.strategy import Strategy
 from shardir.cost import op_seconds
@@ -201,15 +202,26 @@ class CandidateSource:
 
     def _choices(self, op: TensorOp, facts: "OpFacts") -> Iterator[tuple[Axes, FactorAxes]]:
         """Yield axes over which the operands are partial, and a split over others, each once."""
-        seen = set()
+        seen, orders = set(), self._orders(op, facts.split)
         for axes in self.divisions:
             for over in self._partial_axes(op, facts.factors, axes):
                 for split in self._splits(facts.split, tuple([a for a in axes if a not in over])):
-                    choice = self.mesh.simplify(over), split
-                    key = choice[0], frozenset(split.items())
-                    if key not in seen:
-                        seen.add(key)
-                        yield choice
+                    ordered = {f: orders.get((f, frozenset(a)), a) for f, a in split.items()}
+                    for each in (split, ordered):
+                        choice = self.mesh.simplify(over), each
+                        key = choice[0], frozenset(each.items())
+                        if key not in seen:
+                            seen.add(key)
+                            yield choice
+
+    def _orders(self, op: TensorOp, factors: Factors) -> dict[tuple[str, frozenset[Axis]], Axes]:
+        """Return the axes that split a factor in an annotated layout, by the factor and the set of
+        axes."""
+        layouts = [layout_of(v) for v in (*op.operands, *op.results)]
+        if not any(layouts):
+            return {}
+        annotated = factors.assigned([l.dims if l else None for l in layouts], self.mesh)
+        return {(f, frozenset(axes)): axes for _, _, f, axes in annotated if len(axes) > 1}
 
     def _partial_axes(self, op: TensorOp, factors: Factors, axes: Axes) -> Iterator[Axes]:
         """Yield the axes over which operands may be partial: none, if a result is larger than all

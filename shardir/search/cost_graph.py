@@ -5,13 +5,15 @@
     users                                    a copy that several users share
     from a value's maker to its users        the redistribution from the layout of the result to the
                                              one that is needed, or to and from the value's layout
+    a pin, a redistribution that the         its one layout, with the time of the redistribution
+    program has (pins.py)
 
 insert-redistributions makes the same redistributions of a plan. It makes less only where several
 ops need a value in the same layout, other than the value's and its copy's: the graph counts one
 redistribution for each of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,6 +42,7 @@ from shardir.search.live_bytes import (
     unsaved_spans,
 )
 from shardir.search.memory import LiveBytes
+from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares, ValueTransfer, transfer_seconds
 from shardir.search.value_layouts import (
@@ -99,6 +102,7 @@ class CostGraph:
         self.block, self.source, self.mesh, self.ties = block, source, source.mesh, ties
         self.spans = live_spans(block, ties) if counts_memory else None
         self.unsaved = unsaved_spans(block, self.spans) if self.spans else {}
+        self.pins: Mapping[Operation, Pin] = pins(block, self.mesh, counts_memory)
         self.problem = CostProblem()
         self.candidates: dict[Operation, Candidates] = {}
         self.op_variable: dict[Operation, int] = {}
@@ -136,11 +140,15 @@ class CostGraph:
         for v in self.block.args:
             if isinstance(v.type, TensorType):
                 self._add_value(v)
-        for op in ops:  # in the order of the program: the solver's bound grows fastest then
-            self.op_variable[op] = self.problem.variable(self._op_seconds(op))
-            for v in op.results:
+        for op in self.block.ops:  # in this order the solver's bound grows fastest
+            if op in self.candidates:
+                self.op_variable[op] = self.problem.variable(self._op_seconds(op))
+            for v in op.results if op in self.candidates or op in self.pins else ():
                 if v not in self.value_variable and self._needs_variable(v):
                     self._add_value(v)
+            if op in self.pins:
+                i, more = self.value_variable[op.results[0]], self._pin_seconds(self.pins[op])
+                self.problem.unary[i] = self.problem.plus(self.problem.unary[i], more)
         for op in ops:
             for i, v in enumerate(op.results):
                 if v in self.value_variable:
@@ -154,14 +162,19 @@ class CostGraph:
 
     def _fixed(self, op: TensorOp) -> Fixed | None:
         """Return of which values the graph may count less than the sum of redistributions: of
-        arguments, whose copies are shared, and of values in buckets; None if all candidates are
-        needed, since some need less memory."""
+        those whose copies are shared, and of values in buckets; None if all candidates are needed,
+        since some need less memory."""
         if self.spans is not None or not decomposes(type(op)):
             return None
         return (
-            tuple(isinstance(v.owner, Block) for v in op.operands),
+            tuple(map(self._may_share, op.operands)),
             tuple(self._late(self._users.get(v, [])) for v in op.results),
         )
+
+    def _may_share(self, v: SSAValue) -> bool:
+        """Whether several users may share a copy of a value in another layout: of an argument, and
+        of one whose own layout is annotated."""
+        return self.spans is None and (isinstance(v.owner, Block) or layout_of(v) is not None)
 
     def _with_recomputed(self, candidates: Candidates) -> Candidates:
         """Return the candidates, and then each of them computed again in the backward part."""
@@ -176,6 +189,13 @@ class CostGraph:
             (id(candidates), runs),
             lambda: np.array([runs * c.seconds * c.times for c in candidates]),
         )
+
+    def _pin_of(self, v: SSAValue) -> Pin | None:
+        return self.pins.get(v.owner) if isinstance(v.owner, Operation) else None
+
+    def _pin_seconds(self, pin: Pin) -> Table:
+        key = "pin", pin.transfer, pin.runs
+        return self.table(key, lambda: np.array([pin.seconds(self.mesh)]))
 
     def _needs_variable(self, v: SSAValue) -> bool:
         """Whether a result may have another layout than the one it is made in. Otherwise its only
@@ -195,8 +215,9 @@ class CostGraph:
         uses = Uses.of(v, self._tied.get(v, []), self._users, self.candidates)
         key = uses.key
         if key not in self._layouts:
-            self._layouts[key] = uses.layouts(self.mesh, may_share=self.spans is None)
-        layouts, runs = self._layouts[key], self._loops.changes(v)
+            self._layouts[key] = uses.layouts(self.mesh, self._may_share(v))
+        layouts, pin = self._layouts[key], self._pin_of(v)
+        runs = self._loops.changes(v) if pin is None else pin.runs
         self.layouts[v] = layouts
 
         def sharing() -> Table:
@@ -381,6 +402,11 @@ class CostGraph:
                 continue
             table = self._shard_bytes(t, layouts)
             gap = self.unsaved.get(v)
+            pin = self._pin_of(v)
+            if pin is not None and (gap := pin.unsaved) is not None:
+                found += [LiveBytes((i,), table, Span(span.start, gap.start - 1)),
+                          LiveBytes((i,), table, Span(gap.end + 1, span.end))]  # fmt: skip
+                continue
             if gap is None or v not in self.value_variable:
                 found.append(LiveBytes((i,), table, span))
                 continue

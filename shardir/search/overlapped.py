@@ -24,6 +24,7 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.search.candidates import Candidate
+from shardir.search.pins import pins
 from shardir.search.transfer_costs import (
     LatencyShares,
     ValueTransfer,
@@ -48,6 +49,7 @@ class StepTimeline:
                 for v in dict.fromkeys(op.operands):
                     operands = tuple(i for i, w in enumerate(op.operands) if w is v)
                     self._users.setdefault(v, []).append((op, operands))
+        self._pins = pins(block, mesh)
         self._computed = self._positions()
         self._moves: dict[tuple, Moves] = {}
 
@@ -92,6 +94,13 @@ class StepTimeline:
         for op, c in candidates.items():
             i = self._at[op]
             made += [(i, v, l) for v, l in zip(op.results, c.results, strict=True)]
+        for op, pin in self._pins.items():
+            i, users = self._at[op], self._users.get(op.out, [])
+            made.append((i, op.out, pin.transfer.target))
+            start = self._at.get(op.value.owner, -1)  # not of a block
+            yield start, self._first(users), op.out, pin.transfer, False
+            if pin.again is not None and pin.unsaved is not None:
+                yield pin.unsaved.start - 1, pin.again, op.out, pin.transfer, False
         for i, v, source in made:
             t, layout = unsharded_type(v), layouts[v]
             users = self._users.get(v, [])

@@ -82,7 +82,10 @@ class Uses:
         candidates: Mapping[Operation, Candidates],
     ) -> "Uses":
         every = (v, *tied)
-        makers = [(candidates[w.owner], w.index) for w in every if isinstance(w, OpResult)]
+        makers = [
+            (candidates[w.owner], w.index)
+            for w in every if isinstance(w, OpResult) and w.owner in candidates
+        ]  # fmt: skip
         used = [
             (candidates[op], operand_indices(op, w), w is v)
             for w in every for op in users.get(w, []) if isinstance(op, TensorOp)
@@ -98,8 +101,8 @@ class Uses:
 
     def layouts(self, mesh: Mesh, may_share: bool) -> ValueLayouts:
         """Return the layouts that the value may have: the annotated one, or the complete ones in
-        which something makes or uses it, those over most devices first. `may_share`: an argument
-        may have a copy in another layout for several users."""
+        which something makes or uses it, those over most devices first. `may_share`: it may have a
+        copy in another layout for several users."""
         counts: dict[Layout, int] = {}
         for choices, at, own in self.users:
             for need in dict.fromkeys(l for c in choices for l in needed(c, at)):
@@ -116,7 +119,7 @@ class Uses:
                 found[replicated(mesh.name, rank)] = None
             layouts = sorted(found, key=lambda l: -mesh.extent(l.used))
         result = [ValueLayout(l) for l in layouts]
-        if may_share and not isinstance(self.values[0], OpResult):
+        if may_share:
             shared = [l for l, n in counts.items() if n > 1 and not l.partial]
             result += [ValueLayout(l, s) for l in layouts for s in shared if s != l]
         return tuple(result)
