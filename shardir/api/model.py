@@ -30,6 +30,12 @@ from shardir.syntax.files import scratch_folder
 DATA, WEIGHTS = "data.npz", "weights.npz"
 """The files of inputs and of initial values that a program is written with."""
 
+OF_EXPORT = {
+    "dynamic_shapes": "; shapes are static: compile once for each shape of the inputs, or pad them",
+    "strict": "; drop it: a module is traced as it runs (strict=False)",
+}
+"""What to do about options of torch.export."""
+
 
 @dataclass(frozen=True, eq=False)
 class CompiledModel(Compiled):
@@ -337,9 +343,8 @@ def compile_model(
     for option in options:
         if option not in known:
             names = [*signature(compile_model).parameters, *known]
-            raise ShardirError(
-                f"expected an option of compile, got {option}{did_you_mean(option, names)}"
-            )
+            use = OF_EXPORT.get(option) or did_you_mean(option, names)
+            raise ShardirError(f"expected an option of compile, got {option}{use}")
     if train and optimizer is None:
         raise ShardirError(
             'expected an optimizer, got none; use optimizer="adamw, lr = 1e-3", or train=False'

@@ -4,15 +4,18 @@ The graph is that before decomposition: linear layers, attention and norms stay 
 """
 
 import inspect
+import logging
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch._dynamo.exc import UserError
+from torch._dynamo.exc import UncapturedHigherOrderOpError, UserError
 from torch.export import ExportedProgram
 from torch.utils._pytree import (
     keystr,
@@ -26,10 +29,20 @@ from shardir.diagnostics import ShardirError, check_call, described
 from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.regions import annotated
 from shardir.frontends.torch.traced import TracedProgram, traced
+from shardir.syntax.source import warn
 
 LossFunction = Callable[..., Any]
 
 OF_DATA = "write it without control flow and shapes that depend on the data"
+
+CHOICE = (
+    "write it without control flow on tensors: torch.where computes both sides, a loop of Python "
+    "repeats ops"
+)
+"""What to do instead of ops with functions as arguments."""
+
+CONTROL_FLOW = ("cond", "while_loop", "map", "scan", "associative_scan")
+"""Ops of torch with functions as arguments that run, or not, by the values of tensors."""
 
 UNTRAINED = (
     "expected parameters that require gradients, of which the loss depends, got none; use "
@@ -51,6 +64,8 @@ class Capture:
     """The names of the scalars that the graph returns after the loss."""
     constants: dict[str, Any]
     """The arguments that are no tensors, by their names: they are part of the program."""
+    autocast: bool = False
+    """Whether it was exported within torch.autocast, so that ops convert their operands."""
 
     @property
     def gradients(self) -> list[str]:
@@ -154,25 +169,56 @@ def capture(
             torch.Tensor, lambda x: x.to("meta"), (args, kwargs, wanted)
         )
     metrics: list[str] = []
+    notes: dict[str, None] = {}
 
     def noted(names: list[str]) -> None:
         metrics[:] = names
 
     wrapper = _WithLoss(model, loss, train, noted).train(model.training)
     try:
-        with warnings.catch_warnings(), torch.set_grad_enabled(train):
-            warnings.simplefilter("ignore")
+        with _quiet(), torch.set_grad_enabled(train):
             given = args, kwargs, wanted
             if trace:
                 program = _traced(wrapper, given)
             else:
-                with annotated(train, derived):
+                with annotated(train, derived, lambda note: notes.setdefault(note)):
                     program = torch.export.export(wrapper, given, strict=False)
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
         raise refused(error, model, "make_fx" if trace else "torch.export") from None
-    return Capture(program, model, named, metrics, constants)
+    for note in notes:
+        warn(None, note)
+    autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    return Capture(program, model, named, metrics, constants, autocast)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context in which torch shows no warnings, and neither logs nor prints what its exceptions
+    say too: their text is in our message. What TORCH_LOGS requests, of lower levels, is logged."""
+    from torch.export import _trace  # an export imports it
+
+    found = logging.root.manager.loggerDict
+    loggers = [x for n, x in found.items() if n.split(".")[0] == "torch"]
+    loggers = [x for x in loggers if isinstance(x, logging.Logger)]
+
+    def is_requested(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.WARNING
+
+    for logger in loggers:
+        logger.addFilter(is_requested)
+    try:
+        with (
+            warnings.catch_warnings(),
+            # an exception with the graph so far is printed where it passes
+            patch.object(_trace, "print", lambda *_, **__: None, create=True),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_requested)
 
 
 def _check_loss(loss: Any, labels: tuple[Any, ...]) -> None:
@@ -275,6 +321,11 @@ def _dense(leaf: Any, name: str) -> Any:
 
 def refused(error: Exception, model: torch.nn.Module, by: str = "torch.export") -> ShardirError:
     """Return the error of a module that can't be exported, or traced."""
+    if (op := _control_flow(error)) is not None:
+        return ShardirError(
+            f"expected a module without control flow on tensors, got {op}{_place(error, model)}; "
+            f"{CHOICE}"
+        )
     of_data = isinstance(error, UserError) or "DataDependent" in type(error).__name__
     use = OF_DATA if of_data else "correct the module, the loss or the example inputs"
     said = next((l.strip() for l in str(error).splitlines() if l.strip()), type(error).__name__)
@@ -282,6 +333,17 @@ def refused(error: Exception, model: torch.nn.Module, by: str = "torch.export") 
         f"expected a module that {by} takes, got {type(error).__name__}"
         f"{_place(error, model)}: {said:.300}; {use}"
     )
+
+
+def _control_flow(error: Exception) -> str | None:
+    """Return the op of torch with functions as arguments, such as torch.cond, that an exception
+    comes from, if it comes from one."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ops = [Path(file).stem for file in files if "/torch/_higher_order_ops/" in file]
+    ops = [op for op in ops if op in CONTROL_FLOW]
+    if ops:
+        return f"torch.{ops[0].strip('_')}"
+    return "such an op" if isinstance(error, UncapturedHigherOrderOpError) else None
 
 
 def _place(error: Exception, model: torch.nn.Module) -> str:

@@ -1,5 +1,6 @@
 """Ops that have no entry in the table, by torch's own decompositions."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,8 @@ def decomposed(node: Node) -> tuple[GraphModule, list[Node]] | None:
     examples = [constants[i] for i in at]
     mode = next((x.fake_mode for x in examples if hasattr(x, "fake_mode")), None)
     # torch chooses kernels of oneDNN for what is on a CPU; they have no decomposition.
-    with mode or unset_fake_temporarily(), torch.backends.mkldnn.flags(enabled=False):
+    no_mkldnn = torch.backends.mkldnn.flags(enabled=False)
+    with warnings.catch_warnings(action="ignore"), mode or unset_fake_temporarily(), no_mkldnn:
         try:
             module = make_fx(call, tracing_mode="real")(*examples)
         except Exception:  # of any kind: some are written for other arguments

@@ -15,12 +15,13 @@ from xdsl.dialects.builtin import FloatAttr, UnitAttr, f64
 from xdsl.ir import Block, Operation
 
 from shardir.build import FunctionBuilder, Module, Value, nn
+from shardir.build.function import hint_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
 from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs
 from shardir.frontends.torch import fallback
 from shardir.frontends.torch.aten import TABLE, VIEWS
-from shardir.frontends.torch.capture import Capture
+from shardir.frontends.torch.capture import CHOICE, Capture
 from shardir.frontends.torch.cells import Cell
 from shardir.frontends.torch.decompose import decomposed, decomposition
 from shardir.frontends.torch.dtypes import check_dtypes, dtype_name
@@ -41,7 +42,10 @@ MAX_CONSTANT = 16
 """The elements of a constant that stands in the text; larger ones are states."""
 
 IGNORED = ("_assert", "sym_", "_check", "item", "_local_scalar_dense")
-"""Ops without a result that only check."""
+"""Ops that only check, or whose result only others of these use."""
+
+REGIONS = ("wrap", "checkpoint")
+"""Parts of the names of ops with a graph as an argument that is computed as it is."""
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Importer:
         self.imported = Imported(
             capture.model, module, self.function, self.values, capture.inputs, capture.constants
         )
-        self._streams, self._path, self._autocast = 0, "", False
+        self._streams, self._path, self._autocast = 0, "", capture.autocast
         self._key: Value | None = None
 
     # ---- arguments ----
@@ -193,7 +197,8 @@ class Importer:
     def _name(self, node: Node, name: str, made: Sequence[Operation]) -> None:
         """Name the ops of a node: its results, and what is computed on the way, by the module's
         path."""
-        new, path = {r for op in made for r in op.results}, self._path
+        new = {r for op in made for r in op.results}
+        path = hint_of(self._path) if self._path else ""
         for value in new:
             hint = value.name_hint or "value"
             if path and not hint.startswith(path):
@@ -217,6 +222,7 @@ class Importer:
 
     def call(self, node: Node) -> Any:
         """Translate a call; return its cells."""
+        self._check_static(node)
         target = node.target
         if target is operator.getitem:
             return self.cells[node.args[0]][node.args[1]]
@@ -274,9 +280,33 @@ class Importer:
         )
 
     def _at(self) -> str:
-        """The line of the user's source, for a message."""
+        """The path of the module, and the line of the user's source, for a message."""
         place = file_location(self.function.location())
-        return f" at {place[0]}:{place[1]}" if place else ""
+        path = f" in {self._path!r}" if self._path else ""
+        return path + (f" at {place[0]}:{place[1]}" if place else "")
+
+    def _check_static(self, node: Node) -> None:
+        """Check that the shapes of results, and numbers, are those of the example inputs.
+
+        Raises:
+            ShardirError: they depend on the data.
+        """
+        packet = getattr(node.target, "_schema", None)
+        if packet is not None and packet.name.partition("::")[2].startswith(IGNORED):
+            return
+        found = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
+        if not all(isinstance(n, int) for x in found for n in x.shape):
+            raise ShardirError(
+                f"expected shapes that do not depend on the data, got a result of {node.target}"
+                f"{self._at()} whose size does; keep all elements, with a mask: torch.where"
+            )
+        numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        given = (n for n in node.all_input_nodes if isinstance(n.meta.get("val"), numbers))
+        if found and any(self.cells.get(n) is None for n in given):
+            raise ShardirError(
+                f"expected numbers that do not depend on the data, got one from a tensor in "
+                f"{node.target}{self._at()}; use the tensor itself, without item()"
+            )
 
     def _run(self, entry: AtenEntry, node: Node, *args: Any, **kwargs: Any) -> Any:
         t = Translation(self.function, node, self.random, lambda n, v: self.cells[n].write(v))
@@ -304,6 +334,11 @@ class Importer:
     def _region(self, node: Node) -> Any:
         """A graph within the graph: a region without gradients, of autocast, or a checkpoint."""
         name = str(node.target)
+        if not any(kind in name for kind in REGIONS):
+            raise ShardirError(
+                f"expected a module without control flow on tensors, got torch.{name}{self._at()}; "
+                f"{CHOICE}"
+            )
         at = next((i for i, a in enumerate(node.args)
                    if isinstance(a, Node) and a.op == "get_attr"), None)  # fmt: skip
         if at is None:

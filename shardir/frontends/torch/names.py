@@ -5,6 +5,7 @@ layers.0.attn.softmax           a value within one, by its op
 """
 
 import re
+from itertools import pairwise
 
 from torch.fx import GraphModule, Node
 from xdsl.dialects.builtin import LocationAttr
@@ -22,7 +23,7 @@ def path_of(node: Node, outer: str = "") -> str:
     if not stack:
         return outer
     path, _ = list(stack.values())[-1]
-    return "" if path in ("", WRAPPED) else hint_of(path.removeprefix(f"{WRAPPED}."))
+    return "" if path in ("", WRAPPED) else path.removeprefix(f"{WRAPPED}.")
 
 
 def value_names(module: GraphModule, outer: str = "") -> dict[Node, str]:
@@ -30,10 +31,10 @@ def value_names(module: GraphModule, outer: str = "") -> dict[Node, str]:
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     paths = [path_of(n, outer) for n in calls]
     names: dict[Node, str] = {}
-    for node, path, after in zip(calls, paths, [*paths[1:], None], strict=True):
+    for node, (path, after) in zip(calls, pairwise([*paths, None]), strict=True):
         kind = re.sub(r"_\d+$", "", node.name)
         ends = path and path not in (outer, after) and not f"{after}.".startswith(f"{path}.")
-        names[node] = path if ends else f"{path}.{kind}" if path else kind
+        names[node] = hint_of(path if ends else f"{path}.{kind}" if path else kind)
     return names
 
 

@@ -35,9 +35,12 @@ def _has_gradient(x: Any) -> bool:
 
 
 @contextmanager
-def annotated(train: bool, derived: Collection[str] = ()) -> Iterator[None]:
+def annotated(
+    train: bool, derived: Collection[str], warn: Callable[[str], object]
+) -> Iterator[None]:
     """A context of an export that annotates checkpoints and, of what is trained, refuses gradients
-    that are written by hand, but for autograd functions of these names."""
+    that are written by hand, but for autograd functions of these names. `warn` gets the warnings.
+    """
     numbers = count()
 
     def region(*_: Any, **__: Any) -> Iterator[None]:
@@ -45,11 +48,19 @@ def annotated(train: bool, derived: Collection[str] = ()) -> Iterator[None]:
             yield
 
     class Reentrant:
-        """In place of the reentrant form, which is an autograd function."""
+        """In place of the reentrant form, which is an autograd function: its result has a gradient
+        if one of its arguments has one, whatever parameters it uses."""
 
         @staticmethod
         def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-            with traceback.annotate({CHECKPOINT: next(numbers)}):
+            has_gradient = any(map(_has_gradient, args))
+            if torch.is_grad_enabled() and not has_gradient:
+                warn(
+                    "expected an input with a gradient of a checkpoint with use_reentrant=True, "
+                    "got none: as in torch nothing within is trained; use use_reentrant=False"
+                )
+            trains = torch.is_grad_enabled() and has_gradient
+            with traceback.annotate({CHECKPOINT: next(numbers)}), torch.set_grad_enabled(trains):
                 return function(*args)
 
     apply = torch.autograd.Function.apply.__func__
