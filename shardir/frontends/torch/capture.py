@@ -181,7 +181,7 @@ def capture(
             if trace:
                 program = _traced(wrapper, given)
             else:
-                with annotated(train, derived, lambda note: notes.setdefault(note)):
+                with annotated(train, derived, notes.setdefault):
                     program = torch.export.export(wrapper, given, strict=False)
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None

@@ -14,7 +14,7 @@ MASKED = {"f64": -1e30, "f32": -1e30, "bf16": -1e30, "f16": -6e4}
 """The score of a key that a query does not attend to."""
 
 
-def _linear(t: Translation, x: Value, w: Value, bias: Value | None = None) -> Value:
+def linear(t: Translation, x: Value, w: Value, bias: Value | None = None) -> Value:
     x, w = t.value(x), t.value(w)
     lead = ascii_lowercase[: len(x.shape) - 1]
     if len(w.shape) == 1:
@@ -185,7 +185,7 @@ def edges(padding: Any, kernel: Sequence[int], gaps: Sequence[int]) -> tuple[int
 
 
 TABLE: dict[str, AtenEntry] = {
-    "linear": _linear,
+    "linear": linear,
     "matmul": _matmul,
     "mm": _matmul,
     "bmm": _matmul,

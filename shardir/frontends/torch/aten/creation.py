@@ -66,7 +66,7 @@ def _draw(distribution: str) -> AtenEntry:
     return lambda t, *_, **__: random(t, distribution, t.shape, t.dtype)
 
 
-def _dropout(t: Translation, x: Value, p: float = 0.5, train: bool | None = True) -> Value:
+def dropout(t: Translation, x: Value, p: float = 0.5, train: bool | None = True) -> Value:
     if not train or p == 0:
         return x
     key, stream = t.random()
@@ -120,6 +120,6 @@ TABLE: dict[str, AtenEntry] = {
     "randint": _randint,
     "randint_like": lambda t, x, *bounds, **_: _randint(t, *bounds),
     "bernoulli": _bernoulli,
-    "dropout": _dropout,
+    "dropout": dropout,
     "feature_dropout": _feature_dropout,
 }
