@@ -8,9 +8,10 @@ a training step are those of the forward and the backward part together.
 
 1. Every op gets a strategy, every value a layout; the estimated time of what insert-redistributions
    makes of them is the search's objective.
-2. Annotated layouts and strategies stay, except strategies of composites, which a warning names;
-   the values of a sharding group get one layout, and barriers have no effect. A barrier whose
-   result is annotated with another layout than its operand is an error.
+2. Annotated layouts and strategies stay, except strategies of composites, which a warning names,
+   and so do redistributions, such as those of a plan's `uses`: their time is part of the objective
+   (shardir/search/pins.py). The values of a sharding group get one layout, and barriers have no
+   effect. A barrier whose result is annotated with another layout than its operand is an error.
 3. The plan is the one of minimum estimated time among all plans of the candidates of
    docs/search.md: an axis splits one dimension of an op, evenly or nearly so, and is undivided, or
    the only one of its mesh and divided in two; or one within the reported gap of it: where the
@@ -156,8 +157,9 @@ def _annotation_errors(f: Function, mesh: Mesh) -> list[tuple[Operation | None, 
         match op:
             case CollectiveOp() | CallOp():
                 message = (
-                    f"{op.name} in @{f.name}: expected no communication, which the search decides "
-                    "on; remove the op, and annotate layouts or strategies instead"
+                    f"{op.name} in @{f.name}: expected no calls and no communication other than "
+                    "dist.redistribute, since the search decides on it; remove the op, or run "
+                    "inline-calls before"
                 )
             case PropagationBarrierOp() if layout_of(op.out) not in (None, layout_of(op.value)):
                 message = (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from shardir.build import Value, nn
 from shardir.frontends.torch.aten.contraction import linear
 from shardir.frontends.torch.aten.creation import dropout
-from shardir.frontends.torch.aten.shape import pieces
+from shardir.frontends.torch.aten.shape import pieces, stack, unbind
 from shardir.frontends.torch.translation import AtenEntry, Translation
 
 State = tuple[Value, ...]
@@ -66,7 +66,7 @@ def _network(step: Step) -> AtenEntry:
         x, directions = t.value(x), 2 if bidirectional else 1
         x = x.transpose(1, 0, 2) if batch_first else x
         rows = num_layers * directions
-        states = list(zip(*(pieces(s, (1,) * rows, 0) for s in _state(t, hx)), strict=True))
+        states = list(zip(*(unbind(t, s) for s in _state(t, hx)), strict=True))
         each = len(params) // rows
         for layer in range(num_layers):
             outputs: list[Value] = []
@@ -75,11 +75,11 @@ def _network(step: Step) -> AtenEntry:
                 mine = params[at * each : (at + 1) * each]
                 out, states[at] = _direction(t, step, x, states[at], mine, has_biases, reverse)
                 outputs.append(out)
-            x = _joined(outputs, 2)
+            x = outputs[0] if len(outputs) == 1 else nn.concat(*outputs, axis=2)
             if layer < num_layers - 1:
                 x = dropout(t, x, p, train)
         x = x.transpose(1, 0, 2) if batch_first else x
-        return x, *(_joined(found, 0) for found in zip(*states, strict=True))
+        return x, *(stack(t, found) for found in zip(*states, strict=True))
 
     return entry
 
@@ -93,22 +93,18 @@ def _direction(
     w, w_kept, *others = params
     b, b_kept, *projection = others if has_biases else (None, None, *others)
     given = linear(t, x, w, b)
-    order = pieces(given, (1,) * x.shape[0], 0)
+    order = unbind(t, given)
     outputs: list[Value] = []
     for one in reversed(order) if reverse else order:
         hidden, *memory = step(one, linear(t, state[0], w_kept, b_kept), state)
         hidden = linear(t, hidden, projection[0]) if projection else hidden
         state = hidden, *memory
         outputs.append(hidden)
-    return _joined(outputs[::-1] if reverse else outputs, 0), state
+    return stack(t, outputs[::-1] if reverse else outputs), state
 
 
 def _state(t: Translation, hx: Value | Sequence[Value]) -> State:
     return tuple(t.value(s) for s in ((hx,) if isinstance(hx, Value) else hx))
-
-
-def _joined(values: Sequence[Value], axis: int) -> Value:
-    return values[0] if len(values) == 1 else nn.concat(*values, axis=axis)
 
 
 TABLE: dict[str, AtenEntry] = {

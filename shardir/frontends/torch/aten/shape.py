@@ -126,7 +126,7 @@ def _chunk(t: Translation, x: Value, chunks: int, dim: int = 0) -> tuple[Value, 
     return _split(t, x, -(-x.shape[dim] // chunks), dim)
 
 
-def _unbind(t: Translation, x: Value, dim: int = 0) -> tuple[Value, ...]:
+def unbind(t: Translation, x: Value, dim: int = 0) -> tuple[Value, ...]:
     dim %= len(x.shape)
     shape = x.shape[:dim] + x.shape[dim + 1 :]
     return tuple(p.reshape(*shape) for p in pieces(x, (1,) * x.shape[dim], dim))
@@ -137,7 +137,7 @@ def _cat(t: Translation, xs: Sequence[Value], dim: int = 0) -> Value:
     return xs[0] if len(xs) == 1 else nn.concat(*xs, axis=dim % len(xs[0].shape))
 
 
-def _stack(t: Translation, xs: Sequence[Value], dim: int = 0) -> Value:
+def stack(t: Translation, xs: Sequence[Value], dim: int = 0) -> Value:
     return nn.stack(*(t.value(x) for x in xs), axis=dim % len(t.shape))
 
 
@@ -310,10 +310,10 @@ TABLE: dict[str, AtenEntry] = {
     "split": _split,
     "split_with_sizes": _split,
     "chunk": _chunk,
-    "unbind": _unbind,
+    "unbind": unbind,
     "cat": _cat,
     "concat": _cat,
-    "stack": _stack,
+    "stack": stack,
     "hstack": lambda t, xs: _cat(t, xs, 0 if len(t.shape) == 1 else 1),
     "pad": _pad,
     "constant_pad_nd": lambda t, x, pad, value=0.0: _pad(t, x, pad, "constant", value),
