@@ -1,7 +1,8 @@
 """The zoo: each architecture imported, and by three plans compared with torch on one device.
 
 Seconds of torch.export and of the import are CPU seconds. Bytes are those of all collectives of the
-forward and the backward part on one of 2 x 2 devices. The difference is that of the loss and of all
+forward and the backward part on one of 2 x 2 slow devices with fast links, on which `auto` splits
+such small layers. The difference is that of the loss and of all
 gradients, relative to the largest element of each, by the plan with the largest; computed in the
 interpreter. Batches have 4 samples and layers 32 columns.
 """
@@ -25,7 +26,15 @@ sys.path[:0] = [str(TESTS), str(TESTS / "frontends")]
 
 import imported  # noqa: E402 - of test/frontends
 from architectures import ZOO, Architecture, doubles  # noqa: E402 - of test
-from zoo_models import CANCELLING, DERIVED, NOT_IMPORTED, PLANS, in_torch_alone  # noqa: E402 - of test/frontends
+from zoo_models import (  # noqa: E402 - of test/frontends
+    CANCELLING,
+    CLUSTER,
+    DERIVED,
+    MESH,
+    NOT_IMPORTED,
+    PLANS,
+    in_torch_alone,
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +77,7 @@ def measured(architecture: Architecture, f64: bool) -> dict[str, Any]:
         derived=DERIVED.get(architecture.name, ()),
     )  # fmt: skip
     exported = time.process_time()
-    found = imported.with_gradients(captured, "dp = 2, tp = 2")
+    found = imported.with_gradients(captured, MESH, CLUSTER)
     done = time.process_time()
     ops = list(found.function.block.ops)
     wanted = in_torch_alone(architecture, example)
@@ -83,7 +92,7 @@ def measured(architecture: Architecture, f64: bool) -> dict[str, Any]:
     for plan, (pipeline, text) in PLANS.items():
         compiled = shardir.compile(found.module, pipeline, plan=text)
         record[f"bytes_{plan}"] = communicated(compiled.module)[1]
-        values = imported.in_numpy(found, pipeline, text)
+        values = imported.values_of(found, compiled.module)
         worst = max(worst, *imported.differences(values, wanted).values())
     result = "equal" if worst <= (1e-9 if f64 else 1e-4) else "differs"
     if result == "differs" and architecture.name in CANCELLING and not f64:

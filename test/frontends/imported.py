@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from xdsl.dialects.builtin import ModuleOp
 
 import shardir
 from shardir.build import Module
@@ -27,16 +28,16 @@ class Values(NamedTuple):
 def imported(
     model: torch.nn.Module, inputs: Any, labels: Any = None, loss: Any = None,
     keywords: Mapping[str, Any] | None = None, mesh: str | None = None,
-    derived: Collection[str] = (),
+    derived: Collection[str] = (), cluster: str | None = None,
 ) -> Imported:  # fmt: skip
     """The module, with the request of its gradients by all parameters."""
     captured = capture(model, inputs, labels, loss, keywords=keywords, derived=derived)
-    return with_gradients(captured, mesh)
+    return with_gradients(captured, mesh, cluster)
 
 
-def with_gradients(captured: Capture, mesh: str | None) -> Imported:
+def with_gradients(captured: Capture, mesh: str | None, cluster: str | None = None) -> Imported:
     """A captured module, with the request of its gradients by all parameters."""
-    found = import_model(captured, Module(mesh))
+    found = import_model(captured, Module(mesh, cluster))
     found.module.gradient("gradient", FUNCTION, trained(found))
     return found
 
@@ -49,7 +50,11 @@ def trained(found: Imported) -> list[int]:
 
 def in_numpy(found: Imported, pipeline: str = "single-device", plan: str | None = None) -> Values:
     """The values that the compiled program computes, in the interpreter."""
-    module = shardir.compile(found.module, pipeline, plan=plan).module
+    return values_of(found, shardir.compile(found.module, pipeline, plan=plan).module)
+
+
+def values_of(found: Imported, module: ModuleOp) -> Values:
+    """The values that a compiled program of the module computes, in the interpreter."""
     f, meshes = function(module, "gradient"), meshes_of(module)
     # the arguments of the function in their order, and then the cotangents of new states
     inputs = iter(found.inputs)

@@ -98,8 +98,32 @@ def test_values_have_the_paths_of_modules(net: Net) -> None:
     assert "%layer0.weight: " in program.text and "%layer1 = nn.gelu %layer0 " in program.text
     assert "dimension 0 over {d}: by %layer0 = nn.add" in program.explain("0")
     assert program.cost().seconds == sum(op.seconds for op in program.cost().ops) > 0
-    with pytest.raises(ShardirError, match="expected names of values with layouts, got %layer9"):
+    with pytest.raises(ShardirError, match="expected names of values, .*, with layouts, got 9$"):
         program.explain("9")
+
+
+def test_a_module_is_explained_by_what_is_within() -> None:
+    """Where no value has its name: its result is that of the last module within."""
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+            self.attention = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(self.attn(x))
+
+    program = shardir.compile(Nested(), X, train=False, mesh="d = 2", plan="ddp")
+    found = [line.split(": ")[1].split(",")[0] for line in program.explain("attn").splitlines()
+             if line.startswith("@")]  # fmt: skip
+    assert set(found) == {
+        "%attn.0.weight", "%attn.0.bias", "%attn.0.einsum", "%attn.0", "%attn.1"
+    }  # fmt: skip
+    assert program.explain("attn.1").startswith("@forward at")
+    assert "%attn.1" not in program.explain("attn.0")
+    with pytest.raises(ShardirError, match=r"got atn, x1; the nearest names are attn"):
+        program.explain("atn", "x1", "attn")
 
 
 def test_a_preset_is_a_plan_by_names(net: Net) -> None:

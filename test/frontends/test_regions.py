@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shardir
 from shardir.diagnostics import ShardirError
-from shardir.dialects.nn import CustomOp
+from shardir.dialects.nn import CustomOp, EinsumOp
 from shardir.rewriting.marks import RECOMPUTE
 
 
@@ -49,6 +49,42 @@ def test_checkpoints_are_computed_again(reentrant: bool | None) -> None:
     once = {"nn.layer_norm": 2, "nn.einsum": 2, "nn.add": 2}
     assert again == ({} if reentrant is None else once)
     assert_equal(in_numpy(found, "train"), in_torch(model, lambda m: m(X)), 1e-4)
+
+
+def test_a_reentrant_checkpoint_without_a_gradient_trains_nothing_within() -> None:
+    """As in torch, which warns of it too."""
+
+    class Segments(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(checkpoint(self.first, x, use_reentrant=True)).square().sum()
+
+    model = Segments()
+    with pytest.warns(UserWarning, match="nothing within is trained; use use_reentrant=False"):
+        found = imported(model, X, mesh="d = 2")
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True"):
+        wanted = in_torch(model, lambda m: m(X))
+    values = in_numpy(found, "train")
+    assert not values.gradients["first.weight"].any() and values.gradients["head.weight"].any()
+    assert_equal(values, wanted, 1e-4)
+
+
+def test_a_module_within_autocast_is_imported_as_it_runs_there() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        return y.square().mean()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = imported(model, X, loss=loss)
+        wanted = in_torch(model, lambda m: loss(m(X)))
+    dtypes = {str(op.out.type.element_type) for op in found.function.block.ops
+              if isinstance(op, EinsumOp)}  # fmt: skip
+    assert dtypes == {"bf16"}
+    assert_equal(in_numpy(found), wanted, 2e-2)
 
 
 class Doubled(torch.autograd.Function):

@@ -13,6 +13,13 @@ PLANS = {
 }
 """The pipeline and the plan of each."""
 
+MESH = "dp = 2, tp = 2"
+CLUSTER = (
+    "levels [node = 4 {bandwidth = 1e+9, latency = 1e-7}], memory = 1000000000 "
+    "{bandwidth = 1e+11}, flops {f32 = 1e+9, f64 = 1e+9}"
+)
+"""Slow devices with links of low latency, on which a search splits layers of 32 columns too."""
+
 DERIVED = {
     "Bloom": ["GeLUFunction"],  # the derivative, to save memory
     "RecurrentGemma": ["SqrtBoundDerivative"],  # the derivative, if it is below 1000
@@ -37,7 +44,7 @@ def imports(architecture: Architecture, example: Example) -> Imported:
     return imported(
         example.module, example.args, example.labels,
         loss or (lambda o: o if isinstance(o, torch.Tensor) else o["loss"]), example.kwargs,
-        mesh="dp = 2, tp = 2", derived=DERIVED.get(architecture.name, ()),
+        mesh=MESH, cluster=CLUSTER, derived=DERIVED.get(architecture.name, ()),
     )  # fmt: skip
 
 

@@ -13,6 +13,12 @@ import shardir
 
 STEPS = 3
 
+CLUSTER = (
+    "levels [node = 4 {bandwidth = 1e+9, latency = 1e-7}], memory = 1000000000 "
+    "{bandwidth = 1e+11}, flops {f32 = 1e+9}"
+)
+"""Slow devices with links of low latency, on which a search splits small layers too."""
+
 
 class Block(nn.Module):
     """A block of a transformer, with a tied head, a batch norm, whose statistics change, a
@@ -69,27 +75,32 @@ def test_training_is_that_of_torch_on_one_device() -> None:
     torch.testing.assert_close(program.state_dict(), dict(model.state_dict()), rtol=1e-4, atol=1e-5)
 
 
-SAMPLE = (
+GIVEN = (
     ("MNIST", "fsdp"), ("Llama", "megatron(tp) * fsdp(dp)"), ("BERT", "megatron(tp)"),
     ("T5", "fsdp"), ("Mixtral", "fsdp"), ("Mamba", "ddp"), ("ViT", "megatron(tp) * fsdp(dp)"),
     ("Swin", "fsdp"), ("ConvNeXt", "ddp"), ("Whisper", "fsdp"), ("CLIP", "fsdp"),
     ("nn.Transformer", "megatron(tp) * fsdp(dp)"), ("DLRM", "ddp"),
     ("GRU", "ddp"), ("Gemma", "megatron(tp)"),
 )  # fmt: skip
-"""Architectures of the zoo, each with a plan."""
+SEARCHED = (("MNIST", "2d"), ("GPT-2", "fsdp"), ("BERT", None), ("nn.TransformerEncoder", None))
+SAMPLE = tuple((*each, mode) for found, mode in ((SEARCHED, "auto"), (GIVEN, "semi_auto"))
+               for each in found)  # fmt: skip
+"""Architectures of the zoo, each with a plan, and what decides on the layouts that it leaves
+open."""
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "plan"), extent(SAMPLE[:1], SAMPLE))
-def test_architectures_train_as_in_torch(name: str, plan: str) -> None:
+@pytest.mark.parametrize(("name", "plan", "mode"), extent(SAMPLE[:1], SAMPLE))
+def test_architectures_train_as_in_torch(name: str, plan: str | None, mode: str) -> None:
     architecture = ZOO[name]
     example = architecture.make()
     model, optimizer = example.module, torch.optim.SGD(example.module.parameters(), lr=0.01)
     batch = {**bound(model, example.args), **example.kwargs}
     program = shardir.compile(
         model, batch, labels=example.labels, loss=architecture.loss_function, optimizer=optimizer,
-        mesh="dp = 2, tp = 2", plan=plan,
+        mesh="dp = 2, tp = 2", cluster=CLUSTER, plan=plan, mode=mode,
     )  # fmt: skip
+    assert "dist." in program.text.partition("func.func")[2]
     given = batch if example.labels is None else (batch, example.labels)
     report = program.run([given] * STEPS, steps=STEPS)
 

@@ -39,7 +39,8 @@ def value_names(module: GraphModule, outer: str = "") -> dict[Node, str]:
 
 
 def location_of(node: Node) -> LocationAttr | None:
-    """Return the line of the user's source: the innermost that is not of torch. None for a node of
+    """Return the line of the user's source: the innermost that is not of torch, nor of
+    code that it makes. None for a node of
     a decomposition."""
     found = None
     for line in (node.meta.get("stack_trace") or "").splitlines():
@@ -47,6 +48,6 @@ def location_of(node: Node) -> LocationAttr | None:
         if text.startswith('File "'):
             file, _, rest = text[6:].partition('", line ')
             number = rest.partition(",")[0]
-            if number.isdigit() and "/torch/" not in file:
+            if number.isdigit() and "/torch/" not in file and not file.startswith("<"):
                 found = file_line(file, int(number))
     return found
