@@ -99,4 +99,28 @@ MUTANTS = [
         "if len(groups) == 1:",
         "test/frontends/test_weights.py -k index",
     ),
+    Mutant(
+        "both directions of a recurrent layer begin at the first step",
+        "The backward direction of a bidirectional layer is that of the forward one.",
+        "shardir/frontends/torch/aten/recurrent.py",
+        "for one in reversed(order) if reverse else order:",
+        "for one in order:",
+        "test/frontends/test_recurrent.py",
+    ),
+    Mutant(
+        "a message has no path of a module",
+        "The place of an op that can't be imported is the line alone.",
+        "shardir/frontends/torch/importer.py",
+        """path = f" in {self._path!r}" if self._path else \"\"""",
+        'path = ""',
+        "test/frontends/test_data_dependent.py",
+    ),
+    Mutant(
+        "a reentrant checkpoint trains without an input with a gradient",
+        "Parameters within get a gradient that torch does not give them.",
+        "shardir/frontends/torch/regions.py",
+        "trains = torch.is_grad_enabled() and has_gradient",
+        "trains = torch.is_grad_enabled()",
+        "test/frontends/test_regions.py",
+    ),
 ]

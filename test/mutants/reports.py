@@ -11,4 +11,12 @@ MUTANTS = [
         "sum(p.received_bytes for p in plans[1:])",
         "test/reports",
     ),
+    Mutant(
+        "a module is explained by one value",
+        "Of what is within a module only the first value is explained.",
+        "shardir/reports/layouts.py",
+        "for each in [hint] if hint in found else within:",
+        "for each in [hint] if hint in found else within[:1]:",
+        "test/frontends/test_compile_model.py",
+    ),
 ]

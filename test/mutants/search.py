@@ -182,4 +182,20 @@ MUTANTS = [
         "        if column is None and is_cut(v):",
         "test/frontends/test_presets_of_models.py",
     ),
+    Mutant(
+        "gathers of a plan count once",
+        "What a plan gathers again for the backward part has no time there.",
+        "shardir/search/pins.py",
+        "Pin(transfer, runs + loops.runs(ops[again]), again, unsaved)",
+        "Pin(transfer, runs, again, unsaved)",
+        "test/search/test_pins.py",
+    ),
+    Mutant(
+        "axes are in the order of the mesh alone",
+        "No candidate has the order of axes of an annotated layout.",
+        "shardir/search/candidates.py",
+        "for each in (split, ordered):",
+        "for each in (split,):",
+        "test/search/test_pins.py",
+    ),
 ]
