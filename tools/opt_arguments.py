@@ -162,8 +162,8 @@ class OptArguments(xDSLOptMain):
         add(
             "--explain",
             metavar="[=%NAME,...]",
-            help="print to stderr, for these values or all, the ops from which each has its "
-            "layout, its cost, and that of the alternatives",
+            help="print to stderr, for these values, those within modules of these names, or "
+            "all, the ops from which each has its layout, its cost, and that of the alternatives",
         )
         add(
             "--import",

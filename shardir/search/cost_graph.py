@@ -190,7 +190,8 @@ class CostGraph:
             lambda: np.array([runs * c.seconds * c.times for c in candidates]),
         )
 
-    def _pin_of(self, v: SSAValue) -> Pin | None:
+    def pin_of(self, v: SSAValue) -> Pin | None:
+        """Return the pin that makes a value, if one does."""
         return self.pins.get(v.owner) if isinstance(v.owner, Operation) else None
 
     def _pin_seconds(self, pin: Pin) -> Table:
@@ -216,7 +217,7 @@ class CostGraph:
         key = uses.key
         if key not in self._layouts:
             self._layouts[key] = uses.layouts(self.mesh, self._may_share(v))
-        layouts, pin = self._layouts[key], self._pin_of(v)
+        layouts, pin = self._layouts[key], self.pin_of(v)
         runs = self._loops.changes(v) if pin is None else pin.runs
         self.layouts[v] = layouts
 
@@ -273,7 +274,7 @@ class CostGraph:
         else:
             assert isinstance(v.owner, Operation)
             i, makers = result_index(v), self.candidates[v.owner]
-            maker, layouts, may_share = self.op_variable[v.owner], self._made_in(makers, i), False
+            maker, layouts, may_share = self.op_variable[v.owner], self.made_in(makers, i), False
             key = id(makers), i, id(candidates), at
         ends, runs = (maker, self.op_variable[op]), self._loops.changes(v)
         key = *key, runs
@@ -312,7 +313,7 @@ class CostGraph:
         ]
         return min(at, default=len(self._at))
 
-    def _made_in(self, candidates: Candidates, i: int) -> ValueLayouts:
+    def made_in(self, candidates: Candidates, i: int) -> ValueLayouts:
         """Return the layouts in which a result is made."""
         key = id(candidates), i
         if key not in self._layouts:
@@ -369,57 +370,6 @@ class CostGraph:
             at = self._at[op]
             table = self.table(("copies", *key), copies)
             self.transients.append(LiveBytes(ends, table, Span(at, at)))
-
-    def _shard_bytes(self, t: TensorType, layouts: ValueLayouts) -> Table:
-        """Return the bytes of a value on a device, in each of its layouts."""
-        return self.table(
-            (id(layouts), "holds", t),
-            lambda: np.array([float(shard_bytes(t, l, self.mesh)) for l, _ in layouts]),
-        )
-
-    def argument_bytes(self) -> list[LiveBytes]:
-        """Return the live bytes of the arguments, which every program holds."""
-        return [
-            LiveBytes((i,), self._shard_bytes(unsharded_type(v), self.layouts[v]), Span(-1, -1))
-            for v, i in self.value_variable.items() if isinstance(v.owner, Block)
-        ]  # fmt: skip
-
-    def live_bytes(self) -> list[LiveBytes]:
-        """Return the live bytes of all values, and of redistributed copies."""
-        assert self.spans is not None
-        found = list(self.transients)
-        for v, span in self.spans.items():
-            if not isinstance(v.type, TensorType):
-                continue
-            t = unsharded_type(v)
-            if v in self.value_variable:
-                i, layouts = self.value_variable[v], self.layouts[v]
-            elif v.owner in self.op_variable:
-                assert isinstance(v.owner, Operation)
-                n, candidates = result_index(v), self.candidates[v.owner]
-                i, layouts = self.op_variable[v.owner], self._made_in(candidates, n)
-            else:
-                continue
-            table = self._shard_bytes(t, layouts)
-            gap = self.unsaved.get(v)
-            pin = self._pin_of(v)
-            if pin is not None and (gap := pin.unsaved) is not None:
-                found += [LiveBytes((i,), table, Span(span.start, gap.start - 1)),
-                          LiveBytes((i,), table, Span(gap.end + 1, span.end))]  # fmt: skip
-                continue
-            if gap is None or v not in self.value_variable:
-                found.append(LiveBytes((i,), table, span))
-                continue
-            assert isinstance(v.owner, Operation)
-            makers = self.candidates[v.owner]
-            saved = self.table(
-                (id(table), id(makers), "saved"),
-                lambda table=table, makers=makers: (2 - times(makers))[:, None] * table,
-            )
-            found += [LiveBytes((i,), table, Span(span.start, gap.start - 1)),
-                      LiveBytes((self.op_variable[v.owner], i), saved, gap),
-                      LiveBytes((i,), table, Span(gap.end + 1, span.end))]  # fmt: skip
-        return found
 
     # ---- solutions ----
 

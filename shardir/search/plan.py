@@ -16,6 +16,7 @@ from shardir.search.bucket_prices import TransferPrices
 from shardir.search.buckets import MAX_SCALINGS, Solve, smallest_shares, solve_with_buckets
 from shardir.search.candidates import candidate_source
 from shardir.search.cost_graph import CostGraph
+from shardir.search.graph_bytes import argument_bytes, live_bytes
 from shardir.search.memory import live
 from shardir.search.memory_limit import solve_within
 from shardir.search.preset_plans import with_overlap
@@ -134,7 +135,7 @@ def fastest_plan(graph: CostGraph, solve: Solve, scalings: int = MAX_SCALINGS) -
 def bound_within(plan: StrategyPlan, limit: int, gap: float, solve: Solve) -> float:
     """Return a bound of all plans with at most `limit` bytes of arguments, from the fastest plan
     without a limit."""
-    held = plan.graph.argument_bytes()
+    held = argument_bytes(plan.graph)
     if live(held, plan.solution.choice).max() <= limit:
         return plan.solution.bound
     problem = plan.graph.problem_with(smallest_shares(plan.graph.max_late_transfers))
@@ -152,7 +153,7 @@ def plan_within(
         gap: the relative gap that is enough.
         choices: solutions to begin with; those that are found are added.
     """
-    held = graph.live_bytes()
+    held = live_bytes(graph)
     plan = fastest_plan(
         graph, lambda problem: solve_within(problem, held, limit, solve, gap, choices), 1
     )

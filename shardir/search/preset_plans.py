@@ -15,6 +15,7 @@ from shardir.search.bucket_prices import TransferPrices
 from shardir.search.buckets import shared_seconds, smallest_shares
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
+from shardir.search.graph_bytes import live_bytes
 from shardir.search.memory import live
 from shardir.search.overlapped import StepTimeline
 from shardir.search.preset_solutions import GroupedSolution, PresetSolutions
@@ -90,7 +91,7 @@ def preset_plans(
             found.append((solution, presets))
             if _shortest(solution) < longest:
                 found.append((solutions.improved(solution), presets))
-    held = graph.live_bytes() if plan.live_bytes else []
+    held = live_bytes(graph) if plan.live_bytes else []
     seen = {tuple(plan.solution.choice)}
     for solution, presets in sorted(found, key=lambda each: each[0].objective):
         choice = solutions.choice(solution)

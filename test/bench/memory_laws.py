@@ -29,6 +29,7 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import resolve_markers
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
+from shardir.search.graph_bytes import live_bytes
 from shardir.search.memory import LiveBytes, live, ops_of
 from shardir.search.memory_limit import solve_within
 from shardir.search.problem import CostProblem
@@ -146,7 +147,7 @@ def claims(text: str, random: Random) -> dict[str, float]:
     resolve_markers(block, None)
     expand(block, None)
     graph = CostGraph(block, CandidateSource(mesh), ties, counts_memory=True)
-    problem, held = graph.problem_with(LatencyShares(1.0)), graph.live_bytes()
+    problem, held = graph.problem_with(LatencyShares(1.0)), live_bytes(graph)
     need = float(live(held, solve(problem).choice).max())
     limit = int(need * random.uniform(*PARTS))
     best = minimum(problem, held, limit)

@@ -98,7 +98,7 @@ def test_values_have_the_paths_of_modules(net: Net) -> None:
     assert "%layer0.weight: " in program.text and "%layer1 = nn.gelu %layer0 " in program.text
     assert "dimension 0 over {d}: by %layer0 = nn.add" in program.explain("0")
     assert program.cost().seconds == sum(op.seconds for op in program.cost().ops) > 0
-    with pytest.raises(ShardirError, match="expected names of values, .*, with layouts, got 9$"):
+    with pytest.raises(ShardirError, match=r"expected names of values, .*, with layouts, got 9$"):
         program.explain("9")
 
 

@@ -72,7 +72,7 @@ CONSTRUCTS: dict[str, tuple[Function, str]] = {
     "cond": (cond, CONTROL),
     "cond of views": (cond_of_views, CONTROL),
     "fft": (lambda h: torch.fft.rfft(h).real, "expected real numbers, got complex ones of aten"),
-    "random": (lambda h: torch.poisson(h.exp()), "expected an op that can be imported, got aten.poisson"),
+    "random": (lambda h: torch.poisson(h.exp()), "expected an op that can be imported, got aten"),
 }
 
 

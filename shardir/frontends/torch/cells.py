@@ -9,6 +9,7 @@ not be read after a write to its base.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardir.build import Value
 from shardir.diagnostics import ShardirError
@@ -64,3 +65,19 @@ class Cell:
             )
         self.base.write(self.inverse(self.base.read(), value))
         self.value, self.version = value, self.root.writes
+
+
+def to_cells(result: Any, base: Cell | None = None) -> Any:
+    """Return the cells of results; `base`: that of the tensor whose storage they share."""
+    if isinstance(result, Value):
+        return Cell(result, base, version=0 if base is None else base.root.writes)
+    if isinstance(result, tuple | list):
+        return tuple(to_cells(x, base) for x in result)
+    return result
+
+
+def read(cell: Any) -> Any:
+    """Return the present values of cells; what is none, as it is."""
+    if isinstance(cell, Cell):
+        return cell.read()
+    return tuple(map(read, cell)) if isinstance(cell, tuple | list) else cell

@@ -22,12 +22,13 @@ from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs
 from shardir.frontends.torch import fallback
 from shardir.frontends.torch.aten import TABLE, VIEWS
 from shardir.frontends.torch.capture import CHOICE, Capture
-from shardir.frontends.torch.cells import Cell
+from shardir.frontends.torch.cells import Cell, read, to_cells
 from shardir.frontends.torch.decompose import decomposed, decomposition
 from shardir.frontends.torch.dtypes import check_dtypes, dtype_name
 from shardir.frontends.torch.merged import separate
 from shardir.frontends.torch.names import location_of, path_of, value_names
 from shardir.frontends.torch.regions import checkpoint_of
+from shardir.frontends.torch.static import IGNORED, check_static
 from shardir.frontends.torch.translation import AtenEntry, Translation
 from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.marks import RECOMPUTE
@@ -40,9 +41,6 @@ KEY = "random_key"
 
 MAX_CONSTANT = 16
 """The elements of a constant that stands in the text; larger ones are states."""
-
-IGNORED = ("_assert", "sym_", "_check", "item", "_local_scalar_dense")
-"""Ops that only check, or whose result only others of these use."""
 
 REGIONS = ("wrap", "checkpoint")
 """Parts of the names of ops with a graph as an argument that is computed as it is."""
@@ -222,7 +220,7 @@ class Importer:
 
     def call(self, node: Node) -> Any:
         """Translate a call; return its cells."""
-        self._check_static(node)
+        check_static(node, self.cells, self._at)
         target = node.target
         if target is operator.getitem:
             return self.cells[node.args[0]][node.args[1]]
@@ -255,13 +253,13 @@ class Importer:
             return self._view(node, functional, overload, result)
         shares = any(r.alias_info is not None for r in target._schema.returns)
         base = self.cells.get(node.args[0]) if shares and node.args else None
-        return _to_cells(result, base if isinstance(base, Cell) else None)
+        return to_cells(result, base if isinstance(base, Cell) else None)
 
     def _translate(self, node: Node, name: str, overload: str) -> Any:
         """The values of a call, by the table, by torch's decomposition, or by torch's own op."""
         entry = TABLE.get(f"{name}.{overload}") or TABLE.get(name)
         if entry is not None:
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: _read(self.cells[n]))
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: read(self.cells[n]))
             found = self._run(entry, node, *args, **kwargs)
             if found is not NotImplemented:
                 return found
@@ -269,8 +267,8 @@ class Importer:
         if inner is not None and all(map(_has_translation, inner[0].graph.nodes)):
             module, given = inner
             self._bind(module, given)
-            return tree_map_only(Cell, _read, self.graph(module))
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: _read(self.cells[n]))
+            return tree_map_only(Cell, read, self.graph(module))
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: read(self.cells[n]))
         found = self._run(fallback.called, node, args, kwargs)
         if found is not NotImplemented:
             return found
@@ -285,29 +283,6 @@ class Importer:
         path = f" in {self._path!r}" if self._path else ""
         return path + (f" at {place[0]}:{place[1]}" if place else "")
 
-    def _check_static(self, node: Node) -> None:
-        """Check that the shapes of results, and numbers, are those of the example inputs.
-
-        Raises:
-            ShardirError: they depend on the data.
-        """
-        packet = getattr(node.target, "_schema", None)
-        if packet is not None and packet.name.partition("::")[2].startswith(IGNORED):
-            return
-        found = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
-        if not all(isinstance(n, int) for x in found for n in x.shape):
-            raise ShardirError(
-                f"expected shapes that do not depend on the data, got a result of {node.target}"
-                f"{self._at()} whose size does; keep all elements, with a mask: torch.where"
-            )
-        numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
-        given = (n for n in node.all_input_nodes if isinstance(n.meta.get("val"), numbers))
-        if found and any(self.cells.get(n) is None for n in given):
-            raise ShardirError(
-                f"expected numbers that do not depend on the data, got one from a tensor in "
-                f"{node.target}{self._at()}; use the tensor itself, without item()"
-            )
-
     def _run(self, entry: AtenEntry, node: Node, *args: Any, **kwargs: Any) -> Any:
         t = Translation(self.function, node, self.random, lambda n, v: self.cells[n].write(v))
         return entry(t, *args, **kwargs)
@@ -316,7 +291,7 @@ class Importer:
         """The cell of a view of the first argument."""
         base = self.cells[node.args[0]]
         entry = TABLE[name]
-        rest, kwargs = map_arg((node.args[1:], dict(node.kwargs)), lambda n: _read(self.cells[n]))
+        rest, kwargs = map_arg((node.args[1:], dict(node.kwargs)), lambda n: read(self.cells[n]))
         inverse = VIEWS[name]
         return Cell(
             value, base,
@@ -396,21 +371,6 @@ def _has_translation(node: Node) -> bool:
 def _without_gradient(cell: Cell) -> Cell:
     x = cell.read()
     return Cell(nn.stop_gradient(x)) if x.dtype.startswith(("f", "bf")) else cell
-
-
-def _to_cells(result: Any, base: Cell | None = None) -> Any:
-    """The cells of results; `base`: that of the tensor whose storage they share."""
-    if isinstance(result, Value):
-        return Cell(result, base, version=0 if base is None else base.root.writes)
-    if isinstance(result, tuple | list):
-        return tuple(_to_cells(x, base) for x in result)
-    return result
-
-
-def _read(cell: Any) -> Any:
-    if isinstance(cell, Cell):
-        return cell.read()
-    return tuple(map(_read, cell)) if isinstance(cell, tuple | list) else cell
 
 
 def _following(op: Operation | None) -> Iterator[Operation]:

@@ -1,0 +1,70 @@
+"""The bytes that the values of a cost graph hold, as sums over its variables.
+
+argument_bytes    those of arguments, which every program holds
+live_bytes        those of all values, of a graph that counts memory
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardir.algebra.routes import Table
+from shardir.analysis.storages import Span
+from shardir.dialects.nn.types import unsharded_type
+from shardir.search.cost_graph import CostGraph, times
+from shardir.search.live_bytes import shard_bytes
+from shardir.search.memory import LiveBytes
+from shardir.search.value_layouts import ValueLayouts, result_index
+
+
+def argument_bytes(graph: CostGraph) -> list[LiveBytes]:
+    """Return the live bytes of the arguments, which every program holds."""
+    return [
+        LiveBytes((i,), _shard_bytes(graph, unsharded_type(v), graph.layouts[v]), Span(-1, -1))
+        for v, i in graph.value_variable.items() if isinstance(v.owner, Block)
+    ]  # fmt: skip
+
+
+def live_bytes(graph: CostGraph) -> list[LiveBytes]:
+    """Return the live bytes of all values, and of redistributed copies."""
+    assert graph.spans is not None
+    found = list(graph.transients)
+    for v, span in graph.spans.items():
+        if isinstance(v.type, TensorType):
+            found += _of_value(graph, v, span)
+    return found
+
+
+def _of_value(graph: CostGraph, v: SSAValue, span: Span) -> Iterator[LiveBytes]:
+    """Yield the live bytes of a value: not where it is not saved, since it is made again."""
+    op = v.owner
+    if v in graph.value_variable:
+        i, layouts = graph.value_variable[v], graph.layouts[v]
+    elif isinstance(op, Operation) and op in graph.op_variable:
+        i, layouts = graph.op_variable[op], graph.made_in(graph.candidates[op], result_index(v))
+    else:
+        return
+    table, pin = _shard_bytes(graph, unsharded_type(v), layouts), graph.pin_of(v)
+    gap = graph.unsaved.get(v) if pin is None else pin.unsaved
+    if gap is None or v not in graph.value_variable:
+        yield LiveBytes((i,), table, span)
+        return
+    yield LiveBytes((i,), table, Span(span.start, gap.start - 1))
+    if pin is None:  # it is saved, or made again: that is chosen
+        assert isinstance(op, Operation)
+        makers = graph.candidates[op]
+        saved = graph.table(
+            (id(table), id(makers), "saved"), lambda: (2 - times(makers))[:, None] * table
+        )
+        yield LiveBytes((graph.op_variable[op], i), saved, gap)
+    yield LiveBytes((i,), table, Span(gap.end + 1, span.end))
+
+
+def _shard_bytes(graph: CostGraph, t: TensorType, layouts: ValueLayouts) -> Table:
+    """Return the bytes of a value on a device, in each of its layouts."""
+    return graph.table(
+        (id(layouts), "holds", t),
+        lambda: np.array([float(shard_bytes(t, l, graph.mesh)) for l, _ in layouts]),
+    )
