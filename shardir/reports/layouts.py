@@ -57,7 +57,9 @@ class Explanation:
         """Look up the requested names in a module."""
         found: dict[str, None] = {}
         for f, block in bodies(module):
-            keys = dict(zip(block.args, (a.key for a in arguments(f)), strict=True))
+            keys: dict[SSAValue, str | None] = {
+                v: a.key for v, a in zip(block.args, arguments(f), strict=True)
+            }
             for v in values(block):
                 if v.name_hint is not None and isinstance(v.type, TensorType):
                     found[v.name_hint] = None

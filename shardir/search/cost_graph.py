@@ -102,7 +102,7 @@ class CostGraph:
         self.block, self.source, self.mesh, self.ties = block, source, source.mesh, ties
         self.spans = live_spans(block, ties) if counts_memory else None
         self.unsaved = unsaved_spans(block, self.spans) if self.spans else {}
-        self.pins: Mapping[Operation, Pin] = pins(block, self.mesh, counts_memory)
+        self.pins: Mapping[Operation, Pin] = {**pins(block, self.mesh, counts_memory)}
         self.problem = CostProblem()
         self.candidates: dict[Operation, Candidates] = {}
         self.op_variable: dict[Operation, int] = {}
@@ -141,7 +141,7 @@ class CostGraph:
             if isinstance(v.type, TensorType):
                 self._add_value(v)
         for op in self.block.ops:  # in this order the solver's bound grows fastest
-            if op in self.candidates:
+            if isinstance(op, TensorOp):
                 self.op_variable[op] = self.problem.variable(self._op_seconds(op))
             for v in op.results if op in self.candidates or op in self.pins else ():
                 if v not in self.value_variable and self._needs_variable(v):

@@ -10,7 +10,7 @@ collectives that later passes remove.
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
@@ -97,7 +97,8 @@ class StepTimeline:
         for op, pin in self._pins.items():
             i, users = self._at[op], self._users.get(op.out, [])
             made.append((i, op.out, pin.transfer.target))
-            start = self._at.get(op.value.owner, -1)  # not of a block
+            maker = op.value.owner
+            start = self._at[maker] if isinstance(maker, Operation) else -1
             yield start, self._first(users), op.out, pin.transfer, False
             if pin.again is not None and pin.unsaved is not None:
                 yield pin.unsaved.start - 1, pin.again, op.out, pin.transfer, False

@@ -103,7 +103,7 @@ def test_values_have_the_paths_of_modules(net: Net) -> None:
 
 
 def test_a_module_is_explained_by_what_is_within() -> None:
-    """Where no value has its name: its result is that of the last module within."""
+    """If no value has its name, since its result is that of a module within."""
 
     class Nested(nn.Module):
         def __init__(self) -> None:

@@ -4,7 +4,6 @@ and nothing else on stdout and stderr."""
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -104,9 +103,13 @@ def test_what_a_module_prints_is_shown(capfd: pytest.CaptureFixture[str]) -> Non
         logging.getLogger("module").warning("logged by the module")
         return h
 
-    records: list[Any] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    records: list[logging.LogRecord] = []
+
+    class Recording(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Recording()
     for name in ("module", "torch.export"):
         logging.getLogger(name).addHandler(handler)
     try:

@@ -1,5 +1,6 @@
 """Recurrent networks, against torch: all forms of their modules, forward and gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ class Sum(nn.Module):
     def forward(self, *given: Any) -> torch.Tensor:
         found = self.network(*given)
         results = [found] if isinstance(found, torch.Tensor) else [found[0], *_flat(found[1:])]
-        return sum((r * torch.arange(r.numel()).reshape(r.shape)).sum() for r in results)  # type: ignore[return-value]
+        sums = [(r * torch.arange(r.numel()).reshape(r.shape)).sum() for r in results]
+        return torch.stack(sums).sum()
 
 
 def _flat(tree: Any) -> list[torch.Tensor]:
@@ -49,7 +51,7 @@ def compare(model: nn.Module, *given: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "options"), extent([FORMS[0], FORMS[1], FORMS[3], FORMS[5]], FORMS)
 )
-def test_networks(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+def test_networks(kind: Callable[..., nn.RNNBase], options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     network = kind(WIDTH, HIDDEN, **options).double()
     first = options.get("batch_first", False)
@@ -62,7 +64,7 @@ def test_networks(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-def test_cells(kind: type[nn.RNNCellBase]) -> None:
+def test_cells(kind: Callable[..., nn.RNNCellBase]) -> None:
     torch.manual_seed(0)
     compare(Sum(kind(WIDTH, HIDDEN).double()), torch.randn(BATCH, WIDTH, dtype=torch.float64))
 

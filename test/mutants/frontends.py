@@ -7,8 +7,8 @@ MUTANTS = [
         "a write to a view is lost",
         "The result of an op that returns a view is a tensor of its own where it has no inverse.",
         "shardir/frontends/torch/importer.py",
-        "return _to_cells(result, base if isinstance(base, Cell) else None)",
-        "return _to_cells(result)",
+        "return to_cells(result, base if isinstance(base, Cell) else None)",
+        "return to_cells(result)",
         "test/frontends/test_traced.py -k view",
     ),
     Mutant(

@@ -34,7 +34,7 @@ def value_names(module: GraphModule, outer: str = "") -> dict[Node, str]:
     for node, (path, after) in zip(calls, pairwise([*paths, None]), strict=True):
         kind = re.sub(r"_\d+$", "", node.name)
         ends = path and path not in (outer, after) and not f"{after}.".startswith(f"{path}.")
-        names[node] = hint_of(path if ends else f"{path}.{kind}" if path else kind)
+        names[node] = hint_of(path if path and ends else f"{path}.{kind}" if path else kind)
     return names
 
 

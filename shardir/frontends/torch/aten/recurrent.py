@@ -12,26 +12,26 @@ from shardir.frontends.torch.aten.creation import dropout
 from shardir.frontends.torch.aten.shape import pieces, stack, unbind
 from shardir.frontends.torch.translation import AtenEntry, Translation
 
-State = tuple[Value, ...]
+CellState = tuple[Value, ...]
 """What a cell retains: the hidden value, then that of an LSTM's memory."""
 
-Step = Callable[[Value, Value, State], State]
+CellStep = Callable[[Value, Value, CellState], CellState]
 """Returns the new state, from the products of the input and of the hidden value, and the old
 one."""
 
 
-def _elman(activation: Callable[[Value], Value]) -> Step:
+def _elman(activation: Callable[[Value], Value]) -> CellStep:
     return lambda given, kept, state: (activation(kept + given),)
 
 
-def _gru(given: Value, kept: Value, state: State) -> State:
+def _gru(given: Value, kept: Value, state: CellState) -> CellState:
     (reset, update, new), (reset_kept, update_kept, new_kept) = _gates(given, 3), _gates(kept, 3)
     reset, update = nn.sigmoid(reset + reset_kept), nn.sigmoid(update + update_kept)
     new = nn.tanh(new + new_kept * reset)
     return ((state[0] - new) * update + new,)
 
 
-def _lstm(given: Value, kept: Value, state: State) -> State:
+def _lstm(given: Value, kept: Value, state: CellState) -> CellState:
     into, forget, new, out = _gates(kept + given, 4)
     memory = nn.sigmoid(forget) * state[1] + nn.sigmoid(into) * nn.tanh(new)
     return nn.sigmoid(out) * nn.tanh(memory), memory
@@ -41,13 +41,13 @@ def _gates(x: Value, n: int) -> tuple[Value, ...]:
     return pieces(x, (x.shape[-1] // n,) * n, len(x.shape) - 1)
 
 
-def _cell(step: Step) -> AtenEntry:
+def _cell(step: CellStep) -> AtenEntry:
     """An entry of one step of one layer."""
 
     def entry(
         t: Translation, x: Value, hx: Value | Sequence[Value], w: Value, w_kept: Value,
         b: Value | None = None, b_kept: Value | None = None,
-    ) -> Value | State:  # fmt: skip
+    ) -> Value | CellState:  # fmt: skip
         state = _state(t, hx)
         found = step(linear(t, x, w, b), linear(t, state[0], w_kept, b_kept), state)
         return found[0] if isinstance(hx, Value) else found
@@ -55,14 +55,14 @@ def _cell(step: Step) -> AtenEntry:
     return entry
 
 
-def _network(step: Step) -> AtenEntry:
+def _network(step: CellStep) -> AtenEntry:
     """An entry of all steps of all layers, [steps, batch, features]."""
 
     def entry(
         t: Translation, x: Value, hx: Value | Sequence[Value], params: Sequence[Value],
         has_biases: bool, num_layers: int, p: float, train: bool, bidirectional: bool,
         batch_first: bool,
-    ) -> State:  # fmt: skip
+    ) -> CellState:  # fmt: skip
         x, directions = t.value(x), 2 if bidirectional else 1
         x = x.transpose(1, 0, 2) if batch_first else x
         rows = num_layers * directions
@@ -85,9 +85,9 @@ def _network(step: Step) -> AtenEntry:
 
 
 def _direction(
-    t: Translation, step: Step, x: Value, state: State, params: Sequence[Value], has_biases: bool,
+    t: Translation, step: CellStep, x: Value, state: CellState, params: Sequence[Value], has_biases: bool,
     reverse: int,
-) -> tuple[Value, State]:  # fmt: skip
+) -> tuple[Value, CellState]:  # fmt: skip
     """The outputs of one layer in one direction, and its last state. The product of the input is
     one for all steps."""
     w, w_kept, *others = params
@@ -103,7 +103,7 @@ def _direction(
     return stack(t, outputs[::-1] if reverse else outputs), state
 
 
-def _state(t: Translation, hx: Value | Sequence[Value]) -> State:
+def _state(t: Translation, hx: Value | Sequence[Value]) -> CellState:
     return tuple(t.value(s) for s in ((hx,) if isinstance(hx, Value) else hx))
 
 
