@@ -85,8 +85,8 @@ def _network(step: CellStep) -> AtenEntry:
 
 
 def _direction(
-    t: Translation, step: CellStep, x: Value, state: CellState, params: Sequence[Value], has_biases: bool,
-    reverse: int,
+    t: Translation, step: CellStep, x: Value, state: CellState, params: Sequence[Value],
+    has_biases: bool, reverse: int,
 ) -> tuple[Value, CellState]:  # fmt: skip
     """The outputs of one layer in one direction, and its last state. The product of the input is
     one for all steps."""
