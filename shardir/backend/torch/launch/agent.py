@@ -28,16 +28,17 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
-    RendezvousHandler,
     RendezvousTimeoutError,
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from shardir.backend.runs import EmitResized, LaunchError, OnEvent, Options, RunError
 from shardir.backend.torch.launch.network import address_towards, interface_of
+from shardir.backend.torch.launch.node_positions import NodePositions
 from shardir.backend.torch.launch.outcome import FINAL, TAIL_BYTES, Outcome
+from shardir.backend.torch.launch.positions import Standing, ranks_of_a_stage
 from shardir.backend.torch.launch.ranks import TERM_SECONDS, allow_files
-from shardir.backend.torch.launch.rendezvous import BACKEND, Peer
+from shardir.backend.torch.launch.rendezvous import BACKEND, Peer, Rendezvous
 from shardir.backend.torch.runtime.runtime_events import event_of
 from shardir.backend.torch.runtime.runtime_options import DataFiles
 from shardir.backend.torch.runtime.runtime_plan import (
@@ -46,6 +47,7 @@ from shardir.backend.torch.runtime.runtime_plan import (
     ProgramPlan,
     load_plan,
 )
+from shardir.backend.torch.runtime.runtime_position import POSITIONS
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder
 
@@ -78,7 +80,8 @@ class Agent:
         grows: whether a node waits to take part.
     """
 
-    rendezvous: RendezvousHandler
+    rendezvous: Rendezvous
+    positions: NodePositions
 
     def __init__(self, plan: ProgramPlan, options: Options, emit_resized: EmitResized | None):
         self.plan, self.options, self._emit_resized = plan, options, emit_resized
@@ -115,6 +118,7 @@ class Agent:
             for local in range(self.size):
                 os.mkfifo(path := events_of(folder, local))
                 self.events[os.open(path, os.O_RDWR)] = b""
+            self.positions = NodePositions(self.size, folder / "positions", options.timeout)
             self._folder = folder
             (folder / "program").symlink_to(self.plan.directory.absolute())
             for nodes in range(options.nnodes.low, options.nnodes.high):
@@ -157,6 +161,7 @@ class Agent:
             except RendezvousConnectionError as error:
                 self._lost(error, wait)
             finally:
+                self.positions.records.close()
                 for pipe in self.events:
                     os.close(pipe)
 
@@ -191,6 +196,7 @@ class Agent:
         self.plan, link = self._plans[nodes], self._folder / "program"
         link.unlink()
         link.symlink_to(self.plan.directory.absolute())
+        self.positions.begin(self.rendezvous.share)
         self._last_sign = time.monotonic() + START_SECONDS
         return Peer(self.options.node_rank, *digests(self.plan, self.options))
 
@@ -212,14 +218,16 @@ class Agent:
     def watch(self, closed: Callable[[], bool]) -> None:
         """Read what the ranks say, until a node ends the run."""
         self._read()
+        self.positions.watch()
         if closed():
             raise RunError(ENDED)
         silent = time.monotonic() - self._last_sign
         if 0 in self.ranks and silent > self.options.timeout + 5:
-            raise RunError(
+            story = (
                 f"nothing was heard of the ranks for {self.options.timeout:g} s; if a step takes "
                 "longer than that, give a longer --timeout"
             )
+            raise RunError("\n".join([story, *self._standing().report()]))
 
     # ---- the ranks ----
 
@@ -246,15 +254,25 @@ class Agent:
         kinds = {error["kind"] for error in self.outcome.errors.values()}
         cause = self.outcome.cause(codes)
         if cause is not None and codes.get(cause) == -signal.SIGKILL and "late" in kinds:
-            raise RunError(
+            story = (
                 f"rank {cause} did not answer: the others waited for it for "
                 f"{self.options.timeout:g} s"
             )
+            raise RunError("\n".join([story, *self._standing().report([cause])]))
         if cause is None and self.options.nnodes.high > 1:
             raise RunError(ENDED)
         if cause is None:
             cause = self.outcome.first()["rank"] if self.outcome.errors else min(codes)
-        raise RunError(self.outcome.story(cause, codes.get(cause), self._output(cause)))
+            places = self._standing().report()
+        else:
+            places = self.outcome.places(cause, self._standing())
+        story = self.outcome.story(cause, codes.get(cause), self._output(cause))
+        raise RunError("\n".join([story, *places]))
+
+    def _standing(self) -> Standing:
+        first = self.ranks.start
+        program = self.plan.directory / "program.py"
+        return self.positions.standing(first, program, ranks_of_a_stage(self.plan))
 
     def _has_stopped(self) -> bool:
         """Whether the ranks have agreed to end, after a checkpoint. Their exit codes name the
@@ -310,6 +328,7 @@ class Logs(DefaultLogsSpecs):
         for local, env in envs.items():
             env |= {name: value for name, value in defaults.items() if name not in os.environ}
             env["SHARDIR_EVENTS"] = str(events_of(self._folder, local))
+            env[POSITIONS] = str(agent.positions.path)
             env["SHARDIR_LAUNCHER"] = str(os.getpid())
         agent.logs = super().reify(envs)
         return agent.logs

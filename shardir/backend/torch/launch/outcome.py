@@ -4,6 +4,8 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from shardir.backend.torch.launch.positions import Standing
+
 OWN = ("plan", "program", "values")
 """The kinds of errors whose cause is the rank itself."""
 
@@ -55,6 +57,16 @@ class Outcome:
     def first(self) -> dict[str, Any]:
         """Return the error that a rank reported first."""
         return min(self.errors.values(), key=lambda error: error["time"])
+
+    def places(self, cause: int, standing: Standing) -> list[str]:
+        """Return where the ranks stand, as far as it helps to understand the error of the cause:
+        all of them where they have begun different collectives."""
+        error = self.errors.get(cause)
+        if error and error["kind"] in FINAL:
+            return []
+        if standing.has_parted():
+            return standing.report()
+        return [] if error else standing.of_rank(cause)
 
     def story(self, rank: int, code: int | None, output: bytes) -> str:
         """Return what happened to a rank.

@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 from shardir.backend.runs import LaunchError, OnEvent, Options, RunError
 from shardir.backend.torch.launch.forks import Fork, Forks, environment, forks
 from shardir.backend.torch.launch.outcome import TAIL_BYTES, Outcome
+from shardir.backend.torch.launch.positions import Records, Standing
 from shardir.backend.torch.runtime.runtime_events import FINISH, MAY_FINISH, event_of
 from shardir.backend.torch.runtime.runtime_plan import START_SECONDS
+from shardir.backend.torch.runtime.runtime_position import POSITIONS
 
 if TYPE_CHECKING:
     from shardir.backend.torch.launch.feed import Feed
@@ -63,14 +65,15 @@ class Ranks:
 
     Args:
         variables: of the environment of all ranks, beside those of this process.
+        stage: the number of ranks that run the same, by default all.
     """
 
     def __init__(
         self, program: Path, count: int, options: Options, feed: "Feed | None" = None,
-        variables: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None, stage: int | None = None,
     ):  # fmt: skip
         self.program, self.count, self.options, self.feed = program, count, options, feed
-        self.variables = variables or {}
+        self.variables, self.stage = variables or {}, stage or count
         self.processes: list[Fork] = []
         self.logs: list[Any] = []  # what each rank prints: files without a name
         self.outcome = Outcome()
@@ -91,6 +94,7 @@ class Ranks:
             socket.create_server(("127.0.0.1", 0), backlog=self.count + 8) as store,
         ):
             here.import_runtime(self.program.parent)
+            self._records = Records(self.count)
             self._events, events = os.pipe()
             try:
                 for rank in range(self.count):
@@ -112,6 +116,7 @@ class Ranks:
                     os.close(events)
                 self.stop()
                 os.close(self._events)
+                self._records.close()
                 for log in self.logs:
                     log.close()
                 if self.feed is not None:
@@ -129,10 +134,11 @@ class Ranks:
             "MASTER_PORT": str(store.getsockname()[1]),
             "SHARDIR_EVENTS": f"fd:{events}",
             "SHARDIR_STORE_FD": str(store.fileno()),
+            POSITIONS: f"fd:{self._records.fileno()}",
         }
         if self.options.callback is not None:
             variables[MAY_FINISH] = "1"
-        passed, fed = [events], list[str]()
+        passed, fed = [events, self._records.fileno()], list[str]()
         if rank == 0:
             passed.append(store.fileno())
         if self.feed is not None:
@@ -156,11 +162,12 @@ class Ranks:
             if None not in codes.values() and self._drained:
                 return
             if time.monotonic() - last_sign > self.options.timeout + 5:
-                raise RunError(
+                story = (
                     f"nothing was heard of the ranks for {self.options.timeout:g} s"
                     f" ({self._silence()}); if a step takes longer than that, give a longer"
                     " --timeout"
                 )
+                raise RunError("\n".join([story, *self._standing().report(self._stopped())]))
 
     def _interrupt(self, on_event: OnEvent) -> None:
         """Ask the ranks to write a checkpoint and to end, and wait for it."""
@@ -213,13 +220,19 @@ class Ranks:
             cause = self.outcome.cause(self._codes())
             lost = cause is None and self.outcome.first()["kind"] == "lost"
             seconds = CAUSE_SECONDS if lost else GRACE_SECONDS
+        standing = self._standing()
         if cause is not None:
-            raise RunError(self._story(cause))
+            raise RunError("\n".join([self._story(cause), *self.outcome.places(cause, standing)]))
         silent = self._silence()
         if silent:
-            seconds = f"{self.options.timeout:g} s"
-            raise RunError(f"{silent}: the others waited for it for {seconds}")
-        raise RunError(self._story(self.outcome.first()["rank"]))
+            story = f"{silent}: the others waited for it for {self.options.timeout:g} s"
+        else:
+            story = self._story(self.outcome.first()["rank"])
+        raise RunError("\n".join([story, *standing.report(self._stopped())]))
+
+    def _standing(self) -> Standing:
+        records = dict(enumerate(self._records.read()))
+        return Standing(records, self.program, self.stage)
 
     def _codes(self) -> dict[int, int | None]:
         """Return the exit codes of all ranks."""
@@ -233,16 +246,22 @@ class Ranks:
     def _silence(self) -> str:
         """Return what the ranks do that have neither ended nor reported an error: those that are
         stopped, or else all of them."""
-        states = {
-            rank: _state(process)
-            for rank, process in enumerate(self.processes)
-            if process.poll() is None and rank not in self.outcome.errors
-        }
-        chosen = {rank: s for rank, s in states.items() if s in STOPPED} or states
+        states = self._states()
+        chosen = {rank: states[rank] for rank in self._stopped()} or states
         return ", ".join(
             f"rank {rank} {STATES.get(state, 'is alive but does not answer')}"
             for rank, state in chosen.items()
         )
+
+    def _states(self) -> dict[int, str]:
+        return {
+            rank: _state(process)
+            for rank, process in enumerate(self.processes)
+            if process.poll() is None and rank not in self.outcome.errors
+        }
+
+    def _stopped(self) -> list[int]:
+        return [rank for rank, state in self._states().items() if state in STOPPED]
 
     # ---- the end ----
 

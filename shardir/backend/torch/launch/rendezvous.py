@@ -66,6 +66,7 @@ class Rendezvous(RendezvousHandler):
         self._inner, self._member = inner, member
         member.rendezvous = self
         self._ranks: TCPStore | None = None
+        self._said: tuple[PrefixStore, int, int] | None = None
 
     def get_backend(self) -> str:
         return BACKEND
@@ -81,10 +82,13 @@ class Rendezvous(RendezvousHandler):
         met = self._inner.next_rendezvous()
         own = PrefixStore(BACKEND, met.store)  # the keys of torch's rendezvous stay apart
         node = self._member.join(met.world_size)
+        own.set(f"said/{met.rank}", "")
         own.set(f"node/{met.rank}", json.dumps(asdict(node)))
         said = own.multi_get([f"node/{k}" for k in range(met.world_size)])
         nodes = [Peer(**json.loads(text)) for text in said]
         rank = place(nodes, met.rank)
+        own.set(f"place/{rank}", str(met.rank))
+        self._said = own, met.rank, met.world_size
         address = self._member.address
         if rank == 0:
             self._ranks = TCPStore(address, 0, is_master=True, wait_for_workers=False)
@@ -103,6 +107,17 @@ class Rendezvous(RendezvousHandler):
         waiting = self._inner.num_nodes_waiting()
         self._member.grows = waiting > 0
         return waiting
+
+    def share(self, text: str | None) -> list[bytes]:
+        """Tell the other nodes a text, unless it is None; return what each has told last, in the
+        order of their ranks."""
+        if self._said is None:
+            return []
+        store, index, count = self._said
+        if text is not None:
+            store.set(f"said/{index}", text)
+        places = [int(k) for k in store.multi_get([f"place/{rank}" for rank in range(count)])]
+        return store.multi_get([f"said/{k}" for k in places])
 
     def get_run_id(self) -> str:
         return self._inner.get_run_id()

@@ -20,6 +20,7 @@ from shardir.backend.runs import (
     Report,
 )
 from shardir.backend.torch.launch.log import Rates, entries, logged, on_board
+from shardir.backend.torch.launch.positions import ranks_of_a_stage
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.runtime import runtime_manifest as manifests
 from shardir.backend.torch.runtime.runtime_events import TRACE
@@ -136,8 +137,9 @@ def run(
 
             left = options.steps - _steps_done(options)
             feed = Feed(plan, batches.batches, left, batches.local)
+        same = ranks_of_a_stage(plan) if ranks > 1 else 1
         with recorded(options.trace_steps, on_trace) as variables:
-            started = Ranks(plan.directory / program, ranks, options, feed, variables)
+            started = Ranks(plan.directory / program, ranks, options, feed, variables, same)
             started.run(take)
     return report
 

@@ -17,9 +17,11 @@ This file is copied beside every emitted program and needs only torch. A program
 * A group of one rank never communicates.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 
 import runtime_buffers as buffers
+import runtime_position as position
 import torch
 from runtime_axes import Sized
 from runtime_gathers import all_gather, all_to_all
@@ -57,6 +59,7 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
     """Run the functions of plan.json (see runtime_main.py); `single`: on one device, unsplit."""
     import runtime_main
 
+    position.attach(sys._getframe(1).f_code.co_filename)
     runtime_main.main(functions, single)
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import runtime_position as position
 import torch
 from runtime_mesh import Group, bounds
 from torch import Tensor
@@ -45,7 +46,9 @@ class Pending:
         work, finish = self._work, self._finish
         del self._work, self._finish  # which frees the buffers of the collective
         if work is not None:
+            position.begin()
             work.wait()
+            position.complete()
             del work
         return finish()
 

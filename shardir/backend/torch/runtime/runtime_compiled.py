@@ -13,9 +13,12 @@ from types import ModuleType
 import torch
 from runtime_plan import PlanError
 
-AS_THEY_ARE = {"runtime": (), "runtime_exchange": (), "ops_runtime": ("in_range", "in_slices")}
-"""The functions that are called as they are, where a program imports them: collectives, and checks
-that read values on a CPU; () stands for all of a module."""
+AS_THEY_ARE = {
+    "runtime": (), "runtime_exchange": (), "runtime_position": (),
+    "ops_runtime": ("in_range", "in_slices"),
+}  # fmt: skip
+"""The functions that are called as they are, where a program imports them: collectives,
+their positions, and checks that read values on a CPU; () stands for all of a module."""
 
 
 def compiled(functions: dict[str, Callable]) -> dict[str, Callable]:

@@ -12,6 +12,7 @@ import runtime as rt
 import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
+from runtime_position import recorded
 from torch import Tensor
 
 DimAxes = tuple[rt.Axes, ...]
@@ -33,6 +34,7 @@ class _Transfers(NamedTuple):
 _transfers: dict[tuple, _Transfers] = {}
 
 
+@recorded
 def exchange(
     mesh: rt.Mesh, x: Tensor, shape: tuple[int, ...], source: DimAxes, target: DimAxes
 ) -> Tensor:

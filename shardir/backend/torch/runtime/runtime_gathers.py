@@ -11,6 +11,7 @@ import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
 from runtime_mesh import Axes, Group, Mesh, shard_size
+from runtime_position import recorded
 from torch import Tensor
 
 # torch 2.13 has a new name for it; 2.11 has only the old one.
@@ -20,6 +21,7 @@ _gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_
 _SMALL = 1 << 16
 
 
+@recorded
 def all_gather(
     mesh: Mesh, x: Any, dim: Any, axes: Axes, total: Any = None, wait: bool = True
 ) -> Any:  # fmt: skip
@@ -82,6 +84,7 @@ def _all_gather(
     return buffers.Pending(work, finish)
 
 
+@recorded
 def all_to_all(
     mesh: Mesh, x: Any, split_dim: int, concat_dim: int, axes: Axes, total: Any = None,
     wait: bool = True,

@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Any
 
+import runtime_position as position
 import torch
 import torch.distributed as dist
 from runtime_events import MAY_FINISH
@@ -50,5 +51,7 @@ class Interruption:
     def agreed(self) -> int:
         """Return the signal that a rank had when the exchange began; 0 if none had."""
         if self._work is not None:
+            position.begin()
             self._work.wait()
+            position.complete()
         return int(self._flag)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import runtime as rt
+import runtime_position as position
 import torch
 from runtime_anomalies import CHECKED_STEPS, Watch, check_losses
 from runtime_compiled import compiled
@@ -158,6 +159,7 @@ class Runner(Session):
         evaluating = 0.0
         steps = range(saved.start, options.steps)
         for step, inputs in zip(steps, self.inputs[function.name].ahead(steps), strict=True):
+            position.at_step(step + 1)
             saved.begin()
             with watch.of_step(step) if options.detect_anomaly else nullcontext():
                 outputs = self.call(function, inputs, check=step == saved.start)

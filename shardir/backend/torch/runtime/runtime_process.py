@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import runtime as rt
+import runtime_position as position
 import torch
 import torch.distributed as dist
 from runtime_anomalies import NotFiniteError
@@ -46,6 +47,7 @@ def as_rank(work: Callable[[RunOptions, Events], int | None]) -> None:
         with torch.no_grad():
             ended_by = work(options, events)
         if dist.is_initialized():
+            position.begin()
             dist.barrier()
             dist.destroy_process_group()
         events.send(always=True, event="done")

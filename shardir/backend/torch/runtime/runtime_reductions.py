@@ -10,12 +10,14 @@ import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
 from runtime_mesh import Axes, Group, Mesh, bounds, shard_size
+from runtime_position import recorded
 from torch import Tensor
 
 # torch 2.13 has a new name for it; 2.11 has only the old one.
 _scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+@recorded
 def all_reduce(
     mesh: Mesh, x: Any, op: str, axes: Axes, donate: bool = False, wait: bool = True
 ) -> Any:
@@ -95,6 +97,7 @@ def _reduction(x: Tensor, op: str) -> Any:
     return {"sum": ops.SUM, "mean": ops.SUM, "max": ops.MAX, "min": ops.MIN}[op]
 
 
+@recorded
 def reduce_scatter(
     mesh: Mesh, x: Any, op: str, dim: Any, axes: Axes, wait: bool = True
 ) -> Any:  # fmt: skip

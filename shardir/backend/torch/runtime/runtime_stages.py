@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import runtime as rt
 import runtime_buffers as buffers
+import runtime_position as position
 import torch
 import torch.distributed as dist
 from runtime_mesh import Mesh
@@ -74,6 +75,7 @@ class _StepRun:
         self.pending: dict[LoopValue, tuple[Any, Tensor]] = {}
         self.sends: dict[int, deque[_Send]] = defaultdict(deque)
         """By target, the sends of the loop that are not waited for yet, in order."""
+        self.doing, self.line = "", 0
 
     def run(self) -> list[Tensor | None]:
         self._outside("begin")
@@ -95,6 +97,7 @@ class _StepRun:
         for part in self.step.parts:
             if part.kind == kind:
                 if part.stage in self.stages:
+                    self._begin(part, f"{kind} of stage {part.stage}")
                     with self.step.span("part", part.kind, part.stage, 0):
                         made = self._called(part, [self.values[n] for n in part.inputs])
                     self.values |= zip(part.outputs, made, strict=True)
@@ -119,6 +122,7 @@ class _StepRun:
     # ---- the loop over microbatches ----
 
     def _run_part(self, part: StagePart, k: int) -> None:
+        self._begin(part, f"{part.stage}{part.kind}{k}")
         values = [self._value(name, k) for name in part.inputs]
         with self.step.span("part", part.kind, part.stage, k):
             made = self._called(part, values)
@@ -203,9 +207,10 @@ class _StepRun:
         message = name, k
         self._post_until(message)
         x = self._received(name, k, *self.pending.pop(message))
-        sends, made_at = self.sends[self._source(message)], self.order.made_at[message]
+        source, made_at = self._source(message), self.order.made_at[message]
+        sends = self.sends[source]
         while sends and sends[0].received_at <= made_at:
-            self._completed(*sends.popleft()[-2:])
+            self._end(sends.popleft(), source)
         return x
 
     def _send(self, name: str, k: int, x: Tensor, target: int) -> None:
@@ -214,7 +219,7 @@ class _StepRun:
         if sum(send.name == name for send in sends) >= self.step.in_flight:
             oldest = next(i for i, send in enumerate(sends) if send.name == name)
             for _ in range(oldest + 1):
-                self._completed(*sends.popleft()[-2:])
+                self._end(sends.popleft(), target)
         x = x.contiguous()
         at = self.order.received_at[(name, k), target]
         sends.append(_Send(name, at, self._sent(name, k, x, target), x))
@@ -242,16 +247,28 @@ class _StepRun:
 
     def _received(self, name: str, k: int, work: Any, x: Tensor) -> Tensor:
         """Return a value that is being received."""
+        source = self._source((name, k))
         if work is not None:
-            with self.step.span("arrival", name, self._peer(self._source((name, k))), k):
-                work.wait()
+            with self.step.span("arrival", name, self._peer(source), k):
+                self._wait(work, source, f"for {name}")
         return x
 
-    @staticmethod
-    def _completed(work: Any, x: Tensor) -> Tensor:
+    def _end(self, send: _Send, target: int) -> None:
+        self._wait(send.work, target, f"until {send.name} is sent")
+
+    def _wait(self, work: Any, rank: int, why: str) -> None:
+        """Wait for a transfer from or to another rank, and record it."""
         if work is not None:
+            position.note(f"{self.doing} {why}")
+            position.begin(self._peer(rank), self.line)
             work.wait()
-        return x
+            position.complete()
+            position.note(self.doing)
+
+    def _begin(self, part: StagePart, doing: str) -> None:
+        """Record what this rank does now: `1F0`."""
+        self.doing, self.line = doing, part.function.__code__.co_firstlineno
+        position.note(doing)
 
     def _empty(self, type: StageValue) -> Tensor:
         shape = [b - a for a, b in rt.local_bounds(self.mesh, type.shape, type.dims)]

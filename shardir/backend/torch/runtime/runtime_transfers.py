@@ -11,9 +11,11 @@ import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
 from runtime_mesh import Axes, Mesh, bounds, shard_size
+from runtime_position import recorded
 from torch import Tensor
 
 
+@recorded
 def broadcast(mesh: Mesh, x: Tensor, root: int, axes: Axes) -> Tensor:
     """Return the root's x, on each rank of the group."""
     group = mesh.group(axes)
@@ -24,6 +26,7 @@ def broadcast(mesh: Mesh, x: Tensor, root: int, axes: Axes) -> Tensor:
     return out
 
 
+@recorded
 def gather(
     mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes, total: int | None = None
 ) -> Tensor:
@@ -46,6 +49,7 @@ def gather(
     return buffers.joined([blocks[k] for k in group.order], dim, total)
 
 
+@recorded
 def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
     """Return this rank's shard, along `dim`, of the root's x; of other ranks only the shape of x
     counts."""
@@ -69,6 +73,7 @@ def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
     return out.narrow(dim, 0, stop - start)
 
 
+@recorded
 def permute(
     mesh: Mesh, x: Tensor, pairs: Sequence[tuple[int, int]], axes: Axes,
     shape: Sequence[int] | None = None,
@@ -99,6 +104,7 @@ def permute(
     return out
 
 
+@recorded
 def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
     """Send x from one rank of the group to another; do nothing on all others.
 
@@ -118,6 +124,7 @@ def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
         mesh.hold([(_start(dist.isend, mesh, x, mesh.rank, group.ranks[target]), x)])
 
 
+@recorded
 def recv(
     mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, source: int, target: int, axes: Axes
 ) -> Tensor:

@@ -1,0 +1,254 @@
+"""Where ranks stand in their sequences of collectives, and which of them lags.
+
+      rank 3 waits at all-reduce of d_w1 (mlp.ir:9), the others are one collective further
+      ranks 0-2: step 12, in all-reduce of d_w2 (mlp.ir:11, program.py:36)
+      rank 3: step 12, in all-reduce of d_w1 (mlp.ir:9, program.py:34)
+
+The ranks record program lines (runtime_position.py); the text of the program says what these are.
+All ranks of a stage begin the same collectives in the same order, so their numbers compare them.
+"""
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from shardir.backend.torch.launch.program_lines import ProgramLines
+from shardir.backend.torch.runtime.runtime_plan import STAGE, ProgramPlan
+from shardir.backend.torch.runtime.runtime_position import (
+    BEGUN,
+    COMPLETED,
+    KEPT,
+    LINES,
+    NOTE,
+    PEER,
+    RECORD,
+    STEP,
+)
+
+SHOWN = 16
+"""The maximum number of positions that a message has."""
+
+
+class Position(NamedTuple):
+    """The position of a rank.
+
+    Args:
+        step: the step of the training, counted from 1; 0 before it.
+        begun, completed: the numbers of collectives.
+        peer: the rank from which it waits for a value of another stage; -1 if it does not.
+        doing: what its stage does, such as `1F0`; "" without stages.
+        lines: of the last collectives the program line, by number.
+    """
+
+    step: int
+    begun: int
+    completed: int
+    peer: int
+    doing: str
+    lines: dict[int, int]
+
+    @classmethod
+    def of(cls, record: bytes) -> Self:
+        """Return the position in a record."""
+        words = memoryview(record).cast("Q")
+        step, begun, completed, peer = (words[i] for i in (STEP, BEGUN, COMPLETED, PEER))
+        doing = words[NOTE:LINES].tobytes().rstrip(b"\0").decode(errors="replace")
+        numbers = range(max(1, begun - KEPT + 1), begun + 1)
+        lines = {n: words[LINES + n % KEPT] for n in numbers}
+        return cls(step, begun, completed, peer - 1 if begun > completed else -1, doing, lines)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in a collective, or waits for a value."""
+        return self.begun > self.completed
+
+    @property
+    def progress(self) -> int:
+        """The number of collectives begun and of those completed, which only grows."""
+        return self.begun + self.completed
+
+
+class Records:
+    """The memory in which the ranks of this machine record their positions.
+
+    Args:
+        path: of a file for it, by which the ranks open it; without one they inherit it.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+
+    def __init__(self, ranks: int, path: Path | None = None):
+        self._size = RECORD * ranks
+        self._file: Any = None
+        if path is not None:
+            self._file = path.open("w+b", buffering=0)
+        elif hasattr(os, "memfd_create"):  # a disk may be full
+            self._file = os.fdopen(os.memfd_create("positions"), "w+b", buffering=0)
+        else:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - close() closes it
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all positions, before ranks start."""
+        os.pwrite(self._file.fileno(), bytes(self._size), 0)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def read(self) -> list[bytes]:
+        """Return the record of each rank of this machine."""
+        data = os.pread(self._file.fileno(), self._size, 0)
+        return [data[at : at + RECORD] for at in range(0, len(data), RECORD)]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def ranks_of_a_stage(plan: ProgramPlan) -> int:
+    """Return the number of ranks that run the same, of all those of a plan."""
+    return plan.size // dict(plan.axes).get(STAGE, 1)
+
+
+class Standing:
+    """Where all ranks of a run stand.
+
+    Args:
+        records: of the ranks that are known, by rank.
+        program: the file that they run.
+        size: the number of ranks of each stage, which run the same: ranks 0 to size - 1, and so on.
+    """
+
+    def __init__(self, records: Mapping[int, bytes], program: Path, size: int):
+        self.program = program
+        self.positions = {rank: Position.of(data) for rank, data in sorted(records.items())}
+        of_stages: dict[int, dict[int, Position]] = {}
+        for rank, position in self.positions.items():
+            of_stages.setdefault(rank // size, {})[rank] = position
+        self.of_stages = list(of_stages.values())
+
+    def has_parted(self) -> bool:
+        """Whether ranks that run the same have begun different collectives."""
+        return any(_parting(stage) is not None for stage in self.of_stages)
+
+    def of_rank(self, rank: int) -> list[str]:
+        """Return where one rank stands; nothing where it was in no collective."""
+        position = self.positions.get(rank)
+        if position is None or not position.begun:
+            return []
+        return [f"  rank {rank}: {_text(position, ProgramLines(self.program))}"]
+
+    def report(self, stopped: Collection[int] = ()) -> list[str]:
+        """Return where all ranks stand, the one that lags first; nothing where none was in a
+        collective.
+
+        Args:
+            stopped: ranks that are known to do nothing.
+        """
+        if not any(p.begun for p in self.positions.values()):
+            return []
+        lines = ProgramLines(self.program)
+        some = [s for s in self.of_stages if not s.keys().isdisjoint(stopped)] or self.of_stages
+        first = list(filter(None, (_difference(stage, lines, stopped) for stage in some)))
+        first = first or list(_awaited(self.positions, lines))
+        stand: dict[str, list[int]] = {}
+        for rank, p in self.positions.items():
+            stand.setdefault(_text(p, lines), []).append(rank)
+        shown = [f"  {_ranks(ranks)}: {text}" for text, ranks in [*stand.items()][:SHOWN]]
+        return [f"  {text}" for text in first] + shown + ["  ..."] * (len(stand) > SHOWN)
+
+
+def _parting(positions: Mapping[int, Position]) -> int | None:
+    """Return the number of the first collective that ranks have begun at different lines."""
+    numbers = sorted({n for p in positions.values() for n in p.lines})
+    for n in numbers:
+        if len({p.lines[n] for p in positions.values() if n in p.lines}) > 1:
+            return n
+    return None
+
+
+def _difference(
+    positions: Mapping[int, Position], lines: ProgramLines, stopped: Collection[int]
+) -> str:
+    """Return which ranks, of those that run the same, are not where the others are."""
+    if (number := _parting(positions)) is not None:
+        at = {rank: p.lines[number] for rank, p in positions.items() if number in p.lines}
+        expected = Counter(at.values()).most_common(1)[0][0]
+        other = [rank for rank, line in at.items() if line != expected]
+        return (
+            f"{_ranks(other)} went to {_at(at[other[0]], lines)}, the others to "
+            f"{_at(expected, lines)}: the ranks do not begin the same collectives"
+        )
+    low = min(p.progress for p in positions.values())
+    behind = [rank for rank, p in positions.items() if p.progress == low]
+    if len(behind) == len(positions):
+        return ""
+    behind = [rank for rank in behind if rank in stopped] or behind
+    first, most = positions[behind[0]], max(p.begun for p in positions.values())
+    if first.waits:
+        doing = f"in {first.doing}, " if first.doing else ""
+        at = _at(first.lines[first.begun], lines)
+        here = f"{_ranks(behind)} {_verb(behind, 'wait')} {doing}at {at}"
+    elif first.doing:
+        here = f"{_ranks(behind)} {_verb(behind, 'is', 'are')} in {first.doing}"
+    else:
+        known = (p.lines[first.begun + 1] for p in positions.values() if first.begun + 1 in p.lines)
+        line = next(known, None)
+        where = "its next collective" if line is None else _at(line, lines)
+        here = f"{_ranks(behind)} {_verb(behind, 'has', 'have')} not come to {where}"
+    ahead = most - first.begun
+    if not (first.waits or first.doing) and ahead == 1:
+        return f"{here}, where the others wait"
+    far = "one collective" if ahead == 1 else f"{ahead} collectives"
+    same = len({p.begun for rank, p in positions.items() if rank not in behind}) == 1
+    return f"{here}, the others are {'' if same else 'up to '}{far} further"
+
+
+def _awaited(positions: Mapping[int, Position], lines: ProgramLines) -> Iterable[str]:
+    """Yield which ranks others wait for that wait for no other stage themselves."""
+    by: dict[int, list[int]] = {}
+    for rank, p in positions.items():
+        if p.peer >= 0:
+            by.setdefault(p.peer, []).append(rank)
+    for rank, waiting in sorted(by.items()):
+        if rank in positions and positions[rank].peer < 0:
+            yield (
+                f"{_ranks(waiting)} {_verb(waiting, 'wait')} for rank {rank}: "
+                f"{_text(positions[rank], lines)}"
+            )
+
+
+def _text(p: Position, lines: ProgramLines) -> str:
+    """The position of a rank, without its number."""
+    parts = [f"step {p.step}"] if p.step else []
+    parts += [p.doing] if p.doing else []
+    if not p.begun:
+        return ", ".join([*parts, "before the first collective"])
+    what = "in" if p.waits else "after"
+    return ", ".join([*parts, f"{what} {_at(p.lines[p.begun], lines, program=True)}"])
+
+
+def _at(line: int, lines: ProgramLines, program: bool = False) -> str:
+    """What a program line is, and where it comes from."""
+    what, sources = lines.describe(line)
+    places = [*sources, *([f"{lines.name}:{line}"] if line and (program or not sources) else [])]
+    return f"{what} ({', '.join(places)})" if places else what
+
+
+def _verb(ranks: list[int], word: str, plural: str = "") -> str:
+    if len(ranks) == 1:
+        return word if plural else f"{word}s"
+    return plural or word
+
+
+def _ranks(ranks: list[int]) -> str:
+    """Ranks as text: `ranks 0-2, 5`."""
+    spans = []
+    for _, run in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
+        numbers = [rank for _, rank in run]
+        spans.append(f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(spans)}"
