@@ -19,6 +19,7 @@ from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder
 from shardir.tools.arguments import import_modules, output_file, positive, size
 from shardir.tools.commands import command
+from shardir.tools.machines import add_to, on_machines
 
 
 class InternalLaunchError(LaunchError):
@@ -30,8 +31,11 @@ class InternalLaunchError(LaunchError):
 def main(arguments: list[str] | None = None) -> int:
     """Run a program. Exit codes: 0 success; 1 a rank failed, --check disagreed or the last loss is
     not finite; 2 no start."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     try:
+        if (code := on_machines(parser, options)) is not None:
+            return code
         with ExitStack() as stack:
             directory = options.program
             is_source = _is_source(directory, options)
@@ -61,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
     add("--nproc", type=int, help="the number of ranks (that of the mesh)")
     Options.add_to(parser)
+    add_to(parser)
     add("--check", action="store_true", help="compare with the same program on one device")
     add(
         "--log-every",

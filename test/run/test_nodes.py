@@ -51,8 +51,11 @@ class Nodes:
         self.agents: dict[int, tuple[Fork, Any]] = {}
 
     def start(self, rank: int, nnodes: Any = 2, *words: Any) -> None:
+        at = ("--nnodes", nnodes, "--node-rank", rank, "--rdzv", self.rdzv)
+        self.start_line(rank, [*self.words, *at, *words])
+
+    def start_line(self, rank: int, words: list[Any]) -> None:
         log = tempfile.TemporaryFile()  # noqa: SIM115 - read by `end`
-        words = (*self.words, "--nnodes", nnodes, "--node-rank", rank, "--rdzv", self.rdzv, *words)
         env = {**os.environ, "TIMES": TIMES, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self.agents[rank] = started([AGENT, *words], env, log), log
 
