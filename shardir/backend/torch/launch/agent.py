@@ -220,14 +220,13 @@ class Agent:
         self._read()
         self.positions.watch()
         if closed():
-            raise RunError(ENDED)
+            raise self._story(ENDED, self.positions.is_still)
         silent = time.monotonic() - self._last_sign
         if 0 in self.ranks and silent > self.options.timeout + 5:
-            story = (
+            raise self._story(
                 f"nothing was heard of the ranks for {self.options.timeout:g} s; if a step takes "
                 "longer than that, give a longer --timeout"
             )
-            raise RunError("\n".join([story, *self._standing().report()]))
 
     # ---- the ranks ----
 
@@ -260,7 +259,7 @@ class Agent:
             )
             raise RunError("\n".join([story, *self._standing().report([cause])]))
         if cause is None and self.options.nnodes.high > 1:
-            raise RunError(ENDED)
+            raise self._story(LATE if "late" in kinds else ENDED, "late" in kinds)
         if cause is None:
             cause = self.outcome.first()["rank"] if self.outcome.errors else min(codes)
             places = self._standing().report()
@@ -268,6 +267,10 @@ class Agent:
             places = self.outcome.places(cause, self._standing())
         story = self.outcome.story(cause, codes.get(cause), self._output(cause))
         raise RunError("\n".join([story, *places]))
+
+    def _story(self, text: str, with_places: bool = True) -> RunError:
+        """Return an error, with where the ranks stand."""
+        return RunError("\n".join([text, *(self._standing().report() if with_places else [])]))
 
     def _standing(self) -> Standing:
         first = self.ranks.start
@@ -303,6 +306,9 @@ class Agent:
         raise LaunchError(f"cannot serve a rendezvous at {place}: {why}") from None
 
 
+LATE = (
+    "a rank of another node did not answer in time; if a step takes longer, give a longer --timeout"
+)
 ENDED = "another node has ended the run: the output of its shard-run says why"
 
 
@@ -349,6 +355,7 @@ def digests(plan: ProgramPlan, options: Options) -> tuple[str, str]:
         checkpoints=options.checkpoints and place,
         resume=options.resume and place,
         dump=options.dump and place,
+        weights=options.weights and place,
         data=DataFiles(word.partition("=")[0] + "=x.npy" for word in options.data or ()),
     )
     words = [*equal.words(), str(options.nnodes), str(options.max_restarts)]

@@ -52,6 +52,11 @@ class NodePositions:
             self._has_asked = True
             self._ask(None)
 
+    @property
+    def is_still(self) -> bool:
+        """Whether the ranks have not moved for a while."""
+        return time.monotonic() - self._since > self.timeout / 2
+
     def standing(self, first: int, program: Path, size: int) -> Standing:
         """Return where the ranks of all nodes stand, as far as these have told.
 

@@ -81,7 +81,9 @@ def run(
         )
     try:
         # pyrefly: ignore[bad-argument-type] - the same classes, under both names of the runtime
-        with_weights(with_data(plan, options.data, options.last), options.weights)
+        given = with_data(plan, options.data, options.last)
+        if options.node_rank == 0 or not options.broadcast:
+            with_weights(given, options.weights)
     except PlanError as error:
         raise LaunchError(str(error)) from None
     if importlib.util.find_spec("torch") is None:

@@ -21,9 +21,9 @@ def may_finish() -> bool:
     return MAY_FINISH in os.environ
 
 
-def own_group(mesh: Any) -> Any:
+def own_group(mesh: Any, name: str = "beside the steps") -> Any:
     """Return a process group of all ranks on Gloo, for work beside the steps."""
-    return dist.new_group(backend="gloo") if mesh.size > 1 else None
+    return dist.new_group(backend="gloo", group_desc=name) if mesh.size > 1 else None
 
 
 class Interruption:
@@ -31,7 +31,7 @@ class Interruption:
     is nothing to save, and a signal ends the process."""
 
     def __init__(self, mesh: Any, signals: tuple[signal.Signals, ...]):
-        self._group, self._size = own_group(mesh), mesh.size
+        self._group, self._size = own_group(mesh, "interruptions"), mesh.size
         self._signals, self.signal = signals, 0
 
     def _ask(self, number: int, _: object) -> None:

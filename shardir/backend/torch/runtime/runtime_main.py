@@ -57,7 +57,8 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
 
     def work(options: RunOptions, events: Events) -> int:
         plan = with_data(load_plan(Path(__file__).parent), options.data, options.last)
-        plan = with_weights(plan, options.weights)
+        if events.rank == 0 or not options.broadcast:
+            plan = with_weights(plan, options.weights)
         plan = _unsplit(plan) if single else plan
         mesh = join_ranks(plan, options)
         check_weights(options.weights, mesh.rank, mesh.size)
@@ -69,7 +70,7 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
         called = compiled(functions) if options.compile else functions
         if recorder is not None:
             called = recorder.functions(plan, plan.directory / "program.py")
-        runner = Runner(plan, mesh, called, options.seed, events, recorder)
+        runner = Runner(plan, mesh, called, options.seed, events, options.broadcast, recorder)
         signal = runner.run(options)
         if recorder is not None:
             recorder.write(mesh.rank)
@@ -98,9 +99,9 @@ class Runner(Session):
 
     def __init__(
         self, plan: ProgramPlan, mesh: rt.Mesh, functions: dict, seed: int, events: Events,
-        recorder: Recorder | None = None,
+        broadcasts: bool = False, recorder: Recorder | None = None,
     ):  # fmt: skip
-        super().__init__(plan, mesh, functions, seed, recorder)
+        super().__init__(plan, mesh, functions, seed, broadcasts, recorder)
         self.events = events
         others = [f for f in plan.functions if f.kind == "function"]
         self.periodic = [f for f in others if f.every]

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import runtime_position as position
@@ -32,6 +33,12 @@ def bounds(total: int, count: int, index: int) -> tuple[int, int]:
     return min(index * size, total), min((index + 1) * size, total)
 
 
+def name_of(axes: Axes) -> str:
+    """Return the name of a process group, in torch's flight recorder and elsewhere: `dp, tp:(2)4`,
+    where tp is seen as [2, 4, rest]."""
+    return ", ".join(axis if isinstance(axis, str) else "{}:({}){}".format(*axis) for axis in axes)
+
+
 # ---- the mesh --------------------------------------------------------------------------------
 
 
@@ -50,9 +57,17 @@ class Group:
 
 
 class Mesh:
-    """The mesh and this rank's position in it: rank = row-major index over the named axes."""
+    """The mesh and this rank's position in it: rank = row-major index over the named axes.
 
-    def __init__(self, axes: Sequence[tuple[str, int]], rank: int = 0, device: Any = "cpu"):
+    Args:
+        timeout: the longest wait in a process group; None for torch's own.
+    """
+
+    def __init__(
+        self, axes: Sequence[tuple[str, int]], rank: int = 0, device: Any = "cpu",
+        timeout: timedelta | None = None,
+    ):  # fmt: skip
+        self.timeout = timeout
         self.axes = {name: size for name, size in axes}
         self.size = math.prod(self.axes.values())
         self.rank = rank
@@ -116,10 +131,14 @@ class Mesh:
         if len(partition) == 1:
             return dist.group.WORLD
         if partition not in self._process_groups:
-            made = [dist.new_group(ranks) for ranks in partition]
+            made = [self._new_group(ranks, name_of(axes)) for ranks in partition]
             mine = next(g for g, ranks in zip(made, partition, strict=True) if self.rank in ranks)
             self._process_groups[partition] = self._connected(mine)
         return self._process_groups[partition]
+
+    def _new_group(self, ranks: Iterable[int], name: str) -> Any:
+        # Without a time-out it has torch's, not that of the group of all ranks.
+        return dist.new_group(list(ranks), timeout=self.timeout, group_desc=name)
 
     def _connected(self, process_group: Any) -> Any:
         """Run a first collective, in which NCCL connects the group, while all ranks are here."""
@@ -138,7 +157,7 @@ class Mesh:
         groups = sorted({tuple(self.members(axes, rank)) for rank in range(self.size)})
         for ends in ((ranks[source], ranks[target]) for ranks in groups):
             if ends not in self._channels:
-                made: Any = dist.new_group(list(ends))
+                made = self._new_group(ends, f"{ends[0]} to {ends[1]}")
                 self._channels[ends] = made
                 first = torch.zeros(1, device=self.device)
                 if self.rank == ends[0]:

@@ -153,6 +153,10 @@ class RunOptions:
         "(model.safetensors.index.json), or a folder with one of these or with checkpoints",
         kind=Path, metavar="FILE",
     )  # fmt: skip
+    broadcast: bool = option(
+        False, "rank 0 alone reads --weights and makes initial values, and sends each rank its "
+        "part", kind=bool,
+    )  # fmt: skip
     compile: bool = option(
         False, "hand what is between collectives to torch.compile; the first step takes longer",
         kind=bool,

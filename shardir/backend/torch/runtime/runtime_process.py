@@ -138,14 +138,14 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
             raise PlanError(f"rank {rank}: expected {local + 1} GPUs or more, got {seen}; use gloo")
         device = f"cuda:{local}"
         torch.cuda.set_device(local)
+    timeout = timedelta(seconds=options.timeout)
     if plan.size > 1 and not joined:
         _share_cores()  # before threads are started, which inherit it
-        timeout = timedelta(seconds=options.timeout)
         dist.init_process_group(
             options.backend, rank=rank, world_size=plan.size, timeout=timeout,
             store=_launchers_store(rank, plan.size),
         )  # fmt: skip
-    mesh = rt.Mesh(plan.axes, rank, device)
+    mesh = rt.Mesh(plan.axes, rank, device, timeout)
     make_groups(plan, mesh)
     return mesh
 

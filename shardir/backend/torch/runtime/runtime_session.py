@@ -18,13 +18,13 @@ class Session:
 
     Args:
         functions: those of program.py, by their names in the plan.
-        seed: of the initial values of states.
+        seed: of the initial values of states; `broadcasts`: those of rank 0.
         recorder: of the times of calls, if any (runtime_trace.py).
     """
 
     def __init__(
         self, plan: ProgramPlan, mesh: rt.Mesh, functions: Mapping[str, Callable], seed: int,
-        recorder: Any = None,
+        broadcasts: bool = False, recorder: Any = None,
     ):  # fmt: skip
         self.plan, self.mesh, self.functions = plan, mesh, functions
         self.recorder = recorder
@@ -33,7 +33,7 @@ class Session:
                 raise PlanError(
                     f"plan.json names {function.name!r}, which the program does not have"
                 )
-        self.states = States(plan, mesh, seed)
+        self.states = States(plan, mesh, seed, broadcasts)
 
     def call(
         self, function: PlanFunction, inputs: Sequence[Tensor], check: bool = False

@@ -4,12 +4,14 @@ A part of the runtime; needs only torch.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import runtime as rt
 import runtime_random
 import torch
 from runtime_arrays import DividedArray, FileArray
+from runtime_broadcast import from_rank_0
 from runtime_files import read_part
 from runtime_host import placed
 from runtime_plan import STAGE, PlanArgument, PlanError, PlanValue, ProgramPlan
@@ -31,10 +33,12 @@ class States:
 
     Args:
         seed: of the initial values.
+        broadcasts: whether rank 0 makes all initial values, and the others get them from it.
     """
 
-    def __init__(self, plan: ProgramPlan, mesh: rt.Mesh, seed: int):
+    def __init__(self, plan: ProgramPlan, mesh: rt.Mesh, seed: int, broadcasts: bool = False):
         self.plan, self.mesh, self.seed = plan, mesh, seed
+        self.broadcasts = broadcasts and mesh.size > 1
         self.values: dict[str, Tensor] = {}
         self.types: dict[str, PlanValue] = {}
         """Of all states: the layouts change with the functions that make them."""
@@ -54,8 +58,11 @@ class States:
         for arg in sorted(retained, key=lambda arg: arg.init["kind"] == "copy"):
             if arg.key not in self.types:
                 self.types[arg.key] = arg
-                if self.is_here(arg.key):
-                    self.values[arg.key] = self.filled(arg)
+                is_here = self.is_here(arg.key)
+                takes_part = self.broadcasts and arg.init["kind"] != "copy"  # as all ranks do
+                x = self.filled(arg) if is_here or takes_part else None
+                if is_here and x is not None:
+                    self.values[arg.key] = x
 
     def is_here(self, key: str, rank: int | None = None) -> bool:
         """Whether a rank, by default this one, has a state."""
@@ -133,12 +140,20 @@ class States:
         kind, bounds = arg.init["kind"], self.bounds(arg)
         if kind == "copy":
             return self._copied(arg, bounds)
+        if self.broadcasts:
+            shape, dtype = arg.shape, DTYPES[arg.dtype]
+            x = from_rank_0(self.mesh, shape, dtype, bounds, partial(self._initial, arg))
+        else:
+            x = self._initial(arg, bounds)
+        return placed(self.mesh, x, arg.host)
+
+    def _initial(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
+        """Return the initial values in a range, in host memory."""
+        dtype = DTYPES[arg.dtype]
         if isinstance(arg.source, FileArray | DividedArray):
-            x = read_part(arg.source, bounds).to(DTYPES[arg.dtype])
-            return placed(self.mesh, x, arg.host)
+            return read_part(arg.source, bounds).to(dtype)
         key = f"{self.seed}/{arg.key}"
-        filled = runtime_random.fill(kind, arg.init, arg.shape, bounds, key, DTYPES[arg.dtype])
-        return placed(self.mesh, filled, arg.host)
+        return runtime_random.fill(arg.init["kind"], arg.init, arg.shape, bounds, key, dtype)
 
     def _copied(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
         """Return this rank's shard of the copies of another state."""

@@ -1,0 +1,69 @@
+"""The names of process groups and collectives: in torch's flight recorder, which Gloo has too, and
+in its profiler."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import sample
+
+pytest.importorskip("torch")
+
+import torch
+
+import shardir
+from shardir.backend.torch.runtime import runtime_module
+
+RECORDED = """
+calls += 1
+if calls == 3 and rt_mesh.rank == 1:
+    import json, runtime_mesh
+    rt_mesh.peers()
+    groups = {runtime_mesh.name_of(axes): g.process_group.group_desc
+              for axes, g in rt_mesh._groups.items()}
+    import torch._C._distributed_c10d as c10d
+    with open("FOLDER/found", "w") as file:
+        json.dump([groups, rt_mesh._peers.group_desc, c10d._dump_fr_trace_json().decode()], file)
+elif calls == 3:
+    rt_mesh.peers()
+""".strip()
+
+
+def test_groups_have_the_names_of_their_axes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "1000")
+    lines = ["global calls", *RECORDED.replace("FOLDER", str(tmp_path)).splitlines()]
+    body = "".join(f"    {line}\n" for line in lines)
+    text = sample.PROGRAM.replace("m1):\n", f"m1):\n{body}", 1)
+    directory = sample.write(tmp_path / "program", f"calls = 0\n{text}")
+    shardir.run(directory, steps=4, timeout=60, checkpoints=tmp_path / "ckpt")
+    groups, transfers, trace = json.loads((tmp_path / "found").read_text())
+    assert (groups, transfers) == ({"dp": "dp", "tp": "tp"}, "transfers")
+    entries = json.loads(trace)["entries"]
+    # Of each step: the product over tp; the loss and the gradients over dp.
+    of_steps = [e for e in entries if e["process_group"][1] in groups]
+    assert [e["process_group"][1] for e in of_steps[:6]] == ["tp", "dp", "dp"] * 2
+    assert {e["process_group"][1] for e in entries} <= {"dp", "tp", "interruptions"}
+    # A wait in one of them ends after --timeout.
+    assert {e["timeout_ms"] for e in of_steps} == {60_000}
+
+
+def test_axes_have_names():
+    name_of = runtime_module("runtime_mesh").name_of
+    assert name_of(("dp", ("tp", 2, 4))) == "dp, tp:(2)4"
+
+
+def test_a_profile_has_the_names_of_collectives():
+    """Where none runs, there are none: that costs more than the rest of the call."""
+    runtime = runtime_module("runtime")
+    mesh = runtime.Mesh([("dp", 1)])
+    x = torch.ones(2)
+    with torch.profiler.profile() as profile:
+        runtime.all_reduce(mesh, x, "sum", ("dp",))
+        runtime.all_gather(mesh, x, 0, ("dp",))
+    names = [event.name for event in profile.events() or ()]
+    assert [name for name in names if "shardir" in name] == [
+        "shardir.all_reduce", "shardir.all_gather",
+    ]  # fmt: skip
