@@ -121,6 +121,10 @@ class RunOptions:
         100, "training steps, with those before a checkpoint", kind=int, check=at_least(0)
     )
     backend: str = option("gloo", "gloo on CPUs, nccl on GPUs", kind=str, choices=("gloo", "nccl"))
+    device: str | None = option(
+        None, "by default cpu with gloo, cuda with nccl; with gloo and cuda ranks share GPUs",
+        kind=str, choices=("cpu", "cuda"),
+    )  # fmt: skip
     seed: int = option(0, "of parameters and batches", kind=int)
     timeout: float = option(
         300.0, "the longest wait for a rank, in seconds", kind=float, check=time_out, metavar="S"

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from runtime_anomalies import NotFiniteError
 from runtime_events import Events
 from runtime_options import RunOptions
-from runtime_plan import START_SECONDS, PlanError, ProgramPlan
+from runtime_plan import STAGE, START_SECONDS, PlanError, ProgramPlan
 
 _OTHERS = {
     "late": ("timed out", "timeout"),
@@ -131,13 +131,11 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
             f" use `torchrun --nproc-per-node {plan.size} program.py`"
             f" or `shard-run {plan.directory}`"
         )
-    device = "cpu"
-    if options.backend == "nccl":
-        local, seen = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= seen:
-            raise PlanError(f"rank {rank}: expected {local + 1} GPUs or more, got {seen}; use gloo")
-        device = f"cuda:{local}"
-        torch.cuda.set_device(local)
+    device = device_of(options, int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count())
+    if device.type == "cuda":
+        if options.backend == "gloo" and STAGE in dict(plan.axes):
+            raise PlanError("--device cuda: expected no stages, whose transfers need nccl or cpu")
+        torch.cuda.set_device(device)
     timeout = timedelta(seconds=options.timeout)
     if plan.size > 1 and not joined:
         _share_cores()  # before threads are started, which inherit it
@@ -156,6 +154,27 @@ def make_groups(plan: ProgramPlan, mesh: rt.Mesh) -> None:
         mesh.group(axes)
     for channel in plan.channels:
         mesh.connect(*channel)
+
+
+def device_of(options: RunOptions, local: int, gpus: int) -> torch.device:
+    """Return the device of a rank, by its number on its machine, which has so many GPUs.
+
+    Raises:
+        PlanError: it has too few.
+    """
+    kind = options.device or ("cuda" if options.backend == "nccl" else "cpu")
+    if kind == "cpu":
+        if options.backend == "nccl":
+            raise PlanError("--device cpu: expected --backend gloo, got nccl, which is for GPUs")
+        return torch.device("cpu")
+    shares = options.backend == "gloo"
+    if not gpus or (local >= gpus and not shares):
+        needed = 1 if shares else local + 1
+        raise PlanError(
+            f"rank {local} of a machine: expected {needed} GPUs or more, got {gpus}; use "
+            + ("--device cpu" if shares else "gloo")
+        )
+    return torch.device("cuda", local % gpus)
 
 
 def _launchers_store(rank: int, size: int) -> Any:

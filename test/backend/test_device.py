@@ -1,0 +1,40 @@
+"""The device of a rank, by its options and the GPUs of its machine."""
+
+import re
+
+import pytest
+
+pytest.importorskip("torch")
+
+from shardir.backend.torch.runtime import runtime_module
+
+
+@pytest.mark.parametrize(
+    ("given", "local", "gpus", "expected"),
+    [
+        ({}, 3, 8, "cpu"),
+        ({"backend": "nccl"}, 3, 4, "cuda:3"),
+        ({"backend": "nccl", "device": "cuda"}, 0, 1, "cuda:0"),
+        ({"backend": "gloo", "device": "cpu"}, 3, 0, "cpu"),
+        ({"backend": "gloo", "device": "cuda"}, 3, 1, "cuda:0"),
+        ({"backend": "gloo", "device": "cuda"}, 5, 4, "cuda:1"),
+    ],
+)
+def test_device(given, local, gpus, expected):
+    options = runtime_module("runtime_options").RunOptions.of(given)
+    assert str(runtime_module("runtime_process").device_of(options, local, gpus)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "message"),
+    [
+        ({"backend": "nccl"}, 3, "expected 4 GPUs or more, got 3; use gloo"),
+        ({"device": "cuda"}, 0, "expected 1 GPUs or more, got 0; use --device cpu"),
+        ({"backend": "nccl", "device": "cpu"}, 4, "--device cpu: expected --backend gloo"),
+    ],
+)
+def test_device_that_cannot_be(given, gpus, message):
+    options = runtime_module("runtime_options").RunOptions.of(given)
+    error = runtime_module("runtime_plan").PlanError
+    with pytest.raises(error, match=re.escape(message)):
+        runtime_module("runtime_process").device_of(options, 3, gpus)
