@@ -22,7 +22,7 @@ import torch.distributed as dist
 from runtime_anomalies import NotFiniteError
 from runtime_events import Events
 from runtime_options import RunOptions
-from runtime_plan import STAGE, START_SECONDS, PlanError, ProgramPlan
+from runtime_plan import START_SECONDS, PlanError, ProgramPlan
 
 _OTHERS = {
     "late": ("timed out", "timeout"),
@@ -133,8 +133,8 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
         )
     device = device_of(options, int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count())
     if device.type == "cuda":
-        if options.backend == "gloo" and STAGE in dict(plan.axes):
-            raise PlanError("--device cuda: expected no stages, whose transfers need nccl or cpu")
+        if options.backend == "gloo" and plan.channels:
+            raise PlanError("--device cuda: expected nccl for transfers between ranks, got gloo")
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=options.timeout)
     if plan.size > 1 and not joined:
