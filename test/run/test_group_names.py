@@ -53,7 +53,7 @@ def test_axes_have_names():
 
 
 def test_a_profile_has_the_names_of_collectives():
-    """Where none runs, there are none: that costs more than the rest of the call."""
+    """Without one there are none: they cost more than the rest of the call."""
     runtime = runtime_module("runtime")
     mesh = runtime.Mesh([("dp", 1)])
     x = torch.ones(2)

@@ -1,4 +1,4 @@
-"""Where ranks stand when a run ends with an error: the one that lags, its op and source line."""
+"""The positions of ranks when a run ends with an error: the one that lags, its op and source line."""
 
 import re
 import sys
@@ -148,7 +148,7 @@ def test_ranks_of_stages(tmp_path):
     assert "rank 1 is stopped" in first
     place = r"in step_forward_1 \(stages\.ir:10, program\.py:\d+\)"
     matches([
-        r"  rank 1 is in 0B0, the others are 2 collectives further",
+        r"  rank 1 is in 0B0, the others are 3 collectives further",
         r"  rank 0: step 2, 0B2 for d_a, in step_backward_0 .*",
         r"  rank 1: step 2, 0B0, after step_backward_0 .*",
         r"  rank 2: step 2, 1F2, in all-reduce of y .*",

@@ -1,4 +1,4 @@
-"""Where ranks stand in their sequences of collectives, and which of them lags.
+"""The positions of ranks in their sequences of collectives, and the ranks that lag.
 
       rank 3 waits at all-reduce of d_w1 (mlp.ir:9), the others are one collective further
       ranks 0-2: step 12, in all-reduce of d_w2 (mlp.ir:11, program.py:36)
@@ -115,7 +115,7 @@ def ranks_of_a_stage(plan: ProgramPlan) -> int:
 
 
 class Standing:
-    """Where all ranks of a run stand.
+    """The positions of all ranks of a run.
 
     Args:
         records: of the ranks that are known, by rank.
@@ -184,27 +184,27 @@ def _difference(
             f"{_at(expected, lines)}: the ranks do not begin the same collectives"
         )
     low = min(p.progress for p in positions.values())
-    behind = [rank for rank, p in positions.items() if p.progress == low]
-    if len(behind) == len(positions):
+    lagging = [rank for rank, p in positions.items() if p.progress == low]
+    if len(lagging) == len(positions):
         return ""
-    behind = [rank for rank in behind if rank in stopped] or behind
-    first, most = positions[behind[0]], max(p.begun for p in positions.values())
+    lagging = [rank for rank in lagging if rank in stopped] or lagging
+    first, most = positions[lagging[0]], max(p.begun for p in positions.values())
     if first.waits:
         doing = f"in {first.doing}, " if first.doing else ""
         at = _at(first.lines[first.begun], lines)
-        here = f"{_ranks(behind)} {_verb(behind, 'wait')} {doing}at {at}"
+        here = f"{_ranks(lagging)} {_verb(lagging, 'wait')} {doing}at {at}"
     elif first.doing:
-        here = f"{_ranks(behind)} {_verb(behind, 'is', 'are')} in {first.doing}"
+        here = f"{_ranks(lagging)} {_verb(lagging, 'is', 'are')} in {first.doing}"
     else:
         known = (p.lines[first.begun + 1] for p in positions.values() if first.begun + 1 in p.lines)
         line = next(known, None)
         where = "its next collective" if line is None else _at(line, lines)
-        here = f"{_ranks(behind)} {_verb(behind, 'has', 'have')} not come to {where}"
+        here = f"{_ranks(lagging)} {_verb(lagging, 'has', 'have')} not come to {where}"
     ahead = most - first.begun
     if not (first.waits or first.doing) and ahead == 1:
         return f"{here}, where the others wait"
     far = "one collective" if ahead == 1 else f"{ahead} collectives"
-    same = len({p.begun for rank, p in positions.items() if rank not in behind}) == 1
+    same = len({p.begun for rank, p in positions.items() if rank not in lagging}) == 1
     return f"{here}, the others are {'' if same else 'up to '}{far} further"
 
 
