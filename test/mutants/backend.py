@@ -331,6 +331,8 @@ MUTANTS = [
         "torch.where(cosine[first] > 0",
         "torch.where(cosine[last] > 0",
         "test/frontends/test_schedulers.py -k trains",
+    ),
+    Mutant(
         "a lagging rank is one that is ahead",
         "Of ranks that wait, the message names those that have begun the most collectives.",
         "shardir/backend/torch/launch/positions.py",

@@ -79,7 +79,7 @@ class Records:
         path: of a file for it, by which the ranks open it; without one they inherit it.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: there is no memory for it.
     """
 
     def __init__(self, ranks: int, path: Path | None = None):
@@ -233,7 +233,7 @@ def _text(p: Position, lines: ProgramLines) -> str:
 
 
 def _at(line: int, lines: ProgramLines, program: bool = False) -> str:
-    """What a program line is, and where it comes from."""
+    """The text of a program line, and the lines of the source it comes from."""
     what, sources = lines.describe(line)
     places = [*sources, *([f"{lines.name}:{line}"] if line and (program or not sources) else [])]
     return f"{what} ({', '.join(places)})" if places else what
