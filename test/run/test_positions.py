@@ -1,4 +1,4 @@
-"""The positions of ranks when a run ends with an error: the one that lags, its op and source line."""
+"""Positions of ranks when a run ends with an error: the one that lags, its op, its source line."""
 
 import re
 import sys
