@@ -100,5 +100,16 @@ def step_buffers(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, alone: bool = True
 ) -> int:
     """Return the elements of a step's buffers, without operand and result. A value that is not
-    `alone` is moved in one buffer with others."""
+    `alone` is moved with others."""
     return step.record.buffers(Transfer(mesh, shape, before, step, alone))
+
+
+def step_packing(
+    mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
+) -> float:
+    """Return the seconds that a value costs because it is moved with others: to copy it into their
+    buffer, or to call the library for it too."""
+    seconds = copying(elements(mesh, shape, before) * itemsize, mesh)
+    if step.record.is_direct(Transfer(mesh, shape, before, step, alone=False, typical=True)):
+        return min(seconds, mesh.cluster_or_default.overhead)
+    return seconds

@@ -20,10 +20,10 @@ from xdsl.ir import Operation
 from shardir.algebra.cluster import DEFAULT, Cluster
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
-from shardir.algebra.forms import Form, copying, direct, fastest, forms_of
+from shardir.algebra.forms import Form, direct, fastest, forms_of
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.steps import elements, step_buffers, step_forms, step_moved
+from shardir.algebra.steps import step_buffers, step_forms, step_moved, step_packing
 from shardir.analysis.aliasing import VIEWS, is_identity
 from shardir.analysis.loops import Loops
 from shardir.diagnostics import ShardirError
@@ -319,7 +319,7 @@ class Together:
     sending: tuple[tuple[float, ...], ...]
     """Of each value the seconds of its bytes, in each form."""
     packing: tuple[float, ...]
-    """Of each value the seconds to pack it into a buffer with others."""
+    """Of each value the seconds to move it with others (`step_packing`)."""
 
     def __add__(self, other: "Together") -> "Together":
         return Together(self.forms, self.sending + other.sending, self.packing + other.packing)
@@ -346,9 +346,7 @@ def together(steps: Iterable["ValueStep"], mesh: Mesh) -> Together:
     return Together(
         tuple(form for form, _ in of_values[0]),
         tuple(tuple(seconds for _, seconds in of_value) for of_value in of_values),
-        tuple(
-            copying(elements(mesh, shape, before) * size, mesh) for shape, before, _, size in steps
-        ),
+        tuple(step_packing(mesh, *step) for step in steps),
     )
 
 

@@ -238,7 +238,7 @@ def refused() -> Iterator[tuple[dict[str, object], str]]:
     )
     yield (
         {"source": rows, "target": unsharded, "memory": 10},
-        "got one of 1[0-9]+ B at",
+        "got one of 96 B at",
     )
 
 

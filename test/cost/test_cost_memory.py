@@ -178,8 +178,8 @@ IN_FLIGHT = """func.func @f(%x: $x, %y: $g) -> ($g, $g) attributes {train.step} 
         (ALONE, 1 + 1, "nn.neg"),  # the all-reduce writes where its operand was
         (KEPT, 1 + 1, "dist.all_reduce"),  # not into what is the caller's
         (FUSED, 1 + 1 + 2, "dist.all_reduce"),  # both results in one flat buffer
-        (GATHERED, 1 + 4 + 4, "dist.all_gather"),  # small ones are gathered by way of copies
-        (IN_FLIGHT, 1 + 4 + 4 + 4 + 4, "nn.neg"),  # the copies live until the wait
+        (GATHERED, 1 + 4, "dist.all_gather"),
+        (IN_FLIGHT, 1 + 4 + 4 + 4, "nn.neg"),
     ],
     ids=["alone", "kept", "fused", "gathered", "in flight"],
 )

@@ -23,6 +23,8 @@ if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
 
 # as beside a program
 sys.path.append(f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
+import runtime_blocks
+
 from shardir.backend.torch.runtime import runtime as rt
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int32", "int64", "bool"]
@@ -171,6 +173,41 @@ class Cases:
         outs = self.rt.all_gather(self.mesh, xs, dims, self.axes, totals)
         for out, full, (_, _, dtype) in zip(outs, values, given, strict=True):
             check(out, full, dtype)
+
+    def all_gather_large_fused(self):
+        """Some have messages of their own, some share a buffer."""
+        given = [((self.n, 70_000), 0), ((6, 3), 0), ((self.n + 1, 70_000), 0), ((2, 70_000), 1)]
+        values = [self.unsharded(shape) for shape, _ in given]
+        xs = [
+            tensor(shards(w, dim, self.n)[self.me])
+            for w, (_, dim) in zip(values, given, strict=True)
+        ]
+        dims, totals = [dim for _, dim in given], [shape[dim] for shape, dim in given]
+        outs = self.rt.all_gather(self.mesh, xs, dims, self.axes, totals)
+        for out, full in zip(outs, values, strict=True):
+            check(out, full)
+
+    def coalesced(self):
+        """As on CUDA devices: by the library's collectives of several tensors. Gloo's have sums."""
+        plain = runtime_blocks.is_library
+        runtime_blocks.is_library = lambda _: True
+        try:
+            self.all_gather_large_fused()
+            self.reduce_scatter_large_fused()
+        finally:
+            runtime_blocks.is_library = plain
+
+    def reduce_scatter_large_fused(self):
+        given = [((self.n, 70_000), 0), ((8, 3), 0), ((self.n + 1, 70_000), 0), ((2, 70_000), 1)]
+        each = [self.each(shape) for shape, _ in given]
+        dims = [dim for _, dim in given]
+        for op in ("sum", "mean"):
+            xs = [tensor(e[self.me]) for e in each]
+            xs[0] = xs[0].t().contiguous().t()  # not contiguous
+            outs = self.rt.reduce_scatter(self.mesh, xs, op, dims, self.axes)
+            for out, e, dim in zip(outs, each, dims, strict=True):
+                want = shards(REDUCE[op](np.stack(e), axis=0), dim, self.n)[self.me]
+                check(out, want)
 
     def reduce_scatter(self):
         for op, size, dim in itertools.product(REDUCE, [8, 10, 2, 0], [0, 1]):

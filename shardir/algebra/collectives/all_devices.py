@@ -17,8 +17,10 @@ from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.traffic import fetched, sent, within
 from shardir.diagnostics import ShardirError, coded
 
-MAX_COPIED_GATHER = 1 << 16
-"""The maximum number of elements that the runtime gathers by an all-to-all, which needs a copy."""
+MAX_PACKED = 1 << 16
+"""The maximum number of elements, of all devices of a group, that the runtime copies into a buffer
+with other values that are gathered or scattered at once; larger ones have messages of their own,
+where their blocks are contiguous."""
 
 
 @record
@@ -50,9 +52,13 @@ class ReduceScatter(Collective):
     def size(self, t: Transfer) -> float:
         return t.after * t.n
 
+    def is_direct(self, t: Transfer) -> bool:
+        even = t.local[t.step.dim] % t.n == 0
+        large = t.typical or t.alone or t.have > MAX_PACKED
+        return even and large and t.is_packed(t.step.dim, t.local)
+
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        dim, size = t.step.dim, t.local[t.step.dim]
-        blocks = 0 if size % t.n == 0 and t.is_packed(dim, t.local) else t.n * t.after
+        blocks = 0 if self.is_direct(t) else t.n * t.after
         return held + blocks + t.n * t.after + t.after, t.after
 
 
@@ -71,13 +77,15 @@ class AllGather(Collective):
     def size(self, t: Transfer) -> float:
         return t.have * t.n
 
+    def is_direct(self, t: Transfer) -> bool:
+        large = t.typical or t.alone or t.n * t.have > MAX_PACKED
+        return large and t.is_packed(t.step.dim, t.local)
+
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        blocks, size = t.n * t.have, t.local_after[t.step.dim]
-        packed = t.have * ((size % t.n > 0) + (not t.alone))  # padded, where a shard is short
-        copies = blocks if blocks <= MAX_COPIED_GATHER and not t.typical else 0
-        views = t.is_packed(t.step.dim, t.local)
-        peak = held + packed + blocks + max(copies, 0 if views else t.after)
-        return peak, blocks if views else t.after
+        blocks, size, views = t.n * t.have, t.local_after[t.step.dim], self.is_direct(t)
+        shared = not (t.alone or views)
+        packed = t.have * ((size % t.n > 0) + shared)  # padded, where a shard is short
+        return held + packed + blocks + (0 if views else t.after), blocks if views else t.after
 
 
 @record
@@ -144,8 +152,8 @@ class AllToAll(Pairwise):
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
         split, concat = t.step.dim, t.step.concat
         even = t.local[split] % t.n == 0 and t.local_after[concat] % t.n == 0
-        flat = 0 if even and t.is_packed(split, t.local) else t.have
-        joined = 0 if t.is_packed(concat, t.local_after) else t.after
+        flat = 0 if t.alone and even and t.is_packed(split, t.local) else t.have
+        joined = 0 if t.alone and t.is_packed(concat, t.local_after) else t.after
         return held + max(2 * flat, flat + t.after + joined), t.after
 
 

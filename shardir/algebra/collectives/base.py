@@ -73,7 +73,7 @@ class Transfer:
     """A step of a tensor of global `shape` and layout `before`: the numbers that its cost depends
     on.
 
-    `alone`: the value does not share a buffer with others. `typical`: the cost is that of a large
+    `alone`: no other value is moved with it. `typical`: the cost is that of a large
     tensor, whose shards have several elements in each dimension."""
 
     mesh: Mesh
@@ -113,7 +113,7 @@ class Transfer:
         axes = self.step.axes
         in_order = list(axes) == sorted(axes, key=self.mesh.order)
         major = dim == 0 if self.typical else prod(of[:dim]) == 1
-        return self.alone and in_order and major
+        return in_order and major
 
 
 Cases = tuple[tuple[int, ...], ...]
@@ -228,6 +228,10 @@ class Collective(ABC):
         number that the result keeps alive, by the runtime on CPU devices. The operand keeps `held`
         elements alive."""
         return held + t.after, t.after
+
+    def is_direct(self, t: Transfer) -> bool:
+        """Whether the value is moved without a buffer that it shares with others."""
+        return t.alone
 
     def buffers(self, t: Transfer) -> int:
         """Return the elements of the step's buffers beside its operand and result: to pack what is

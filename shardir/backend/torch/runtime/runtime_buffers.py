@@ -12,6 +12,10 @@ import torch
 from runtime_mesh import Group, bounds
 from torch import Tensor
 
+PACKED = 1 << 16
+"""Up to this many elements, of all ranks of a group, copies of a tensor into and out of a buffer
+that it shares with others take less time than messages of its own."""
+
 
 def in_transport_dtype(x: Tensor) -> Tensor:
     """Return a view of x in a dtype that gloo and NCCL transport: they have no booleans."""
@@ -34,6 +38,23 @@ def padded(x: Tensor, dim: int, size: int) -> Tensor:
 def is_major(x: Tensor, dim: int) -> bool:
     """Whether blocks along `dim` are contiguous, one after the other, in memory."""
     return math.prod(x.shape[:dim]) == 1 and x.is_contiguous()
+
+
+def direct(group: Group, xs: Sequence[Tensor], dims: Sequence[int], parts: int) -> list[int]:
+    """Return the numbers of the tensors, moved together, whose blocks along `dims` need no buffer:
+    those that are one after the other in memory, in torch's order, and not small in all of `parts`.
+    Shapes alone decide, so that all ranks agree."""
+    return [
+        i for i, (x, dim) in enumerate(zip(xs, dims, strict=True))
+        if group.in_order
+        and math.prod(x.shape[:dim]) == 1
+        and (len(xs) == 1 or x.numel() * parts > PACKED)
+    ]  # fmt: skip
+
+
+def flat(xs: Sequence[Tensor]) -> Tensor:
+    """Return the elements of contiguous tensors, one after the other: a view of a single one."""
+    return xs[0].view(-1) if len(xs) == 1 else torch.cat([x.view(-1) for x in xs])
 
 
 class Pending:

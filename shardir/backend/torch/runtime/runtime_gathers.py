@@ -7,18 +7,13 @@ A part of the runtime (runtime.py defines axes, groups and shards); needs only t
 import math
 from typing import Any
 
+import runtime_blocks
 import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
 from runtime_mesh import Axes, Group, Mesh, shard_size
 from runtime_position import recorded
 from torch import Tensor
-
-# torch 2.13 has a new name for it; 2.11 has only the old one.
-_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-# Gloo gathers in a ring; up to this many elements, sending to all at once takes half the time.
-_SMALL = 1 << 16
 
 
 @recorded
@@ -28,7 +23,8 @@ def all_gather(
     """Return the group's shards, concatenated along `dim`, on each of its ranks.
 
     total: size of `dim` after gathering, needed where shards are uneven. A list of tensors (dim and
-    total: one, or a list of them) is gathered as one flat buffer.
+    total: one, or a list of them) is gathered at once; those that are small, or whose shards are
+    not contiguous in the result, in one flat buffer.
     """
     group = mesh.group(axes)
     if group.size == 1:
@@ -54,32 +50,34 @@ def _all_gather(
         buffers.padded(x, dim, shard_size(total, n))
         for x, dim, total in zip(xs, dims, totals, strict=True)
     ]
-    sizes = [x.numel() for x in xs]
-    flat = xs[0].view(-1) if len(xs) == 1 else torch.cat([x.view(-1) for x in xs])
-    blocks, work = flat.new_empty(n, flat.numel()), None
-    how: dict[str, Any] = {"group": group.process_group, "async_op": not wait}
-    if 0 < flat.numel() * n <= _SMALL and flat.device.type == "cpu":
-        copies = flat.expand(n, -1).contiguous()
-        work = dist.all_to_all_single(
-            buffers.in_transport_dtype(blocks), buffers.in_transport_dtype(copies), **how
+    shapes, direct = [x.shape for x in xs], buffers.direct(group, xs, dims, n)
+    packed = [i for i in range(len(xs)) if i not in direct]
+    sizes = [xs[i].numel() for i in packed]
+    flats = [xs[i].view(-1) for i in direct]
+    if packed:
+        flats.append(buffers.flat([xs[i] for i in packed]))
+    rows = [flat.new_empty(n, flat.numel()) for flat in flats]
+    del xs
+    moved = [k for k, flat in enumerate(flats) if flat.numel()]
+    work = None
+    if moved:
+        work = runtime_blocks.gather(
+            group, [flats[k] for k in moved], [rows[k] for k in moved], wait
         )
-    elif flat.numel():
-        work = _gather_into(
-            buffers.in_transport_dtype(blocks).view(-1), buffers.in_transport_dtype(flat), **how
-        )
-    shapes, major = [x.shape for x in xs], buffers.is_major(xs[0], dims[0])
+    del flats
 
     def finish() -> list[Tensor]:
-        if len(shapes) == 1 and group.in_order and major:
-            shape, dim, total = shapes[0], dims[0], totals[0]
-            return [
-                blocks.view(buffers.with_size(shape, dim, n * shape[dim])).narrow(dim, 0, total)
-            ]
-        columns = blocks.split(sizes, dim=1)
-        return [
-            buffers.joined([column[k].view(shape) for k in group.order], dim, total)
-            for shape, dim, total, column in zip(shapes, dims, totals, columns, strict=True)
-        ]
+        columns = iter(rows[-1].split(sizes, dim=1) if packed else ())
+        found = []
+        for i, (shape, dim, total) in enumerate(zip(shapes, dims, totals, strict=True)):
+            if i in direct:
+                x = rows[direct.index(i)].view(buffers.with_size(shape, dim, n * shape[dim]))
+                found.append(x.narrow(dim, 0, total))
+            else:
+                column = next(columns)
+                blocks = [column[k].view(shape) for k in group.order]
+                found.append(buffers.joined(blocks, dim, total))
+        return found
 
     return buffers.Pending(work, finish)
 

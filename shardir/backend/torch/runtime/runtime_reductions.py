@@ -6,15 +6,13 @@ A part of the runtime (runtime.py defines axes, groups and shards); needs only t
 import math
 from typing import Any
 
+import runtime_blocks
 import runtime_buffers as buffers
 import torch
 import torch.distributed as dist
 from runtime_mesh import Axes, Group, Mesh, bounds, shard_size
 from runtime_position import recorded
 from torch import Tensor
-
-# torch 2.13 has a new name for it; 2.11 has only the old one.
-_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @recorded
@@ -103,7 +101,8 @@ def reduce_scatter(
 ) -> Any:  # fmt: skip
     """Return this rank's shard, along `dim`, of the reduction over the group.
 
-    A list of tensors (with one dim, or a list of them) is reduced as one flat buffer.
+    A list of tensors (with one dim, or a list of them) is reduced at once; those that are small, or
+    whose shards are not contiguous, in one flat buffer.
     """
     group = mesh.group(axes)
     if group.size == 1:
@@ -125,55 +124,61 @@ def _reduce_scatter(
         buffers.with_size(x.shape, dim, shard_size(x.shape[dim], n))
         for x, dim in zip(xs, dims, strict=True)
     ]
-    sizes = [math.prod(shape) for shape in shapes]
-    first, even = xs[0], all(x.shape[dim] % n == 0 for x, dim in zip(xs, dims, strict=True))
-    if len(xs) == 1 and even and group.in_order and buffers.is_major(first, dims[0]):
-        blocks = first.view(n, -1) if first.numel() else first.new_empty(n, 0)
-    else:
-        blocks = (first.new_empty if even else first.new_zeros)(n, sum(sizes))
-        for k in range(n):
-            row = blocks[group.order[k]].split(sizes)
-            for x, dim, shape, part in zip(xs, dims, shapes, row, strict=True):
-                start, stop = bounds(x.shape[dim], n, k)
-                into = part.view(shape).narrow(dim, 0, stop - start)
-                into.copy_(x.narrow(dim, start, stop - start))
-    pending = _reduce_blocks(group, blocks, op, wait) if sum(sizes) else None
+    direct = [i for i in buffers.direct(group, xs, dims, 1) if xs[i].shape[dims[i]] % n == 0]
+    packed = [i for i in range(len(xs)) if i not in direct]
+    blocks = [xs[i].contiguous().view(n, xs[i].numel() // n) for i in direct]
+    sizes = [math.prod(shapes[i]) for i in packed]
+    if packed:
+        blocks.append(_packed(group, [(xs[i], dims[i], shapes[i]) for i in packed], sizes))
     spans = [bounds(x.shape[dim], n, group.index) for x, dim in zip(xs, dims, strict=True)]
+    del xs
+    pending = _reduce_blocks(group, blocks, op, wait)
+    del blocks
 
     def finish() -> list[Tensor]:
-        flat = blocks.new_empty(0) if pending is None else pending.wait()
+        outs = pending.wait()
+        parts = iter(outs[-1].split(sizes) if packed else ())
+        flats = (outs[direct.index(i)] if i in direct else next(parts) for i in range(len(shapes)))
         return [
-            part.view(shape).narrow(dim, 0, stop - start)
-            for part, shape, dim, (start, stop) in zip(
-                flat.split(sizes), shapes, dims, spans, strict=True
-            )
+            flat.view(shape).narrow(dim, 0, stop - start)
+            for flat, shape, dim, (start, stop) in zip(flats, shapes, dims, spans, strict=True)
         ]
 
     return buffers.Pending(None, finish)
 
 
-def _reduce_blocks(group: Group, blocks: Tensor, op: str, wait: bool) -> buffers.Pending:
-    """Return the reduction of this rank's row of `blocks`."""
-    out, reduction = blocks.new_empty(blocks.shape[1]), _reduction(blocks, op)
-    if out.device.type == "cuda" and out.dtype != torch.bool:
-        received = None
-        work = _scatter_into(
-            out, blocks.view(-1), reduction, group=group.process_group, async_op=not wait
-        )
-    else:
-        # Gloo has only the sum here, and is 1.4 (16 MB) to 2.7 (4 KB) times slower than this.
-        received = torch.empty_like(blocks)
-        work = dist.all_to_all_single(
-            buffers.in_transport_dtype(received),
-            buffers.in_transport_dtype(blocks),
-            group=group.process_group,
-            async_op=not wait,
-        )
+def _packed(group: Group, given: list[tuple[Tensor, int, list[int]]], sizes: list[int]) -> Tensor:
+    """Return the blocks of tensors along a dimension each, as the rows of a new tensor, in torch's
+    order; those that are shorter than the shape of the largest are padded with zeros."""
+    n, first = group.size, given[0][0]
+    even = all(x.shape[dim] % n == 0 for x, dim, _ in given)
+    blocks = (first.new_empty if even else first.new_zeros)(n, sum(sizes))
+    for k in range(n):
+        row = blocks[group.order[k]].split(sizes)
+        for (x, dim, shape), part in zip(given, row, strict=True):
+            start, stop = bounds(x.shape[dim], n, k)
+            into = part.view(shape).narrow(dim, 0, stop - start)
+            into.copy_(x.narrow(dim, start, stop - start))
+    return blocks
 
-    def finish() -> Tensor:
-        if received is not None:
-            _reduce_rows(received, reduction, out)
-        return out.div_(group.size) if op == "mean" else out
+
+def _reduce_blocks(group: Group, blocks: list[Tensor], op: str, wait: bool) -> buffers.Pending:
+    """Return the reductions of this rank's rows of `blocks`."""
+    outs, reduction = [x.new_empty(x.shape[1]) for x in blocks], _reduction(blocks[0], op)
+    moved = [k for k, out in enumerate(outs) if out.numel()]
+    received, work = list[Tensor](), None
+    given, made = [blocks[k] for k in moved], [outs[k] for k in moved]
+    if moved and runtime_blocks.is_library(given[0]) and given[0].dtype != torch.bool:
+        work = runtime_blocks.scatter(group, given, made, reduction, wait)
+    elif moved:  # Gloo has only the sum here, and is 1.4 (16 MB) to 2.7 (4 KB) times slower
+        received = [torch.empty_like(x) for x in given]
+        work = runtime_blocks.exchange(group, given, received, wait)
+    del blocks, given
+
+    def finish() -> list[Tensor]:
+        for rows, out in zip(received, made, strict=False):  # none where the library reduces
+            _reduce_rows(rows, reduction, out)
+        return [out.div_(group.size) for out in outs] if op == "mean" else outs
 
     return buffers.Pending(work, finish)
 
