@@ -1,6 +1,10 @@
 """Functions that emitted programs call, on one device: ops, the order of a group, padding."""
 
+import platform
+import subprocess
+import sys
 from itertools import accumulate, permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,3 +121,28 @@ def test_an_all_reduce_of_equal_values(
     mesh._groups["d",] = Group(range(ranks), 0, None)
     found = reductions.all_reduce(mesh, x, op, ("d",))
     assert torch.equal(found, x * ranks if op == "sum" else x)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a rule of glibc's allocator")
+def test_a_rank_maps_the_pages_of_large_tensors_once() -> None:
+    """96 MiB in tensors of 4 are 24,576 pages of 4 KB, of which glibc's own rule may return those
+    beyond 8 MiB after each step."""
+    path = str(Path(buffers.__file__).parent)
+    program = f"""
+import resource, sys
+sys.path.append({path!r})
+import numpy, runtime_process, torch
+runtime_process.retain_memory()
+def pages():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(8):
+    before = pages()
+    step = [torch.ones(1 << 20) for _ in range(24)]
+    del step
+    mapped = pages() - before
+print(mapped)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) <= 100
