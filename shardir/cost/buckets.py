@@ -6,6 +6,9 @@
 So a value gains a - p by a bucket that is there for others. The forms of a collective differ in
 latency and rate: small values may gain by another form than large ones.
 
+A bucket whose latency is at most FULL of its time is full if its values are smaller after it: more
+of them would gain little, and what is reduced later lives longer.
+
 fuse-communication and the search ask `fused`, so that they have the same buckets.
 """
 
@@ -20,6 +23,9 @@ from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.storages import Span
 from shardir.cost.seconds import Together
 
+FULL = 0.05
+"""The part of a bucket's time that its latency is at most, if the bucket is full."""
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -29,20 +35,31 @@ class Bucket:
         members: their numbers.
         after: the first and the last op after which they may be.
         bytes: of their operands on one device.
+        shrinks: whether their results are smaller on one device.
     """
 
     members: tuple[int, ...]
     after: Span
     bytes: int
     values: Together
+    shrinks: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing joins it."""
+        return self.shrinks and self.values.fastest[0].latency <= FULL * self.values.seconds
 
     def __add__(self, other: "Bucket") -> "Bucket":
         after = Span(max(self.after.start, other.after.start), min(self.after.end, other.after.end))
         size = self.bytes + other.bytes
-        return Bucket(self.members + other.members, after, size, self.values + other.values)
+        members, values = self.members + other.members, self.values + other.values
+        return Bucket(members, after, size, values, self.shrinks)
 
     def fits(self, other: "Bucket", max_bytes: float) -> bool:
-        """Whether both can be one: no result is used before the last operand is available."""
+        """Whether both can be one: no result is used before the last operand is available, and none
+        is full."""
+        if self.is_full or other.is_full:
+            return False
         start, end = (self.after.start, other.after.start), (self.after.end, other.after.end)
         return max(start) <= min(end) and self.bytes + other.bytes <= max_bytes
 

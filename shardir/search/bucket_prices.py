@@ -39,6 +39,7 @@ class TransferPrices:
                 shared = tuple(bucket_key(size, step, i) for i in range(len(forms)))
                 values = together([(shape, have, step, size)], mesh)
                 bytes_ = elements(mesh, shape, have) * size
-                found.append(LateCollective(kind, shared, bytes_, values))
+                shrinks = elements(mesh, shape, step.layout) < elements(mesh, shape, have)
+                found.append(LateCollective(kind, shared, bytes_, values, shrinks))
             have = step.layout
         return found

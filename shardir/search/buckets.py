@@ -56,12 +56,14 @@ class LateCollective(NamedTuple):
         kind: what the collectives of a bucket have in common.
         shared: the bucket of each form.
         bytes: of its operand on one device.
+        shrinks: whether its result is smaller there.
     """
 
     kind: Hashable
     shared: tuple[BucketKey, ...]
     bytes: int
     values: Together
+    shrinks: bool
 
 
 class LateTransfer(NamedTuple):
@@ -138,7 +140,7 @@ def shared_seconds(
     for n, (_, after) in zip(of, transfers, strict=True):
         for c in collectives[n]:
             same = kinds.setdefault(c.kind, [])
-            same.append((c, Bucket((len(same),), after, c.bytes, c.values)))
+            same.append((c, Bucket((len(same),), after, c.bytes, c.values, c.shrinks)))
     buckets, tensors = Counter[BucketKey](), Counter[BucketKey]()
     for same in kinds.values():
         for bucket in fused([part for _, part in same]):

@@ -2,9 +2,9 @@
 
 FSDP2 is `fully_shard` of each layer and of the rest, DDP alone and with ZeroRedundancyOptimizer,
 all with the fused AdamW; `hand` is a ZeRO-3 with a flat buffer for each layer (`zero_torch.py`);
-the others are emitted, by presets and by the mode auto. One process group, all variants in the same
-four processes with one thread each, in turns of one step, so that the ratios hold while the
-machine's speed drifts.
+the others are emitted, by presets and by the mode auto. torch's variants are in four processes with
+one thread each, the emitted ones in four others, all in turns of one step, so that the ratios hold
+while the machine's speed drifts.
 """
 
 import json
@@ -12,6 +12,7 @@ import statistics
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from shardir.syntax.parser import parse
 RANKS = 4
 TIMEOUT = 900
 GPT = {"layers": 4, "hidden": 512, "vocab": 2048, "lr": 1e-3, "optimizer": "adamw"}
+SIDES = ("torch", "emitted")
+"""Of processes (`zero_rank.py`)."""
 OURS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
     "ddp": ((4, 1), {"plan": "ddp"}),
     "zero1": ((4, 1), {"plan": "zero1"}),
@@ -49,9 +52,17 @@ def records(log: Callable[[str], object], rounds: int = 21) -> list[dict[str, An
             module = bare(parse(gpt(mesh=mesh, **GPT)))
             compile(module, name="gpt.ir", **how).save(Path(folder) / name)
         log(f"{len(OURS)} programs compiled")
-        out = Path(folder) / "records.json"
-        run("zero_rank.py", [folder, str(out), str(rounds)], RANKS, TIMEOUT)
-        found = json.loads(out.read_text())
+        outs = [Path(folder) / f"{side}.json" for side in SIDES]
+        with ThreadPoolExecutor() as pool:
+            started = [
+                pool.submit(run, "zero_rank.py", [*given, " ".join(SIDES)], RANKS, TIMEOUT)
+                for given in (
+                    [folder, str(o), str(rounds), s] for o, s in zip(outs, SIDES, strict=True)
+                )
+            ]
+            for each in started:
+                each.result()
+        found = {name: v for out in outs for name, v in json.loads(out.read_text()).items()}
     base = found["fsdp2"]["seconds"]
     return [
         {

@@ -1,4 +1,9 @@
-"""One rank of the ZeRO benchmark: `zero_rank.py FOLDER OUT ROUNDS`, as zero.py starts it."""
+"""One rank of the ZeRO benchmark: `zero_rank.py FOLDER OUT ROUNDS SIDE SIDES`, as zero.py starts
+it.
+
+Sides are torch's variants and the emitted ones. Each has processes of its own, since emitted
+programs set the rules of the allocator; they take turns by files in FOLDER.
+"""
 
 import gc
 import json
@@ -13,6 +18,7 @@ from functools import partial
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -69,6 +75,45 @@ class Census(Count):
             if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
                 self.see(x.untyped_storage())
         return out
+
+
+def counting(census: Census) -> Any:
+    """Return a context in which the messages of one collective of the runtime count as that."""
+    blocks = import_module("runtime_blocks")
+    plain = blocks._exchange
+
+    def exchange(group: Any, sent: Any, received: Any, wait: bool) -> Any:
+        counts = census.collectives + 1, census.bytes + sum(_larger(x) for x in (*sent,))
+        out = plain(group, sent, received, wait)
+        census.collectives, census.bytes = counts
+        return out
+
+    return mock.patch.object(blocks, "_exchange", exchange)
+
+
+def _larger(blocks: Any) -> int:
+    """Return the bytes of the blocks of all ranks."""
+    return sum(x.numel() * x.element_size() for x in blocks)
+
+
+class Turns:
+    """The turns of both sides: of each measurement, which has a number."""
+
+    def __init__(self, folder: Path, side: str, sides: list[str]):
+        self.folder = folder
+        self.mark(f"ready {side}")
+        for other in sides:
+            self.wait(f"ready {other}")
+
+    def mark(self, name: str) -> None:
+        if dist.get_rank() == 0:
+            (self.folder / name).touch()
+
+    def wait(self, name: str) -> None:
+        """Wait on rank 0; the others wait for that."""
+        while dist.get_rank() == 0 and not (self.folder / name).exists():
+            time.sleep(0.01)
+        dist.barrier()
 
 
 class Emitted:
@@ -134,7 +179,7 @@ def timed(step: Callable[[], Any]) -> tuple[float, ...]:
 
 
 def main() -> None:
-    folder, out, rounds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    folder, out, rounds, side = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):
@@ -153,9 +198,12 @@ def main() -> None:
     makers: dict[str, Callable[[], Any]] = {
         name: partial(f, weights, *mine, mesh) for name, f in VARIANTS.items()
     }
-    makers |= {path.name: partial(Emitted, path) for path in places}
+    names = [*makers, *(path.name for path in places)]
+    if side == "emitted":
+        import_module("runtime_process").retain_memory()
+        makers = {path.name: partial(Emitted, path) for path in places}
     for name, make in makers.items():
-        with Census() as census:
+        with Census() as census, counting(census):
             made = make()
             step, number = (made.step, made.number) if isinstance(made, Emitted) else (made, mean)
             losses, count, most = [], (0, 0), torch.zeros(2, dtype=torch.int64)
@@ -176,11 +224,16 @@ def main() -> None:
             **{kind: [] for kind in MEASURED},
         }  # fmt: skip
         steps[name] = step
+    turns, number = Turns(folder, side, sys.argv[5].split()), 0
     for turn in range(rounds):
-        names = [*steps]
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            for kind, number in zip(MEASURED, timed(steps[name]), strict=True):
-                found[name][kind].append(number)
+            if name in steps:
+                if number:
+                    turns.wait(str(number - 1))
+                for kind, value in zip(MEASURED, timed(steps[name]), strict=True):
+                    found[name][kind].append(value)
+                turns.mark(str(number))
+            number += 1
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
     dist.barrier()

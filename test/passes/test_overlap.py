@@ -116,7 +116,7 @@ def test_operands_in_flight_are_not_overwritten() -> None:
         report(shardir.compile(t, "").module)[0].memory.peak for t in (RETAINED, waited)
     )
     part, lr = 8 * 16 * 4, 8
-    assert between == 3 * part + 2 * part + 2 * part + lr  # w, g, new; all; copies to send
+    assert between == 3 * part + 2 * part + lr  # w, g, new; all
     assert after == between - part
 
 
@@ -124,10 +124,10 @@ NUMBER = "tensor<f32, #dist.local<@m, []>>"
 
 
 def gathers(rows: Sequence[int], memory: int | None, latency: float = 0.0) -> str:
-    """Return a function that sums a matrix product, and then shards of `rows` x 4, each gathered
-    over two devices of `memory` bytes. To start the gathers early means to hold their results
-    beside those of the product."""
-    limit = "" if memory is None else f", memory = {memory} {{bandwidth = 1e9}}"
+    """Return a function that sums a matrix product, and then shards of 4 x `rows`, each gathered
+    over two devices of `memory` bytes. To start the gathers early means to hold their buffers
+    at once."""
+    limit = "" if memory is None else f", memory = {memory} {{bandwidth = 1e30}}"
     square = "tensor<8x8xf32, #replicated>"
     lines = [
         f"%p = nn.matmul %w, %w : ({square}, {square}) -> {square}",
@@ -135,17 +135,17 @@ def gathers(rows: Sequence[int], memory: int | None, latency: float = 0.0) -> st
         f"%s0 = nn.reduce <sum> %q dims <0, 1> : ({square}) -> {NUMBER}",
     ]
     for i, n in enumerate(rows):
-        full = f"tensor<{2 * n}x4xf32, #replicated>"
+        full = f"tensor<4x{2 * n}xf32, #replicated>"
         lines += [
-            f"%g{i} = dist.all_gather %x{i} dim 0 over <a> : (tensor<{n}x4xf32, #half>) -> {full}",
+            f"%g{i} = dist.all_gather %x{i} dim 1 over <a> : (tensor<4x{n}xf32, #half>) -> {full}",
             f"%h{i} = nn.reduce <sum> %g{i} dims <0, 1> : ({full}) -> {NUMBER}",
             f"%s{i + 1} = nn.add %s{i}, %h{i} : ({NUMBER}, {NUMBER}) -> {NUMBER}",
         ]
-    arguments = ", ".join(f"%x{i}: tensor<{n}x4xf32, #half>" for i, n in enumerate(rows))
+    arguments = ", ".join(f"%x{i}: tensor<4x{n}xf32, #half>" for i, n in enumerate(rows))
     return (
         f"dist.cluster @c <levels [pair = 2 {{bandwidth = 1e3, latency = {latency}}}]{limit}, "
         "flops {f32 = 1e3}>\ndist.mesh @m <a = 2> on @c\n"
-        "#replicated = #dist.local<@m, [{}, {}]>\n#half = #dist.local<@m, [{a}, {}]>\n"
+        "#replicated = #dist.local<@m, [{}, {}]>\n#half = #dist.local<@m, [{}, {a}]>\n"
         f"func.func @f({arguments}, %w: {square}) -> {NUMBER} {{\n"
         + "".join(f"  {line}\n" for line in lines)
         + f"  func.return %s{len(rows)} : {NUMBER}\n}}"

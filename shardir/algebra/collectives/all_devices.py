@@ -59,7 +59,7 @@ class ReduceScatter(Collective):
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
         blocks = 0 if self.is_direct(t) else t.n * t.after
-        return held + blocks + t.n * t.after + t.after, t.after
+        return held + blocks + self.received(t) + t.after, t.after
 
 
 @record

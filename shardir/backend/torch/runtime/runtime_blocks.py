@@ -40,18 +40,24 @@ def gather(group: Group, flats: Sequence[Tensor], rows: Sequence[Tensor], wait: 
     Rows are in torch's order of the ranks, here and below.
     """
     flats, rows = ([buffers.in_transport_dtype(x) for x in xs] for xs in (flats, rows))
-    if not is_library(flats[0]):
-        return _exchange(group, [[x] * group.size for x in flats], rows, wait)
-    outs = [x.view(-1) for x in rows]
-    if len(flats) == 1:
-        return _gather_into(outs[0], flats[0], group=group.process_group, async_op=not wait)
-    return _ended(group.process_group.allgather_into_tensor_coalesced(outs, flats), wait)
+    if is_library(flats[0]):
+        outs = [x.view(-1) for x in rows]
+        if len(flats) == 1:
+            return _gather_into(outs[0], flats[0], group=group.process_group, async_op=not wait)
+        return _ended(group.process_group.allgather_into_tensor_coalesced(outs, flats), wait)
+    work = _exchange(group, [[x] * group.size for x in flats], rows, wait)
+    for x, row in zip(flats, rows, strict=True):
+        row[group.order[group.index]].copy_(x)
+    return work
 
 
 def exchange(group: Group, blocks: Sequence[Tensor], received: Sequence[Tensor], wait: bool) -> Any:
-    """Move row k of each of `blocks` [n, size] to rank k, into this rank's row of `received`."""
+    """Move row k of each of `blocks` [n, size] to rank k, into its `received` [n - 1, size], which
+    has a row for each other rank."""
     sent, received = ([buffers.in_transport_dtype(x) for x in xs] for xs in (blocks, received))
-    return _exchange(group, sent, received, wait)
+    me = group.order[group.index]
+    rows = [[*x[:me], x[:0], *x[me:]] for x in received]
+    return _exchange(group, sent, rows, wait)
 
 
 def scatter(
@@ -68,17 +74,18 @@ def scatter(
     return _ended(work, wait)
 
 
-def _exchange(group: Group, sent: Sequence[Any], received: Sequence[Tensor], wait: bool) -> Any:
-    """Gloo's own collectives copy, or move blocks around a ring, each round of which waits for the
-    slowest rank: 4 MB on 4 ranks take twice as long in them."""
+def _exchange(group: Group, sent: Sequence[Any], received: Sequence[Any], wait: bool) -> Any:
+    """Move row k of each of `sent` to rank k, and row k of each of `received` from it.
+
+    Gloo's own collectives copy, or move blocks around a ring, each round of which waits for the
+    slowest rank: 4 MB on 4 ranks take twice as long in them.
+    """
     me, works, to = group.order[group.index], Works(), group.process_group
     others = [(me + k) % group.size for k in range(1, group.size)]
     for x in received:
         works += [to.recv([x[k]], k, _TAG) for k in reversed(others)]
     for x in sent:
         works += [to.send([x[k]], k, _TAG) for k in others]
-    for x, out in zip(sent, received, strict=True):
-        out[me].copy_(x[me])
     return _ended(works, wait)
 
 
