@@ -1,4 +1,4 @@
-"""fuse-communication: collectives of a kind become one on a flat buffer, where that gains.
+"""fuse-communication: collectives of a kind become one, where that gains; those of a layer first.
 
     %a1 = dist.all_reduce <sum> %a over <dp>
     %b1 = dist.all_reduce <sum> %b over <dp>
@@ -59,7 +59,7 @@ MOVABLE = (nn.ConvertOp, dist.AllSliceOp)
 
 @dataclass(frozen=True)
 class FuseCommunication(LocalPass):
-    """Fuses collectives of a kind into one on a flat buffer, by index and where that gains."""
+    """Fuses collectives of a kind into one, by index and where that gains."""
 
     name = "fuse-communication"
     max_bytes: Bytes = 1 << 26

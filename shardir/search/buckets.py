@@ -63,7 +63,7 @@ class LateCollective(NamedTuple):
     shared: tuple[BucketKey, ...]
     bytes: int
     values: Together
-    shrinks: bool
+    shrinks: bool = False
 
 
 class LateTransfer(NamedTuple):

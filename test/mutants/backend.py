@@ -196,6 +196,14 @@ MUTANTS = [
         "test/backend/test_runtime_ops.py -k all_reduce",
     ),
     Mutant(
+        "the own block is not gathered",
+        "A rank's row of what it gathers is not set.",
+        "shardir/backend/torch/runtime/runtime_blocks.py",
+        "row[group.order[group.index]].copy_(x)",
+        "pass",
+        "test/run/test_runtime.py -k collectives",
+    ),
+    Mutant(
         "ranks outlive the run",
         "The launcher leaves ranks that do not end by themselves.",
         "shardir/backend/torch/launch/ranks.py",

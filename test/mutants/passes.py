@@ -60,6 +60,22 @@ MUTANTS = [
         "test/filecheck/fuse-communication",
     ),
     Mutant(
+        "layers share their buckets",
+        "fuse-communication reduces the gradients of all layers at the end.",
+        "shardir/cost/buckets.py",
+        "if self.is_full or other.is_full:",
+        "if False:",
+        "test/filecheck/fuse-communication/layers.ir",
+    ),
+    Mutant(
+        "gathers of a layer wait for the last one",
+        "fuse-communication places the gathers of a layer after the first use of one of them.",
+        "passes/fuse_communication.py",
+        "there = ops[0] if early else ops[-1]",
+        "there = ops[-1]",
+        "test/filecheck/fuse-communication/layers.ir",
+    ),
+    Mutant(
         "slices of anything that is gathered",
         "simplify-communication cancels a gather along one dimension with a slice along another.",
         "passes/simplify_communication.py",

@@ -17,7 +17,12 @@ def explain(s: EmissionScope, op: dist.CollectiveOp, what: str, reason: str) -> 
     operands and the results on a device), and the reason."""
     pairs = zip(op.values, op.outs, strict=True)
     number = sum(max(size_of(v), size_of(o)) for v, o in pairs)
-    fused = f" of {len(op.values)} tensors in one buffer" if len(op.values) > 1 else ""
+    packs = not isinstance(op, dist.AllGatherOp | dist.ReduceScatterOp)
+    fused = (
+        f" of {len(op.values)} tensors {'in one buffer' if packs else 'at once'}"
+        if len(op.values) > 1
+        else ""
+    )
     started = ", started here" if dist.is_started(op) else ""
     s.note(f"{what}{fused} {over(s, op.axes.data)}, {size_text(number)}{started}: {reason}")
     s.left(op)
