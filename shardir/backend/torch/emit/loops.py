@@ -106,7 +106,9 @@ class ListScope(VariableScope):
             held = of if of is not None and of in self._variables else v
             if held not in only_here:
                 values = held.values if isinstance(held, ValueList) else [held]
-                only_here[held] = all(use.operation is op for x in values for use in x.uses)
+                users = (use.operation for x in values for use in x.uses)
+                at = self.storages.at
+                only_here[held] = all(at.get(user, -1) <= at[op] for user in users)
             if not base.argument and only_here[held] and base.name not in self.emptied:
                 dead.append(base.name)
                 self.emptied.add(base.name)

@@ -9,7 +9,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.storages import reads
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.literals import fold
-from shardir.backend.torch.emit.loops import ListScope
+from shardir.backend.torch.emit.loops import Element, ListScope
 from shardir.backend.torch.emit.names import Names, joined
 from shardir.backend.torch.emit.variables import OpLine
 from shardir.diagnostics import Failure
@@ -151,3 +151,15 @@ class EmissionScope(ListScope):
         dead = [name for name in dict.fromkeys(dead) if name not in self.emptied]
         if dead:
             self.lines += joined("del ", dead, "", self.indent)
+        self._empty(op, at)
+
+    def _empty(self, op: Operation, at: int) -> None:
+        """Free the elements of lists of loops, which live longer, that no later op reads."""
+        for v in dict.fromkeys(reads(op)) if not self.loops else ():
+            var, of = self.variables.get(v), self.in_list(v)
+            is_made = of is not None and of.stride == 0
+            if isinstance(var, Element) and var.place is None and is_made and self.shape_of(v):
+                base = var.base
+                is_held = base.last > at and not base.argument and base.name not in self.emptied
+                if is_held and self.storages.last.get(v, -1) <= at:
+                    self.line(f"{var.name} = None")
