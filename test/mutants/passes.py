@@ -68,12 +68,12 @@ MUTANTS = [
         "test/filecheck/fuse-communication/layers.ir",
     ),
     Mutant(
-        "gathers of a layer wait for the last one",
-        "fuse-communication places the gathers of a layer after the first use of one of them.",
+        "layers are gathered whatever the memory",
+        "fuse-communication gathers a layer at once where that raises the peak of memory.",
         "passes/fuse_communication.py",
-        "there = ops[0] if early else ops[-1]",
-        "there = ops[-1]",
-        "test/filecheck/fuse-communication/layers.ir",
+        "if memory_of(trial, mesh).peak <= limit:",
+        "if True:",
+        "test/filecheck/fuse-communication/layers_memory.ir",
     ),
     Mutant(
         "slices of anything that is gathered",
