@@ -20,6 +20,12 @@ from shardir.backend.torch.launch.start import read_plan
 from shardir.cost.stages import microbatches_held
 from shardir.dialects import train
 
+FAST = (
+    "levels [node = 2 {bandwidth = 1e12, latency = 1e-9}], memory = 1000000000 {bandwidth = 1e9}, "
+    "flops {f64 = 1e8}"
+)
+"""A cluster on which a search splits tensors of any size."""
+
 VOCABULARY, WIDTH, LENGTH, BATCH, MICROBATCHES = 24, 16, 8, 4, 4
 STEPS = extent(3, 5)
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -115,6 +121,7 @@ def _by_torch(model: nn.Module) -> tuple[torch.optim.Optimizer, list[float]]:
 CASES = [
     (2, "1f1b, ranks = 2", {"mesh": "dp = 2", "plan": 'values "blocks.1.*" : stage = 1\nfsdp'}),
     (4, "zbv, ranks = 2, chunks = 2", {"mesh": "tp = 2", "plan": "megatron(tp)"}),
+    (2, "1f1b, ranks = 2", {"mesh": "d = 2", "mode": "auto", "cluster": FAST}),
     *((layers, "1f1b, ranks = 4", {}) for layers in (4, 8)),
     *((layers, "1f1b, ranks = 2", {"mesh": "tp = 2", "plan": "megatron(tp)"}) for layers in (4, 8)),
     *((layers, "1f1b, ranks = 2", {"mesh": "dp = 2", "plan": "ddp"}) for layers in (4, 8)),
@@ -137,6 +144,7 @@ CASES = [
     (4, "v-half, ranks = 2, chunks = 2", {"mesh": "dp = 2", "plan": "ddp"}),
     (8, "v-min, ranks = 4, chunks = 2", {}),
     (4, "dualpipev, ranks = 2, chunks = 2", {"mesh": "dp = 2", "plan": "zero1"}),
+    (4, "zbv, ranks = 2, chunks = 2", {"mesh": "d = 2", "mode": "auto", "cluster": FAST}),
     (4, "zb-h1, ranks = 2", {"mesh": "dp = 2", "plan": "zero2"}),
     (4, "interleaved, ranks = 2, chunks = 2", {"mesh": "dp = 2", "plan": "zero3"}),
     (4, "1f1b, ranks = 2", {"mesh": "tp = 2", "plan": "megatron+sequence(tp)"}),
@@ -149,7 +157,7 @@ CASES = [
 losses; and less memory, for which values are recomputed."""
 
 
-@pytest.mark.parametrize(("layers", "pipeline", "options"), extent(CASES[:2], CASES))
+@pytest.mark.parametrize(("layers", "pipeline", "options"), extent(CASES[:3], CASES))
 def test_stages_are_one_device(
     layers: int, pipeline: str, options: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ class Cotangents:
 
     def _total(self, v: SSAValue, end: Layout | None) -> SSAValue:
         addends = self._by_layout(v)
-        if len(addends) > 1:
+        if len(addends) > 1 and self.builder.mesh is not None:
             layout = self._common_layout(v, addends, end)
             addends = [self.builder.redistribute(d, layout) for d in addends]
         total = addends[0]
