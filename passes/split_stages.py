@@ -17,7 +17,9 @@
    all stages that read it. Sums over microbatches, and states between them, stay in the step.
 4. In the forward part values pass to later stages alone, in the backward part to earlier ones.
 5. `train.schedule` on the step has the order in which each rank runs the functions of its stages on
-   the microbatches: that of the request, or that of the file `schedule`, torch's CSV.
+   the microbatches: that of the request, or that of the file `schedule`, torch's CSV. If the
+   request is `search`, it is searched for, by the costs of these functions and the cluster, within
+   the memory of a device; a line on stderr has its time and a lower bound.
 6. Of a stage for which it has the actions I and W, the backward part is two functions: I makes what
    others wait for, W the other gradients of weights, and the fewest bytes are kept in between.
 7. Ranks that would wait for each other are an error (`train.check_order`), with the cycle.
@@ -25,6 +27,7 @@
    outermost ones of a stage.
 """
 
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -39,6 +42,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import Schedule, check_actions, schedule
 from shardir.analysis.aliasing import shared
 from shardir.analysis.functions import mesh_of, name_of, named, values
+from shardir.cost.stages import memory_of_ranks
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects import train
 from shardir.dialects.dist import layout_of
@@ -47,9 +51,12 @@ from shardir.dialects.nn.types import size_of
 from shardir.dialects.symbols import find_symbol
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.backward_parts import ops_of_weights
+from shardir.rewriting.copying import copied
 from shardir.rewriting.meshes import with_outermost_axis
-from shardir.rewriting.options import PassOptions
+from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.stages import complete, copy_to_readers, first, largest, last
+from shardir.search.pipeline import breadth_first, search_schedule
+from shardir.syntax.files import write_text
 
 PARTS = ("begin", "forward", "backward", "update")
 """The parts of a step: before the loop over microbatches, its two parts, and after it."""
@@ -81,6 +88,11 @@ class SplitStages(PassOptions):
     name = "split-stages"
     schedule: str = ""
     """A file with the order of each rank, as torch writes it; empty: that of the request."""
+    save_schedule: str = ""
+    """A file for the order of each rank, as torch reads it."""
+    memory: Bytes = 0
+    """The bytes that a device holds, for the search of a schedule; 0: those of the cluster's
+    devices, if it has them."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         steps = [
@@ -90,24 +102,12 @@ class SplitStages(PassOptions):
         for f in steps:
             requested = train.pipeline_of(f)
             assert requested is not None
-            order = self.order(f, requested)
-            halved = {stage for stage, _ in order.splits_backward}
-            step = _StagedStep(f, halved, mesh_of(f, op))
-            step.split()
-            del f.attributes[train.PIPELINE]
-            train.set_schedule(f, order)
-            for made in step.functions:
-                if find_symbol(op, FuncOp, name_of(made)) is not None:
-                    message = f"expected no function @{name_of(made)}, which this pass makes"
-                    raise Failure([(f, f"{message}, got one")])
-                op.body.block.insert_op_before(made, f)
-            if any(layout_of(v) is not None for v in values(f.body.block)):
-                mesh = mesh_of(f, op)
-                assert mesh is not None
-                with_outermost_axis(op, mesh, train.STAGE_AXIS, order.ranks)
-            train.check_order(f)
+            order = self.order(f, requested, op)
+            if self.save_schedule:
+                write_text(Path(self.save_schedule), f"{order.csv()}\n")
+            split(op, f, order)
 
-    def order(self, f: FuncOp, requested: train.PipelineAttr) -> Schedule:
+    def order(self, f: FuncOp, requested: train.PipelineAttr, module: ModuleOp) -> Schedule:
         """Return the schedule of a step.
 
         Raises:
@@ -119,6 +119,8 @@ class SplitStages(PassOptions):
             raise Failure([(f, coded("G14", found, use="write accumulate <mean, ...>"))])
         numbers = requested.values
         try:
+            if not self.schedule and requested.kind == train.SEARCH:
+                return self.search(f, requested, loop.runs, module)
             if not self.schedule:
                 made = schedule(requested.kind, numbers["ranks"], loop.runs, numbers["chunks"])
             else:
@@ -133,6 +135,58 @@ class SplitStages(PassOptions):
             message = f"expected a schedule of {text.format(*wanted)}, got {text.format(*got)}"
             raise Failure([(f, message)])
         return made
+
+    def search(
+        self, f: FuncOp, requested: train.PipelineAttr, microbatches: int, module: ModuleOp
+    ) -> Schedule:
+        """Return the schedule that a search finds, by a copy of the step in stages.
+
+        Raises:
+            ShardirError: none is found within the memory.
+        """
+        ranks = requested.values["ranks"]
+
+        def trial(order: Schedule) -> tuple[FuncOp, Mesh]:
+            """Return a copy of the step in stages, and its mesh."""
+            copy = copied(module)
+            step = find_symbol(copy, FuncOp, name_of(f))
+            assert step is not None
+            split(copy, step, order)
+            return step, mesh_of(step, copy) or Mesh("one", ((train.STAGE_AXIS, ranks),))
+
+        def measure(order: Schedule) -> list[int]:
+            return [use.peak for use in memory_of_ranks(*trial(order))]
+
+        loop = tuple(stage % ranks for stage in range(requested.stages))
+        step, mesh = trial(breadth_first(loop, ranks, microbatches))
+        limit = self.memory or mesh.cluster_or_default.memory
+        found = search_schedule(step, mesh, limit, measure)
+        print(f"{self.name}: @{name_of(f)}: {found.summary}", file=sys.stderr)
+        return found.schedule
+
+
+def split(module: ModuleOp, f: FuncOp, order: Schedule) -> None:
+    """Split a step of a module into functions of its stages, which ranks run in this order.
+
+    Raises:
+        Failure: a value passes in the wrong direction, a function has the name of a new one, or
+            ranks would wait for each other.
+    """
+    halved = {stage for stage, _ in order.splits_backward}
+    step = _StagedStep(f, halved, mesh_of(f, module))
+    step.split()
+    del f.attributes[train.PIPELINE]
+    train.set_schedule(f, order)
+    for made in step.functions:
+        if find_symbol(module, FuncOp, name_of(made)) is not None:
+            message = f"expected no function @{name_of(made)}, which this pass makes"
+            raise Failure([(f, f"{message}, got one")])
+        module.body.block.insert_op_before(made, f)
+    if any(layout_of(v) is not None for v in values(f.body.block)):
+        mesh = mesh_of(f, module)
+        assert mesh is not None
+        with_outermost_axis(module, mesh, train.STAGE_AXIS, order.ranks)
+    train.check_order(f)
 
 
 @dataclass

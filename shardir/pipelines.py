@@ -279,6 +279,8 @@ def recorded(passes: Sequence[ModulePass]) -> str:
                 continue
             case "apply-plan" if given.file:
                 given = dataclasses.replace(given, file="", plan=read_text(Path(given.file)))
+            case "split-stages":
+                given = dataclasses.replace(given, save_schedule="")
             case _ if p.name == SEARCH:
                 given = dataclasses.replace(given, graph=None)
         spec = given.pipeline_pass_spec()

@@ -25,6 +25,7 @@ from shardir.algebra.schedules.gantt import as_svg
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.memory_plan import PlannedMemory, planned_memory
+from shardir.cost.pipeline import bound_of_loop
 from shardir.cost.schedule import TimedOp, length, schedule, waiting
 from shardir.cost.seconds import OpCost, works_of
 from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_step
@@ -140,6 +141,8 @@ class StagedCost(FunctionCost):
     """When each rank runs the functions of its stages."""
     memories: tuple[MemoryUse, ...] = ()
     """The memory of each rank."""
+    bound: float = 0.0
+    """Seconds below which the loop over the microbatches does not end in any order."""
 
     @cached_property
     def seconds(self) -> float:
@@ -150,6 +153,11 @@ class StagedCost(FunctionCost):
     def busy(self) -> list[float]:
         """The seconds in which each rank computes, or communicates within its stages."""
         return [sum(t.end - t.begin for t in runs) for runs in self.ranks]
+
+    @property
+    def loop(self) -> float:
+        """The time to the end of the loop over the microbatches."""
+        return max(t.end for runs in self.ranks for t in runs if t.run.action is not None)
 
     def svg(self) -> str:
         """Return a drawing of the loop over the microbatches: a row for each rank."""
@@ -167,6 +175,8 @@ class StagedCost(FunctionCost):
             named = ", ".join(map(str, stages))
             rows.append((str(rank), named, _s(busy), f"{waits:.1%}", memory, ""))
         yield rows
+        gap = f", gap {abs(self.loop / self.bound - 1):.1%}" if self.bound else ""
+        yield [(f"microbatches: {_s(self.loop)} s, lower bound {_s(self.bound)} s{gap}",)]
         found = [HEAD, *(_row(c, None) for c in self.ops if c.communicates)]
         at = HEAD.index("exposed")  # of a transfer that is the ranks' waiting, above
         yield [(*row[:at], *row[at + 1 :]) for row in found]
@@ -197,7 +207,8 @@ def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
     memories = tuple(memory_of_ranks(f, mesh))
     most = max(memories, key=lambda use: use.peak)
     ranks = tuple(times_of_step(f, mesh).ranks)
-    return StagedCost(name, mesh, ops, most, planned, ranks, memories)
+    bound = bound_of_loop(f, mesh, ranks)
+    return StagedCost(name, mesh, ops, most, planned, ranks, memories, bound)
 
 
 def _row(c: OpCost, exposed: float | None) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The search of schedules: within memory, never slower than a named one, never below the bound."""
 
 import random
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,6 +13,7 @@ from shardir.algebra.schedules import (
     Schedule,
     check,
     lower_bound,
+    merged,
     schedule,
     search,
     simulate,
@@ -100,6 +102,29 @@ def test_filling_keeps_the_order_of_forward_parts_and_stays_within_memory() -> N
                 if limit == 8.0:
                     assert [a for a in order if a.kind != "W"] == split_orders((base,))[0]
     assert too_small == 2, "looped-bfs, whose first gradients are of the last microbatch"
+
+
+def test_halves_are_one_action_where_nothing_waits_for_it() -> None:
+    merges = kept = 0
+    for name, ranks, chunks in (("1f1b", 3, 1), ("interleaved", 2, 2), ("zb-h1", 3, 1)):
+        whole = schedule(name, ranks, 6, chunks)
+        costs = PipelineCosts.equal(ranks, chunks, REAL, 0.1)
+        halves = tuple(
+            tuple(part for a in order for part in (
+                [a._replace(kind="I"), a._replace(kind="W")] if a.kind == "B" else [a]
+            )) for order in whole.orders
+        )  # fmt: skip
+        split = replace(whole, orders=halves)
+        found = merged(split, costs)
+        check(found)
+        assert simulate(found, costs).makespan <= simulate(split, costs).makespan + 1e-9
+        for stage in range(found.stages):
+            kinds = {a.kind for o in found.orders for a in o if a.stage == stage}
+            assert kinds in ({"F", "B"}, {"F", "I", "W"})
+            merges += "B" in kinds
+            kept += "B" not in kinds
+        assert "B" in {a.kind for o in found.orders for a in o if a.stage == 0}
+    assert merges and kept
 
 
 def test_orders_by_priorities_run_within_memory() -> None:

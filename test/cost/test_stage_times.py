@@ -36,16 +36,18 @@ train.step @step of @loss <sgd, lr = 0.1> accumulate <mean, microbatches = 4>
 """
 
 
-def step_in_stages(pipeline: str, microbatches: int, skip: bool = False) -> StagedCost:
+def step_in_stages(
+    pipeline: str, microbatches: int, skip: bool = False, options: str = ""
+) -> StagedCost:
     """The cost of a step of products of different widths; with `skip` the last reads the input of
-    the second too."""
+    the second too. `options`: of the passes."""
     widths = [16, *(32 * (1 + i % 3) for i in range(LAYERS - 1)), 16]
     arguments = ["%x: tensor<64x16xf32> {train.input = #train.init<normal>}"]
     body, last = list[str](), "%x"
     for i, (n, m) in enumerate(pairwise(widths)):
         arguments.append(f'%w{i}: tensor<{n}x{m}xf32> {{train.parameter = "w{i}"}}')
         types = f"(tensor<64x{n}xf32>, tensor<{n}x{m}xf32>) -> tensor<64x{m}xf32>"
-        stages = int(pipeline.split("ranks = ")[1][0]) * (2 if "chunks" in pipeline else 1)
+        stages = train.PipelineAttr.read(pipeline).stages
         mark = f" {{train.stage = {i * stages // LAYERS} : i64}}"
         body += [f"%h{i} = nn.matmul {last}, %w{i}{mark} : {types}"]
         body += [f"%a{i} = nn.tanh %h{i} : (tensor<64x{m}xf32>) -> tensor<64x{m}xf32>"]
@@ -66,7 +68,7 @@ train.step @step of @loss <sgd, lr = 0.1> accumulate <mean, microbatches = {micr
     pipeline <{pipeline}>
 """
     module = parse(text)
-    for p in build("train"):
+    for p in build(f"train{options}"):
         p.apply(Context(), module)
     (cost,) = [c for c in report(module) if isinstance(c, StagedCost)]
     return cost

@@ -296,6 +296,14 @@ MUTANTS = [
         "test/algebra/test_schedule_transfers.py",
     ),
     Mutant(
+        "a gradient waits for those of weights",
+        "I and W of a stage are one action also where the step takes longer.",
+        "shardir/algebra/schedules/searching.py",
+        "        if simulate(tried, costs).makespan <= end:\n",
+        "        if end:\n",
+        "test/algebra/test_schedule_search.py",
+    ),
+    Mutant(
         "a transfer takes no time",
         "Results of adjacent stages arrive on other ranks when they are computed.",
         "shardir/algebra/schedules/simulation.py",

@@ -4,6 +4,15 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "addends of several stages need layouts",
+        "The addends of a gradient that are of several stages are redistributed before a mesh is "
+        "decided on.",
+        "shardir/rewriting/autodiff/cotangents.py",
+        "if len(addends) > 1 and self.builder.mesh is not None:",
+        "if len(addends) > 1:",
+        "test/run/test_stages.py -k one_device",
+    ),
+    Mutant(
         "the norm of gradients has the loss scale",
         "The metric is the norm of the gradients that the backward part makes.",
         "shardir/rewriting/autodiff/gradients.py",

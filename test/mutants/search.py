@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a schedule needs what its microbatches need",
+        "The schedule of a step is not measured before it is returned.",
+        "shardir/search/pipeline.py",
+        "if max(self.measure(found.schedule)) <= limit:",
+        "if True:",
+        "test/cost/test_searched_steps.py",
+    ),
+    Mutant(
         "the default gap is 0.2",
         "A solution within a fifth of the bound counts as the best.",
         "shardir/search/solver.py",

@@ -105,10 +105,11 @@ def test_a_mode_has_the_options_of_its_passes() -> None:
     [
         ("auto{memry=1}", "pipeline auto has no option memry; did you mean memory?"),
         ("auto{x=1}", "pipeline auto has no option x; it has entries, gap, memory, "
-         "overlap, graph, schedule, max-bytes"),
-        ("semi_auto{memory=1}", "pipeline train has no option memory; it has schedule, max-bytes"),
+         "overlap, graph, schedule, save-schedule, max-bytes"),
+        ("semi_auto{gap=0.1}", "pipeline train has no option gap; it has schedule, save-schedule, "
+         "memory, max-bytes"),
         ("hybrid{hybrid=false}", "pipeline hybrid has no option hybrid; it has schedule, "
-         "max-bytes"),
+         "save-schedule, memory, max-bytes"),
         ("stand_alone{x=1}", "pipeline single-device has no option x; it has none"),
         ("auto{memory=lots}", "pass search-strategies: option memory: expected a size such as "
          "16GB or 512MiB, got 'lots'"),

@@ -17,7 +17,13 @@ from shardir.algebra.schedules.checking import check, check_actions
 from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
 from shardir.algebra.schedules.named import NAMES, NamedSchedule, schedule
 from shardir.algebra.schedules.schedule import Schedule
-from shardir.algebra.schedules.searching import SearchedSchedule, search
+from shardir.algebra.schedules.searching import (
+    SearchedSchedule,
+    merged,
+    named_schedules,
+    placements,
+    search,
+)
 from shardir.algebra.schedules.simulation import PipelineTimeline, simulate
 from shardir.algebra.schedules.transfers import check_transfers, with_transfers
 
@@ -38,9 +44,12 @@ __all__ = [
     "check_actions",
     "check_transfers",
     "lower_bound",
+    "merged",
+    "named_schedules",
     "orders_text",
     "parse_action",
     "parse_orders",
+    "placements",
     "schedule",
     "search",
     "simulate",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import isfinite
 from typing import Self
 
@@ -15,8 +15,9 @@ class PipelineCosts:
     gradients of its inputs and of its weights, and the bytes from its forward part to the end of
     its backward part.
 
-    `transfer` has the seconds between adjacent stages that are on different ranks, in either
-    direction: one number fewer than stages.
+    `transfer` has the seconds of results of forward parts between adjacent stages that are on
+    different ranks, one number fewer than stages; `transfer_back` those of gradients, by default
+    the same.
     """
 
     forward: tuple[float, ...]
@@ -24,16 +25,20 @@ class PipelineCosts:
     weight: tuple[float, ...]
     transfer: tuple[float, ...]
     memory: tuple[float, ...]
+    transfer_back: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         stages = len(self.forward)
         for name, numbers in vars(self).items():
-            expected = stages - 1 if name == "transfer" else stages
+            if numbers is None:
+                continue
+            between = name.startswith("transfer")
+            expected = stages - 1 if between else stages
             if len(numbers) != expected or not stages:
                 raise ShardirError(
                     f"expected {max(expected, 0)} costs of {name} for {stages} stages, got "
                     f"{len(numbers)}; write one for each "
-                    + ("two adjacent stages" if name == "transfer" else "stage, at least one")
+                    + ("two adjacent stages" if between else "stage, at least one")
                 )
             wrong = [n for n in numbers if not (isfinite(n) and n >= 0)]
             if wrong:
@@ -45,6 +50,17 @@ class PipelineCosts:
     @property
     def stages(self) -> int:
         return len(self.forward)
+
+    def delays(self, placement: Sequence[int]) -> tuple[list[float], list[float]]:
+        """Return the seconds from the end of each stage but the last to the begin of the next one,
+        and of a gradient in the other direction: those of transfers, where ranks differ."""
+        back = self.transfer if self.transfer_back is None else self.transfer_back
+        moves = [a != b for a, b in pairwise(placement)]
+
+        def of(times: Sequence[float]) -> list[float]:
+            return [t if moved else 0.0 for t, moved in zip(times, moves, strict=True)]
+
+        return of(self.transfer), of(back)
 
     @classmethod
     def equal(
@@ -86,15 +102,13 @@ def lower_bound(
     stages in turn, either.
     """
     stages = range(len(placement))
-    hops = [
-        t if placement[s] != placement[s + 1] else 0.0 for s, t in enumerate(costs.transfer)
-    ] + [0.0]
+    hops, hops_back = ([*each, 0.0] for each in costs.delays(placement))
     # The time at which the first microbatch can begin on each stage, and its gradient can arrive.
     arrives = [0.0, *accumulate(f + h for f, h in zip(costs.forward, hops, strict=True))]
     returns = [arrives[-1]] * len(stages)
     for s in reversed(stages[:-1]):
-        returns[s] = returns[s + 1] + costs.input[s + 1] + hops[s]
-    tails = [0.0, *accumulate(i + h for i, h in zip(costs.input, hops, strict=True))]
+        returns[s] = returns[s + 1] + costs.input[s + 1] + hops_back[s]
+    tails = [0.0, *accumulate(i + h for i, h in zip(costs.input, hops_back, strict=True))]
     first_weight = costs.weight[0]
     bound = returns[0] + costs.input[0] + first_weight
     for rank in set(placement):

@@ -39,9 +39,8 @@ class Filling:
     ):
         self.placement, self.microbatches, self.costs = placement, microbatches, costs
         self.memory = [each * (1 + ROUNDING) for each in memory]
-        pairs = zip(placement, placement[1:], costs.transfer, strict=False)
-        self.hops = [t if a != b else 0.0 for a, b, t in pairs]
-        """The seconds from the end of a stage to the begin of the next one."""
+        self.hops, self.hops_back = costs.delays(placement)
+        """The seconds from the end of a stage to the begin of the next one, and back."""
 
     def fill(self, orders: Sequence[Sequence[Action]], patience: Sequence[float]) -> Filled | None:
         """Insert W into orders of F and I.
@@ -120,7 +119,7 @@ class RunningRanks:
 
     def run(self, now: float, rank: int, action: Action) -> None:
         """Run an action on a rank that is free."""
-        c, hops = self.filling.costs, self.filling.hops
+        c, hops, hops_back = self.filling.costs, self.filling.hops, self.filling.hops_back
         stage, kind, k = action
         taken, hop = None, 0.0
         if kind == "F":
@@ -133,7 +132,7 @@ class RunningRanks:
         elif kind == "I":
             end = now + c.input[stage]
             if stage:
-                taken, hop = Action(stage - 1, "I", k), hops[stage - 1]
+                taken, hop = Action(stage - 1, "I", k), hops_back[stage - 1]
         else:
             self.held[rank] -= c.memory[stage]
             end = now + c.weight[stage]

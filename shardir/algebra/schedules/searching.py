@@ -2,15 +2,15 @@
 where ranks wait, and from orders by priorities, improved by local search.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 from typing import NamedTuple
 
 from shardir.algebra.schedules.actions import Action
 from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
-from shardir.algebra.schedules.filling import Filled, Filling, split_orders
+from shardir.algebra.schedules.filling import ROUNDING, Filled, Filling, split_orders
 from shardir.algebra.schedules.named import NAMES, schedule
 from shardir.algebra.schedules.priorities import by_priority
 from shardir.algebra.schedules.schedule import Schedule
@@ -47,6 +47,20 @@ class SearchedSchedule:
         """The relative difference of the makespan and the bound."""
         return self.timeline.makespan / self.bound - 1 if self.bound else 0.0
 
+    @property
+    def summary(self) -> str:
+        """The figures in a line."""
+        t = self.timeline
+        return (
+            f"from {self.origin}: {t.makespan:.3g} s, ranks wait {t.bubble:.1%}; at least "
+            f"{self.bound:.3g} s, gap {self.gap:.1%}"
+        )
+
+
+Limits = Sequence[float] | Callable[[Sequence[int]], Sequence[float]]
+"""The bytes that each rank may hold of microbatches; or a function that returns them for a
+placement of the stages."""
+
 
 class Start(NamedTuple):
     """Orders of F and I, and the patience of ranks, to be filled with W."""
@@ -67,10 +81,10 @@ def search(
     ranks: int,
     microbatches: int,
     costs: PipelineCosts,
-    memory: Sequence[float] | None = None,
+    memory: Limits | None = None,
     evaluations: int = EVALUATIONS,
 ) -> SearchedSchedule:
-    """Return a fast schedule of stages with these costs, on each rank within `memory`, in bytes.
+    """Return a fast schedule of stages with these costs, on each rank within `memory`.
 
     The result is the same on each run: the local search draws from a fixed sequence, and its length
     is a number of evaluations, not a time.
@@ -84,24 +98,25 @@ def search(
             f"expected a number of ranks that divides the {costs.stages} stages, got {ranks}; use "
             "as many stages on each rank"
         )
-    if memory is not None and len(memory) != ranks:
+    if memory is not None and not callable(memory) and len(memory) != ranks:
         raise ShardirError(
             f"expected the memory of {ranks} ranks, got {len(memory)}; write one number for each"
         )
     chunks = costs.stages // ranks
-    named = _named(ranks, microbatches, chunks)
-    limits = [inf] * ranks if memory is None else memory
+    named = named_schedules(ranks, microbatches, chunks)
+    tried = placements(ranks, chunks)
+    limits = {p: memory(p) if callable(memory) else memory or [inf] * ranks for p in tried}
     found = [
         (t.makespan, name, s)
         for name, s in named.items()
         for t in [simulate(s, costs)]
-        if all(held <= limit for held, limit in zip(t.peak_bytes, limits, strict=True))
+        if all(n <= limit for n, limit in zip(t.peak_bytes, limits[s.placement], strict=True))
     ]
     bounds = []
-    for placement in placements(ranks, chunks):
-        bound = lower_bound(placement, microbatches, costs, memory)
+    for placement in tried:
+        bound = lower_bound(placement, microbatches, costs, limits[placement])
         bounds.append(bound)
-        filling = Filling(placement, microbatches, costs, limits)
+        filling = Filling(placement, microbatches, costs, limits[placement])
         starts = sorted(_starts(filling, named, ranks), key=lambda s: s[0].makespan)
         for filled, start in starts[:1]:
             better = _improved(filling, start, filled, bound, evaluations)
@@ -110,14 +125,40 @@ def search(
     if not found:
         smallest = min(max(simulate(s, costs).peak_bytes) for s in named.values())
         raise ShardirError(
-            f"expected memory for a schedule of {microbatches} microbatches, got {min(limits):g} "
-            f"bytes on a rank; use {smallest:g}, which a named schedule needs"
+            f"expected memory for a schedule of {microbatches} microbatches, got "
+            f"{min(map(min, limits.values())):g} bytes on a rank; use {smallest:g}, which a named "
+            "schedule needs"
         )
     _, origin, best = min(found, key=lambda each: each[0])
     return SearchedSchedule(best, simulate(best, costs), origin, min(bounds))
 
 
-def _named(ranks: int, microbatches: int, chunks: int) -> dict[str, Schedule]:
+def merged(schedule: Schedule, costs: PipelineCosts) -> Schedule:
+    """Return a schedule with B for I and W on the stages where W directly follows I for each
+    microbatch, and the step does not take longer when the gradient is sent at the end of B."""
+    end = simulate(schedule, costs).makespan * (1 + ROUNDING)
+    for stage in range(schedule.stages):
+        orders = tuple(map(lambda order, s=stage: _with_backward(order, s), schedule.orders))
+        if any(a.stage == stage and a.kind in "IW" for order in orders for a in order):
+            continue
+        tried = replace(schedule, orders=orders)
+        if simulate(tried, costs).makespan <= end:
+            schedule = tried
+    return schedule
+
+
+def _with_backward(order: Sequence[Action], stage: int) -> tuple[Action, ...]:
+    """Return an order with B for each I of a stage that its W directly follows."""
+    found: list[Action] = []
+    for a in order:
+        if a.stage == stage and a.kind == "W" and found and found[-1] == a._replace(kind="I"):
+            found[-1] = a._replace(kind="B")
+        else:
+            found.append(a)
+    return tuple(found)
+
+
+def named_schedules(ranks: int, microbatches: int, chunks: int) -> dict[str, Schedule]:
     """Return the named schedules with these numbers, as far as they exist."""
     found = {}
     for name, record in NAMES.items():

@@ -142,13 +142,13 @@ class PipelineModel:
         forward = kind == "F"
         other = stage - 1 if forward else stage + 1
         taken = kind != "W" and 0 <= other < self.stages
-        remote = taken and self.placement[other] != self.placement[stage]
+        delays = self.costs.delays(self.placement)[0 if forward else 1]
         base = 0 if forward else count
         for k in range(m):
             self.seconds.append(seconds)
             self.needs.append(base + other * m + k if taken else -1)
             self.makes.append(base + stage * m + k if kind != "W" else -1)
-            self.delay.append(self.costs.transfer[min(stage, other)] if remote else 0.0)
+            self.delay.append(delays[min(stage, other)] if taken else 0.0)
 
     def code(self, action: Action) -> int:
         stage, kind, microbatch = action

@@ -93,6 +93,7 @@ from shardir.dialects.train.stage_runs import Made, Read, StageRun, StepRuns
 from shardir.dialects.train.stages import (
     PIPELINE,
     SCHEDULE,
+    SEARCH,
     STAGE,
     STAGE_AXIS,
     PipelineAttr,
@@ -158,6 +159,7 @@ __all__ = [
     "REPLICAS",
     "SCALARS",
     "SCHEDULE",
+    "SEARCH",
     "SHARED_SCALAR",
     "STAGE",
     "STAGE_AXIS",

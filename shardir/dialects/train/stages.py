@@ -33,14 +33,16 @@ from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, complete
 
 STAGE, ACTION = "train.stage", "train.action"
 PIPELINE, SCHEDULE = "train.pipeline", "train.schedule"
+SEARCH = "search"
+"""The name of a schedule that is to be found."""
 STAGE_AXIS = "stage"
 """The axis of the mesh over which the ranks of different stages differ."""
 
 
 @irdl_attr_definition
 class PipelineAttr(OptionsAttr):
-    """The schedule of a pipelined step, the number of ranks that stages are on, and the stages of
-    each."""
+    """The schedule of a pipelined step (its name, or `search`), the number of ranks that stages are
+    on, and the stages of each."""
 
     name = "train.pipeline"
     OPTIONS: ClassVar[Kinds] = {
@@ -52,8 +54,9 @@ class PipelineAttr(OptionsAttr):
     @classmethod
     def from_text(cls, text: str) -> NamedOptions:
         schedule, comma, rest = text.partition(",")
-        if (name := schedule.strip()) not in NAMES:
-            hint = did_you_mean(name, NAMES) or f"; use {', '.join(NAMES)}"
+        known = (*NAMES, SEARCH)
+        if (name := schedule.strip()) not in known:
+            hint = did_you_mean(name, known) or f"; use {', '.join(known)}"
             raise NotationError(f"expected the name of a schedule, got {name!r}{hint}")
         try:
             given = parse_options(f"schedule{comma}{rest}")

@@ -1,0 +1,139 @@
+"""The costs of the stages of a step, as schedules know them: from its functions and transfers.
+
+The seconds of an action are those of the function that runs it, and of the sums over microbatches
+of what it makes. The bytes of a microbatch are those of the values that backward parts of a stage
+read, of the forward part and of other stages, or between the two backward parts those that the
+second one reads, whichever are more. Arguments of the step are not among them.
+"""
+
+from collections.abc import Callable, Iterable
+
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.ir import BlockArgument, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.schedules import Action, PipelineCosts, Schedule, lower_bound
+from shardir.cost.memory import LiveStorages
+from shardir.cost.seconds import cost_of
+from shardir.cost.stages import TimedRun, times_of_ranks
+from shardir.dialects import train
+from shardir.dialects.nn.types import size_of
+
+BACKWARD = "IBW"
+"""The actions that run backward parts."""
+
+
+def pipeline_costs(
+    f: FuncOp, mesh: Mesh, times: Iterable[Iterable[TimedRun]] | None = None
+) -> PipelineCosts:
+    """Return the costs of the stages of a step, on the mesh's cluster. Of a stage whose backward
+    part is one function, that is of the gradients of inputs.
+
+    Args:
+        times: what `times_of_ranks` returns, if it is known.
+    """
+    stages = range(step_schedule(f).stages)
+    seconds = dict[tuple[int, str], float]()
+    for begin, end, run in (t for runs in times or times_of_ranks(f, mesh) for t in runs):
+        if (action := run.action) is not None:
+            seconds[action.stage, action.kind] = end - begin
+
+    def of(*kinds: str) -> tuple[float, ...]:
+        return tuple(sum(seconds.get((s, kind), 0.0) for kind in kinds) for s in stages)
+
+    there, back = (
+        tuple(_transfer(f, mesh, s, s + step) for s in range(*ends))
+        for step, ends in ((1, (len(stages) - 1,)), (-1, (1, len(stages))))
+    )
+    held = _HeldBytes(f, mesh)
+    return PipelineCosts(
+        of("F"), of("I", "B"), of("W"), there, tuple(float(held.of(s)) for s in stages), back
+    )
+
+
+def bound_of_loop(f: FuncOp, mesh: Mesh, times: Iterable[Iterable[TimedRun]]) -> float:
+    """Return a time in seconds below which the loop over the microbatches does not end in any
+    order, with these functions on these ranks."""
+    schedule = step_schedule(f)
+    costs = pipeline_costs(f, mesh, times)
+    return lower_bound(schedule.placement, schedule.microbatches, costs)
+
+
+def step_schedule(f: FuncOp) -> Schedule:
+    """Return the schedule of a step in stages."""
+    text = train.schedule_of(f)
+    assert text is not None
+    return Schedule.parse(text)
+
+
+def _transfer(f: FuncOp, mesh: Mesh, source: int, target: int) -> float:
+    """Return the seconds of the largest value of a microbatch that passes from one stage to
+    another."""
+    found = [0.0]
+    for op in f.body.block.ops:
+        if isinstance(op, train.TransferOp) and op.source.value.data == source:
+            in_loop = isinstance(call := op.x.owner, CallOp) and _action(call) is not None
+            if in_loop and target in op.targets.data and (cost := cost_of(op, mesh)) is not None:
+                found.append(cost.seconds)
+    return max(found)
+
+
+def _action(op: CallOp) -> Action | None:
+    """Return the action that runs a call, of no microbatch; None outside the loop over them."""
+    callee = train.callee_of(op)
+    if callee is None:
+        return None
+    kind, stage = train.action_of(callee), train.stage_of(callee)
+    return None if kind is None or stage is None else Action(stage, kind)
+
+
+class _HeldBytes:
+    """The bytes that stages hold of a microbatch of a step."""
+
+    def __init__(self, f: FuncOp, mesh: Mesh):
+        self.mesh = mesh
+        self.calls = {
+            action: op for op in f.body.block.ops
+            if isinstance(op, CallOp) and (action := _action(op)) is not None
+        }  # fmt: skip
+        self.roots = dict[CallOp, Callable[[SSAValue], SSAValue]]()
+        """Of the function of each call the storages of its values."""
+
+    def of(self, stage: int) -> int:
+        """Return the bytes that a stage holds at most between its actions."""
+        by_kind = {kind: self.calls.get(Action(stage, kind)) for kind in BACKWARD}
+        calls = [op for op in by_kind.values() if op is not None]
+        before = self._bytes(calls, but=calls)
+        last = by_kind["W"]
+        return before if last is None else max(before, self._bytes([last], but=[last]))
+
+    def _bytes(self, calls: list[CallOp], but: list[CallOp]) -> int:
+        """Return the bytes that calls read of what other ones make."""
+        found = dict[SSAValue, int]()
+        for v in (v for op in calls for v in op.operands):
+            if (storage := self._storage(v)) is not None and storage.owner not in but:
+                found[storage] = max(found.get(storage, 0), size_of(v))
+        return sum(found.values())
+
+    def _storage(self, v: SSAValue) -> SSAValue | None:
+        """Return the result of a call in the loop in whose memory a value is; None of others."""
+        while isinstance(v.owner, train.TransferOp):
+            v = v.owner.x
+        op = v.owner
+        if not isinstance(op, CallOp) or _action(op) is None:
+            return None
+        callee = train.callee_of(op)
+        assert callee is not None
+        end = callee.body.block.last_op
+        assert isinstance(end, ReturnOp)
+        root = self._root_in(op, callee)
+        made = root(end.operands[op.results.index(v)])
+        if isinstance(made, BlockArgument):
+            return self._storage(op.operands[made.index])
+        same = (r for r, x in zip(op.results, end.operands, strict=True) if root(x) is made)
+        return next(same)
+
+    def _root_in(self, op: CallOp, callee: FuncOp) -> Callable[[SSAValue], SSAValue]:
+        if op not in self.roots:
+            self.roots[op] = LiveStorages(callee, self.mesh).root
+        return self.roots[op]
