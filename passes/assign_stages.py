@@ -12,30 +12,37 @@
    stage 0.
 2. An op that depends on parameters, inputs or constants alone runs on each stage that reads it.
 3. Without any mark, the ops of 1 are split in the order of the program: the slowest stage is as
-   fast as it can be, within 2%, by the seconds of each op on one device; of such splits the one
-   that transfers the fewest bytes. Of more than 1,024 cuts those that the fewest bytes cross count.
-4. An op whose operand is of a later stage, and a stage without ops, are errors.
+   fast as it can be, within 2%; of such splits the one that transfers the fewest bytes. The seconds
+   are those of the forward and the backward part, with the layouts that are propagated or, with
+   `search`, that a short search finds. Cuts are between repeated blocks and around them, if these
+   are enough; otherwise all, of which at most 1,024 count (with several stages on each rank 96 and
+   less): those that the fewest bytes cross.
+4. In such a split each rank keeps to the memory of a device: what its stages hold throughout, and
+   of each microbatch as many times as the schedule has it in flight there. For a schedule that is
+   searched for, this is the named one with the fewest in flight.
+5. An op whose operand is of a later stage, and a stage without ops, are errors.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from pathlib import Path
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.schedules import Schedule, named_schedules, schedule
 from shardir.analysis.functions import name_of, named
-from shardir.cost.seconds import op_seconds
-from shardir.diagnostics import Failure, Located, coded
+from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects import train
-from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import stage_attrs, stage_of
-from shardir.rewriting.options import PassOptions
+from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.stages import complete, copy_to_readers, last
-from shardir.search.stages import balanced
+from shardir.search.stage_costs import unit_costs
+from shardir.search.stages import Segments, candidate_cuts, in_flight, split
 
 
 @dataclass(frozen=True)
@@ -43,22 +50,81 @@ class AssignStages(PassOptions):
     """Gives each op of a pipelined step a stage."""
 
     name = "assign-stages"
+    search: bool = False
+    """Whether layouts are decided by a search, not by propagation."""
+    schedule: str = ""
+    """A file with the order of each rank, as of split-stages."""
+    memory: Bytes = 0
+    """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         errors: list[Located] = []
         for request in op.body.ops:
             if isinstance(request, train.StepOp) and request.pipeline is not None:
-                errors += _assign(request.find(), request.pipeline.stages)
+                f = request.find()
+                ops = list(f.body.block.ops)[:-1]
+                own = list(_of_model(f, ops))
+                if len(own) >= request.pipeline.stages and not any(
+                    stage_of(op) is not None for op in ops
+                ):
+                    self.split(op, request, f, own)
+                errors += _assign(f, own, request.pipeline.stages)
         if errors:
             raise Failure(errors)
 
+    def split(
+        self, module: ModuleOp, request: train.StepOp, f: FuncOp, ops: Sequence[Operation]
+    ) -> None:
+        """Give the ops of a model the stages of the best split.
 
-def _assign(f: FuncOp, stages: int) -> list[Located]:
+        Raises:
+            Failure: no split keeps to the memory, or the step can't be lowered.
+        """
+        schedule = self.order(request)
+        assert request.pipeline is not None
+        stages, chunks = request.pipeline.stages, request.pipeline.values["chunks"]
+        costs, mesh = unit_costs(module, f, request.sym_name.data, ops, self.search)
+        cuts = candidate_cuts(ops, stages, chunks)
+        segments = Segments.of(costs, cuts)
+        limit = self.memory or mesh.cluster_or_default.memory or inf
+        found = split(segments, schedule.placement, in_flight(schedule), limit)
+        if found.cuts is None:
+            message = (
+                f"expected stages within {limit} B on a device, got {found.need:.0f} B in the "
+                "smallest split found; use more ranks or devices, more and smaller microbatches, "
+                "or a schedule with fewer of them in flight"
+            )
+            raise Failure([(request, message)])
+        for stage, (begin, end) in enumerate(pairwise(cuts[i] for i in found.cuts)):
+            for op in ops[begin:end]:
+                op.attributes |= stage_attrs(stage)
+
+    def order(self, request: train.StepOp) -> Schedule:
+        """Return the schedule of a step, or the named one with the fewest microbatches in flight.
+
+        Raises:
+            Failure: there is none with these numbers.
+        """
+        assert request.pipeline is not None
+        kind, numbers = request.pipeline.kind, request.pipeline.values
+        given = numbers["ranks"], request.microbatches, numbers["chunks"]
+        try:
+            if self.schedule:
+                return Schedule.parse(Path(self.schedule).read_text(encoding="utf-8"))
+            if kind != train.SEARCH:
+                return schedule(kind, *given)
+        except ShardirError as e:
+            raise Failure([(request, str(e))]) from None
+        return min(
+            named_schedules(*given).values(),
+            key=lambda s: max(sum(c) for counts in in_flight(s) for c in counts),
+        )
+
+
+def _assign(f: FuncOp, of_model: Sequence[Operation], stages: int) -> list[Located]:
     """Give the ops of a function stages; return the errors."""
     ops = list(f.body.block.ops)[:-1]
-    own = set(_of_model(f, ops))
-    if not any(stage_of(op) is not None for op in ops):
-        _split([op for op in ops if op in own], stages)
+    own = {*of_model}
     errors = list(_later_operands(ops, stages))
     if errors:
         return errors
@@ -105,18 +171,3 @@ def _later_operands(ops: Sequence[Operation], stages: int) -> Iterator[Located]:
                     f"expected {named(v)}, which is of stage {before}, to be of {stage} or before"
                 )
                 yield op, coded("G14", found)
-
-
-def _split(ops: Sequence[Operation], stages: int) -> None:
-    """Give ops of one device stages of about equal seconds."""
-    mesh = Mesh("one", (("d", 1),))
-    for stage, part in enumerate(balanced(ops, [_seconds(op, mesh) for op in ops], stages)):
-        for op in part:
-            op.attributes |= stage_attrs(stage)
-
-
-def _seconds(op: Operation, mesh: Mesh) -> float:
-    if not isinstance(op, TensorOp):
-        return 0.0
-    types = [unsharded_type(v) for v in (*op.operands, *op.results)]
-    return op_seconds(type(op), op.factors(), {}, types, mesh)

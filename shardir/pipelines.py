@@ -49,17 +49,17 @@ _LOWERED = (
     "lower-to-spmd,simplify-communication,split-stages,fuse-communication,overlap-communication"
 )
 
-_GIVEN = "inline-calls,assign-stages"
+_PROPAGATED = "assign-stages,propagate-strategies,lower-layouts,local-steps"
 
 PIPELINES: dict[str, str] = {
-    "train": f"{_GIVEN},propagate-strategies,lower-layouts,local-steps",
+    "train": f"inline-calls,{_PROPAGATED}",
     "lower-layouts": f"{_LAID_OUT},{_LOWERED}",
-    "auto": f"{_GIVEN},distributed-autodiff,search-strategies,lower-plan,local-steps",
+    "auto": "inline-calls,assign-stages{search=true},distributed-autodiff,search-strategies,"
+    "lower-plan,local-steps",
     "lower-plan": f"insert-redistributions,recompute,{_LOWERED}",
-    "data": f"{_GIVEN},data-parallel,propagate-strategies,lower-layouts,local-steps",
-    "hybrid": f"{_GIVEN},data-parallel{{hybrid=true}},propagate-strategies,lower-layouts,"
-    "local-steps",
-    "manual": f"{_GIVEN},require-layouts,lower-layouts,local-steps",
+    "data": f"inline-calls,data-parallel,{_PROPAGATED}",
+    "hybrid": f"inline-calls,data-parallel{{hybrid=true}},{_PROPAGATED}",
+    "manual": "inline-calls,assign-stages,require-layouts,lower-layouts,local-steps",
     "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute,local-steps",
 }
 """Names for sequences of passes, used like a pass. search-strategies also measures plans by

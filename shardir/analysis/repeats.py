@@ -56,7 +56,8 @@ def common_name(names: Sequence[str | None]) -> str | None:
 
 
 def equal_blocks(ops: Sequence[Operation]) -> list[Blocks]:
-    """Return the equal blocks among the ops of a function, in order; none within others."""
+    """Return the equal blocks among ops of a function, in order; none within others. Values of
+    other ops are from before all blocks."""
     found: list[Blocks] = []
     codes = _codes(ops)
     at = {op: i for i, op in enumerate(ops)}
@@ -183,10 +184,11 @@ def _places(
     """The places from which the operands of an op of a block come."""
     found: list[Place | None] = []
     for v in op.operands:
-        if not isinstance(v, OpResult) or at[v.owner] < first:
+        made = at.get(v.owner, -1) if isinstance(v, OpResult) else -1
+        if made < first or not isinstance(v, OpResult):
             found.append(None)
             continue
-        of, index = divmod(at[v.owner] - first, period)
+        of, index = divmod(made - first, period)
         found.append((block - of, index, v.index))
     return found
 

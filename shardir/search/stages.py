@@ -1,39 +1,77 @@
 """The split of the ops of a model into stages: the slowest one as fast as it can be, within SLACK,
-and of such splits the one that transfers the fewest bytes. Dynamic programming over the cuts, exact
-up to MAX_CUTS of them.
+of the splits that keep to the memory; and of these the one that transfers the fewest bytes.
+
+A rank holds what its stages hold throughout, what each of them holds of a microbatch, as many times
+as the schedule has microbatches in flight there, and for one stage at a time what an op needs while
+it runs, and what has arrived from the adjacent stages for the next microbatch. With one stage
+on each rank the least slowest stage is found by dynamic programming over the cuts. With several the
+memory of a rank is a sum over stages that are far apart. So the stages of all chunks are cut at the
+same time, rank by rank: a state is a cut in each chunk. The limit of the slowest stage is found by
+bisection. Both are exact for the cuts that are considered.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from xdsl.ir import Operation
 
+from shardir.algebra.schedules import Schedule
+from shardir.analysis.repeats import equal_blocks
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.types import size_of
+from shardir.search.stage_costs import Held, UnitCosts
 
 SLACK = 0.02
 """The part by which a stage may take longer than the slowest one has to."""
 
-MAX_CUTS = 1024
-"""The number of cuts between ops that are considered: those that the fewest bytes cross."""
+MAX_CUTS = {1: 1024, 2: 96}
+"""The number of cuts between ops that are considered, by the stages of a rank: those that the
+fewest bytes cross."""
+
+FEW_CUTS = 40
+"""That number with more stages on each rank."""
+
+MAX_STATES = 200_000
+"""The number of stages of a rank that are tried for a limit of the slowest one; with more, half as
+many cuts are considered."""
+
+Counts = tuple[int, ...]
+"""The microbatches in flight on each stage of a rank."""
 
 
-def balanced(
-    ops: Sequence[Operation], seconds: Sequence[float], stages: int
-) -> list[Sequence[Operation]]:
-    """Return the ops of each stage; nothing where there are fewer ops than stages.
+def in_flight(schedule: Schedule) -> list[list[Counts]]:
+    """Return for each rank the microbatches that its stages hold at the same time, from F to the
+    end of B or W: of all moments those at which no other one has as many on each stage."""
+    found: list[list[Counts]] = []
+    for rank, order in enumerate(schedule.orders):
+        own = [s for s, r in enumerate(schedule.placement) if r == rank]
+        now, moments = dict.fromkeys(own, 0), set[Counts]()
+        for a in order:
+            now[a.stage] += {"F": 1, "I": 0}.get(a.kind, -1)
+            moments.add(tuple(now.values()))
+        found.append([
+            m for m in sorted(moments)
+            if not any(m != n and all(x <= y for x, y in zip(m, n, strict=True)) for n in moments)
+        ])  # fmt: skip
+    return found
 
-    Args:
-        seconds: of each op.
-    """
-    if len(ops) < stages:
-        return []
-    spent, bytes_ = np.cumsum([0.0, *seconds]), crossing(ops)
-    inner = sorted(range(1, len(ops)), key=lambda i: (bytes_[i], i))[:MAX_CUTS]
-    cuts = [0, *sorted(inner), len(ops)]
-    chosen = best_cuts(spent[cuts], bytes_[cuts], stages)
-    return [ops[cuts[i] : cuts[j]] for i, j in pairwise(chosen)]
+
+def candidate_cuts(ops: Sequence[Operation], stages: int, chunks: int) -> list[int]:
+    """Return the cuts between ops that are considered, with both ends: those between repeated
+    blocks and around them, if they are enough for the stages, otherwise all."""
+    at = {op: i for i, op in enumerate(ops)}
+    inside = {
+        i for blocks in equal_blocks(ops) for block in blocks.blocks
+        for i in range(at[block[0]] + 1, at[block[-1]] + 1)
+    }  # fmt: skip
+    bytes_ = crossing(ops)
+    inner = [i for i in range(1, len(ops)) if i not in inside]
+    if len(inner) < stages - 1:
+        inner = list(range(1, len(ops)))
+    most = MAX_CUTS.get(chunks, FEW_CUTS)
+    return [0, *sorted(sorted(inner, key=lambda i: (bytes_[i], i))[:most]), len(ops)]
 
 
 def crossing(ops: Sequence[Operation]) -> Array:
@@ -49,28 +87,296 @@ def crossing(ops: Sequence[Operation]) -> Array:
     return np.cumsum(change)
 
 
-def best_cuts(spent: Array, crossing: Array, stages: int) -> list[int]:
-    """Return the cuts at which the stages begin, and the last one: of the splits whose slowest
-    stage takes at most SLACK longer than it has to, the one that transfers the fewest bytes.
+@dataclass(frozen=True)
+class Segments:
+    """What the ops between two cuts cost, for each pair of cuts: tables with a row for the first
+    one, a column for the second one; inf where that is not after the first.
+
+    Attributes:
+        seconds: of the ops.
+        fixed, saved: the bytes that a rank holds of them, throughout and of each microbatch.
+        extra: the most bytes that one of them needs while it runs, with those that cross both cuts.
+        crossing: the bytes that cross each cut.
+    """
+
+    seconds: Array
+    fixed: Array
+    saved: Array
+    extra: Array
+    crossing: Array
+
+    @classmethod
+    def of(cls, costs: UnitCosts, cuts: Sequence[int]) -> "Segments":
+        n, crossing = len(cuts), np.array(costs.crossing, float)[list(cuts)]
+        earlier = np.arange(n)[:, None] < np.arange(n)[None, :]
+        spent = np.cumsum([0.0, *costs.seconds])[list(cuts)]
+        between = [max(costs.extra[a:b], default=0) for a, b in pairwise(cuts)]
+        extra = np.zeros((n, n))
+        for width in range(1, n):
+            first = np.arange(n - width)
+            last = np.array(between)[width - 1 :]
+            extra[first, first + width] = np.maximum(extra[first, first + width - 1], last)
+        return cls(
+            np.where(earlier, spent[None, :] - spent[:, None], np.inf),
+            _bytes_between(costs.fixed, cuts), _bytes_between(costs.saved, cuts),
+            extra + crossing[:, None] + crossing[None, :], crossing,
+        )  # fmt: skip
+
+    def among(self, cuts: Sequence[int]) -> "Segments":
+        """Return the costs between some of the cuts."""
+        rows = np.ix_(cuts, cuts)
+        return Segments(
+            self.seconds[rows], self.fixed[rows], self.saved[rows], self.extra[rows],
+            self.crossing[list(cuts)],
+        )  # fmt: skip
+
+    def need(self, counts: Sequence[Counts], stages: Sequence[tuple[int, int]]) -> float:
+        """Return the bytes of a rank whose stages are between these cuts."""
+        saved = [self.saved[each] for each in stages]
+        most = max(sum(k * n for k, n in zip(c, saved, strict=True)) for c in counts)
+        fixed = sum(self.fixed[each] for each in stages)
+        return float(fixed + most + max(self.extra[each] for each in stages))
+
+
+def _bytes_between(held: Sequence[Held], cuts: Sequence[int]) -> Array:
+    """Return the bytes of what ops between two cuts read, each once, for each pair of cuts."""
+    n = len(cuts)
+    change = np.zeros((n + 1, n + 1))
+    for size, readers in held:
+        parts = sorted({int(np.searchsorted(cuts, r, "right")) - 1 for r in readers})
+        before = -1
+        for part in parts:  # counted by the first reader after the first cut
+            change[before + 1, part + 1] += size
+            change[part + 1, part + 1] -= size
+            before = part
+    return change.cumsum(0).cumsum(1)[:n, :n]
+
+
+@dataclass(frozen=True)
+class StageSplit:
+    """The cuts at which the stages begin, and the last one, by their indices among the candidates;
+    None where no split keeps to the memory. `need`: the bytes of the rank that needs most, then of
+    the split that needs the fewest, of those that were tried."""
+
+    cuts: list[int] | None
+    need: float
+
+
+def split(
+    segments: Segments,
+    placement: Sequence[int],
+    counts: Sequence[Sequence[Counts]],
+    limit: float = np.inf,
+) -> StageSplit:
+    """Return the best split.
 
     Args:
-        spent: the seconds of the ops before each cut.
-        crossing: the bytes that cross it.
+        placement: the rank of each stage.
+        counts: of each rank, as of `in_flight`.
+        limit: the bytes of a device.
     """
-    n = len(spent)
-    earlier = np.arange(n)[:, None] < np.arange(n)[None, :]
-    seconds = np.where(earlier, spent[None, :] - spent[:, None], np.inf)
-    slowest = seconds[0]  # of the best split of what is before each cut
-    for _ in range(stages - 1):
-        slowest = np.maximum(slowest[:, None], seconds).min(0)
-    fits = seconds <= slowest[-1] * (1 + SLACK)
-    transferred = np.where(fits[0], 0.0, np.inf)
+    ranks = len(counts)
+    alone = len(placement) == ranks or not np.isfinite(limit)
+    if alone or not _Chunks.exist(placement, ranks):
+        return _split_alone(segments, placement, counts, limit)
+    kept = list(range(len(segments.crossing)))
+    while True:
+        try:
+            found = _Chunks(segments.among(kept), placement, counts, limit).split()
+        except _TooManyStatesError:
+            kept = [0, *kept[2:-1:2], kept[-1]]
+            continue
+        cuts = found.cuts and [kept[i] for i in found.cuts]
+        return StageSplit(cuts, found.need)
+
+
+def _split_alone(
+    segments: Segments,
+    placement: Sequence[int],
+    counts: Sequence[Sequence[Counts]],
+    limit: float,
+) -> StageSplit:
+    """Return the best split where the memory of each stage is limited by itself."""
+    needs = _needs(segments, placement, counts)
+    allowed = [np.where(need <= limit, segments.seconds, np.inf) for need in needs]
+    slowest = _least_maximum(allowed)
+    if not np.isfinite(slowest):
+        return StageSplit(None, _least_maximum(needs))
+    cuts = _fewest_bytes([t <= slowest * (1 + SLACK) for t in allowed], segments.crossing)
+    return StageSplit(cuts, max(n[c] for n, c in zip(needs, pairwise(cuts), strict=True)))
+
+
+def _needs(
+    segments: Segments, placement: Sequence[int], counts: Sequence[Sequence[Counts]]
+) -> list[Array]:
+    """Return the bytes that each stage needs, without other stages of its rank."""
+    found = []
+    for stage, rank in enumerate(placement):
+        index = placement[:stage].count(rank)
+        most = max(c[index] for c in counts[rank])
+        need = segments.fixed + most * segments.saved + segments.extra
+        found.append(np.where(np.isfinite(segments.seconds), need, np.inf))
+    return found
+
+
+def _least_maximum(tables: Sequence[Array]) -> float:
+    """Return the least maximum over splits of a table's entry for each stage."""
+    best = tables[0][0]
+    for table in tables[1:]:
+        best = np.maximum(best[:, None], table).min(0)
+    return float(best[-1])
+
+
+def _fewest_bytes(fits: Sequence[Array], crossing: Array) -> list[int]:
+    """Return the cuts of the split whose stages all fit that transfers the fewest bytes."""
+    transferred = np.where(fits[0][0], 0.0, np.inf)
     begins = list[Array]()
-    for _ in range(stages - 1):
-        total = np.where(fits, (transferred + crossing)[:, None], np.inf)
+    for each in fits[1:]:
+        total = np.where(each, (transferred + crossing)[:, None], np.inf)
         begins.append(total.argmin(0))
         transferred = total.min(0)
-    cuts = [n - 1]
+    cuts = [len(crossing) - 1]
     for begin in reversed(begins):
         cuts.append(int(begin[cuts[-1]]))
     return [0, *reversed(cuts)]
+
+
+class _TooManyStatesError(Exception):
+    """The cuts are too many for a limit of the slowest stage that is far above the least one."""
+
+
+Frontier = tuple[int, ...]
+"""A cut in each chunk: the stages of the ranks so far are on one side of it."""
+
+
+class _Chunks:
+    """The splits in which each rank has a stage in each chunk, in the order of the ranks or in the
+    opposite one."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        placement: Sequence[int],
+        counts: Sequence[Sequence[Counts]],
+        limit: float,
+    ):
+        self.segments, self.placement, self.counts, self.limit = segments, placement, counts, limit
+        self.ranks, self.cuts = len(counts), len(segments.crossing)
+        self.chunks = len(placement) // self.ranks
+        self.rising = [placement[c * self.ranks] == 0 for c in range(self.chunks)]
+        self.states = 0
+
+    @staticmethod
+    def exist(placement: Sequence[int], ranks: int) -> bool:
+        """Whether the stages are placed like that."""
+        up = list(range(ranks))
+        chunks = [list(placement[i : i + ranks]) for i in range(0, len(placement), ranks)]
+        return len(placement) % ranks == 0 and all(c in (up, up[::-1]) for c in chunks)
+
+    def split(self) -> StageSplit:
+        """Return the best split.
+
+        Raises:
+            _TooManyStatesError: there are too many cuts.
+        """
+        seconds = self.segments.seconds
+        least = _least_maximum([seconds] * len(self.placement))
+        times = np.unique(seconds[np.isfinite(seconds) & (seconds >= least)])
+        low, high = 0, 0
+        while high < len(times) - 1 and self._within(times[high]) is None:
+            low, high = high + 1, min(2 * high + 1, len(times) - 1)
+        while low < high:
+            middle = (low + high) // 2
+            if self._within(times[middle]) is None:
+                low = middle + 1
+            else:
+                high = middle
+        cuts = self._within(times[high] * (1 + SLACK))
+        return StageSplit(cuts, self._need(cuts) if cuts else self._smallest())
+
+    def _smallest(self) -> float:
+        """Return the bytes of the rank that needs most, in the split whose stages by themselves
+        need the fewest."""
+        needs = _needs(self.segments, self.placement, self.counts)
+        least = _least_maximum(needs)
+        return self._need(_fewest_bytes([n <= least for n in needs], self.segments.crossing))
+
+    def _need(self, cuts: Sequence[int]) -> float:
+        return max(
+            self.segments.need(counts, [
+                cut for cut, r in zip(pairwise(cuts), self.placement, strict=True) if r == rank
+            ])
+            for rank, counts in enumerate(self.counts)
+        )  # fmt: skip
+
+    def _within(self, slowest: float) -> list[int] | None:
+        """Return the cuts of the split that transfers the fewest bytes, of those whose stages take
+        at most so long; None if there is none."""
+        fits = self.segments.seconds <= slowest
+        reach = np.where(fits.any(1), self.cuts - 1 - fits[:, ::-1].argmax(1), np.arange(self.cuts))
+        back = np.where(fits.any(0), fits.argmax(0), np.arange(self.cuts))
+        self.states = 0
+        best, found = np.inf, None
+        for inner in combinations(range(1, self.cuts - 1), self.chunks - 1):
+            bounds = (0, *inner, self.cuts - 1)
+            ends = list(pairwise(bounds))
+            if any(b - a < self.ranks or _moved(reach, a, self.ranks) < b for a, b in ends):
+                continue
+            moved, cuts = self._best(ends, fits, reach, back)
+            if moved < best:
+                best, found = moved, cuts
+        return found
+
+    def _best(
+        self, ends: Sequence[tuple[int, int]], fits: Array, reach: Array, back: Array
+    ) -> tuple[float, list[int] | None]:
+        """Return the fewest bytes, and the cuts, with these ends of the chunks."""
+        start = tuple(a if up else b for (a, b), up in zip(ends, self.rising, strict=True))
+        goal = tuple(b if up else a for (a, b), up in zip(ends, self.rising, strict=True))
+        found: dict[Frontier, tuple[float, tuple[Frontier, ...]]] = {start: (0.0, (start,))}
+        for rank in range(self.ranks):
+            left = self.ranks - 1 - rank
+            after: dict[Frontier, tuple[float, tuple[Frontier, ...]]] = {}
+            for at, (moved, path) in found.items():
+                each = [
+                    [y for y in self._next(x, end, up, fits)
+                     if _arrives(y, end, up, left, reach, back)]
+                    for x, end, up in zip(at, goal, self.rising, strict=True)
+                ]  # fmt: skip
+                for to in product(*each):
+                    stages = [(min(x, y), max(x, y)) for x, y in zip(at, to, strict=True)]
+                    total = moved + sum(float(self.segments.crossing[a]) for a, _ in stages if a)
+                    if total >= after.get(to, (np.inf,))[0]:
+                        continue
+                    self.states += 1
+                    if self.segments.need(self.counts[rank], stages) <= self.limit:
+                        after[to] = total, (*path, to)
+            found = after
+            if self.states > MAX_STATES:
+                raise _TooManyStatesError
+        if goal not in found:
+            return np.inf, None
+        moved, path = found[goal]
+        return moved, sorted({cut for frontier in path for cut in frontier})
+
+    @staticmethod
+    def _next(x: int, end: int, up: bool, fits: Array) -> Iterator[int]:
+        """Yield the cuts to which the next stage of a chunk may go."""
+        cuts = range(x + 1, end + 1) if up else range(x - 1, end - 1, -1)
+        for y in cuts:
+            if not fits[min(x, y), max(x, y)]:
+                return
+            yield y
+
+
+def _moved(reach: Array, cut: int, steps: int) -> int:
+    for _ in range(steps):
+        cut = int(reach[cut])
+    return cut
+
+
+def _arrives(y: int, end: int, up: bool, left: int, reach: Array, back: Array) -> bool:
+    """Whether so many stages more may end at a cut."""
+    if abs(end - y) < left or (left == 0 and y != end):
+        return False
+    return _moved(reach, y, left) >= end if up else _moved(back, y, left) <= end

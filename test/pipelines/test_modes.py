@@ -104,14 +104,14 @@ def test_a_mode_has_the_options_of_its_passes() -> None:
     ("mode", "message"),
     [
         ("auto{memry=1}", "pipeline auto has no option memry; did you mean memory?"),
-        ("auto{x=1}", "pipeline auto has no option x; it has entries, gap, memory, "
-         "overlap, graph, schedule, save-schedule, max-bytes"),
-        ("semi_auto{gap=0.1}", "pipeline train has no option gap; it has schedule, save-schedule, "
-         "memory, max-bytes"),
-        ("hybrid{hybrid=false}", "pipeline hybrid has no option hybrid; it has schedule, "
-         "save-schedule, memory, max-bytes"),
+        ("auto{x=1}", "pipeline auto has no option x; it has schedule, memory, entries, gap, "
+         "overlap, graph, save-schedule, max-bytes"),
+        ("semi_auto{gap=0.1}", "pipeline train has no option gap; it has search, schedule, memory, "
+         "save-schedule, max-bytes"),
+        ("hybrid{hybrid=false}", "pipeline hybrid has no option hybrid; it has search, schedule, "
+         "memory, save-schedule, max-bytes"),
         ("stand_alone{x=1}", "pipeline single-device has no option x; it has none"),
-        ("auto{memory=lots}", "pass search-strategies: option memory: expected a size such as "
+        ("auto{memory=lots}", "pass assign-stages: option memory: expected a size such as "
          "16GB or 512MiB, got 'lots'"),
         ("auto{memory=1", "pass pipeline: expected a closing bracket or quote, "
     "got none in 'auto{memory=1'"),

@@ -1,0 +1,188 @@
+"""What the ops of a model cost in a pipeline, op by op: the seconds of the forward and the backward
+part under the layouts of the mesh, and the bytes that a rank holds.
+
+A copy of the step is lowered as a step of one stage. There each op of the model has a mark, its
+number; the ops of its backward part, and those that move its operands, get the same one, as they
+would get its stage.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import mesh_among, name_of
+from shardir.cost.memory import LiveStorages
+from shardir.cost.seconds import cost_of
+from shardir.dialects import dist, train
+from shardir.dialects.nn.types import size_of
+from shardir.dialects.train import stage_attrs, stage_of
+from shardir.rewriting.stages import complete, first, largest, last
+from shardir.search.trial import lowered
+
+LOWERED = "insert-redistributions,distributed-autodiff,recompute,lower-to-spmd"
+PROPAGATED = f"propagate-strategies,{LOWERED},simplify-communication"
+UNLIMITED = 1 << 62
+"""More bytes than a model has: it need not fit on the devices of one stage."""
+
+SEARCHED = (
+    f"distributed-autodiff,search-strategies{{gap=0.03 memory={UNLIMITED} overlap=false}},"
+    "insert-redistributions,recompute,lower-to-spmd,simplify-communication"
+)
+"""How a copy is lowered: with layouts that are propagated, or that a short search finds."""
+
+PARTS = (train.MicrobatchesOp, train.BackwardOp, train.EndMicrobatchesOp)
+"""The ops between the parts of a step: what is before the loop over microbatches, the forward part,
+the backward part, and what is after the loop."""
+
+CHOICES = (largest, last, first, largest)
+"""How an op without a mark gets one, by part: as in split-stages."""
+
+
+class Held(NamedTuple):
+    """Bytes that a rank holds whose stage has one of these ops."""
+
+    bytes: int
+    readers: frozenset[int]
+
+
+@dataclass(frozen=True)
+class UnitCosts:
+    """The costs of ops, by their numbers.
+
+    Attributes:
+        seconds: of each op, of its forward and its backward part for one microbatch.
+        fixed: what is held throughout: parameters, states, inputs, and the sums of gradients with
+            what is added to them.
+        saved: what is held of each microbatch from its forward part to the end of its backward
+            part.
+        extra: the bytes of other values while each op runs.
+        crossing: the bytes of a microbatch that ops before each op make and others read in the
+            forward part; of the ops, and of their end.
+    """
+
+    seconds: Sequence[float]
+    fixed: Sequence[Held]
+    saved: Sequence[Held]
+    extra: Sequence[int]
+    crossing: Sequence[int]
+
+
+def unit_costs(
+    module: ModuleOp, f: FuncOp, step: str, ops: Sequence[Operation], search: bool
+) -> tuple[UnitCosts, Mesh]:
+    """Return the costs of ops of a function, of which a step of this name is made, and the mesh.
+
+    Args:
+        search: whether the layouts are those of a search.
+
+    Raises:
+        Failure: the step can't be lowered.
+    """
+    at = {op: i for i, op in enumerate(f.body.block.ops)}
+    numbers = {at[op]: n for n, op in enumerate(ops)}
+
+    def mark(copy: FuncOp) -> None:
+        for i, op in enumerate(copy.body.block.ops):
+            if i in numbers:
+                op.attributes |= stage_attrs(numbers[i])
+
+    pipeline = SEARCHED if search else PROPAGATED
+    functions = lowered(module, f, mark, pipeline)
+    g = next(g for g in functions if name_of(g) == step)
+    parent = g.parent_op()
+    assert isinstance(parent, ModuleOp)
+    mesh = mesh_among(g, dist.meshes_of(parent)) or Mesh("one", (("d", 1),))
+    return _MarkedStep(g, mesh, len(ops)).costs(), mesh
+
+
+class _MarkedStep:
+    """A lowered step whose ops have the numbers of those that they are made of."""
+
+    def __init__(self, g: FuncOp, mesh: Mesh, count: int):
+        self.g, self.mesh, self.count = g, mesh, count
+        parts = _parts(g)
+        self.forward, self.backward = parts[1:3]
+        for part, choose in zip(parts, CHOICES, strict=True):
+            complete(part, _mark, choose)
+        self.live = LiveStorages(g, mesh)
+        self.sums = [op for op in self.g.body.block.ops if isinstance(op, train.AccumulateOp)]
+        self.saved = self._read_by(self.backward, {*self.forward})
+
+    def costs(self) -> UnitCosts:
+        seconds = [0.0] * self.count
+        for op in (*self.forward, *self.backward):
+            number, cost = stage_of(op), cost_of(op, self.mesh)
+            if number is not None and cost is not None:
+                seconds[number] += cost.seconds
+        arguments = self._read_by(self.g.body.block.ops, {self.g.body.block})
+        sums = [*self._held({op.out: {_mark(op.x)} for op in self.sums})]
+        fixed = [*self._held(arguments), *sums, *sums]
+        saved = [*self._held(self.saved)]
+        return UnitCosts(seconds, fixed, saved, self._extra(), self._crossing())
+
+    def _read_by(
+        self, ops: Iterable[Operation], makers: Collection[Operation | Block]
+    ) -> dict[SSAValue, set[int | None]]:
+        """Return the storages that some ops read, by the values that they are made for, of those
+        that `makers` make; with the numbers of the readers."""
+        found: dict[SSAValue, set[int | None]] = {}
+        for op in ops:
+            for v in op.operands:
+                root = self.live.root(v)
+                while isinstance(root.owner, train.MicrobatchOp | train.CarriedOp):
+                    root = self.live.root(root.owner.x)
+                if root.owner in makers:
+                    found.setdefault(root, set()).add(stage_of(op))
+        return found
+
+    def _held(self, read: Mapping[SSAValue, set[int | None]]) -> Iterator[Held]:
+        for root, numbers in read.items():
+            readers = frozenset(n for n in numbers if n is not None)
+            if readers:
+                yield Held(self.live.sizes.get(root, size_of(root)), readers)
+
+    def _crossing(self) -> list[int]:
+        change = [0] * (self.count + 2)
+        for root, numbers in self._read_by(self.forward, {*self.forward}).items():
+            made, readers = _mark(root), [n for n in numbers if n is not None]
+            if made is not None and readers and max(readers) > made:
+                change[made + 1] += self.live.sizes.get(root, 0)
+                change[max(readers) + 1] -= self.live.sizes.get(root, 0)
+        return list(accumulate(change[:-1]))
+
+    def _extra(self) -> list[int]:
+        """Return the bytes of values that are neither arguments, nor sums, nor saved, and of
+        buffers, while the ops with each number run."""
+        kept = {*self.g.body.block.args, *(op.out for op in self.sums), *self.saved}
+        change = [0] * (len(self.live.ops) + 2)
+        for v, (start, end) in self.live.spans.items():
+            if v not in kept:
+                change[max(start, 0)] += self.live.sizes[v]
+                change[end + 1] -= self.live.sizes[v]
+        found = [0] * self.count
+        for op, n, held in zip(self.live.ops, accumulate(change), self.live.held, strict=False):
+            if (number := stage_of(op)) is not None:
+                found[number] = max(found[number], n + held)
+        return found
+
+
+def _mark(v: SSAValue) -> int | None:
+    return stage_of(v.owner) if isinstance(v.owner, Operation) else None
+
+
+def _parts(g: FuncOp) -> tuple[list[Operation], ...]:
+    """Return the ops of each part of a step; without a loop all are in it."""
+    found: tuple[list[Operation], ...] = ([], [], [], [])
+    looped = any(isinstance(op, train.MicrobatchesOp) for op in g.body.block.ops)
+    at = 0 if looped else 1
+    for op in g.body.block.ops:
+        at += isinstance(op, PARTS)
+        if not isinstance(op, ReturnOp):
+            found[at].append(op)
+    return found
