@@ -1,0 +1,131 @@
+"""A training step in stages on 4 ranks: ours and torch.distributed.pipelining's, in one start.
+
+All variants run in the same four processes, in turns, so that the ratios hold while the machine's
+speed drifts. Two models:
+
+gpt       8 layers, 8 microbatches of one sample, AdamW. Ranks share the cores of the machine, so
+          the work counts more than the waits. Every loss agrees with that of one process.
+sleeping  stages that sleep: F, I and W NAP seconds for all stages of a rank together, with messages
+          of the size of the GPT's. Cores do not count; the least possible time of a step is
+          3 * 8 * NAP, without any wait. `bound` is the lower bound with this many stages.
+
+`ratio` is that of our median to torch's with the same schedule; of `searched`, which torch does not
+have, to its fastest.
+"""
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pipeline_models
+import torch
+from started import run
+
+import shardir
+from shardir.algebra.schedules import PipelineCosts, lower_bound, schedule, search
+
+RANKS, MICROBATCHES, NAP, TRANSFER, TIMEOUT = 4, pipeline_models.BATCH, 0.02, 1e-3, 900
+"""TRANSFER: seconds of a message that the search of a schedule reckons with."""
+SCHEDULES = {"1f1b": 1, "interleaved": 2, "zbv": 2}
+"""Those that torch has too, with the stages of a rank."""
+SEARCHED = "searched"
+
+
+def _costs(chunks: int) -> PipelineCosts:
+    return PipelineCosts.equal(RANKS, chunks, (NAP, NAP, NAP), TRANSFER)
+
+
+def _stages(name: str) -> tuple[str, int]:
+    """The request of a schedule, and the stages of each rank."""
+    chunks = SCHEDULES.get(name, 2)
+    request = "zbv" if name == SEARCHED else name
+    return f"{request}, ranks = {RANKS}, chunks = {chunks}", chunks
+
+
+def _compiled(model: torch.nn.Module, name: str, folder: Path, **options: Any) -> Any:
+    """A program of ours: with a named schedule, or one that is searched for equal costs."""
+    if name == SEARCHED:
+        found = search(RANKS, MICROBATCHES, _costs(2))
+        file = folder / "searched.csv"
+        file.write_text(found.schedule.csv())
+        options["pipeline"] = f'train{{schedule="{file}"}}'
+    optimizer = pipeline_models.optimizer(list(model.parameters()))
+    return shardir.compile(
+        model, optimizer=optimizer, stages=_stages(name)[0],
+        accumulate=f"mean, microbatches = {MICROBATCHES}", **options,
+    )  # fmt: skip
+
+
+def _gpt(name: str, folder: Path) -> Path:
+    x, y = pipeline_models.data()
+    chunks = _stages(name)[1]
+    each = pipeline_models.LAYERS // (RANKS * chunks)
+    marks = "\n".join(
+        f'values "layers.{i * each}.*" : stage = {i}' for i in range(1, RANKS * chunks)
+    )
+    (model,) = pipeline_models.gpt()
+    program = _compiled(
+        model, name, folder, inputs=x[:1], labels=y[:1], loss=pipeline_models.loss, plan=marks
+    )
+    batches = [(x[i : i + 1], y[i : i + 1]) for i in range(MICROBATCHES)]
+    return program.save(folder / f"gpt-{name}", batches)
+
+
+def _sleeping(name: str, folder: Path) -> Path:
+    count = RANKS * _stages(name)[1]
+    x = torch.zeros(1, pipeline_models.SEQ, pipeline_models.HIDDEN)
+    marks = "\n".join(f'values "layers.{i}*" : stage = {i}' for i in range(1, count))
+    program = _compiled(
+        pipeline_models.Scales(count), name, folder, inputs=x, loss=torch.mean, plan=marks
+    )
+    return program.save(folder / f"sleeping-{name}", [x] * MICROBATCHES)
+
+
+MADE = {"gpt": _gpt, "sleeping": _sleeping}
+"""The models, with what compiles each."""
+
+
+def add_options(parser: Any) -> None:
+    parser.add_argument("--rounds", type=int, default=9, help="steps of each variant")
+    parser.add_argument("--models", nargs="+", choices=list(MADE), default=list(MADE))
+
+
+def records(log: Callable[[str], object], rounds: int, models: list[str]) -> list[dict[str, Any]]:
+    """One record per model and schedule: median_ms of ours and of torch, their ratio, loss_error
+    (relative, against one process), bound_ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        at = Path(folder)
+        programs = {}
+        for name in (*SCHEDULES, SEARCHED):
+            log(f"compiling {name}")
+            for model in models:
+                programs[f"{model} {name}"] = str(MADE[model](name, at))
+        given, out = at / "programs.json", at / "out.json"
+        given.write_text(json.dumps(programs))
+        log(f"{rounds} rounds")
+        run("pipeline_step_rank.py", [str(given), str(out), str(rounds), str(NAP)], RANKS, TIMEOUT)
+        found = json.loads(out.read_text())
+    return [_record(found, model, name) for model in models
+            for name in (*SCHEDULES, SEARCHED)]  # fmt: skip
+
+
+def _record(found: dict[str, Any], model: str, name: str) -> dict[str, Any]:
+    def median(key: str) -> float:
+        return 1e3 * statistics.median(found[key]["seconds"])
+
+    ours = median(f"{model} {name}")
+    others = [name] if name in SCHEDULES else list(SCHEDULES)
+    theirs = min(median(f"{model} torch {other}") for other in others)
+    record = {
+        "model": model, "schedule": name, "shardir ms": ours, "torch ms": theirs,
+        "ratio": ours / theirs, "loss_error": found[f"{model} {name}"]["loss_error"],
+    }  # fmt: skip
+    if model == "sleeping":
+        kind, chunks = _stages(name)
+        placement = schedule(kind.split(",")[0], RANKS, MICROBATCHES, chunks).placement
+        costs = PipelineCosts.equal(RANKS, chunks, (NAP, NAP, NAP))
+        record["bound ms"] = 1e3 * lower_bound(placement, MICROBATCHES, costs)
+    return record

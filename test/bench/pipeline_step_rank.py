@@ -1,0 +1,223 @@
+"""One rank of pipeline_step.py: `pipeline_step_rank.py PROGRAMS OUT ROUNDS NAP`."""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+import pipeline_models as models
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
+
+THEIRS = {"1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B,
+          "zbv": ScheduleZBVZeroBubble}  # fmt: skip
+Step = Callable[[], float]
+"""A step, with its loss on the ranks that have it, and 0 on others."""
+
+
+# ---- torch's ----
+
+
+class Nap(torch.autograd.Function):
+    """Sleeps in the backward part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *d: Any) -> Any:
+        time.sleep(ctx.seconds)
+        return d[0], None
+
+
+class Sleeping(nn.Module):
+    """A stage that sleeps in F, in I and in W."""
+
+    def __init__(self, first: bool, seconds: float):
+        super().__init__()
+        self.first, self.seconds = first, seconds
+        self.w = nn.Parameter(torch.ones(()))
+        self.offset = nn.Parameter(torch.zeros(models.HIDDEN))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            x = x + self.offset
+        time.sleep(self.seconds)
+        return Nap.apply(x, self.seconds) * Nap.apply(self.w, self.seconds)
+
+
+def torch_step(
+    name: str, make: Callable[[int], list[nn.Module]], x: torch.Tensor, y: torch.Tensor, loss: Any
+) -> Step:
+    """A step of torch.distributed.pipelining; `make` makes the modules of all stages."""
+    me, world = dist.get_rank(), dist.get_world_size()
+    chunks = 1 if name == "1f1b" else 2
+    stages = chunks * world
+    second = stages - 1 - me if name == "zbv" else me + world
+    mine = [me] if chunks == 1 else [me, second]
+    modules = make(stages)
+    parts: list[Any] = [PipelineStage(modules[i], i, stages, torch.device("cpu")) for i in mine]
+    given: Any = parts[0] if chunks == 1 else parts
+    schedule = THEIRS[name](given, models.BATCH, loss_fn=loss)
+    optimizer = models.optimizer([p for i in mine for p in modules[i].parameters()])
+    last = stages - 1 in mine
+
+    def step() -> float:
+        losses: list[torch.Tensor] = []
+        how: dict[str, Any] = {"target": y, "losses": losses} if last else {}
+        schedule.step(*((x,) if 0 in mine else ()), **how)
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.stack(losses).mean().item() if last else 0.0
+
+    return step
+
+
+def one_process(x: torch.Tensor, y: torch.Tensor) -> Step:
+    (model,) = models.gpt()
+    optimizer = models.optimizer(list(model.parameters()))
+
+    def step() -> float:
+        if dist.get_rank():
+            return 0.0
+        loss = models.loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+# ---- ours ----
+
+
+class Emitted:
+    """A program of ours, run by the runtime beside it; `nap`: seconds for which its parts sleep."""
+
+    def __init__(self, program: Path, nap: float | None):
+        if "runtime" not in sys.modules:
+            sys.path.insert(0, str(program))  # the runtime of the first program is that of all
+        runtime_main = import_module("runtime_main")
+        spec = util.spec_from_file_location(f"program_{program.name}", program / "program.py")
+        assert spec is not None and spec.loader is not None
+        emitted = util.module_from_spec(spec)
+        spec.loader.exec_module(emitted)
+        plan = import_module("runtime_plan").load_plan(program)
+        self.rank = dist.get_rank()
+        options = import_module("runtime_options").RunOptions(backend="gloo")
+        mesh = import_module("runtime_process").join_ranks(plan, options)
+        events = import_module("runtime_events").Events(self.rank)
+        functions = {f.name: getattr(emitted, f.name) for f in plan.functions}
+        self.runner = runtime_main.Runner(plan, mesh, functions, 0, events)
+        self.function = plan.functions[0]
+        self.last = emitted.STEP.rank_of[max(emitted.STEP.rank_of)]
+        if nap is not None:
+            stages = len(emitted.STEP.rank_of)
+            _sleep(emitted.STEP, nap * dist.get_world_size() / stages)
+
+    def step(self) -> float:
+        with torch.no_grad():
+            found = self.runner.at_step(self.function, 0)[0]
+        return found.item() if self.rank == self.last else 0.0
+
+
+def _sleep(step: Any, nap: float) -> None:
+    """Let the parts of a step in stages sleep: F, I and W one nap, B, and W without I, two."""
+    kinds = {(p.kind, p.stage) for p in step.parts}
+
+    def sleeping(part: Any) -> Any:
+        whole = part.kind == "B" or (part.kind == "W" and ("I", part.stage) not in kinds)
+        naps = 2 if whole else int(part.kind in "FIW")
+
+        def function(*args: Any) -> Any:
+            time.sleep(naps * nap)
+            return part.function(*args)
+
+        return part._replace(function=function)
+
+    step.parts[:] = map(sleeping, step.parts)
+    step.by_action = {(p.kind, p.stage): p for p in step.parts}
+    step.maker = {name: part for part in step.parts for name in part.outputs}
+
+
+def measured(steps: dict[str, Step], rounds: int) -> dict[str, Any]:
+    """Return the losses of two steps, and the seconds of steps in turns, from the first rank that
+    begins to the last that ends."""
+    found: dict[str, Any] = {name: {"losses": [], "seconds": []} for name in steps}
+    for name, step in steps.items():
+        for _ in range(2):
+            loss = torch.tensor([step()], dtype=torch.float64)
+            dist.all_reduce(loss)
+            found[name]["losses"].append(loss.item())
+    names = list(steps)
+    for r in range(rounds):
+        at = r % len(names)
+        for name in names[at:] + names[:at]:
+            dist.barrier()
+            begun = time.perf_counter()
+            steps[name]()
+            ends = torch.tensor([-begun, time.perf_counter()], dtype=torch.float64)
+            dist.all_reduce(ends, dist.ReduceOp.MAX)
+            found[name]["seconds"].append(ends.sum().item())
+    return found
+
+
+def main() -> None:
+    given, out, rounds, nap = sys.argv[1:]
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    if hasattr(os, "SCHED_BATCH"):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    dist.init_process_group("gloo")
+    programs = json.loads(Path(given).read_text())
+    x, y = models.data()
+    activations = torch.zeros(models.BATCH, models.SEQ, models.HIDDEN)
+
+    def sleeping(stages: int) -> list[nn.Module]:
+        each = float(nap) * dist.get_world_size() / stages
+        return [Sleeping(i == 0, each) for i in range(stages)]
+
+    steps: dict[str, Step] = {}
+    asked = {name.split()[0] for name in programs}
+    if "gpt" in asked:
+        steps["gpt one process"] = one_process(x, y)
+    for name in THEIRS:
+        if "gpt" in asked:
+            steps[f"gpt torch {name}"] = torch_step(name, models.gpt, x, y, models.loss)
+        if "sleeping" in asked:
+            steps[f"sleeping torch {name}"] = torch_step(
+                name, sleeping, activations, activations, lambda out, _: out.mean()
+            )
+    for name, program in programs.items():
+        emitted = Emitted(Path(program), float(nap) if name.startswith("sleeping") else None)
+        steps[name] = emitted.step
+    found = measured(steps, int(rounds))
+    for name, record in found.items():
+        model = name.split()[0]
+        expected = found["gpt one process" if model == "gpt" else "sleeping torch 1f1b"]["losses"]
+        pairs = zip(record["losses"], expected, strict=True)
+        record["loss_error"] = max(abs(a - b) / abs(b or 1) for a, b in pairs)
+    if dist.get_rank() == 0:
+        Path(out).write_text(json.dumps(found))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # the process groups of torch's schedules and of programs do not end in one order
+
+
+if __name__ == "__main__":
+    main()
