@@ -1,5 +1,7 @@
 """The models of pipeline_step.py: a GPT, and stages whose parts sleep."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -29,7 +31,9 @@ class Part(nn.Module):
     """Some layers of the GPT, with the embeddings before the first ones and the head after the
     last ones."""
 
-    def __init__(self, layers: list[nn.Module], first: nn.Module | None, last: nn.Module | None):
+    def __init__(
+        self, layers: Sequence[nn.Module], first: nn.Module | None, last: nn.Module | None
+    ):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.first, self.last = first, last

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,11 @@ class Sleeping(nn.Module):
 
 
 def torch_step(
-    name: str, make: Callable[[int], list[nn.Module]], x: torch.Tensor, y: torch.Tensor, loss: Any
+    name: str,
+    make: Callable[[int], Sequence[nn.Module]],
+    x: torch.Tensor,
+    y: torch.Tensor,
+    loss: Any,
 ) -> Step:
     """A step of torch.distributed.pipelining; `make` makes the modules of all stages."""
     me, world = dist.get_rank(), dist.get_world_size()
