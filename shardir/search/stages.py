@@ -94,8 +94,10 @@ class Segments:
 
     Attributes:
         seconds: of the ops.
-        fixed, saved: the bytes that a rank holds of them, throughout and of each microbatch.
-        extra: the most bytes that one of them needs while it runs, with those that cross both cuts.
+        fixed, saved: the bytes that a rank holds of them, throughout, and of each microbatch with
+            what crosses the second cut: a send is held until a gradient comes back.
+        extra: the most bytes that one of them needs while it runs, with those that cross both cuts:
+            what has arrived for the next microbatch, and a gradient that is sent.
         crossing: the bytes that cross each cut.
     """
 
@@ -118,8 +120,9 @@ class Segments:
             extra[first, first + width] = np.maximum(extra[first, first + width - 1], last)
         return cls(
             np.where(earlier, spent[None, :] - spent[:, None], np.inf),
-            _bytes_between(costs.fixed, cuts), _bytes_between(costs.saved, cuts),
-            extra + crossing[:, None] + crossing[None, :], crossing,
+            _bytes_between(costs.fixed, cuts),
+            _bytes_between(costs.saved, cuts) + crossing[None, :],
+            extra + 2 * crossing[:, None] + crossing[None, :], crossing,
         )  # fmt: skip
 
     def among(self, cuts: Sequence[int]) -> "Segments":

@@ -41,12 +41,15 @@ def need(costs: UnitCosts, cuts: Sequence[int], s: Schedule) -> float:
         fixed = sum(held(costs.fixed, stage) for stage in own)
         extra = max(
             max(costs.extra[i] for i in stages[stage])
-            + costs.crossing[cuts[stage]] + costs.crossing[cuts[stage + 1]]
+            + 2 * costs.crossing[cuts[stage]] + costs.crossing[cuts[stage + 1]]
             for stage in own
         )  # fmt: skip
         for a in order:
             now[a.stage] += {"F": 1, "I": 0}.get(a.kind, -1)
-            saved = sum(k * held(costs.saved, stage) for stage, k in now.items())
+            saved = sum(
+                k * (held(costs.saved, stage) + costs.crossing[cuts[stage + 1]])
+                for stage, k in now.items()
+            )
             found = max(found, fixed + saved + extra)
     return found
 
