@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a split holds one microbatch",
+        "The split of a model into stages counts the values of one microbatch on each stage.",
+        "shardir/search/stages.py",
+        "most = max(c[index] for c in counts[rank])",
+        "most = 1",
+        "test/search/test_stage_split.py",
+    ),
+    Mutant(
         "a schedule needs what its microbatches need",
         "The schedule of a step is not measured before it is returned.",
         "shardir/search/pipeline.py",
