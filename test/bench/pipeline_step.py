@@ -1,7 +1,7 @@
-"""A training step in stages on 4 ranks: ours and torch.distributed.pipelining's, in one start.
+"""A training step in stages on 4 ranks: ours and torch.distributed.pipelining's.
 
-All variants run in the same four processes, in turns, so that the ratios hold while the machine's
-speed drifts. Two models:
+Each program of ours runs in the same four processes as torch's schedules, in turns, so that the
+ratios hold while the machine's speed drifts. Two models:
 
 gpt       8 layers, 8 microbatches of one sample, AdamW. Ranks share the cores of the machine, so
           the work counts more than the waits. Every loss agrees with that of one process.
@@ -96,20 +96,21 @@ def add_options(parser: Any) -> None:
 def records(log: Callable[[str], object], rounds: int, models: list[str]) -> list[dict[str, Any]]:
     """One record per model and schedule: median_ms of ours and of torch, their ratio, loss_error
     (relative, against one process), bound_ms."""
-    with tempfile.TemporaryDirectory() as folder:
-        at = Path(folder)
-        programs = {}
+    found = []
+    for model in models:
         for name in (*SCHEDULES, SEARCHED):
-            log(f"compiling {name}")
-            for model in models:
-                programs[f"{model} {name}"] = str(MADE[model](name, at))
-        given, out = at / "programs.json", at / "out.json"
-        given.write_text(json.dumps(programs))
-        log(f"{rounds} rounds")
-        run("pipeline_step_rank.py", [str(given), str(out), str(rounds), str(NAP)], RANKS, TIMEOUT)
-        found = json.loads(out.read_text())
-    return [_record(found, model, name) for model in models
-            for name in (*SCHEDULES, SEARCHED)]  # fmt: skip
+            log(f"{model} {name}")
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(_measured(model, name, Path(folder), rounds))
+    return found
+
+
+def _measured(model: str, name: str, folder: Path, rounds: int) -> dict[str, Any]:
+    """The record of one start: a program of ours, and all of torch's schedules."""
+    given, out = folder / "programs.json", folder / "out.json"
+    given.write_text(json.dumps({f"{model} {name}": str(MADE[model](name, folder))}))
+    run("pipeline_step_rank.py", [str(given), str(out), str(rounds), str(NAP)], RANKS, TIMEOUT)
+    return _record(json.loads(out.read_text()), model, name)
 
 
 def _record(found: dict[str, Any], model: str, name: str) -> dict[str, Any]:
