@@ -190,7 +190,7 @@ class Cases:
     def coalesced(self):
         """As on CUDA devices: by the library's collectives of several tensors. Gloo's have sums."""
         plain = runtime_blocks.is_library
-        runtime_blocks.is_library = lambda _: True
+        runtime_blocks.is_library = lambda x: True
         try:
             self.all_gather_large_fused()
             self.reduce_scatter_large_fused()

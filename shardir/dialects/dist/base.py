@@ -259,7 +259,7 @@ class AsyncOp(CollectiveOp, ABC):
 
 
 class FusibleOp(AsyncOp, ABC):
-    """A collective whose values travel in one flat buffer; those with the same `fusion` index share
+    """A collective that moves several values at once; those with the same `fusion` index share
     one."""
 
     fusion = opt_prop_def(IntegerAttr.constr(type=i64))
