@@ -15,7 +15,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import Action, PipelineCosts, Schedule, lower_bound
 from shardir.cost.memory import LiveStorages
 from shardir.cost.seconds import cost_of
-from shardir.cost.stages import TimedRun, times_of_ranks
+from shardir.cost.stages import TimedRun, times_of_step
 from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
 
@@ -30,11 +30,11 @@ def pipeline_costs(
     part is one function, that is of the gradients of inputs.
 
     Args:
-        times: what `times_of_ranks` returns, if it is known.
+        times: the runs of each rank, of `times_of_step`, if it is known.
     """
     stages = range(step_schedule(f).stages)
     seconds = dict[tuple[int, str], float]()
-    for begin, end, run in (t for runs in times or times_of_ranks(f, mesh) for t in runs):
+    for begin, end, run in (t for runs in times or times_of_step(f, mesh).ranks for t in runs):
         if (action := run.action) is not None:
             seconds[action.stage, action.kind] = end - begin
 

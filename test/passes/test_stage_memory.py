@@ -11,7 +11,7 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.schedules import schedule
 from shardir.analysis.functions import mesh_of
-from shardir.cost.stages import memory_of_ranks, times_of_ranks
+from shardir.cost.stages import memory_of_ranks, times_of_step
 from shardir.diagnostics import Failure
 from shardir.dialects import train
 from shardir.pipelines import build
@@ -107,7 +107,7 @@ def test_seconds_are_those_of_the_layouts() -> None:
     step = step_of(module)
     mesh = mesh_of(step, module)
     assert mesh is not None
-    runs = {t for runs in times_of_ranks(step, mesh) for t in runs if t.run.microbatch == 1}
+    runs = {t for runs in times_of_step(step, mesh).ranks for t in runs if t.run.microbatch == 1}
     assert sum(costs.seconds) == pytest.approx(sum(end - begin for begin, end, _ in runs), rel=0.05)
 
 
