@@ -19,7 +19,8 @@
    cluster or rates that is Gloo's.
 4. Computation keeps its order. A collective of which less than MIN_HIDDEN would be hidden is
    not started; one that is `async` stays where it is.
-5. Peak memory is at most the larger of the peak before and the memory of a device of the cluster.
+5. Peak memory is at most the larger of the peak before and the memory of a device of the cluster,
+   or the budget of `choose-recompute`.
    Collectives that are in flight where more is needed are not started.
 6. The estimated time does not increase; a function that gains nothing stays as it is.
 """
@@ -41,6 +42,7 @@ from shardir.cost.schedule import cuts
 from shardir.cost.seconds import collective_work
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
+from shardir.rewriting.marks import recompute_budget
 from shardir.rewriting.rewriter import Rewriter
 
 MAX_ATTEMPTS = 20
@@ -138,7 +140,8 @@ def _overlap(f: FuncOp, mesh: Mesh) -> None:
     kept = body.given
     if any(attempt.gains_over(kept) for attempt in attempts):
         peak = max(body.memory(kept).values())
-        limit = max(peak, mesh.cluster_or_default.memory or 0)
+        allowed = recompute_budget(f) or mesh.cluster_or_default.memory
+        limit = max(peak, allowed or 0)
         for attempt in sorted(attempts, key=lambda a: a.seconds):
             within = _within(limit, body, attempt) if attempt.gains_over(kept) else None
             if within is not None and within.gains_over(kept):

@@ -2,13 +2,13 @@
 
     %h = nn.gelu %x {recompute} : ...            %h   = nn.gelu %x : ...
     train.backward                               train.backward
-    %d = nn.mul %g, %h : ...                 ->  %h_0 = nn.gelu %x : ...
+    %d = nn.mul %g, %h : ...                 ->  %h_0 = nn.gelu %x {recompute} : ...
                                                  %d   = nn.mul %g, %h_0 : ...
 
 1. The results of a marked op are not used after the next `train.backward`.
 2. A repeated op uses repetitions of other marked ops; values of unmarked ops are saved.
-3. Only collectives that are marked themselves are repeated; the repetition keeps the mark,
-   so that simplify-communication does not merge it with the first collective.
+3. Only collectives that are marked themselves are repeated. A repetition has the mark, so that
+   simplify-communication does not merge collectives with the first ones, and costs are reported.
 4. A repetition is placed right before its first use.
 5. An `async` collective and the `dist.wait` for it are repeated together, whichever is marked, if
    both are before the same `train.backward`; otherwise neither is.
@@ -17,12 +17,13 @@
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import UnitAttr
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation
 
-from shardir.dialects.dist import CollectiveOp, RedistributeOp, is_started
+from shardir.dialects.dist import is_started
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.marks import RECOMPUTE
+from shardir.rewriting.repeating import repeat
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def _repeat_marked(block: Block) -> None:
     for begin, start in zip([0, *starts], starts, strict=False):
         forward = ops[begin:start]
         _mark_together(forward)
-        _repeat(block, {op for op in forward if RECOMPUTE in op.attributes}, ops[start + 1 :])
+        repeat(block, {op for op in forward if RECOMPUTE in op.attributes}, ops[start + 1 :])
 
 
 def _mark_together(ops: list[Operation]) -> None:
@@ -56,32 +57,3 @@ def _mark_together(ops: list[Operation]) -> None:
             op.attributes.pop(RECOMPUTE, None)
             if marked:
                 op.attributes[RECOMPUTE] = UnitAttr()
-
-
-def _repeat(block: Block, marked: set[Operation], after: list[Operation]) -> None:
-    if not marked:
-        return
-    again: dict[SSAValue, SSAValue] = {}
-
-    def value(v: SSAValue, before: Operation) -> SSAValue:
-        """Return the repetition of `v`, if a marked op made it; `v` otherwise."""
-        if not isinstance(v.owner, Operation) or v.owner not in marked:
-            return v
-        if v not in again:
-            source = v.owner
-            copy = source.clone()
-            if not isinstance(copy, RedistributeOp | CollectiveOp):
-                del copy.attributes[RECOMPUTE]
-            copy.operands = [value(o, before) for o in source.operands]
-            for old, new in zip(source.results, copy.results, strict=True):
-                new.name_hint = old.name_hint
-                again[old] = new
-            block.insert_op_before(copy, before)
-        return again[v]
-
-    for op in after:
-        for i, v in enumerate(op.operands):
-            if (new := value(v, op)) is not v:
-                op.operands[i] = new
-    for op in marked:
-        del op.attributes[RECOMPUTE]

@@ -46,7 +46,8 @@ READERS = (
 
 _LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
 _LOWERED = (
-    "lower-to-spmd,simplify-communication,split-stages,fuse-communication,overlap-communication"
+    "lower-to-spmd,simplify-communication,choose-recompute,split-stages,fuse-communication,"
+    "overlap-communication"
 )
 
 _PROPAGATED = "assign-stages,propagate-strategies,lower-layouts,local-steps"
@@ -60,7 +61,8 @@ PIPELINES: dict[str, str] = {
     "data": f"inline-calls,data-parallel,{_PROPAGATED}",
     "hybrid": f"inline-calls,data-parallel{{hybrid=true}},{_PROPAGATED}",
     "manual": "inline-calls,assign-stages,require-layouts,lower-layouts,local-steps",
-    "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute,local-steps",
+    "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute,choose-recompute,"
+    "local-steps",
 }
 """Names for sequences of passes, used like a pass. search-strategies also measures plans by
 `lower-plan`, and propagate-strategies layouts by `lower-layouts`."""

@@ -34,6 +34,13 @@ Place = tuple[int, int, int]
 """Of an operand: the number of blocks since its op, its index in that block, and the result's."""
 
 
+class Least(NamedTuple):
+    """The fewest equal blocks that are looked for, and the fewest ops that a loop has to save."""
+
+    blocks: int
+    saved: int
+
+
 class Blocks(NamedTuple):
     """Equal blocks of ops, one after the other."""
 
@@ -55,13 +62,20 @@ def common_name(names: Sequence[str | None]) -> str | None:
     return re.sub(r"([._])[._]+", r"\1", "".join(parts)).strip("._") or given[0]
 
 
-def equal_blocks(ops: Sequence[Operation]) -> list[Blocks]:
+def equal_blocks(
+    ops: Sequence[Operation], least: int = MIN_BLOCKS, saved: int = MIN_SAVED
+) -> list[Blocks]:
     """Return the equal blocks among ops of a function, in order; none within others. Values of
-    other ops are from before all blocks."""
+    other ops are from before all blocks.
+
+    Args:
+        least: the fewest equal blocks, at least 2.
+        saved: the fewest ops that a loop over them has to save.
+    """
     found: list[Blocks] = []
     codes = _codes(ops)
     at = {op: i for i, op in enumerate(ops)}
-    _search(ops, codes, at, 0, len(ops), found)
+    _search(ops, codes, at, Least(least, saved), found)
     return sorted(found, key=lambda b: at[b.blocks[0][0]])
 
 
@@ -85,39 +99,38 @@ def _search(
     ops: Sequence[Operation],
     codes: Array,
     at: dict[Operation, int],
-    start: int,
-    stop: int,
+    least: Least,
     found: list[Blocks],
 ) -> None:
-    """Find the blocks between two places: those that save most first, then those around them."""
-    parts = [(start, stop)]
+    """Find blocks: those that save most first, then those around them."""
+    parts = [(0, len(ops))]
     while parts:
         start, stop = parts.pop()
-        for first, period, extent in _runs(codes[start:stop]):
-            if blocks := _blocks(ops, at, start + first, period, extent):
+        for first, period, extent in _runs(codes[start:stop], least):
+            if blocks := _blocks(ops, at, start + first, period, extent, least):
                 found.append(blocks)
                 begin = at[blocks.blocks[0][0]]
                 parts += [(start, begin), (begin + period * len(blocks.blocks), stop)]
                 break
 
 
-def _runs(codes: Array) -> Iterator[tuple[int, int, int]]:
+def _runs(codes: Array, least: Least) -> Iterator[tuple[int, int, int]]:
     """Yield runs (start, period, extent) in which each code is that at a period's distance; those
     that save most first."""
     runs = []
-    for period in _periods(codes):
+    for period in _periods(codes, least.blocks):
         ends = np.flatnonzero(codes[:-period] != codes[period:])
         edges = np.concatenate(([-1], ends, [len(codes) - period]))
         for i in np.flatnonzero(np.diff(edges) > period):
             first, extent = int(edges[i]) + 1, int(edges[i + 1] - edges[i]) - 1 + period
             saved = (extent // period - 1) * period
-            if extent >= MIN_BLOCKS * period and saved >= MIN_SAVED:
+            if extent >= least.blocks * period and saved >= least.saved:
                 runs.append((-saved, period, first, extent))
     for _, period, first, extent in sorted(runs):
         yield first, period, extent
 
 
-def _periods(codes: Array) -> list[int]:
+def _periods(codes: Array, least: int) -> list[int]:
     """The most frequent distances between equal sequences of 1, 4 and 16 codes."""
     found: Counter[int] = Counter()
     grams, length = codes, 1
@@ -131,11 +144,16 @@ def _periods(codes: Array) -> list[int]:
         pairs = np.stack((grams[:-length], grams[length:]), axis=1)
         grams = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
         length *= 2
-    return [p for p in found if 2 <= p <= len(codes) // MIN_BLOCKS]
+    return [p for p in found if 2 <= p <= len(codes) // least]
 
 
 def _blocks(
-    ops: Sequence[Operation], at: dict[Operation, int], first: int, period: int, extent: int
+    ops: Sequence[Operation],
+    at: dict[Operation, int],
+    first: int,
+    period: int,
+    extent: int,
+    least: Least,
 ) -> Blocks | None:
     """The most equal blocks in a run of equal ops, cut where the fewest values cross."""
     first += _cut(ops, at, first, period, extent)
@@ -152,7 +170,7 @@ def _blocks(
             begin = k - 1 if _continues(places, k - 1, k) else k
         best = max(best, (begin, k + 1), key=lambda b: b[1] - b[0])
     begin, end = best
-    if end - begin < MIN_BLOCKS or (end - begin - 1) * period < MIN_SAVED:
+    if end - begin < least.blocks or (end - begin - 1) * period < least.saved:
         return None
     return Blocks(blocks[begin:end], _since(places, begin, begin + 1))
 
@@ -166,7 +184,8 @@ def _cut(
     ops: Sequence[Operation], at: dict[Operation, int], first: int, period: int, extent: int
 ) -> int:
     """The offset of the first block at which the fewest values cross from a block to the next."""
-    middle, stop = first + period, first + MIN_BLOCKS * period
+    count = min(MIN_BLOCKS, extent // period)
+    middle, stop = first + period, first + count * period
     last = {v: i for i in range(middle, stop) for v in ops[i].operands}
     crossing = np.zeros(stop - middle + 1, np.int64)
     for v, i in last.items():
@@ -174,7 +193,7 @@ def _cut(
         if made >= first:
             crossing[max(0, made + 1 - middle)] += 1
             crossing[i + 1 - middle] -= 1
-    crossed = np.cumsum(crossing)[period : 2 * period]
+    crossed = np.cumsum(crossing)[(count - 2) * period : (count - 1) * period]
     return int(np.argmin(crossed[: extent % period + 1]))
 
 

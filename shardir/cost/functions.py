@@ -11,6 +11,9 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import values
 from shardir.dialects import dist
 
+ONE_DEVICE = Mesh("one", (("d", 1),))
+"""The mesh of functions without layouts."""
+
 
 def is_global(f: FuncOp) -> bool:
     """Whether the function is of the global view, with layouts."""
@@ -28,7 +31,7 @@ def functions(module: ModuleOp) -> Iterator[tuple[FuncOp, Mesh]]:
                 (l for v in values(f.body.block) if (l := dist.layout_of(v)) is not None), None
             )
             known = meshes.get(layout.mesh) if layout is not None else None
-            yield f, known or Mesh("one", (("d", 1),))
+            yield f, known or ONE_DEVICE
 
 
 def on_cluster(mesh: Mesh, cluster: Cluster | None) -> Mesh:

@@ -6,6 +6,7 @@
   %s = dist.all_reduce         x.ir:6        -      6    0.0009   0.0009  ring over {dp, tp}
   computation                              192    176  5.02e-06        -
   communication over {dp, tp}                -      6    0.0009   0.0009
+  recomputed: 2 ops, 4.1e-06 s, 96 B that are not kept
   memory: at most 304 B, at %y = nn.matmul x.ir:5
     parameters 48, inputs 64, activations 192
     largest: %y 192, %x 64, %w 48
@@ -22,6 +23,7 @@ from xdsl.ir import Operation
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.schedules.gantt import as_svg
+from shardir.analysis.aliasing import views
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.memory_plan import PlannedMemory, planned_memory
@@ -31,6 +33,8 @@ from shardir.cost.seconds import OpCost, works_of
 from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_step
 from shardir.dialects import dist, train
 from shardir.dialects.locations import file_location
+from shardir.dialects.nn.types import size_of
+from shardir.rewriting.marks import RECOMPUTE, recompute_bound, recompute_budget
 
 LARGEST = 8
 """The number of storages that are named."""
@@ -38,6 +42,25 @@ LARGEST = 8
 Rows = list[tuple[str, ...]]
 HEAD = ("op", "location", "flops", "bytes", "seconds", "exposed", "")
 """The names of the columns of ops."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """The ops of the backward part that repeat some of the forward part: how many, their seconds,
+    the bytes of their results, views aside; and a lower bound on the seconds within the budget of
+    bytes, where `choose-recompute` had one."""
+
+    ops: int
+    seconds: float
+    bytes: int
+    bound: float | None = None
+    budget: int | None = None
+
+    def __str__(self) -> str:
+        line = f"{self.ops} ops, {_s(self.seconds)} s, {self.bytes} B that are not kept"
+        if self.bound is None:
+            return line
+        return f"{line}; at least {_s(self.bound)} s within {self.budget} B"
 
 
 @dataclass(frozen=True)
@@ -49,6 +72,7 @@ class FunctionCost:
     ops: tuple[OpCost, ...]
     memory: MemoryUse
     planned: PlannedMemory | None = None
+    recomputed: "Recomputed | None" = None
 
     @cached_property
     def times(self) -> tuple[TimedOp, ...]:
@@ -100,7 +124,8 @@ class FunctionCost:
     def __str__(self) -> str:
         head = f"@{self.name} on {self.mesh}: {_s(self.seconds)} s"
         tables = [line for rows in self._tables() for line in table(rows)]
-        return "\n".join([head, *tables, *self._memory()])
+        again = [f"  recomputed: {self.recomputed}"] if self.recomputed else []
+        return "\n".join([head, *tables, *again, *self._memory()])
 
     def _tables(self) -> Iterator[Rows]:
         rows = [HEAD]
@@ -203,12 +228,26 @@ def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
     ops = tuple(w.cost(mesh) for w in works_of(list(f.body.block.ops), mesh))
     name, planned = f.sym_name.data, planned_memory(f)
     if train.schedule_of(f) is None:
-        return FunctionCost(name, mesh, ops, memory_of(f, mesh), planned)
+        return FunctionCost(name, mesh, ops, memory_of(f, mesh), planned, recomputed(f, ops, mesh))
     memories = tuple(memory_of_ranks(f, mesh))
     most = max(memories, key=lambda use: use.peak)
     ranks = tuple(times_of_step(f, mesh).ranks)
     bound = bound_of_loop(f, mesh, ranks)
-    return StagedCost(name, mesh, ops, most, planned, ranks, memories, bound)
+    return StagedCost(name, mesh, ops, most, planned, None, ranks, memories, bound)
+
+
+
+def recomputed(f: FuncOp, costs: Sequence[OpCost], mesh: Mesh) -> Recomputed | None:
+    """Return what a function repeats; None if it repeats nothing."""
+    ops = list(f.body.block.ops)
+    start = next((i for i, op in enumerate(ops) if isinstance(op, train.BackwardOp)), len(ops))
+    again = {op for op in ops[start:] if RECOMPUTE in op.attributes}
+    if not again:
+        return None
+    seconds = sum(c.seconds for c in costs if c.op in again)
+    made = [v for op in again for v in op.results if v not in dict(views(op, mesh))]
+    found, budget = recompute_bound(f), recompute_budget(f)
+    return Recomputed(len(again), seconds, sum(map(size_of, made)), found, budget)
 
 
 def _row(c: OpCost, exposed: float | None) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import prod
 
-from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, IntegerAttr, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, SSAValue
 
@@ -15,13 +15,31 @@ from shardir.dialects.train import arg_attrs
 from shardir.rewriting.rewriter import Rewriter, erase
 
 RECOMPUTE = "recompute"
-"""The attribute of an op, or of an argument, that is computed again in the backward part."""
+"""The attribute of an op, or of an argument, that is computed again in the backward part, and of
+its repetition there; and that of a function in which that was chosen, with the figures."""
 
 SEARCHED = "search"
 """The attribute of a function with the result of a search."""
 
 PRESETS = "presets"
 """The field of that attribute with the product of presets that the plan is of."""
+
+
+def recompute_budget(f: FuncOp) -> int | None:
+    """Return the bytes on a device that `choose-recompute` kept a function to, if it did."""
+    memory = _chosen(f).get("memory")
+    return memory.value.data if isinstance(memory, IntegerAttr) else None
+
+
+def recompute_bound(f: FuncOp) -> float | None:
+    """Return the lower bound that it found on the seconds of all repetitions within these bytes."""
+    bound = _chosen(f).get("bound")
+    return bound.value.data if isinstance(bound, FloatAttr) else None
+
+
+def _chosen(f: FuncOp) -> dict[str, Attribute]:
+    found = f.attributes.get(RECOMPUTE)
+    return dict(found.data) if isinstance(found, DictionaryAttr) else {}
 
 
 def found_by_search(f: FuncOp) -> dict[str, float]:

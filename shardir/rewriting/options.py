@@ -1,7 +1,7 @@
 """Options of passes and targets: the fields of their dataclasses, read from `name{option=value}`.
 
 A field annotated with `Bytes` is a size: it reads `16GB` and `512MiB` besides numbers of bytes. A
-float also reads `1` and `1e-3`.
+float also reads `1` and `1e-3`, a text also numbers.
 """
 
 import ast
@@ -102,13 +102,14 @@ def default_text(cls: type[ArgSpecConvertible], option: str) -> str:
 
 
 def with_numbers(cls: type[ArgSpecConvertible], spec: ArgSpec) -> ArgSpec:
-    """Return the options with sizes such as `16GB` as numbers of bytes, and floats such as `1e-3`
-    as floats; others are not changed."""
+    """Return the options with sizes such as `16GB` as numbers of bytes, floats such as `1e-3` as
+    floats, and texts such as `0.5` as texts; others are not changed."""
     spec = spec.normalize_parameter_names()
     types = option_types(cls)
-    readers: dict[Any, Callable[[tuple[Any, ...]], float | None]] = {
+    readers: dict[Any, Callable[[tuple[Any, ...]], float | str | None]] = {
         Bytes: size_of,
         float: float_of,
+        str: text_of,
     }
     numbers = {
         name: (number,)
@@ -126,6 +127,12 @@ def size_of(value: tuple[Any, ...]) -> int | None:
     if found is None or found[2] not in UNITS:
         return None
     return round(float(found[1]) * UNITS[found[2]])
+
+
+def text_of(value: tuple[Any, ...]) -> str | None:
+    """Return the text of a number; None for any other value."""
+    is_number = len(value) == 1 and type(value[0]) in (int, float)
+    return str(value[0]) if is_number else None
 
 
 def float_of(value: tuple[Any, ...]) -> float | None:

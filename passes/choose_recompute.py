@@ -1,0 +1,199 @@
+"""choose-recompute: a policy or a budget of memory -> ops computed again in the backward part.
+
+    %h = nn.matmul %x, %w : ...                       %h   = nn.matmul %x, %w : ...
+    %p = nn.gelu %h : ...                             %p   = nn.gelu %h : ...
+    train.backward              recompute=dots        train.backward
+    %d = nn.gelu_grad %h, %g      ->                  %d   = nn.gelu_grad %h, %g : ...
+    %e = nn.mul %p, %g                                %p_1 = nn.gelu %h {recompute} : ...
+                                                      %e   = nn.mul %p_1, %g : ...
+
+1. `recompute=full` keeps the arguments and the inputs of equal blocks, such as layers; `dots` the
+   results of products (matmul, einsum, attention, convolution). The rest is repeated.
+2. `recompute=6GB` is a budget: the peak of the function on a device, after the passes that follow.
+   `recompute=0.6` is that part of the peak without recompute. The repeated ops are those that take
+   least time by the time model, of the sets that are tried (docs/recompute.md); the peak is that of
+   every op, and of every repetition.
+3. Results of collectives are kept, unless `recompute-collectives` is true.
+4. Random numbers are the same again, and views take no memory; values that the step returns, that
+   are in another loop, in host memory, or read on another stage, are kept.
+5. It concerns training steps in the local view, and on one device. What is marked by hand was
+   repeated by the pass `recompute` before.
+6. A budget that no tried set keeps to is an error, with the smallest peak and what is in it.
+7. The function's attribute `recompute` has the seconds that repetitions take (`seconds`), a lower
+   bound on that of any set within the budget (`bound`), and the budget (`memory`).
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import DictionaryAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Operation
+
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.functions import is_laid_out, is_local_body
+from shardir.analysis.roles import frees
+from shardir.analysis.storages import live_ops
+from shardir.cost.functions import ONE_DEVICE
+from shardir.cost.memory import MemoryUse, memory_of
+from shardir.cost.report import called
+from shardir.diagnostics import Located, ShardirError, report_progress
+from shardir.dialects.dist import CollectiveOp
+from shardir.dialects.nn.properties import float_attr, int_attr
+from shardir.dialects.train import PIPELINE, BackwardOp
+from shardir.rewriting.bases import Function, FunctionPass
+from shardir.rewriting.marks import RECOMPUTE
+from shardir.rewriting.options import float_of, size_of
+from shardir.rewriting.repeating import repeat
+from shardir.search.activations import Activations
+from shardir.search.repetition_choice import choose
+from shardir.search.repetition_policies import Blocks, is_product
+from shardir.search.repetitions import Simulator
+from shardir.search.trial import lowered
+
+FULL, DOTS = "full", "dots"
+"""The policies."""
+
+REST = "fuse-communication,overlap-communication"
+"""The passes that follow, which may need more memory."""
+
+MAX_CHOICES = 6
+"""How many sets are looked for whose program keeps to the budget."""
+
+LARGEST = 4
+"""The number of values that an error names."""
+
+TOGETHER = (1, 2, 3, 4, 6, 8)
+"""How many blocks have one input that is kept, in the sets to begin with."""
+
+
+@dataclass(frozen=True)
+class ChooseRecompute(FunctionPass):
+    """Chooses what is computed again in the backward part, by a policy or within a budget."""
+
+    name = "choose-recompute"
+    recompute: str = ""
+    """What is repeated: all but inputs of layers (`full`), all but products (`dots`), or what keeps
+    to a budget: bytes on a device (`6GB`), or a part of the peak without it (`0.6`)."""
+    recompute_collectives: bool = False
+    """Whether collectives of the forward part are repeated too; else their results are kept."""
+
+    def concerns(self, f: Function) -> bool:
+        has_backward = any(isinstance(op, BackwardOp) for op in f.block.ops)
+        return bool(self.recompute) and has_backward and frees(f.op)
+
+    def check(self, f: Function) -> Iterable[Located]:
+        policy = self.recompute in (FULL, DOTS)
+        if not policy and budget(self.recompute) is None:
+            message = "expected full, dots, a budget such as 6GB, or a part of the peak such as 0.6"
+            yield f.op, f"{self.name}: {message}, got {self.recompute!r}"
+        elif is_laid_out(f.block) and not is_local_body(f.block):
+            message = f"expected @{f.name} in the local view, got layouts"
+            yield f.op, f"{self.name}: {message}; run lower-to-spmd before"
+        elif not policy and PIPELINE in f.op.attributes:
+            message = f"expected a policy for @{f.name}, whose ops have stages, got a budget"
+            yield f.op, f"{self.name}: {message}; use recompute=full or recompute=dots"
+
+    def rewrite(self, f: Function) -> None:
+        if RECOMPUTE in f.op.attributes:
+            return  # it was chosen before
+        mesh = f.mesh or ONE_DEVICE
+        simulator = Simulator(Activations(f.op, mesh, self._repeats))
+        if self.recompute == FULL:
+            groups = Blocks(simulator.activations).full()
+        elif self.recompute == DOTS:
+            groups = frozenset(simulator.needed)
+        else:
+            self._keep_within(f, mesh, simulator)
+            return
+        found = simulator.run(groups)
+        write(f.op, _ops(simulator, found.groups), {"seconds": float_attr(found.seconds)})
+
+    def _repeats(self, op: Operation) -> bool:
+        """Whether an op may be repeated."""
+        if isinstance(op, CollectiveOp) and not self.recompute_collectives:
+            return False
+        return self.recompute != DOTS or not is_product(op)
+
+    def _keep_within(self, f: Function, mesh: Mesh, simulator: Simulator) -> None:
+        """Repeat what keeps the program to the budget.
+
+        Raises:
+            ShardirError: no program that was tried keeps to it.
+        """
+        limit = budget(self.recompute)
+        assert limit is not None
+        if isinstance(limit, float):
+            limit = int(limit * _program(f, mesh, (), {}).peak)
+        blocks = Blocks(simulator.activations)
+        starts, equal = [blocks.full(k) for k in TOGETHER], blocks.groups()
+        allowed, smallest, bound = limit, None, None
+        for _ in range(MAX_CHOICES):
+            chosen = choose(simulator, allowed, starts, equal)
+            ops, seconds = _ops(simulator, chosen.found.groups), chosen.found.seconds
+            bound = min(seconds, chosen.bound if bound is None else bound)
+            numbers: dict[str, Attribute] = {
+                "seconds": float_attr(seconds),
+                "bound": float_attr(bound),
+                "memory": int_attr(limit),
+            }
+            use = _program(f, mesh, ops, numbers)
+            report_progress(
+                f"{self.name} @{f.name}: {use.peak} B of {limit}, {seconds:.3g} s of repetitions, "
+                f"at least {bound:.3g} s"
+            )
+            if use.peak <= limit:
+                write(f.op, ops, numbers)
+                return
+            if smallest is None or use.peak < smallest.peak:
+                smallest = use
+            if chosen.found.peak > allowed:
+                break
+            allowed = chosen.found.peak - (use.peak - limit)
+        assert smallest is not None
+        largest = [s for s in smallest.storages if s.value.name_hint][:LARGEST]
+        raise ShardirError(
+            f"{self.name}: expected a peak of at most {limit} B in @{f.name}, got {smallest.peak} "
+            f"B as the smallest that was found, at {called(smallest.op)}: "
+            + ", ".join(f"{part} {n}" for part, n in smallest.parts.items() if n)
+            + "; the largest are "
+            + ", ".join(f"%{s.value.name_hint} {s.bytes}" for s in largest)
+            + "; use a larger budget, more devices, or microbatches"
+        )
+
+
+def budget(text: str) -> int | float | None:
+    """Return the bytes of a budget, or the part of the peak without recompute; None for any other
+    text."""
+    if (found := size_of((text,))) is not None:
+        return found
+    if text.isdecimal() and int(text) > 1:
+        return int(text)
+    part = float_of((text,))
+    return part if part is not None and 0 < part <= 1 else None
+
+
+def _ops(simulator: Simulator, groups: Iterable[int]) -> list[Operation]:
+    return [op for n in groups for op in simulator.groups[n].ops]
+
+
+def write(f: FuncOp, marked: Collection[Operation], numbers: dict[str, Attribute]) -> None:
+    """Repeat ops in the backward part of a function, and record the numbers of the choice."""
+    ops = list(f.body.block.ops)
+    start = max(i for i, op in enumerate(ops) if isinstance(op, BackwardOp))
+    after = set(ops[start + 1 :])
+    repeat(f.body.block, set(marked), [op for op in live_ops(ops) if op in after])
+    f.attributes[RECOMPUTE] = DictionaryAttr(numbers)
+
+
+def _program(
+    f: Function, mesh: Mesh, marked: Collection[Operation], numbers: dict[str, Attribute]
+) -> MemoryUse:
+    """Return the memory of the function after the passes that follow, if ops are repeated."""
+
+    def write_on(copy: FuncOp) -> None:
+        ops = dict(zip(f.block.ops, copy.body.block.ops, strict=True))
+        write(copy, [ops[op] for op in marked], numbers)
+
+    (copy,) = lowered(f.module, f.op, write_on, REST)
+    return memory_of(copy, mesh)

@@ -1,0 +1,224 @@
+"""A lower bound on the time of repetitions within a limit of memory, and sets that are near it.
+
+Each group of activations is dropped, kept, or repeated in one of some parts of the backward part;
+what a repeated group reads is kept, or repeated in the same part or before. That is a sum of costs
+of pairs, with live bytes, as the search for strategies has. Counted are only bytes that are live
+wherever in its part a group is repeated: so the minimum is a lower bound.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardir.search.activations import Activation
+from shardir.search.prices import prices
+from shardir.search.problem import CostProblem, Table
+from shardir.search.repetitions import Simulator
+from shardir.search.solver import solve
+
+DROPPED, KEPT, REPEATED = range(3)
+"""The values of a group's variable; the last one and those after it are repetitions in the parts of
+the backward part, in order."""
+
+PARTS = 10
+"""The number of parts, at most."""
+
+FEW = 1e-4
+"""The part of all bytes up to which those of a group are not counted: constants and masks, which
+all layers read, would make the tables large."""
+
+FORBIDDEN = 10.0
+"""The cost of what is not allowed, in times of all repetitions."""
+
+GAP = 1e-3
+"""The relative gap at which the solver of one problem stops."""
+
+MAX_ROUNDS = 40
+"""How many problems are solved at most."""
+
+ENOUGH = 5e-3
+"""The relative difference of the bound to the best of all prices at which no more are solved."""
+
+
+def bound_within(simulator: Simulator, limit: int) -> tuple[float, list[frozenset[int]]]:
+    """Return a lower bound on the seconds of repetitions within a limit of bytes, and the sets of
+    groups that are repeated in the solutions that lead to it.
+
+    The bytes at some ops have prices (Lagrange multipliers). They are those at which no mix of the
+    solutions so far is cheaper; the solution for them joins these (Kelley's cutting planes, 1960).
+    """
+    problem = _Problem(simulator)
+    ceiling = problem.ceiling
+    known: list[tuple[list[int], float, Table]] = []
+    at, bound = list[int](), 0.0
+    choice = [KEPT] * len(problem.groups)
+    for _ in range(MAX_ROUNDS):
+        bytes_ = problem.live(choice)
+        known.append((choice, problem.cost(choice), bytes_))
+        if bytes_.max() > limit and (peak := int(bytes_.argmax())) not in at:
+            at.append(peak)
+        costs = np.array([cost for _, cost, _ in known])
+        excess = np.array([b[at] / limit - 1 for _, _, b in known]).reshape(len(known), len(at))
+        price, weights = prices(costs, excess, ceiling)
+        each = np.zeros(len(bytes_))
+        each[at] = price / limit
+        found = solve(problem.priced(each), gap=GAP)
+        bound, choice = max(bound, found.bound - float(price.sum())), found.choice
+        reached = weights @ costs + (1 - weights.sum()) * ceiling
+        if reached - bound <= ENOUGH * reached or any(choice == c for c, _, _ in known):
+            break
+    every = frozenset(simulator.needed)
+    sets = [
+        frozenset(n for n, x in zip(problem.groups, c, strict=True) if x >= REPEATED) & every
+        for c, _, _ in known
+    ]
+    return bound, list(dict.fromkeys(sets))
+
+
+class _Live(NamedTuple):
+    """Bytes from an op to an op, if a variable has a value; and another one too, if there is one
+    (a pair of variables)."""
+
+    of: int
+    value: int
+    other: int
+    bytes: int
+    start: int
+    end: int
+
+
+class _Problem:
+    """A variable for each group that the backward part needs, or groups that are made of it.
+
+    Attributes:
+        groups: the group of each variable.
+        parts: of each part of the backward part the first and the last op before which something
+            may be repeated.
+        pairs: the variables of a group and of one that reads it.
+    """
+
+    def __init__(self, simulator: Simulator):
+        self.simulator, self.groups = simulator, list[int]()
+        groups = simulator.groups
+        sizes = [sum(a.bytes for a in g.activations) for g in groups]
+        few = FEW * sum(sizes)
+        self.groups = [n for n, g in enumerate(groups) if g.needed and sizes[n] > few]
+        self.of = {n: i for i, n in enumerate(self.groups)}
+        self.parts = self._parts()
+        self.values = REPEATED + len(self.parts)
+        self.forbidden = FORBIDDEN * max(1e-9, sum(groups[n].seconds for n in simulator.needed))
+        self.unary = np.array([self._costs(n) for n in self.groups])
+        self.before = np.zeros((self.values, self.values))  # what is read, and what reads it
+        for part in range(REPEATED, self.values):
+            self.before[DROPPED, part] = self.forbidden
+            self.before[part + 1 :, part] = self.forbidden
+        self.pairs = list(
+            dict.fromkeys(
+                (self.of[n], self.of[m])
+                for n in self.groups for a in groups[n].activations for m in a.readers
+                if m in self.of
+            )
+        )  # fmt: skip
+        self.fixed = self._fixed()
+        at = {pair: k for k, pair in enumerate(self.pairs)}
+        alone, both = list[_Live](), list[_Live]()
+        for n in self.groups:
+            for a in groups[n].activations:
+                alone += self._alone(self.of[n], a)
+                both += self._until_reader(self.of[n], a, at)
+        self.alone = np.array(alone, np.int64).reshape(-1, 6).T
+        self.both = np.array(both, np.int64).reshape(-1, 6).T
+
+    @property
+    def ceiling(self) -> float:
+        """A cost that no solution exceeds."""
+        return float(self.unary.max(axis=1).sum()) + len(self.pairs) * self.forbidden
+
+    def cost(self, choice: Sequence[int]) -> float:
+        """The cost of a solution, without prices."""
+        own = self.unary[np.arange(len(choice)), choice].sum()
+        return float(own + sum(self.before[choice[i], choice[j]] for i, j in self.pairs))
+
+    def live(self, choice: Sequence[int]) -> Table:
+        """The live bytes of a solution at each op."""
+        values, pairs = np.array(choice), np.array(self.pairs, np.int64).reshape(-1, 2).T
+        of, value, _, size, start, end = self.alone
+        alone = values[of] == value
+        k, mine, other, more, begin, stop = self.both
+        both = (values[pairs[0][k]] == mine) & (values[pairs[1][k]] == other)
+        change = np.zeros(len(self.fixed) + 1)
+        np.add.at(change, np.concatenate((start[alone], begin[both])),
+                  np.concatenate((size[alone], more[both])))  # fmt: skip
+        np.add.at(change, np.concatenate((end[alone], stop[both])) + 1,
+                  -np.concatenate((size[alone], more[both])))  # fmt: skip
+        return self.fixed + np.cumsum(change)[:-1]
+
+    def priced(self, price: Table) -> CostProblem:
+        """The problem with a price for each byte at each op."""
+        until = np.concatenate(([0.0], np.cumsum(price)))
+        of, value, _, size, start, end = self.alone
+        unary = self.unary.copy()
+        np.add.at(unary, (of, value), size * (until[end + 1] - until[start]))
+        k, mine, other, more, begin, stop = self.both
+        tables = np.tile(self.before, (len(self.pairs), 1, 1))
+        np.add.at(tables, (k, mine, other), more * (until[stop + 1] - until[begin]))
+        unary[0] += float(price @ self.fixed)
+        found = CostProblem(list(unary))
+        for (i, j), table in zip(self.pairs, tables, strict=True):
+            found.add(i, j, table)
+        return found
+
+    def _parts(self) -> list[tuple[int, int]]:
+        groups = [self.simulator.groups[n] for n in self.simulator.needed]
+        places = sorted({a.first for g in groups for a in g.activations if a.first is not None})
+        return [(int(p[0]), int(p[-1])) for p in np.array_split(places, PARTS) if len(p)]
+
+    def _costs(self, n: int) -> Table:
+        """The cost of each value of a group: it is not repeated after what reads it first."""
+        g = self.simulator.groups[n]
+        first = min((a.first for a in g.activations if a.first is not None), default=None)
+        costs = np.full(self.values, g.seconds if g.repeatable else self.forbidden)
+        costs[[DROPPED, KEPT]] = 0.0 if first is None else self.forbidden, 0.0
+        if first is not None:
+            costs[REPEATED:][[begin > first for begin, _ in self.parts]] = self.forbidden
+        return costs
+
+    def _fixed(self) -> Table:
+        """The bytes at each op of everything that is live in all solutions."""
+        total = self.simulator.activations.fixed.astype(np.float64)
+        for g in self.simulator.groups:
+            for a in g.activations:
+                total[a.made : a.read + 1] += a.bytes
+        return total
+
+    def _until(self, a: Activation) -> int:
+        """The last op at which an activation is live, if only ops read it that are not repeated."""
+        return self.simulator.activations.start if a.last is None else a.last
+
+    def _alone(self, i: int, a: Activation) -> Iterator[_Live]:
+        """Yield the bytes of an activation of variable i for its own reads."""
+        until = self._until(a)
+        values = [(KEPT, a.read + 1)]
+        if a.first is not None:
+            values += [(x, min(last, a.first)) for x, (_, last) in enumerate(self.parts, REPEATED)]
+        yield from (_Live(i, x, 0, a.bytes, begin, until) for x, begin in values if begin <= until)
+
+    def _until_reader(
+        self, i: int, a: Activation, at: dict[tuple[int, int], int]
+    ) -> Iterator[_Live]:
+        """Yield its bytes after these reads, until a group that reads it is repeated: one of them,
+        since bytes for several would be counted twice."""
+        groups = self.simulator.groups
+        readers = [m for m in a.readers if m in self.of and groups[m].repeatable]
+        if not readers:
+            return
+        k = at[i, self.of[max(readers, key=a.readers.__getitem__)]]
+        until = self._until(a)
+        for value in range(KEPT, self.values):
+            for part, (first, _) in enumerate(self.parts, REPEATED):
+                begin = until + 1
+                if value >= REPEATED:
+                    begin = max(0 if a.last is None else begin, self.parts[value - REPEATED][1])
+                if begin < first:
+                    yield _Live(k, value, part, a.bytes, begin, first - 1)

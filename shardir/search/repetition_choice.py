@@ -1,0 +1,160 @@
+"""The groups of activations to repeat, so that a step keeps to a limit of bytes in the least time.
+
+1. Where few groups can be repeated, all sets of them are simulated: the choice is a minimum.
+2. Otherwise the sets of repetition_bound.py, those of policies, and all groups are starts. One that
+   is over the limit is moved towards one that keeps to it, just as far as necessary.
+3. Of the best ones single groups are kept again, exchanged for others, and the groups of a block
+   are taken over from an equal block, as long as that saves time.
+
+Each step of this is simulated as a whole, so that the limit holds at each op and each repetition.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from shardir.search.repetition_bound import bound_within
+from shardir.search.repetitions import Repetitions, Simulator
+
+MAX_EXACT_GROUPS = 10
+"""With at most so many groups all sets are simulated."""
+
+MAX_IMPROVED = 4
+"""The number of sets that are improved."""
+
+MAX_EXCHANGES = 2000
+"""The number of exchanges that are simulated for one of them, at most."""
+
+Set = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best set that was found, and a lower bound on the seconds of every set that keeps to the
+    limit. If none was found that does, the one with the lowest peak."""
+
+    found: Repetitions
+    bound: float
+
+
+def choose(
+    simulator: Simulator, limit: int, starts: Iterable[Set], equal: Sequence[Sequence[Set]]
+) -> Choice:
+    """Return the cheapest set found that keeps to a limit of bytes.
+
+    Args:
+        starts: sets to begin with.
+        equal: of each sequence of equal blocks, the groups of each block, in the same order.
+    """
+    nothing = simulator.run(())
+    if nothing.peak <= limit:
+        return Choice(nothing, 0.0)
+    needed = simulator.needed
+    if len(needed) <= MAX_EXACT_GROUPS:
+        sets = (frozenset(s) for n in range(len(needed) + 1) for s in combinations(needed, n))
+        best = min((simulator.run(s) for s in sets), key=lambda r: _rank(r, limit))
+        return Choice(best, best.seconds)
+    bound, found = bound_within(simulator, limit)
+    known = list(dict.fromkeys([*found, *starts, frozenset(needed)]))
+    return Choice(_Improver(simulator, limit, equal).best_of(known), bound)
+
+
+def _rank(r: Repetitions, limit: int) -> tuple[float, ...]:
+    """The order of sets: those that keep to the limit by their time, then by their peaks."""
+    return max(0, r.peak - limit), r.seconds, len(r.groups)
+
+
+class _Improver:
+    def __init__(self, simulator: Simulator, limit: int, equal: Sequence[Sequence[Set]]):
+        self.simulator, self.limit, self.equal = simulator, limit, equal
+        self.seconds = {n: simulator.groups[n].seconds for n in simulator.needed}
+        self.bytes = {
+            n: sum(a.bytes for a in simulator.groups[n].activations) for n in simulator.needed
+        }
+
+    def best_of(self, known: Sequence[Set]) -> Repetitions:
+        """Return the best set that is made of known ones."""
+        smallest = min(known, key=self._rank)
+        if self._rank(smallest)[0] > 0:
+            smallest = self._with_lower_peak(smallest)
+            if self._rank(smallest)[0] > 0:
+                return self.simulator.run(smallest)
+        within = {self._moved(s, smallest) for s in known}
+        starts = sorted(within, key=lambda s: (*self._rank(s), sorted(s)))[:MAX_IMPROVED]
+        best = min((self._improved(s) for s in starts), key=self._rank)
+        return self.simulator.run(best)
+
+    def _rank(self, s: Set) -> tuple[float, ...]:
+        return _rank(self.simulator.run(s), self.limit)
+
+    def _fits(self, s: Set) -> bool:
+        return self.simulator.run(s).peak <= self.limit
+
+    def _with_lower_peak(self, s: Set) -> Set:
+        """Change one group at a time, as long as that lowers the peak, until the limit is kept."""
+        changed = True
+        while changed and not self._fits(s):
+            changed = False
+            for n in self.simulator.needed:
+                if self._rank(s ^ {n}) < self._rank(s):
+                    s, changed = s ^ {n}, True
+        return s
+
+    def _moved(self, s: Set, goal: Set) -> Set:
+        """Return a set that keeps to the limit, on the way from one to one that does: the groups
+        that cost least for their bytes are changed first."""
+        if self._fits(s):
+            return s
+        cost = {n: self.seconds[n] / max(1, self.bytes[n]) for n in s ^ goal}
+        way = sorted(goal - s, key=cost.__getitem__) + sorted(s - goal, key=cost.__getitem__)
+        low, high = 0, len(way)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._fits(s.symmetric_difference(way[:middle])):
+                high = middle
+            else:
+                low = middle
+        return s.symmetric_difference(way[:high])
+
+    def _improved(self, s: Set) -> Set:
+        """Change a set as long as that saves time within the limit."""
+        before = None
+        while s != before:
+            before = s
+            s = self._with_fewer(s)
+            s = self._with_equal_blocks(s)
+            s = self._exchanged(s)
+        return s
+
+    def _with_fewer(self, s: Set) -> Set:
+        """Keep groups again, the slowest ones first."""
+        for n in sorted(self.simulator.run(s).groups, key=self.seconds.__getitem__, reverse=True):
+            s = self._better(s, s - {n})
+        return s
+
+    def _with_equal_blocks(self, s: Set) -> Set:
+        """Repeat in a block what is repeated in an equal one."""
+        for blocks in self.equal:
+            for block in blocks:
+                patterns = {tuple(n in s for n in other) for other in map(sorted, blocks)}
+                for pattern in sorted(patterns):
+                    inside = {n for n, x in zip(sorted(block), pattern, strict=True) if x}
+                    s = self._better(s, (s - block) | inside)
+        return s
+
+    def _exchanged(self, s: Set) -> Set:
+        """Repeat a group in place of one that takes longer."""
+        left = MAX_EXCHANGES
+        others = sorted(set(self.seconds) - s, key=self.seconds.__getitem__)
+        for n in sorted(s, key=self.seconds.__getitem__, reverse=True):
+            for m in others:
+                if self.seconds[m] >= self.seconds[n] or left == 0:
+                    break
+                left -= 1
+                if (found := self._better(s, s ^ {n, m})) is not s:
+                    return found
+        return s
+
+    def _better(self, s: Set, other: Set) -> Set:
+        """Return the other set if it is better, else the same."""
+        return other if self._rank(other) < self._rank(s) else s

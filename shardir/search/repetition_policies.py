@@ -1,0 +1,56 @@
+"""Which activations are kept by policies, and the blocks of a step.
+
+full   the inputs of each of the equal blocks are kept, and what is made before them for several
+dots   the results of products are kept: of matmul, einsum, attention and convolution
+"""
+
+import numpy as np
+from xdsl.ir import Operation
+
+from shardir.analysis.repeats import equal_blocks
+from shardir.dialects.nn.base import TensorOp
+from shardir.search.activations import Activations
+
+LEAST_BLOCKS, LEAST_SAVED = 2, 4
+"""The fewest equal blocks that are blocks of a model, and the fewest ops in all but one of them."""
+
+
+def is_product(op: Operation) -> bool:
+    """Whether an op is one of those that mixed precision computes in the narrow type."""
+    return isinstance(op, TensorOp) and op.PRECISION == "narrow"
+
+
+class Blocks:
+    """The equal blocks of the forward part, and the groups in them."""
+
+    def __init__(self, activations: Activations):
+        self.activations = activations
+        forward = activations.ops[: activations.start]
+        self.found = [b.blocks for b in equal_blocks(forward, LEAST_BLOCKS, LEAST_SAVED)]
+
+    def full(self, together: int = 1) -> frozenset[int]:
+        """Return the groups that are repeated if only the inputs of blocks are kept, or of so many
+        blocks together, and what is read in several."""
+        at, forward = self.activations.live.at, self.activations.start
+        begins = np.zeros(forward + 1, np.int64)
+        for blocks in self.found:
+            begins[[at[block[0]] for block in blocks[::together]]] = 1
+            begins[at[blocks[-1][-1]] + 1] = 1
+        of = np.cumsum(begins)
+        return frozenset(
+            n
+            for n, g in enumerate(self.activations.groups)
+            if g.needed
+            and g.repeatable
+            and all(of[a.made] == of[i] for a in g.activations for i in a.readers.values())
+        )
+
+    def groups(self) -> list[list[frozenset[int]]]:
+        """Return the groups of each block, of equal blocks in which they correspond."""
+        of = {op: n for n, g in enumerate(self.activations.groups)
+              if g.needed and g.repeatable for op in g.ops}  # fmt: skip
+        found = [
+            [frozenset(of[op] for op in block if op in of) for block in blocks]
+            for blocks in self.found
+        ]
+        return [blocks for blocks in found if len({len(b) for b in blocks}) == 1]
