@@ -19,11 +19,11 @@ from shardir.search.repetitions import Repetitions, Simulator
 MAX_EXACT_GROUPS = 10
 """With at most so many groups all sets are simulated."""
 
-MAX_IMPROVED = 4
+MAX_IMPROVED = 3
 """The number of sets that are improved."""
 
-MAX_EXCHANGES = 2000
-"""The number of exchanges that are simulated for one of them, at most."""
+MAX_EXCHANGED = 50_000
+"""The number of exchanges that are simulated for one of them at once, times the groups, at most."""
 
 Set = frozenset[int]
 
@@ -121,8 +121,8 @@ class _Improver:
         before = None
         while s != before:
             before = s
-            s = self._with_fewer(s)
             s = self._with_equal_blocks(s)
+            s = self._with_fewer(s)
             s = self._exchanged(s)
         return s
 
@@ -144,7 +144,7 @@ class _Improver:
 
     def _exchanged(self, s: Set) -> Set:
         """Repeat a group in place of one that takes longer."""
-        left = MAX_EXCHANGES
+        left = MAX_EXCHANGED // len(self.seconds)
         others = sorted(set(self.seconds) - s, key=self.seconds.__getitem__)
         for n in sorted(s, key=self.seconds.__getitem__, reverse=True):
             for m in others:

@@ -71,12 +71,13 @@ def optimum(simulator: Simulator, limit: int, seconds: float = 60.0) -> Optimum:
     for u in several:
         rows.of(("kept", u))
     again = [u for u in several if groups[u].repeatable and groups[u].needed]
-    slots = {(u, p): ("made", u, p) for u in again for p in places
-             if first[u] is None or p <= first[u]}  # fmt: skip
+    latest = {u: places[-1] if (p := first[u]) is None else p for u in again}
+    slots = {(u, p): ("made", u, p) for u in again for p in places if p <= latest[u]}
 
     def made(u: int, until: int) -> dict[object, float]:
         """That a group is in memory before an op: it is kept, or was repeated."""
-        return {("kept", u): 1.0} | {n: 1.0 for (v, p), n in slots.items() if v == u and p <= until}
+        found: dict[object, float] = {("kept", u): 1.0}
+        return found | {n: 1.0 for (v, p), n in slots.items() if v == u and p <= until}
 
     for u in several:
         if (p := first[u]) is not None:
