@@ -39,6 +39,8 @@ DIFFERENTIATION = "distributed-autodiff"
 DECIDERS = (PROPAGATION, SEARCH)
 """The passes that decide on layouts."""
 
+RECOMPUTE = "choose-recompute"
+
 READERS = (
     *DECIDERS, "assign-stages", "data-parallel", DIFFERENTIATION, "require-layouts",
 )  # fmt: skip
@@ -220,6 +222,25 @@ def with_plan(passes: Sequence[ModulePass], plan: Any) -> list[ModulePass]:
         found.insert(last, new(**given, lines="after"))
         given["lines"] = "before"
     found.insert(at, new(**given))
+    return found
+
+
+def with_recompute(passes: Sequence[ModulePass], recompute: str | float | None) -> list[ModulePass]:
+    """Return the passes with a policy or a budget for choose-recompute.
+
+    Raises:
+        UsageError: there is no such pass.
+    """
+    found: list[Any] = list(passes)
+    if recompute is None:
+        return found
+    at = [i for i, p in enumerate(found) if p.name == RECOMPUTE]
+    if not at:
+        raise UsageError(
+            f"expected the pass {RECOMPUTE} for recompute, got none; add it, or a mode"
+        )
+    for i in at:
+        found[i] = dataclasses.replace(found[i], recompute=str(recompute))
     return found
 
 

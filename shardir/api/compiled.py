@@ -41,6 +41,7 @@ def compile_module(
     *,
     mode: str | None = None,
     plan: PlanForm | None = None,
+    recompute: str | float | None = None,
     save_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
     target: str | Backend = DEFAULT,
@@ -54,6 +55,8 @@ def compile_module(
             options of its passes: `auto{memory=16GB}`.
         plan: layouts and marks that annotate the program: the text of a plan, presets such as
             `fsdp`, a file, or a plan in Python: `{"*.weight": "[{dp}]"}`, or a list of such pairs.
+        recompute: what is computed again in the backward part: `full`, `dots`, or what keeps to a
+            budget, bytes on a device (`6GB`) or a part of the peak without it (0.6).
         save_strategies: the file to which all strategies and layouts are written, as a plan.
         base_dir: the folder of relative paths of data files, by default that of `name`.
         target: the backend, or its name.
@@ -63,6 +66,7 @@ def compile_module(
     """
     text = pipelines.pipeline_of(pipeline, mode, pipelines.DEFAULT)
     passes = pipelines.with_plan(pipelines.build(text), plan)
+    passes = pipelines.with_recompute(passes, recompute)
     passes = pipelines.with_files(passes, save_strategies)
     with no_gc():
         if isinstance(text_or_module, str):

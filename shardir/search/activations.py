@@ -57,7 +57,7 @@ class Group:
         repeatable: whether they may be repeated.
         seconds: the estimated time to repeat them.
         buffers: of its collectives, the op and the bytes of its buffers.
-        needed: whether the backward part reads it, or a group that is made of it.
+        needed: whether the backward part reads it, or a group that may be repeated for it.
     """
 
     ops: list[Operation]
@@ -110,7 +110,7 @@ class Activations:
         for i, op in enumerate(self.ops):
             for v in reads(op):
                 maker = self._maker(v)
-                if maker is not None and not self._may_read(op, loop):
+                if maker is not None and not self._may_read(op, maker, loop):
                     fixed.add(maker)
             if i >= self.start:
                 continue
@@ -138,8 +138,10 @@ class Activations:
         i = self.live.at.get(v.owner) if isinstance(v.owner, Operation) else None
         return i if i is not None and i < self.start else None
 
-    def _may_read(self, op: Operation, loop: object) -> bool:
-        """Whether what an op reads may be a repetition."""
+    def _may_read(self, op: Operation, maker: int, loop: object) -> bool:
+        """Whether an op may read a repetition: not on another stage, or in another loop."""
+        if train.stage_of(op) != train.stage_of(self.ops[maker]):
+            return False
         return self._loops.around(op) is loop and not isinstance(op, ReturnOp | CarryOp)
 
     def _groups(self, fixed: list[list[int]], members: list[list[int]]) -> list[Group]:
@@ -205,9 +207,13 @@ class Activations:
     def _find_needed(self) -> None:
         for g in reversed(self.groups):
             g.needed = any(
-                a.first is not None or any(self.groups[n].needed for n in a.readers)
+                a.first is not None or any(self._may_need(n) for n in a.readers)
                 for a in g.activations
             )
+
+    def _may_need(self, n: int) -> bool:
+        """Whether a group may be repeated with an effect."""
+        return self.groups[n].needed and self.groups[n].repeatable
 
     # ---- everything else ----
 

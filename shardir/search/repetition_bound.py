@@ -48,7 +48,7 @@ def bound_within(simulator: Simulator, limit: int) -> tuple[float, list[frozense
     The bytes at some ops have prices (Lagrange multipliers). They are those at which no mix of the
     solutions so far is cheaper; the solution for them joins these (Kelley's cutting planes, 1960).
     """
-    problem = _Problem(simulator)
+    problem, limit = _Problem(simulator), max(1, limit)
     ceiling = problem.ceiling
     known: list[tuple[list[int], float, Table]] = []
     at, bound = list[int](), 0.0

@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 
 from shardir.analysis.repeats import equal_blocks
 from shardir.dialects.nn.base import TensorOp
-from shardir.search.activations import Activations
+from shardir.search.activations import Activation, Activations
 
 LEAST_BLOCKS, LEAST_SAVED = 2, 4
 """The fewest equal blocks that are blocks of a model, and the fewest ops in all but one of them."""
@@ -37,13 +37,17 @@ class Blocks:
             begins[[at[block[0]] for block in blocks[::together]]] = 1
             begins[at[blocks[-1][-1]] + 1] = 1
         of = np.cumsum(begins)
+        groups = self.activations.groups
+
+        def is_within(a: Activation) -> bool:
+            """Whether all that is made of it for the backward part is made in its segment."""
+            readers = [i for m, i in a.readers.items() if groups[m].needed and groups[m].repeatable]
+            return all(of[a.made] == of[i] for i in readers)
+
         return frozenset(
-            n
-            for n, g in enumerate(self.activations.groups)
-            if g.needed
-            and g.repeatable
-            and all(of[a.made] == of[i] for a in g.activations for i in a.readers.values())
-        )
+            n for n, g in enumerate(groups)
+            if g.needed and g.repeatable and all(map(is_within, g.activations))
+        )  # fmt: skip
 
     def groups(self) -> list[list[frozenset[int]]]:
         """Return the groups of each block, of equal blocks in which they correspond."""
