@@ -16,7 +16,7 @@ from xdsl.ir import Operation, OpResult
 
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import Array, TensorOp
-from shardir.dialects.train import LOOP, TransferOp
+from shardir.dialects.train import LOOP, BackwardOp, TransferOp
 
 MIN_BLOCKS = 3
 """The fewest equal blocks that are a loop; two are easier to read one after the other."""
@@ -80,17 +80,22 @@ def equal_blocks(
 
 
 def _codes(ops: Sequence[Operation]) -> Array:
-    """A number for each op; equal ones for ops that differ in names and values only."""
+    """A number for each op; equal ones for ops that differ in names and values only, and of which
+    the same results are kept for the backward part, since a loop keeps those of all its runs."""
     numbers: dict[object, int] = {}
     codes = []
+    at = {op: i for i, op in enumerate(ops)}
+    starts = [i for i, op in enumerate(ops) if isinstance(op, BackwardOp)]
     for i, op in enumerate(ops):
+        start = next((s for s in starts if s > i), len(ops))
         key: object = i
         if isinstance(op, TensorOp | dist.CollectiveOp | dist.WaitOp) and type(op) not in OWN:
             properties = {*op.properties.items(), *op.attributes.items()}
             if isinstance(op, nn.Drawn):
                 properties.remove(("stream", op.stream))
             types = tuple(v.type for v in (*op.operands, *op.results))
-            key = (type(op), frozenset(properties), len(op.operands), types)
+            kept = tuple(any(at.get(u.operation, 0) > start for u in v.uses) for v in op.results)
+            key = (type(op), frozenset(properties), len(op.operands), types, kept)
         codes.append(numbers.setdefault(key, len(numbers)))
     return np.array(codes, np.int64)
 
