@@ -41,7 +41,7 @@ LOWERED = (
 
 GPT = {"layers": 4, "batch": 16, "seq": 128, "hidden": 256, "heads": 4, "vocab": 512}
 SMALL: dict[str, Callable[[], str]] = {
-    "mlp, 4 layers": lambda: mlp(layers=4, batch=256, dim=64, hidden=256),
+    "mlp, 4 layers": lambda: mlp(layers=4, batch=256, dim=64, hidden=256, mesh=(2, 2)),
     "gpt, 1 layer": lambda: gpt(mesh=(2, 2), **(GPT | {"layers": 1})),
 }
 """Programs for which HiGHS is tried."""
@@ -117,31 +117,37 @@ def _simulated(log: Callable[[str], object], limit: float) -> Iterator[dict[str,
     texts = {"gpt, 4 layers": lambda: gpt(mesh=(2, 2), **GPT), **SMALL}
     for name, text in texts.items():
         step = Step(text())
-
-        def record(solver: str, part: float | None, r: Repetitions | None, bound: float | None):
-            again = None if r is None else r.seconds / step.base
-            return {
-                "program": name, "solver": solver, "budget": part, "recomputed": again,
+        for solver, part, r, bound in _sets(step, limit if name in SMALL else 0.0):
+            yield {
+                "program": name, "solver": solver, "budget": part,
+                "recomputed": None if r is None else r.seconds / step.base,
                 "bound": None if bound is None else bound / step.base,
                 "predicted": None if r is None else r.peak / step.peak,
             }  # fmt: skip
-
-        yield record("full", None, step.simulator.run(step.blocks.full()), None)
-        dots = [n for n in step.simulator.needed
-                if not any(map(is_product, step.simulator.groups[n].ops))]  # fmt: skip
-        yield record("dots", None, step.simulator.run(dots), None)
-        for part in PARTS:
-            bytes_ = int(part * step.peak)
-            r, bound = step.ours(bytes_)
-            within = r if r.peak <= bytes_ else None
-            yield record("shardir", part, within, bound)
-            for solver, solve in SOLVERS.items():
-                yield record(solver, part, step.knapsack(solve, bytes_), None)
-            if name in SMALL and within is not None:
-                best = optimum(step.simulator, bytes_, limit)
-                groups = None if best.groups is None else step.simulator.run(best.groups)
-                yield record("optimum", part, groups, best.bound)
         log(f"{name}: {len(step.simulator.needed)} groups, {step.peak} B")
+
+
+Found = tuple[str, float | None, Repetitions | None, float | None]
+"""A solver, a budget, what it repeats, and its bound."""
+
+
+def _sets(step: Step, limit: float) -> Iterator[Found]:
+    """Yield what each solver repeats; HiGHS within seconds, if there are any."""
+    simulator = step.simulator
+    dots = [n for n in simulator.needed if not any(map(is_product, simulator.groups[n].ops))]
+    yield "full", None, simulator.run(step.blocks.full()), None
+    yield "dots", None, simulator.run(dots), None
+    for part in PARTS:
+        bytes_ = int(part * step.peak)
+        ours, bound = step.ours(bytes_)
+        within = ours if ours.peak <= bytes_ else None
+        yield "shardir", part, within, bound
+        for solver, solve in SOLVERS.items():
+            yield solver, part, step.knapsack(solve, bytes_), None
+        if limit:
+            best = optimum(simulator, bytes_, limit)
+            found = None if best.groups is None else simulator.run(best.groups)
+            yield "optimum", part, found, best.bound
 
 
 def _measured(log: Callable[[str], object], rounds: int) -> list[dict[str, Any]]:

@@ -98,17 +98,19 @@ class ListScope(VariableScope):
             self._release(op)
 
     def _release(self, op: train.ItemOp) -> None:
-        """Delete the variables of values that only a list is to hold."""
+        """Delete the variables of values that only a list is to hold: that nothing reads after the
+        head of the item's loop."""
         dead, only_here = [], dict[ValueList | SSAValue, bool]()
+        where, loop = self.storages.at, self._around(op)
+        head = where[loop] if loop is not None and not self.loops else -1
         for v in op.values:
             base = self.variables[v].base
             of = self.in_list(v)
             held = of if of is not None and of in self._variables else v
             if held not in only_here:
                 values = held.values if isinstance(held, ValueList) else [held]
-                users = (use.operation for x in values for use in x.uses)
-                at = self.storages.at
-                only_here[held] = all(at.get(user, -1) <= at[op] for user in users)
+                readers = {use.operation for x in values for use in x.uses} - {op}
+                only_here[held] = all(where.get(reader, -1) < head for reader in readers)
             if not base.argument and only_here[held] and base.name not in self.emptied:
                 dead.append(base.name)
                 self.emptied.add(base.name)
