@@ -86,8 +86,8 @@ MUTANTS = [
     Mutant(
         "recomputed ops retain their operands",
         "A recomputed op reads the values of the forward part.",
-        "passes/recompute.py",
-        "copy.operands = [value(o, before) for o in source.operands]",
+        "shardir/rewriting/repeating.py",
+        "copy.operands = [again.get(v, v) for v in source.operands]",
         "pass",
         "test/filecheck/recompute",
     ),
@@ -98,6 +98,22 @@ MUTANTS = [
         "_repeat_marked(f.block)",
         "pass",
         "test/filecheck/recompute",
+    ),
+    Mutant(
+        "dots keeps no products",
+        "The results of products are repeated by the policy that is to keep them.",
+        "passes/choose_recompute.py",
+        "return self.recompute != DOTS or not is_product(op)",
+        "return True",
+        "test/filecheck/choose-recompute",
+    ),
+    Mutant(
+        "a budget is not measured",
+        "A set is taken although its program needs more than the budget.",
+        "passes/choose_recompute.py",
+        "if use.peak <= limit:",
+        "if True:",
+        "test/filecheck/choose-recompute",
     ),
     Mutant(
         "parameters are split as inputs are",
