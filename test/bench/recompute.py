@@ -141,7 +141,7 @@ def _sets(step: Step, limit: float) -> Iterator[Found]:
         bytes_ = int(part * step.peak)
         ours, bound = step.ours(bytes_)
         within = ours if ours.peak <= bytes_ else None
-        yield "shardir", part, within, bound
+        yield "shardir", part, within, None if within is None else bound
         for solver, solve in SOLVERS.items():
             yield solver, part, step.knapsack(solve, bytes_), None
         if limit:

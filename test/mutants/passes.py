@@ -84,14 +84,6 @@ MUTANTS = [
         "test/filecheck/simplify-communication test/passes/test_passes.py -k simplify",
     ),
     Mutant(
-        "recomputed ops retain their operands",
-        "A recomputed op reads the values of the forward part.",
-        "shardir/rewriting/repeating.py",
-        "copy.operands = [again.get(v, v) for v in source.operands]",
-        "pass",
-        "test/filecheck/recompute",
-    ),
-    Mutant(
         "recompute does nothing",
         "recompute leaves marked ops as they are.",
         "passes/recompute.py",

@@ -13,6 +13,14 @@ MUTANTS = [
         "test/run/test_stages.py -k one_device",
     ),
     Mutant(
+        "recomputed ops retain their operands",
+        "A recomputed op reads the values of the forward part.",
+        "shardir/rewriting/repeating.py",
+        "copy.operands = [again.get(v, v) for v in source.operands]",
+        "pass",
+        "test/filecheck/recompute",
+    ),
+    Mutant(
         "the norm of gradients has the loss scale",
         "The metric is the norm of the gradients that the backward part makes.",
         "shardir/rewriting/autodiff/gradients.py",
