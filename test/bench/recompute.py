@@ -39,7 +39,9 @@ LOWERED = (
     "lower-to-spmd,simplify-communication"
 )
 
-GPT = {"layers": 4, "batch": 16, "seq": 128, "hidden": 256, "heads": 4, "vocab": 512}
+GPT: dict[str, Any] = {
+    "layers": 4, "batch": 16, "seq": 128, "hidden": 256, "heads": 4, "vocab": 512,
+}  # fmt: skip
 SMALL: dict[str, Callable[[], str]] = {
     "mlp, 4 layers": lambda: mlp(layers=4, batch=256, dim=64, hidden=256, mesh=(2, 2)),
     "gpt, 1 layer": lambda: gpt(mesh=(2, 2), **(GPT | {"layers": 1})),
