@@ -10,9 +10,9 @@
 1. `recompute=full` keeps the arguments and the inputs of equal blocks, such as layers; `dots` the
    results of products (matmul, einsum, attention, convolution). The rest is repeated.
 2. `recompute=6GB` is a budget: the peak of the function on a device, after the passes that follow.
-   `recompute=0.6` is that part of the peak without recompute. The repeated ops are those that take
-   least time by the time model, of the sets that are tried (docs/recompute.md); the peak is that of
-   every op, and of every repetition.
+   `recompute=0.6` is that part of the peak without recompute. The repeated ops are the fastest set
+   by the time model, of those that are tried (docs/recompute.md); the peak is that of every op, and
+   of every repetition.
 3. Results of collectives are kept, unless `recompute-collectives` is true.
 4. Random numbers are the same again, and views take no memory; values that the step returns, that
    are in another loop, in host memory, or read on another stage, are kept.
@@ -47,7 +47,7 @@ from shardir.rewriting.options import float_of, size_of
 from shardir.rewriting.repeating import repeat
 from shardir.search.activations import Activations
 from shardir.search.repetition_choice import choose
-from shardir.search.repetition_policies import Blocks, is_product
+from shardir.search.repetition_policies import StepBlocks, is_product
 from shardir.search.repetitions import Simulator
 from shardir.search.trial import lowered
 
@@ -100,7 +100,7 @@ class ChooseRecompute(FunctionPass):
         mesh = f.mesh or ONE_DEVICE
         simulator = Simulator(Activations(f.op, mesh, self._repeats))
         if self.recompute == FULL:
-            groups = Blocks(simulator.activations).full()
+            groups = StepBlocks(simulator.activations).full()
         elif self.recompute == DOTS:
             groups = frozenset(simulator.needed)
         else:
@@ -125,7 +125,7 @@ class ChooseRecompute(FunctionPass):
         assert limit is not None
         if isinstance(limit, float):
             limit = int(limit * _program(f, mesh, (), {}).peak)
-        blocks = Blocks(simulator.activations)
+        blocks = StepBlocks(simulator.activations)
         starts, equal = [blocks.full(k) for k in TOGETHER], blocks.groups()
         allowed, smallest, bound = limit, None, None
         for _ in range(MAX_CHOICES):

@@ -34,7 +34,7 @@ Place = tuple[int, int, int]
 """Of an operand: the number of blocks since its op, its index in that block, and the result's."""
 
 
-class Least(NamedTuple):
+class LoopMinimum(NamedTuple):
     """The fewest equal blocks that are looked for, and the fewest ops that a loop has to save."""
 
     blocks: int
@@ -63,19 +63,19 @@ def common_name(names: Sequence[str | None]) -> str | None:
 
 
 def equal_blocks(
-    ops: Sequence[Operation], least: int = MIN_BLOCKS, saved: int = MIN_SAVED
+    ops: Sequence[Operation], minimum: int = MIN_BLOCKS, saved: int = MIN_SAVED
 ) -> list[Blocks]:
     """Return the equal blocks among ops of a function, in order; none within others. Values of
     other ops are from before all blocks.
 
     Args:
-        least: the fewest equal blocks, at least 2.
+        minimum: the fewest equal blocks, 2 or more.
         saved: the fewest ops that a loop over them has to save.
     """
     found: list[Blocks] = []
     codes = _codes(ops)
     at = {op: i for i, op in enumerate(ops)}
-    _search(ops, codes, at, Least(least, saved), found)
+    _search(ops, codes, at, LoopMinimum(minimum, saved), found)
     return sorted(found, key=lambda b: at[b.blocks[0][0]])
 
 
@@ -104,38 +104,38 @@ def _search(
     ops: Sequence[Operation],
     codes: Array,
     at: dict[Operation, int],
-    least: Least,
+    minimum: LoopMinimum,
     found: list[Blocks],
 ) -> None:
     """Find blocks: those that save most first, then those around them."""
     parts = [(0, len(ops))]
     while parts:
         start, stop = parts.pop()
-        for first, period, extent in _runs(codes[start:stop], least):
-            if blocks := _blocks(ops, at, start + first, period, extent, least):
+        for first, period, extent in _runs(codes[start:stop], minimum):
+            if blocks := _blocks(ops, at, start + first, period, extent, minimum):
                 found.append(blocks)
                 begin = at[blocks.blocks[0][0]]
                 parts += [(start, begin), (begin + period * len(blocks.blocks), stop)]
                 break
 
 
-def _runs(codes: Array, least: Least) -> Iterator[tuple[int, int, int]]:
+def _runs(codes: Array, minimum: LoopMinimum) -> Iterator[tuple[int, int, int]]:
     """Yield runs (start, period, extent) in which each code is that at a period's distance; those
     that save most first."""
     runs = []
-    for period in _periods(codes, least.blocks):
+    for period in _periods(codes, minimum.blocks):
         ends = np.flatnonzero(codes[:-period] != codes[period:])
         edges = np.concatenate(([-1], ends, [len(codes) - period]))
         for i in np.flatnonzero(np.diff(edges) > period):
             first, extent = int(edges[i]) + 1, int(edges[i + 1] - edges[i]) - 1 + period
             saved = (extent // period - 1) * period
-            if extent >= least.blocks * period and saved >= least.saved:
+            if extent >= minimum.blocks * period and saved >= minimum.saved:
                 runs.append((-saved, period, first, extent))
     for _, period, first, extent in sorted(runs):
         yield first, period, extent
 
 
-def _periods(codes: Array, least: int) -> list[int]:
+def _periods(codes: Array, minimum: int) -> list[int]:
     """The most frequent distances between equal sequences of 1, 4 and 16 codes."""
     found: Counter[int] = Counter()
     grams, length = codes, 1
@@ -149,7 +149,7 @@ def _periods(codes: Array, least: int) -> list[int]:
         pairs = np.stack((grams[:-length], grams[length:]), axis=1)
         grams = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
         length *= 2
-    return [p for p in found if 2 <= p <= len(codes) // least]
+    return [p for p in found if 2 <= p <= len(codes) // minimum]
 
 
 def _blocks(
@@ -158,7 +158,7 @@ def _blocks(
     first: int,
     period: int,
     extent: int,
-    least: Least,
+    minimum: LoopMinimum,
 ) -> Blocks | None:
     """The most equal blocks in a run of equal ops, cut where the fewest values cross."""
     first += _cut(ops, at, first, period, extent)
@@ -175,7 +175,7 @@ def _blocks(
             begin = k - 1 if _continues(places, k - 1, k) else k
         best = max(best, (begin, k + 1), key=lambda b: b[1] - b[0])
     begin, end = best
-    if end - begin < least.blocks or (end - begin - 1) * period < least.saved:
+    if end - begin < minimum.blocks or (end - begin - 1) * period < minimum.saved:
         return None
     return Blocks(blocks[begin:end], _since(places, begin, begin + 1))
 

@@ -1,4 +1,4 @@
-"""What the forward part of a training step makes for its backward part, in groups: the storages
+"""The values that the forward part of a step makes for its backward part, in groups: storages
 that are kept together or made again together, by the ops that make them.
 
 %h  = nn.matmul %x, %w          group 0: %h and its view %h2, one storage, made by two ops
@@ -30,7 +30,7 @@ from shardir.dialects.train import BackwardOp, CarryOp
 
 
 @dataclass(eq=False)
-class Activation:
+class SavedActivation:
     """A storage that the forward part makes.
 
     Attributes:
@@ -50,7 +50,7 @@ class Activation:
 
 
 @dataclass(eq=False)
-class Group:
+class ActivationGroup:
     """Ops of the forward part that are all repeated, or none.
 
     Attributes:
@@ -63,7 +63,7 @@ class Group:
     ops: list[Operation]
     repeatable: bool
     seconds: float
-    activations: list[Activation]
+    activations: list[SavedActivation]
     buffers: list[tuple[int, int]]
     needed: bool = False
 
@@ -144,7 +144,7 @@ class Activations:
             return False
         return self._loops.around(op) is loop and not isinstance(op, ReturnOp | CarryOp)
 
-    def _groups(self, fixed: list[list[int]], members: list[list[int]]) -> list[Group]:
+    def _groups(self, fixed: list[list[int]], members: list[list[int]]) -> list[ActivationGroup]:
         """The groups, in order; one that reads itself through others is never repeated."""
         of = {i: n for n, group in enumerate(members) for i in group}
 
@@ -164,11 +164,11 @@ class Activations:
         found = [self._group(group, False) for group in fixed]
         return found + [self._group(members[n], True) for n in order]
 
-    def _group(self, numbers: list[int], repeatable: bool) -> Group:
+    def _group(self, numbers: list[int], repeatable: bool) -> ActivationGroup:
         ops = [self.ops[i] for i in numbers]
         costs = [cost_of(op, self.mesh) for op in ops] if repeatable else []
         made = [
-            Activation(v, size, i, i)
+            SavedActivation(v, size, i, i)
             for i, op in zip(numbers, ops, strict=True)
             for v in op.results
             if (size := self.live.sizes.get(v)) is not None
@@ -176,7 +176,7 @@ class Activations:
         buffers = [(i, self.live.buffers[op][0]) for i, op in zip(numbers, ops, strict=True)
                    if op in self.live.buffers]  # fmt: skip
         seconds = sum(c.seconds for c in costs if c is not None)
-        return Group(ops, repeatable, seconds, made, buffers)
+        return ActivationGroup(ops, repeatable, seconds, made, buffers)
 
     # ---- who reads them ----
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardir.search.activations import Activation
+from shardir.search.activations import SavedActivation
 from shardir.search.prices import prices
 from shardir.search.problem import CostProblem, Table
 from shardir.search.repetitions import Simulator
@@ -192,11 +192,11 @@ class _Problem:
                 total[a.made : a.read + 1] += a.bytes
         return total
 
-    def _until(self, a: Activation) -> int:
+    def _until(self, a: SavedActivation) -> int:
         """The last op at which an activation is live, if only ops read it that are not repeated."""
         return self.simulator.activations.start if a.last is None else a.last
 
-    def _alone(self, i: int, a: Activation) -> Iterator[_Live]:
+    def _alone(self, i: int, a: SavedActivation) -> Iterator[_Live]:
         """Yield the bytes of an activation of variable i for its own reads."""
         until = self._until(a)
         values = [(KEPT, a.read + 1)]
@@ -205,7 +205,7 @@ class _Problem:
         yield from (_Live(i, x, 0, a.bytes, begin, until) for x, begin in values if begin <= until)
 
     def _until_reader(
-        self, i: int, a: Activation, at: dict[tuple[int, int], int]
+        self, i: int, a: SavedActivation, at: dict[tuple[int, int], int]
     ) -> Iterator[_Live]:
         """Yield its bytes after these reads, until a group that reads it is repeated: one of them,
         since bytes for several would be counted twice."""

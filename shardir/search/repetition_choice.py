@@ -1,4 +1,4 @@
-"""The groups of activations to repeat, so that a step keeps to a limit of bytes in the least time.
+"""The groups of activations to repeat, so that a step keeps to a limit of bytes, and is fast.
 
 1. Where few groups can be repeated, all sets of them are simulated: the choice is a minimum.
 2. Otherwise the sets of repetition_bound.py, those of policies, and all groups are starts. One that
@@ -6,7 +6,7 @@
 3. Of the best ones single groups are kept again, exchanged for others, and the groups of a block
    are taken over from an equal block, as long as that saves time.
 
-Each step of this is simulated as a whole, so that the limit holds at each op and each repetition.
+Every set is simulated, so that the limit holds at each op and at each repetition.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ Set = frozenset[int]
 
 
 @dataclass(frozen=True)
-class Choice:
+class RepetitionChoice:
     """The best set that was found, and a lower bound on the seconds of every set that keeps to the
     limit. If none was found that does, the one with the lowest peak."""
 
@@ -39,7 +39,7 @@ class Choice:
 
 def choose(
     simulator: Simulator, limit: int, starts: Iterable[Set], equal: Sequence[Sequence[Set]]
-) -> Choice:
+) -> RepetitionChoice:
     """Return the cheapest set found that keeps to a limit of bytes.
 
     Args:
@@ -48,15 +48,15 @@ def choose(
     """
     nothing = simulator.run(())
     if nothing.peak <= limit:
-        return Choice(nothing, 0.0)
+        return RepetitionChoice(nothing, 0.0)
     needed = simulator.needed
     if len(needed) <= MAX_EXACT_GROUPS:
         sets = (frozenset(s) for n in range(len(needed) + 1) for s in combinations(needed, n))
         best = min((simulator.run(s) for s in sets), key=lambda r: _rank(r, limit))
-        return Choice(best, best.seconds)
+        return RepetitionChoice(best, best.seconds)
     bound, found = bound_within(simulator, limit)
     known = list(dict.fromkeys([*found, *starts, frozenset(needed)]))
-    return Choice(_Improver(simulator, limit, equal).best_of(known), bound)
+    return RepetitionChoice(_Improver(simulator, limit, equal).best_of(known), bound)
 
 
 def _rank(r: Repetitions, limit: int) -> tuple[float, ...]:
@@ -102,7 +102,7 @@ class _Improver:
 
     def _moved(self, s: Set, goal: Set) -> Set:
         """Return a set that keeps to the limit, on the way from one to one that does: the groups
-        that cost least for their bytes are changed first."""
+        that are cheapest for their bytes are changed first."""
         if self._fits(s):
             return s
         cost = {n: self.seconds[n] / max(1, self.bytes[n]) for n in s ^ goal}

@@ -1,4 +1,4 @@
-"""Which activations are kept by policies, and the blocks of a step.
+"""The activations that policies keep, and the blocks of a step.
 
 full   the inputs of each of the equal blocks are kept, and what is made before them for several
 dots   the results of products are kept: of matmul, einsum, attention and convolution
@@ -9,9 +9,9 @@ from xdsl.ir import Operation
 
 from shardir.analysis.repeats import equal_blocks
 from shardir.dialects.nn.base import TensorOp
-from shardir.search.activations import Activation, Activations
+from shardir.search.activations import Activations, SavedActivation
 
-LEAST_BLOCKS, LEAST_SAVED = 2, 4
+FEWEST_BLOCKS, FEWEST_SAVED = 2, 4
 """The fewest equal blocks that are blocks of a model, and the fewest ops in all but one of them."""
 
 
@@ -20,13 +20,13 @@ def is_product(op: Operation) -> bool:
     return isinstance(op, TensorOp) and op.PRECISION == "narrow"
 
 
-class Blocks:
+class StepBlocks:
     """The equal blocks of the forward part, and the groups in them."""
 
     def __init__(self, activations: Activations):
         self.activations = activations
         forward = activations.ops[: activations.start]
-        self.found = [b.blocks for b in equal_blocks(forward, LEAST_BLOCKS, LEAST_SAVED)]
+        self.found = [b.blocks for b in equal_blocks(forward, FEWEST_BLOCKS, FEWEST_SAVED)]
 
     def full(self, together: int = 1) -> frozenset[int]:
         """Return the groups that are repeated if only the inputs of blocks are kept, or of so many
@@ -39,7 +39,7 @@ class Blocks:
         of = np.cumsum(begins)
         groups = self.activations.groups
 
-        def is_within(a: Activation) -> bool:
+        def is_within(a: SavedActivation) -> bool:
             """Whether all that is made of it for the backward part is made in its segment."""
             readers = [i for m, i in a.readers.items() if groups[m].needed and groups[m].repeatable]
             return all(of[a.made] == of[i] for i in readers)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardir.search.activations import Activation, Activations
+from shardir.search.activations import Activations, SavedActivation
 
 
 @dataclass(frozen=True)
 class Repetitions:
-    """What a step needs if the groups of a set are repeated.
+    """The memory and the time of a step in which the groups of a set are repeated.
 
     Attributes:
         groups: those of them that the backward part needs.
@@ -58,7 +58,7 @@ class Simulator:
         spans = list[tuple[int, int, int]]()
         extra = list[tuple[int, int]]()
 
-        def end_of(a: Activation) -> int:
+        def end_of(a: SavedActivation) -> int:
             """The place of the last read in the backward part; -1 if there is none."""
             end = -1 if a.last is None else a.last * step
             for n, op in a.readers.items():

@@ -29,7 +29,7 @@ from shardir.cost.functions import functions
 from shardir.cost.report import cost_of_function
 from shardir.search.activations import Activations
 from shardir.search.repetition_choice import choose
-from shardir.search.repetition_policies import Blocks, is_product
+from shardir.search.repetition_policies import StepBlocks, is_product
 from shardir.search.repetitions import Repetitions, Simulator
 
 RANKS, TIMEOUT = 4, 900
@@ -78,7 +78,7 @@ class Step:
     def __init__(self, text: str, repeats: Callable[[Any], bool] = computes):
         ((f, mesh),) = functions(compile(text, LOWERED).module)
         self.simulator = Simulator(Activations(f, mesh, repeats))
-        self.blocks = Blocks(self.simulator.activations)
+        self.blocks = StepBlocks(self.simulator.activations)
         self.base = cost_of_function(f, mesh).seconds
         self.peak = self.simulator.run(()).peak
 

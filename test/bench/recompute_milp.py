@@ -39,18 +39,18 @@ class _Rows:
     def __init__(self) -> None:
         self.names: dict[object, int] = {}
         self.cells: list[tuple[int, int, float]] = []
-        self.least: list[float] = []
+        self.lower: list[float] = []
 
     def of(self, name: object) -> int:
         return self.names.setdefault(name, len(self.names))
 
-    def add(self, cells: dict[object, float], least: float) -> None:
-        self.cells += [(len(self.least), self.of(n), x) for n, x in cells.items()]
-        self.least.append(least)
+    def add(self, cells: dict[object, float], lower: float) -> None:
+        self.cells += [(len(self.lower), self.of(n), x) for n, x in cells.items()]
+        self.lower.append(lower)
 
     def matrix(self) -> csr_matrix:
         rows, columns, values = zip(*self.cells, strict=True)
-        return csr_matrix((values, (rows, columns)), (len(self.least), len(self.names)))
+        return csr_matrix((values, (rows, columns)), (len(self.lower), len(self.names)))
 
 
 def optimum(simulator: Simulator, limit: int, seconds: float = 60.0) -> Optimum:
@@ -101,7 +101,7 @@ def optimum(simulator: Simulator, limit: int, seconds: float = 60.0) -> Optimum:
     lower[[u for u in several if not groups[u].repeatable]] = 1
     scale = max(1e-12, float(cost.max()))
     result = milp(
-        cost / scale, constraints=LinearConstraint(rows.matrix(), rows.least, np.inf),
+        cost / scale, constraints=LinearConstraint(rows.matrix(), rows.lower, np.inf),
         bounds=Bounds(lower, 1), integrality=integral,
         options={"time_limit": seconds, "mip_rel_gap": 1e-9},
     )  # fmt: skip

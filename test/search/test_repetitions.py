@@ -25,7 +25,7 @@ from shardir.search import repetition_choice
 from shardir.search.activations import Activations
 from shardir.search.repetition_bound import bound_within
 from shardir.search.repetition_choice import choose
-from shardir.search.repetition_policies import Blocks
+from shardir.search.repetition_policies import StepBlocks
 from shardir.search.repetitions import Simulator
 from shardir.tools import bench
 
@@ -129,7 +129,7 @@ def t(n: int) -> str:
     return f"tensor<64x{n}xf32>"
 
 
-def small(seed: int, length: int, least: int, most: int) -> tuple[FuncOp, Mesh, Simulator]:
+def small(seed: int, length: int, fewest: int, most: int) -> tuple[FuncOp, Mesh, Simulator]:
     """The step of a random program, of which a few groups can be repeated."""
     random = Random(f"small {seed}")
     while True:
@@ -138,7 +138,7 @@ def small(seed: int, length: int, least: int, most: int) -> tuple[FuncOp, Mesh, 
             continue
         ((f, mesh),) = steps(shardir.compile(text, ONE_DEVICE).module)
         simulator = Simulator(Activations(f, mesh, any_op))
-        if least <= len(simulator.needed) <= most:
+        if fewest <= len(simulator.needed) <= most:
             return f, mesh, simulator
 
 
@@ -164,8 +164,8 @@ def test_the_choice_is_that_of_enumeration(seed: int, heuristic: bool, monkeypat
         assert peak <= limit
         assert found.bound <= best * (1 + 1e-9)
         assert seconds == pytest.approx(best, rel=1e-9, abs=1e-15)
-    least = min(peak for peak, _ in everything.values())
-    assert choose(simulator, least - 1, [], []).found.peak == least
+    fewest = min(peak for peak, _ in everything.values())
+    assert choose(simulator, fewest - 1, [], []).found.peak == fewest
 
 
 @pytest.mark.parametrize("seed", range(extent(2, 20)))
@@ -173,10 +173,10 @@ def test_the_choice_is_within_its_gap_of_a_mixed_integer_program(seed: int):
     """Of programs with more groups than all sets of which are simulated."""
     simulator = small(seed, 22, 11, 16)[2]
     assert len(simulator.needed) > repetition_choice.MAX_EXACT_GROUPS
-    blocks = Blocks(simulator.activations)
+    blocks = StepBlocks(simulator.activations)
     starts = [blocks.full(k) for k in TOGETHER]
-    least = choose(simulator, 0, starts, blocks.groups()).found.peak
-    limit = (least + simulator.run(()).peak) // 2
+    fewest = choose(simulator, 0, starts, blocks.groups()).found.peak
+    limit = (fewest + simulator.run(()).peak) // 2
     found = choose(simulator, limit, starts, blocks.groups())
     best = optimum(simulator, limit, 60)
     assert best.groups is not None and best.bound == pytest.approx(best.seconds)
