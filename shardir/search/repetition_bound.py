@@ -48,7 +48,7 @@ def bound_within(simulator: Simulator, limit: int) -> tuple[float, list[frozense
     The bytes at some ops have prices (Lagrange multipliers). They are those at which no mix of the
     solutions so far is cheaper; the solution for them joins these (Kelley's cutting planes, 1960).
     """
-    problem, limit = _Problem(simulator), max(1, limit)
+    problem, limit = _RelaxedProblem(simulator), max(1, limit)
     ceiling = problem.ceiling
     known: list[tuple[list[int], float, Table]] = []
     at, bound = list[int](), 0.0
@@ -76,7 +76,7 @@ def bound_within(simulator: Simulator, limit: int) -> tuple[float, list[frozense
     return bound, list(dict.fromkeys(sets))
 
 
-class _Live(NamedTuple):
+class _LiveBytes(NamedTuple):
     """Bytes from an op to an op, if a variable has a value; and another one too, if there is one
     (a pair of variables)."""
 
@@ -88,7 +88,7 @@ class _Live(NamedTuple):
     end: int
 
 
-class _Problem:
+class _RelaxedProblem:
     """A variable for each group that the backward part needs, or groups that are made of it.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Problem:
         )  # fmt: skip
         self.fixed = self._fixed()
         at = {pair: k for k, pair in enumerate(self.pairs)}
-        alone, both = list[_Live](), list[_Live]()
+        alone, both = list[_LiveBytes](), list[_LiveBytes]()
         for n in self.groups:
             for a in groups[n].activations:
                 alone += self._alone(self.of[n], a)
@@ -196,17 +196,19 @@ class _Problem:
         """The last op at which an activation is live, if only ops read it that are not repeated."""
         return self.simulator.activations.start if a.last is None else a.last
 
-    def _alone(self, i: int, a: SavedActivation) -> Iterator[_Live]:
+    def _alone(self, i: int, a: SavedActivation) -> Iterator[_LiveBytes]:
         """Yield the bytes of an activation of variable i for its own reads."""
         until = self._until(a)
         values = [(KEPT, a.read + 1)]
         if a.first is not None:
             values += [(x, min(last, a.first)) for x, (_, last) in enumerate(self.parts, REPEATED)]
-        yield from (_Live(i, x, 0, a.bytes, begin, until) for x, begin in values if begin <= until)
+        yield from (
+            _LiveBytes(i, x, 0, a.bytes, begin, until) for x, begin in values if begin <= until
+        )
 
     def _until_reader(
         self, i: int, a: SavedActivation, at: dict[tuple[int, int], int]
-    ) -> Iterator[_Live]:
+    ) -> Iterator[_LiveBytes]:
         """Yield its bytes after these reads, until a group that reads it is repeated: one of them,
         since bytes for several would be counted twice."""
         groups = self.simulator.groups
@@ -221,4 +223,4 @@ class _Problem:
                 if value >= REPEATED:
                     begin = max(0 if a.last is None else begin, self.parts[value - REPEATED][1])
                 if begin < first:
-                    yield _Live(k, value, part, a.bytes, begin, first - 1)
+                    yield _LiveBytes(k, value, part, a.bytes, begin, first - 1)

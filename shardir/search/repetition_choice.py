@@ -56,7 +56,7 @@ def choose(
         return RepetitionChoice(best, best.seconds)
     bound, found = bound_within(simulator, limit)
     known = list(dict.fromkeys([*found, *starts, frozenset(needed)]))
-    return RepetitionChoice(_Improver(simulator, limit, equal).best_of(known), bound)
+    return RepetitionChoice(_SetImprover(simulator, limit, equal).best_of(known), bound)
 
 
 def _rank(r: Repetitions, limit: int) -> tuple[float, ...]:
@@ -64,7 +64,7 @@ def _rank(r: Repetitions, limit: int) -> tuple[float, ...]:
     return max(0, r.peak - limit), r.seconds, len(r.groups)
 
 
-class _Improver:
+class _SetImprover:
     def __init__(self, simulator: Simulator, limit: int, equal: Sequence[Sequence[Set]]):
         self.simulator, self.limit, self.equal = simulator, limit, equal
         self.seconds = {n: simulator.groups[n].seconds for n in simulator.needed}
