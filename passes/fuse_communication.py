@@ -22,8 +22,8 @@
    first, then those of several, until a bucket is full: until its latency is small beside its time
    (cost/buckets.py).
 9. The gathers of a layer are fused where the first of them was, if peak memory is then at most the
-   larger of that before and the memory of a device of the cluster; else in buckets of at most half
-   as many bytes, and so on.
+   larger of that before and the memory of a device of the cluster, or the budget of
+   `choose-recompute`; else in buckets of at most half as many bytes, and so on.
 """
 
 from collections import defaultdict
@@ -50,6 +50,7 @@ from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.copying import copied
+from shardir.rewriting.marks import allowed_memory
 from shardir.rewriting.options import Bytes
 from shardir.rewriting.rewriter import Rewriter, erase
 
@@ -139,7 +140,7 @@ def _gather_layers(f: FuncOp, mesh: Mesh, max_bytes: int) -> None:
     limit = None
     while _merge_gathers(trial := copied(f), mesh, max_bytes):
         if limit is None:
-            limit = max(memory_of(f, mesh).peak, mesh.cluster_or_default.memory or 0)
+            limit = max(memory_of(f, mesh).peak, allowed_memory(f, mesh))
         if memory_of(trial, mesh).peak <= limit:
             _merge_gathers(f, mesh, max_bytes)
             break

@@ -42,7 +42,7 @@ from shardir.cost.schedule import cuts
 from shardir.cost.seconds import collective_work
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
-from shardir.rewriting.marks import recompute_budget
+from shardir.rewriting.marks import allowed_memory
 from shardir.rewriting.rewriter import Rewriter
 
 MAX_ATTEMPTS = 20
@@ -140,8 +140,7 @@ def _overlap(f: FuncOp, mesh: Mesh) -> None:
     kept = body.given
     if any(attempt.gains_over(kept) for attempt in attempts):
         peak = max(body.memory(kept).values())
-        allowed = recompute_budget(f) or mesh.cluster_or_default.memory
-        limit = max(peak, allowed or 0)
+        limit = max(peak, allowed_memory(f, mesh))
         for attempt in sorted(attempts, key=lambda a: a.seconds):
             within = _within(limit, body, attempt) if attempt.gains_over(kept) else None
             if within is not None and within.gains_over(kept):

@@ -236,7 +236,6 @@ def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
     return StagedCost(name, mesh, ops, most, planned, None, ranks, memories, bound)
 
 
-
 def recomputed(f: FuncOp, costs: Sequence[OpCost], mesh: Mesh) -> Recomputed | None:
     """Return what a function repeats; None if it repeats nothing."""
     ops = list(f.body.block.ops)

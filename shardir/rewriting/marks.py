@@ -31,6 +31,12 @@ def recompute_budget(f: FuncOp) -> int | None:
     return memory.value.data if isinstance(memory, IntegerAttr) else None
 
 
+def allowed_memory(f: FuncOp, mesh: Mesh) -> int:
+    """Return the bytes on a device that passes after `choose-recompute` may use: its budget, or the
+    memory of the cluster's devices; 0 if neither is known."""
+    return recompute_budget(f) or mesh.cluster_or_default.memory or 0
+
+
 def recompute_bound(f: FuncOp) -> float | None:
     """Return the lower bound that it found on the seconds of all repetitions within these bytes."""
     bound = _chosen(f).get("bound")
