@@ -28,57 +28,27 @@
 """
 
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import FunctionType, IntegerAttr, ModuleOp, i64
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import Schedule, check_actions, schedule
-from shardir.analysis.aliasing import shared
-from shardir.analysis.functions import mesh_of, name_of, named, values
+from shardir.analysis.functions import mesh_of, name_of, values
 from shardir.cost.stages import memory_of_ranks
-from shardir.diagnostics import Failure, Located, ShardirError, coded
+from shardir.diagnostics import Failure, ShardirError, coded
 from shardir.dialects import train
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn.properties import dims_attr
-from shardir.dialects.nn.types import size_of
 from shardir.dialects.symbols import find_symbol
-from shardir.dialects.train import stage_attrs, stage_of
-from shardir.rewriting.backward_parts import ops_of_weights
 from shardir.rewriting.copying import copied
 from shardir.rewriting.meshes import with_outermost_axis
 from shardir.rewriting.options import Bytes, PassOptions
-from shardir.rewriting.stages import complete, copy_to_readers, first, largest, last
+from shardir.rewriting.staged_step import StagedStep
 from shardir.search.pipeline import breadth_first, search_schedule
 from shardir.syntax.files import write_text
-
-PARTS = ("begin", "forward", "backward", "update")
-"""The parts of a step: before the loop over microbatches, its two parts, and after it."""
-
-CHOICES = {"begin": largest, "forward": last, "backward": first, "update": largest}
-"""How an op that another pass has added gets its stage, in each part."""
-
-ACTIONS = {
-    "forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W",
-}  # fmt: skip
-"""The actions of schedules that run the parts in the loop. Of some stages the backward part is
-two."""
-
-ORDER = {part: at for at, parts in enumerate((
-    ("begin",), ("forward",), ("backward", "backward_input"), ("backward_weight",), ("update",),
-)) for part in parts}  # fmt: skip
-"""The order in which the parts are written."""
-
-BETWEEN = (
-    train.MicrobatchOp, train.AccumulateOp, train.CarriedOp, train.CarryOp, train.Mark, ReturnOp,
-)  # fmt: skip
-"""Ops that stay in the step."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +143,7 @@ def split(module: ModuleOp, f: FuncOp, order: Schedule) -> None:
             ranks would wait for each other.
     """
     halved = {stage for stage, _ in order.splits_backward}
-    step = _StagedStep(f, halved, mesh_of(f, module))
+    step = StagedStep(f, halved, mesh_of(f, module))
     step.split()
     del f.attributes[train.PIPELINE]
     train.set_schedule(f, order)
@@ -187,324 +157,3 @@ def split(module: ModuleOp, f: FuncOp, order: Schedule) -> None:
         assert mesh is not None
         with_outermost_axis(module, mesh, train.STAGE_AXIS, order.ranks)
     train.check_order(f)
-
-
-@dataclass
-class _StageOps:
-    """The ops of a stage in a part, which become a function; `level`: the times that a value of the
-    part has passed between stages before it."""
-
-    part: str
-    stage: int
-    level: int
-    ops: list[Operation] = field(default_factory=list)
-    inputs: list[SSAValue] = field(default_factory=list)
-    outputs: list[SSAValue] = field(default_factory=list)
-    """The values that the ops read of others, and those that others read."""
-    function: FuncOp | None = None
-
-
-StageTransfers = dict[SSAValue, tuple[int, list[int]]]
-"""Of values the stage that makes each, and the others that read it."""
-
-
-class _StagedStep:
-    """The split of a step, whose ops keep their order in the functions."""
-
-    def __init__(self, f: FuncOp, halved: Collection[int], mesh: Mesh | None):
-        self.f, self.block, self.halved, self.mesh = f, f.body.block, halved, mesh
-        self.functions: list[FuncOp] = []
-        self.parts: dict[Operation, str] = {}
-        self.levels: dict[Operation, int] = {}
-
-    def split(self) -> None:
-        """Replace the ops by calls.
-
-        Raises:
-            Failure: a value passes to an earlier stage in the forward part, or to a later one in
-                the backward part.
-        """
-        self._find_parts()
-        self._complete()
-        self._check_order()
-        self._halve()
-        groups = self._groups()
-        transfers = self._transfers(groups)
-        for group in groups:
-            self._find_ends(group)
-        for group in groups:
-            group.function = self._outline(group)
-        self._rebuild(groups, transfers)
-
-    def _find_parts(self) -> None:
-        at = 0
-        for op in self.block.ops:
-            starts = (train.MicrobatchesOp, train.BackwardOp, train.EndMicrobatchesOp)
-            at += isinstance(op, starts)
-            self.parts[op] = PARTS[at]
-
-    def _own(self, part: str) -> list[Operation]:
-        """Return the ops of a part that become part of a function."""
-        return [o for o, p in self.parts.items() if p == part and not isinstance(o, BETWEEN)]
-
-    def _complete(self) -> None:
-        """Give all ops a stage."""
-        added = {op for op in self.parts if stage_of(op) is None}
-        for part in PARTS:
-            complete(self._own(part), self._stage, CHOICES[part])
-        for part in PARTS:
-            self._move_to_readers([op for op in self._own(part) if op in added])
-        for part in reversed(PARTS):
-            before = set(self.block.ops)
-            copy_to_readers(self._own(part))
-            for op in set(self.block.ops) - before:
-                self.parts[op] = part
-        at = {op: i for i, op in enumerate(self.block.ops)}
-        self.parts = dict(sorted(self.parts.items(), key=lambda item: at[item[0]]))
-
-    def _move_to_readers(self, ops: Sequence[Operation]) -> None:
-        """Let ops that make more of their operands, such as an all-gather, run on the stage that
-        reads the result, where it is one: less is transferred."""
-        for op in reversed(ops):
-            readers = {
-                None if isinstance(use.operation, BETWEEN) else stage_of(use.operation)
-                for v in op.results for use in v.uses
-            }  # fmt: skip
-            grows = sum(map(size_of, op.results)) > sum(map(size_of, op.operands))
-            if grows and len(readers) == 1 and None not in readers:
-                op.attributes |= stage_attrs(readers.pop())
-
-    def _stage(self, v: SSAValue) -> int | None:
-        """Return the stage that makes a value; None of one that is wherever it is read."""
-        op = v.owner
-        if isinstance(op, train.AccumulateOp | train.CarryOp):
-            return self._stage(op.operands[0])
-        if not isinstance(op, Operation) or isinstance(op, BETWEEN):
-            return None
-        return stage_of(op)
-
-    def _halve(self) -> None:
-        """Give the ops of the backward part of stages with actions I and W one of them."""
-        storages = self._storages()
-        for stage in self.halved:
-            ops = [op for op in self._own("backward") if stage_of(op) == stage]
-            own = {*ops}
-            awaited = [
-                v for op in ops for v in op.results for use in v.uses
-                if use.operation not in own and not isinstance(use.operation, train.AccumulateOp)
-            ]  # fmt: skip
-            late = {*ops_of_weights(ops, awaited, storages)}
-            self.parts |= {op: f"backward_{'weight' if op in late else 'input'}" for op in ops}
-
-    def _storages(self) -> dict[SSAValue, SSAValue]:
-        """Return the storages of the values that ops in the loop make."""
-        found: dict[SSAValue, SSAValue] = {}
-        for op in (op for op, part in self.parts.items() if part in ACTIONS):
-            views = dict(shared(op, self.mesh))
-            for v in op.results:
-                if v not in views:
-                    found[v] = v
-                elif views[v] in found:
-                    found[v] = found[views[v]]
-        return found
-
-    def _groups(self) -> list[_StageOps]:
-        """Return the ops of each stage in each part, in an order in which they can run."""
-        found: dict[tuple[int, int, int], _StageOps] = {}
-        for op, part in self.parts.items():
-            if isinstance(op, BETWEEN):
-                continue
-            stage, level = stage_of(op), self._level(op)
-            assert stage is not None
-            order = -stage if part.startswith("backward") else stage
-            key = ORDER[part], level, order
-            found.setdefault(key, _StageOps(part, stage, level)).ops.append(op)
-        return [found[key] for key in sorted(found)]
-
-    def _level(self, op: Operation) -> int:
-        """Return how often a value has passed between stages, in the part of the op, before it; 0
-        in the loop."""
-        part = self.parts[op]
-        if part in ACTIONS:
-            return 0
-        levels = [0]
-        for v in op.operands:
-            maker = v.owner
-            if isinstance(maker, Operation) and maker in self.levels and self.parts[maker] == part:
-                levels.append(self.levels[maker] + (stage_of(maker) != stage_of(op)))
-        self.levels[op] = max(levels)
-        return self.levels[op]
-
-    def _check_order(self) -> None:
-        """Raise Failure where a value passes to an earlier stage in the forward part, or to a later
-        one in the backward part."""
-        errors: list[Located] = []
-        for op, part in self.parts.items():
-            stage = stage_of(op)
-            if part not in ("forward", "backward") or stage is None or isinstance(op, BETWEEN):
-                continue
-            for v in op.operands:
-                made = self._stage(v)
-                maker = v.owner
-                if made is None or not isinstance(maker, Operation) or self.parts[maker] != part:
-                    continue
-                if made > stage if part == "forward" else made < stage:
-                    way = "before" if part == "forward" else "after"
-                    found = f"expected {named(v)} to be of a stage {way} {stage}, got {made}"
-                    errors.append((op, coded("G14", found)))
-        if errors:
-            raise Failure(errors)
-
-    def _transfers(self, groups: Sequence[_StageOps]) -> StageTransfers:
-        """Return the transfers of the values that stages read of others."""
-        arguments: dict[SSAValue, set[int]] = {}
-        found: dict[SSAValue, set[int]] = {}
-        for group in groups:
-            for v in (v for op in group.ops for v in op.operands):
-                made = self._stage(v)
-                if made is not None and made != group.stage:
-                    found.setdefault(v, set()).add(group.stage)
-                elif isinstance(v, BlockArgument):
-                    arguments.setdefault(v, set()).add(group.stage)
-        for op in self.block.ops:
-            if isinstance(op, train.CarryOp) and (made := self._stage(op.x)) is not None:
-                for use in op.carried.uses:
-                    if (stage := stage_of(use.operation)) not in (None, made):
-                        found.setdefault(op.x, set()).add(stage or 0)
-        for v, i in self._returned():
-            if i is not None and (made := self._stage(v)) is not None:
-                others = arguments.get(self.block.args[i], set()) - {made}
-                if others:
-                    found.setdefault(v, set()).update(others)
-        return {v: (self._stage(v) or 0, sorted(targets)) for v, targets in found.items()}
-
-    def _returned(self) -> list[tuple[SSAValue, int | None]]:
-        """Return each result, with the argument that it replaces."""
-        last = self.block.last_op
-        assert isinstance(last, ReturnOp)
-        return list(zip(last.operands, train.updated_arguments(self.f), strict=True))
-
-    @staticmethod
-    def _find_ends(group: _StageOps) -> None:
-        own = set(group.ops)
-        made = dict.fromkeys(v for op in group.ops for v in op.results)
-        read = (v for op in group.ops for v in op.operands)
-        group.inputs = list(dict.fromkeys(v for v in read if v not in made))
-        group.outputs = [v for v in made if any(use.operation not in own for use in v.uses)]
-
-    def _outline(self, group: _StageOps) -> FuncOp:
-        """Move the ops of a group to a function of their own."""
-        block = Block(arg_types=[v.type for v in group.inputs])
-        within: dict[SSAValue, SSAValue] = dict(zip(group.inputs, block.args, strict=True))
-        for v, arg in within.items():
-            arg.name_hint = v.name_hint
-        first = next((op for op in group.ops if isinstance(op, train.Update)), None)
-        for op in group.ops:
-            op.detach()
-            op.operands = [within.get(v, v) for v in op.operands]
-            if op is first:
-                block.add_op(train.UpdateOp.create(location=op.location))
-            block.add_op(op)
-        block.add_op(ReturnOp(*group.outputs))
-        types = [v.type for v in group.inputs], [v.type for v in group.outputs]
-        f = FuncOp(
-            self._function_name(group), FunctionType.from_lists(*types), Region(block),
-            visibility="private",
-        )  # fmt: skip
-        f.location = group.ops[0].location
-        f.attributes |= stage_attrs(group.stage) | train.action_attrs(ACTIONS.get(group.part))
-        self._lend(f, group)
-        self.functions.append(f)
-        return f
-
-    def _function_name(self, group: _StageOps) -> str:
-        base = f"{name_of(self.f)}_{group.part}_{group.stage}"
-        taken = {name_of(f) for f in self.functions}
-        names = (f"{base}_{n}" if n else base for n in count())
-        return next(name for name in names if name not in taken)
-
-    def _lend(self, f: FuncOp, group: _StageOps) -> None:
-        """Mark the arguments that a function replaces, so that it may write to their memory."""
-        attributes, roles = train.arg_attrs(self.f), train.arguments(self.f)
-        given: list[dict[str, Attribute]] = [{} for _ in group.inputs]
-        made: list[dict[str, Attribute]] = [{} for _ in group.outputs]
-        for v, i in self._returned():
-            if i is None or v not in group.outputs or self.block.args[i] not in group.inputs:
-                continue
-            role, key = roles[i].role.attribute, roles[i].key
-            assert key is not None
-            given[group.inputs.index(self.block.args[i])] = {role: attributes[i][role]}
-            made[group.outputs.index(v)] = train.updates_attrs(key)
-        if any(given):
-            train.set_arg_attrs(f, given)
-            train.set_result_attrs(f, made)
-
-    def _rebuild(self, groups: Sequence[_StageOps], transfers: StageTransfers) -> None:
-        """Write the calls and the transfers, between the ops that stay."""
-        stays = list(self.block.ops)
-        for op in stays:
-            op.detach()
-        body = _StepBody(self.block, transfers)
-        before: dict[type[Operation], int] = {
-            mark: ORDER[part] for mark, part in (
-                (train.MicrobatchesOp, "begin"), (train.BackwardOp, "forward"),
-                (train.EndMicrobatchesOp, "backward_weight"), (ReturnOp, "update"),
-            )
-        }  # fmt: skip
-        left = list(groups)
-        late = [op for op in stays if isinstance(op, train.AccumulateOp | train.CarryOp)]
-        for op in stays:
-            if op in late or isinstance(op, train.UpdateOp):
-                continue
-            while type(op) in before and left and ORDER[left[0].part] <= before[type(op)]:
-                body.call(left.pop(0))
-            if isinstance(op, train.EndMicrobatchesOp):
-                for other in late:
-                    body.add(other)
-            body.add(op)
-            if isinstance(op, train.EndMicrobatchesOp):
-                for other in late:
-                    body.transfer(other.results[0])
-
-
-class _StepBody:
-    """The body of a step in stages under construction."""
-
-    def __init__(self, block: Block, transfers: StageTransfers):
-        self.block, self.transfers = block, transfers
-        self.values: dict[SSAValue, SSAValue] = {}
-        """The values of the step that functions make: results of calls, or of transfers."""
-
-    def call(self, group: _StageOps) -> None:
-        """Call the function of a group, and transfer what it makes."""
-        assert group.function is not None
-        operands = [self.values.get(v, v) for v in group.inputs]
-        op = CallOp(name_of(group.function), operands, [v.type for v in group.outputs])
-        op.location = group.function.location
-        self.block.add_op(op)
-        for v, result in zip(group.outputs, op.results, strict=True):
-            result.name_hint = v.name_hint
-            self.values[v] = result
-        for v in group.outputs:
-            self.transfer(v)
-
-    def add(self, op: Operation) -> None:
-        """Add an op that stays."""
-        op.operands = [self.values.get(v, v) for v in op.operands]
-        self.block.add_op(op)
-
-    def transfer(self, v: SSAValue) -> None:
-        """Transfer a value to the stages that read it, if others do."""
-        if v not in self.transfers:
-            return
-        source, targets = self.transfers[v]
-        made = self.values.get(v, v)
-        op = train.TransferOp.create(
-            operands=[made], result_types=[v.type],
-            properties={"source": IntegerAttr(source, i64), "targets": dims_attr(*targets)},
-        )  # fmt: skip
-        if isinstance(made.owner, Operation):
-            op.location = made.owner.location
-        op.out.name_hint = v.name_hint
-        self.block.add_op(op)
-        self.values[v] = op.out

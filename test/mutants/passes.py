@@ -217,7 +217,7 @@ MUTANTS = [
     Mutant(
         "stages read what others have not sent",
         "split-stages transfers a value to the first stage that reads it alone.",
-        "passes/split_stages.py",
+        "shardir/rewriting/staged_step.py",
         "        source, targets = self.transfers[v]\n",
         "        source, targets = self.transfers[v]\n        targets = targets[:1]\n",
         "test/filecheck -k split-stages",
