@@ -312,7 +312,7 @@ class Groups:
         self.made: list[list[int]] = []
         self.first: list[tuple[str, int, int]] = []
 
-    def new_group(self, ranks: list[int]) -> int:
+    def new_group(self, ranks: list[int], **_: Any) -> int:
         self.made.append(ranks)
         return len(self.made) - 1
 

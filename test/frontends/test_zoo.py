@@ -49,7 +49,7 @@ def test_loss_and_gradients_are_those_of_torch(name: str, plan: str, f64: bool) 
 @pytest.mark.parametrize("name", extent(list(NOT_IMPORTED)[:1], list(NOT_IMPORTED)))
 def test_what_is_not_imported_is_named(name: str) -> None:
     with pytest.raises(
-        ShardirError, match=f"got complex ones of {NOT_IMPORTED[name]} at .*; write"
+        ShardirError, match=f"got complex ones of {NOT_IMPORTED[name]} in .* at .*; write"
     ):
         imports(ZOO[name], ZOO[name].make())
 

@@ -138,8 +138,8 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(tmp_path: Path) -> No
     """Between two synchronisations each replica goes on from its own values, on any mesh."""
     sync = "sync <momentum, replicas = 2, every = 4, lr = 0.9, momentum = 0.5>"
     uninterrupted = _values(_of_rows(tmp_path, sync), tmp_path, steps=9)
-    checkpoints = tmp_path / "checkpoints"
     for mesh, tolerance in (("d = 1", 0.0), ("d = 2", 1e-5)):
+        checkpoints = tmp_path / mesh
         program = _of_rows(tmp_path, sync)
         program.run(steps=6, checkpoints=checkpoints, save_every=6)
         losses, w = _values(_of_rows(tmp_path, sync, mesh), tmp_path, steps=9, resume=checkpoints)
