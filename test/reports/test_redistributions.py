@@ -31,7 +31,7 @@ def test_rows_then_columns() -> None:
         "  device matrix [4], tensor map [0, -1] -> device matrix [4], tensor map [-1, -1]",
         "  [@m, [{d}, {}]] -> [@m, [{}, {}]]",
         "    all_gather dim 0 over {d} -> [@m, [{}, {}]]",
-        "    receives 192 B (at least 192 B), peak 576 B, 0.00045 s",
+        "    receives 192 B (at least 192 B), peak 320 B, 0.00045 s",
     ]
     assert paragraphs[1] == "@net: 1 redistribution, receives 192 B (at least 192 B)"
     gathered, scattered, reduced, total = paragraphs[2:]
