@@ -1,5 +1,5 @@
-"""What the ops of a model cost in a pipeline, op by op: the seconds of the forward and the backward
-part under the layouts of the mesh, and the bytes that a rank holds.
+"""The costs of the ops of a model in a pipeline: the seconds of the forward and the backward part
+under the layouts of the mesh, and the bytes that a rank holds.
 
 A copy of the step is lowered as a step of one stage. There each op of the model has a mark, its
 number; the ops of its backward part, and those that move its operands, get the same one, as they

@@ -3,11 +3,11 @@ of the splits that keep to the memory; and of these the one that transfers the f
 
 A rank holds what its stages hold throughout, what each of them holds of a microbatch, as many times
 as the schedule has microbatches in flight there, and for one stage at a time what an op needs while
-it runs, and what has arrived from the adjacent stages for the next microbatch. With one stage
-on each rank the least slowest stage is found by dynamic programming over the cuts. With several the
-memory of a rank is a sum over stages that are far apart. So the stages of all chunks are cut at the
-same time, rank by rank: a state is a cut in each chunk. The limit of the slowest stage is found by
-bisection. Both are exact for the cuts that are considered.
+it runs, and what has arrived from the adjacent stages for the next microbatch. With one stage on
+each rank the minimum of the slowest stage is found by dynamic programming over the cuts. With
+several the memory of a rank is a sum over stages that are far apart. So the stages of all chunks
+are cut at the same time, rank by rank: a state is a cut in each chunk. The limit of the slowest
+stage is found by bisection. Both are exact for the cuts that are considered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,7 +89,7 @@ def crossing(ops: Sequence[Operation]) -> Array:
 
 @dataclass(frozen=True)
 class Segments:
-    """What the ops between two cuts cost, for each pair of cuts: tables with a row for the first
+    """The costs of the ops between two cuts, for each pair of cuts: tables with a row for the first
     one, a column for the second one; inf where that is not after the first.
 
     Attributes:
@@ -202,9 +202,9 @@ def _split_alone(
     """Return the best split where the memory of each stage is limited by itself."""
     needs = _needs(segments, placement, counts)
     allowed = [np.where(need <= limit, segments.seconds, np.inf) for need in needs]
-    slowest = _least_maximum(allowed)
+    slowest = _min_max(allowed)
     if not np.isfinite(slowest):
-        return StageSplit(None, _least_maximum(needs))
+        return StageSplit(None, _min_max(needs))
     cuts = _fewest_bytes([t <= slowest * (1 + SLACK) for t in allowed], segments.crossing)
     return StageSplit(cuts, max(n[c] for n, c in zip(needs, pairwise(cuts), strict=True)))
 
@@ -222,8 +222,8 @@ def _needs(
     return found
 
 
-def _least_maximum(tables: Sequence[Array]) -> float:
-    """Return the least maximum over splits of a table's entry for each stage."""
+def _min_max(tables: Sequence[Array]) -> float:
+    """Return the smallest maximum over splits of a table's entry for each stage."""
     best = tables[0][0]
     for table in tables[1:]:
         best = np.maximum(best[:, None], table).min(0)
@@ -245,7 +245,7 @@ def _fewest_bytes(fits: Sequence[Array], crossing: Array) -> list[int]:
 
 
 class _TooManyStatesError(Exception):
-    """The cuts are too many for a limit of the slowest stage that is far above the least one."""
+    """The cuts are too many for a limit of the slowest stage that is far above the minimum."""
 
 
 Frontier = tuple[int, ...]
@@ -283,8 +283,8 @@ class _Chunks:
             _TooManyStatesError: there are too many cuts.
         """
         seconds = self.segments.seconds
-        least = _least_maximum([seconds] * len(self.placement))
-        times = np.unique(seconds[np.isfinite(seconds) & (seconds >= least)])
+        minimum = _min_max([seconds] * len(self.placement))
+        times = np.unique(seconds[np.isfinite(seconds) & (seconds >= minimum)])
         low, high = 0, 0
         while high < len(times) - 1 and self._within(times[high]) is None:
             low, high = high + 1, min(2 * high + 1, len(times) - 1)
@@ -301,8 +301,8 @@ class _Chunks:
         """Return the bytes of the rank that needs most, in the split whose stages by themselves
         need the fewest."""
         needs = _needs(self.segments, self.placement, self.counts)
-        least = _least_maximum(needs)
-        return self._need(_fewest_bytes([n <= least for n in needs], self.segments.crossing))
+        minimum = _min_max(needs)
+        return self._need(_fewest_bytes([n <= minimum for n in needs], self.segments.crossing))
 
     def _need(self, cuts: Sequence[int]) -> float:
         return max(

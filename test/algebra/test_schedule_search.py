@@ -107,14 +107,14 @@ def test_filling_keeps_the_order_of_forward_parts_and_stays_within_memory() -> N
 def test_halves_are_one_action_where_nothing_waits_for_it() -> None:
     merges = kept = 0
     for name, ranks, chunks in (("1f1b", 3, 1), ("interleaved", 2, 2), ("zb-h1", 3, 1)):
-        whole = schedule(name, ranks, 6, chunks)
+        joined = schedule(name, ranks, 6, chunks)
         costs = PipelineCosts.equal(ranks, chunks, REAL, 0.1)
         halves = tuple(
             tuple(part for a in order for part in (
                 [a._replace(kind="I"), a._replace(kind="W")] if a.kind == "B" else [a]
-            )) for order in whole.orders
+            )) for order in joined.orders
         )  # fmt: skip
-        split = replace(whole, orders=halves)
+        split = replace(joined, orders=halves)
         found = merged(split, costs)
         check(found)
         assert simulate(found, costs).makespan <= simulate(split, costs).makespan + 1e-9

@@ -66,7 +66,7 @@ class Ranks:
 
 
 class Distributed:
-    """What the runtime calls of torch.distributed."""
+    """The functions of torch.distributed that the runtime calls."""
 
     @staticmethod
     def isend(x: torch.Tensor, peer: int, group: tuple[Ranks, int, int]) -> "Transfer":
@@ -290,7 +290,7 @@ def test_what_is_accepted_ends_and_what_is_refused_does_not(body: str) -> None:
     assert min(counts.values()) > extent(60, 3000) / 20, counts
 
 
-def test_sends_are_under_way_as_far_as_a_schedule_needs_it() -> None:
+def test_sends_are_in_flight_as_far_as_a_schedule_needs_it() -> None:
     """Rank 0 computes stage 0 for all microbatches, and takes what rank 1 sends for stage 2 only
     then: rank 1 would wait for it, and rank 0 for rank 1."""
     program = Program(CHAIN, "looped-bfs, ranks = 2, chunks = 2", microbatches=8)
@@ -306,7 +306,7 @@ def test_sends_are_under_way_as_far_as_a_schedule_needs_it() -> None:
 
 
 class Groups:
-    """What a rank makes and sends first, in place of torch.distributed."""
+    """The groups that a rank makes, and what it sends first, in place of torch.distributed."""
 
     def __init__(self) -> None:
         self.made: list[list[int]] = []

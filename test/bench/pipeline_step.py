@@ -6,7 +6,7 @@ ratios hold while the machine's speed drifts. Two models:
 gpt       8 layers, 8 microbatches of one sample, AdamW. Ranks share the cores of the machine, so
           the work counts more than the waits. Every loss agrees with that of one process.
 sleeping  stages that sleep: F, I and W NAP seconds for all stages of a rank together, with messages
-          of the size of the GPT's. Cores do not count; the least possible time of a step is
+          of the size of the GPT's. Cores do not count; the minimum possible time of a step is
           3 * 8 * NAP, without any wait. `bound` is the lower bound with this many stages.
 
 `ratio` is that of our median to torch's with the same schedule; of `searched`, which torch does not

@@ -145,8 +145,8 @@ def _sleep(step: Any, nap: float) -> None:
     kinds = {(p.kind, p.stage) for p in step.parts}
 
     def sleeping(part: Any) -> Any:
-        whole = part.kind == "B" or (part.kind == "W" and ("I", part.stage) not in kinds)
-        naps = 2 if whole else int(part.kind in "FIW")
+        both = part.kind == "B" or (part.kind == "W" and ("I", part.stage) not in kinds)
+        naps = 2 if both else int(part.kind in "FIW")
 
         def function(*args: Any) -> Any:
             time.sleep(naps * nap)

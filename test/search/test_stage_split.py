@@ -93,9 +93,9 @@ def test_no_split_is_better(name: str, ranks: int, chunks: int, limited: bool) -
         assert cuts in every
         assert found.need == needs[cuts] or not limited
         assert needs[cuts] <= limit
-        least = min(map(slowest, fitting))
-        assert slowest(cuts) <= least * (1 + SLACK) + 1e-9
-        close = [c for c in fitting if slowest(c) <= least * (1 + SLACK) - 1e-9]
+        minimum = min(map(slowest, fitting))
+        assert slowest(cuts) <= minimum * (1 + SLACK) + 1e-9
+        close = [c for c in fitting if slowest(c) <= minimum * (1 + SLACK) - 1e-9]
         fewest = min((sum(crossing[i] for i in c[1:-1]) for c in close), default=np.inf)
         assert sum(crossing[i] for i in cuts[1:-1]) <= fewest
     assert kept

@@ -9,7 +9,7 @@ The rules, which `runtime_stages.py` follows:
    all earlier messages of the same rank. The run waits for what it reads. Outside the loop a
    receive is posted where the sender sends, in the order of the text, and waited for.
 4. A send is waited for when a message has arrived from its receiver which proves that it was
-   received: a gradient comes back. And of a value at most a number of sends are under way to one
+   received: a gradient comes back. And of a value at most a number of sends are in flight to one
    rank, `in_flight`: the first of them is waited for before the next. So what is not answered is
    not held for all microbatches. The number is the lowest that is proven: `stage_proof.py`.
 5. A directed pair of ranks is a channel, which moves a message at a time, without buffers: the k-th
@@ -44,7 +44,7 @@ class StageMessage(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What a rank does: a run, or the start of a send or of a receive, or the wait for one."""
+    """A step of a rank: a run, or the start of a send or of a receive, or the wait for one."""
 
     kind: Literal["run", "send", "receive", "wait"]
     of: StageRun | StageMessage
@@ -75,7 +75,7 @@ class StageOrder:
 
     @cached_property
     def events(self) -> list[list[Event]]:
-        """What each rank does; each message that is awaited has a sender."""
+        """The events of each rank, in order; each message that is awaited has a sender."""
         return [list(self._events(rank)) for rank in self.ranks]
 
     def reads(self, run: StageRun) -> list[Read]:

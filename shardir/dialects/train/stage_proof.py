@@ -39,7 +39,7 @@ def check_order(f: FuncOp) -> None:
 
 
 def proven_order(f: FuncOp) -> StageOrder:
-    """Return the order of a step in stages, with the fewest sends under way with which it ends: as
+    """Return the order of a step in stages, with the fewest sends in flight with which it ends: as
     many as there are ranks, twice as many, and so on, up to one for each microbatch.
 
     Raises:

@@ -52,8 +52,8 @@ class Made(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a run reads: the value, the runs that make it or its addends, and the transfers on the
-    way from them."""
+    """A value that a run reads, the runs that make it or its addends, and the transfers on the way
+    from them."""
 
     made: Made
     runs: tuple[StageRun, ...]

@@ -75,7 +75,7 @@ class StageTables:
             gradients of inputs, and "W", those of weights; "begin" (before the loop over
             microbatches) and "update" (after it) run once.
         sums: over all microbatches, by name, of what parts make.
-        in_flight: the most sends of a value to a rank that are under way at once.
+        in_flight: the most sends of a value to a rank that are in flight at once.
         results: the names of what the step returns; a value that no function makes is an argument.
         shapes: of the results that are not states, the type: that of other ranks are zeros.
     """
@@ -144,7 +144,7 @@ class StageTables:
 
 
 class LoopOrder:
-    """What a rank runs in the loop, sends and receives, which is the same in each step."""
+    """The runs, sends and receives of a rank in the loop, which are the same in each step."""
 
     def __init__(self, tables: StageTables, rank: int):
         others = [r for r in range(len(tables.orders)) if r != rank]

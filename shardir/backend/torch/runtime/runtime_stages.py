@@ -214,7 +214,7 @@ class _StepRun:
         return x
 
     def _send(self, name: str, k: int, x: Tensor, target: int) -> None:
-        """Send a value of the loop, when no more than `in_flight` sends of it are under way."""
+        """Send a value of the loop, when no more than `in_flight` sends of it are in flight."""
         sends = self.sends[target]
         if sum(send.name == name for send in sends) >= self.step.in_flight:
             oldest = next(i for i, send in enumerate(sends) if send.name == name)
