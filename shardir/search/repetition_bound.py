@@ -76,7 +76,7 @@ def bound_within(simulator: Simulator, limit: int) -> tuple[float, list[frozense
     return bound, list(dict.fromkeys(sets))
 
 
-class _LiveBytes(NamedTuple):
+class _ConditionalBytes(NamedTuple):
     """Bytes from an op to an op, if a variable has a value; and another one too, if there is one
     (a pair of variables)."""
 
@@ -122,7 +122,7 @@ class _RelaxedProblem:
         )  # fmt: skip
         self.fixed = self._fixed()
         at = {pair: k for k, pair in enumerate(self.pairs)}
-        alone, both = list[_LiveBytes](), list[_LiveBytes]()
+        alone, both = list[_ConditionalBytes](), list[_ConditionalBytes]()
         for n in self.groups:
             for a in groups[n].activations:
                 alone += self._alone(self.of[n], a)
@@ -196,19 +196,21 @@ class _RelaxedProblem:
         """The last op at which an activation is live, if only ops read it that are not repeated."""
         return self.simulator.activations.start if a.last is None else a.last
 
-    def _alone(self, i: int, a: SavedActivation) -> Iterator[_LiveBytes]:
+    def _alone(self, i: int, a: SavedActivation) -> Iterator[_ConditionalBytes]:
         """Yield the bytes of an activation of variable i for its own reads."""
         until = self._until(a)
         values = [(KEPT, a.read + 1)]
         if a.first is not None:
             values += [(x, min(last, a.first)) for x, (_, last) in enumerate(self.parts, REPEATED)]
         yield from (
-            _LiveBytes(i, x, 0, a.bytes, begin, until) for x, begin in values if begin <= until
+            _ConditionalBytes(i, x, 0, a.bytes, begin, until)
+            for x, begin in values
+            if begin <= until
         )
 
     def _until_reader(
         self, i: int, a: SavedActivation, at: dict[tuple[int, int], int]
-    ) -> Iterator[_LiveBytes]:
+    ) -> Iterator[_ConditionalBytes]:
         """Yield its bytes after these reads, until a group that reads it is repeated: one of them,
         since bytes for several would be counted twice."""
         groups = self.simulator.groups
@@ -223,4 +225,4 @@ class _RelaxedProblem:
                 if value >= REPEATED:
                     begin = max(0 if a.last is None else begin, self.parts[value - REPEATED][1])
                 if begin < first:
-                    yield _LiveBytes(k, value, part, a.bytes, begin, first - 1)
+                    yield _ConditionalBytes(k, value, part, a.bytes, begin, first - 1)

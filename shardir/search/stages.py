@@ -37,17 +37,17 @@ MAX_STATES = 200_000
 """The number of stages of a rank that are tried for a limit of the slowest one; with more, half as
 many cuts are considered."""
 
-Counts = tuple[int, ...]
+StageCounts = tuple[int, ...]
 """The microbatches in flight on each stage of a rank."""
 
 
-def in_flight(schedule: Schedule) -> list[list[Counts]]:
+def in_flight(schedule: Schedule) -> list[list[StageCounts]]:
     """Return for each rank the microbatches that its stages hold at the same time, from F to the
     end of B or W: of all moments those at which no other one has as many on each stage."""
-    found: list[list[Counts]] = []
+    found: list[list[StageCounts]] = []
     for rank, order in enumerate(schedule.orders):
         own = [s for s, r in enumerate(schedule.placement) if r == rank]
-        now, moments = dict.fromkeys(own, 0), set[Counts]()
+        now, moments = dict.fromkeys(own, 0), set[StageCounts]()
         for a in order:
             now[a.stage] += {"F": 1, "I": 0}.get(a.kind, -1)
             moments.add(tuple(now.values()))
@@ -133,7 +133,7 @@ class Segments:
             self.crossing[list(cuts)],
         )  # fmt: skip
 
-    def need(self, counts: Sequence[Counts], stages: Sequence[tuple[int, int]]) -> float:
+    def need(self, counts: Sequence[StageCounts], stages: Sequence[tuple[int, int]]) -> float:
         """Return the bytes of a rank whose stages are between these cuts."""
         saved = [self.saved[each] for each in stages]
         most = max(sum(k * n for k, n in zip(c, saved, strict=True)) for c in counts)
@@ -168,7 +168,7 @@ class StageSplit:
 def split(
     segments: Segments,
     placement: Sequence[int],
-    counts: Sequence[Sequence[Counts]],
+    counts: Sequence[Sequence[StageCounts]],
     limit: float = np.inf,
 ) -> StageSplit:
     """Return the best split.
@@ -196,7 +196,7 @@ def split(
 def _split_alone(
     segments: Segments,
     placement: Sequence[int],
-    counts: Sequence[Sequence[Counts]],
+    counts: Sequence[Sequence[StageCounts]],
     limit: float,
 ) -> StageSplit:
     """Return the best split where the memory of each stage is limited by itself."""
@@ -210,7 +210,7 @@ def _split_alone(
 
 
 def _needs(
-    segments: Segments, placement: Sequence[int], counts: Sequence[Sequence[Counts]]
+    segments: Segments, placement: Sequence[int], counts: Sequence[Sequence[StageCounts]]
 ) -> list[Array]:
     """Return the bytes that each stage needs, without other stages of its rank."""
     found = []
@@ -260,7 +260,7 @@ class _Chunks:
         self,
         segments: Segments,
         placement: Sequence[int],
-        counts: Sequence[Sequence[Counts]],
+        counts: Sequence[Sequence[StageCounts]],
         limit: float,
     ):
         self.segments, self.placement, self.counts, self.limit = segments, placement, counts, limit

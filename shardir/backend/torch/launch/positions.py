@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from shardir.backend.torch.launch.program_lines import ProgramLines
+from shardir.backend.torch.launch.program_lines import LineTexts
 from shardir.backend.torch.runtime.runtime_plan import STAGE, ProgramPlan
 from shardir.backend.torch.runtime.runtime_position import (
     BEGUN,
@@ -140,7 +140,7 @@ class Standing:
         position = self.positions.get(rank)
         if position is None or not position.begun:
             return []
-        return [f"  rank {rank}: {_text(position, ProgramLines(self.program))}"]
+        return [f"  rank {rank}: {_text(position, LineTexts(self.program))}"]
 
     def report(self, stopped: Collection[int] = ()) -> list[str]:
         """Return where all ranks stand, the one that lags first; nothing where none was in a
@@ -151,7 +151,7 @@ class Standing:
         """
         if not any(p.begun for p in self.positions.values()):
             return []
-        lines = ProgramLines(self.program)
+        lines = LineTexts(self.program)
         some = [s for s in self.of_stages if not s.keys().isdisjoint(stopped)] or self.of_stages
         first = list(filter(None, (_difference(stage, lines, stopped) for stage in some)))
         first = first or list(_awaited(self.positions, lines))
@@ -172,7 +172,7 @@ def _parting(positions: Mapping[int, Position]) -> int | None:
 
 
 def _difference(
-    positions: Mapping[int, Position], lines: ProgramLines, stopped: Collection[int]
+    positions: Mapping[int, Position], lines: LineTexts, stopped: Collection[int]
 ) -> str:
     """Return which ranks, of those that run the same, are not where the others are."""
     if (number := _parting(positions)) is not None:
@@ -208,7 +208,7 @@ def _difference(
     return f"{here}, the others are {'' if same else 'up to '}{far} further"
 
 
-def _awaited(positions: Mapping[int, Position], lines: ProgramLines) -> Iterable[str]:
+def _awaited(positions: Mapping[int, Position], lines: LineTexts) -> Iterable[str]:
     """Yield which ranks others wait for that wait for no other stage themselves."""
     by: dict[int, list[int]] = {}
     for rank, p in positions.items():
@@ -222,7 +222,7 @@ def _awaited(positions: Mapping[int, Position], lines: ProgramLines) -> Iterable
             )
 
 
-def _text(p: Position, lines: ProgramLines) -> str:
+def _text(p: Position, lines: LineTexts) -> str:
     """The position of a rank, without its number."""
     parts = [f"step {p.step}"] if p.step else []
     parts += [p.doing] if p.doing else []
@@ -232,7 +232,7 @@ def _text(p: Position, lines: ProgramLines) -> str:
     return ", ".join([*parts, f"{what} {_at(p.lines[p.begun], lines, program=True)}"])
 
 
-def _at(line: int, lines: ProgramLines, program: bool = False) -> str:
+def _at(line: int, lines: LineTexts, program: bool = False) -> str:
     """The text of a program line, and the lines of the source it comes from."""
     what, sources = lines.describe(line)
     places = [*sources, *([f"{lines.name}:{line}"] if line and (program or not sources) else [])]

@@ -18,15 +18,15 @@ HEADING = re.compile(r"(\S+:\d+)(, \w+)?")
 BETWEEN_STEPS = "the exchange between two steps"
 
 
-class Described(NamedTuple):
+class LineText(NamedTuple):
     """The text of a line: what is done, and the lines of the source it comes from."""
 
     what: str
     sources: tuple[str, ...] = ()
 
 
-class ProgramLines:
-    """The lines of a program file. One that cannot be read or parsed has lines without texts."""
+class LineTexts:
+    """The texts of the lines of a program file: none of one that cannot be read or parsed."""
 
     def __init__(self, path: Path):
         self.name = path.name
@@ -38,19 +38,19 @@ class ProgramLines:
         self._lines = text.splitlines()
         self._functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
 
-    def describe(self, line: int) -> Described:
+    def describe(self, line: int) -> LineText:
         """Return what a line does."""
         function = next((f for f in self._functions if _has(f, line)), None)
         if function is None:
-            return Described(BETWEEN_STEPS if self._functions else "a collective")
+            return LineText(BETWEEN_STEPS if self._functions else "a collective")
         if line == function.lineno:
-            return Described(function.name, self._first_source(function))
+            return LineText(function.name, self._first_source(function))
         statement = function
         for node in ast.walk(function):
             if isinstance(node, ast.stmt) and _has(node, line):
                 statement = node  # the innermost one comes last
         what = next(filter(None, (self._call(n, function) for n in ast.walk(statement))), None)
-        return Described(what or "a collective", self._sources(statement.lineno, function.lineno))
+        return LineText(what or "a collective", self._sources(statement.lineno, function.lineno))
 
     def _call(self, node: ast.AST, function: ast.FunctionDef) -> str | None:
         """Return the text of a call of a collective, or of the wait for one."""

@@ -14,13 +14,13 @@ from torch import Tensor
 CHUNK_BYTES = 1 << 26
 """The maximum size of a chunk, unless it is one element along the first dimension."""
 
-Bounds = list[tuple[int, int]]
+DimRanges = list[tuple[int, int]]
 """The range [start, stop) of each dimension."""
 
 
 def from_rank_0(
-    mesh: rt.Mesh, shape: Sequence[int], dtype: torch.dtype, bounds: Bounds,
-    values: Callable[[Bounds], Tensor],
+    mesh: rt.Mesh, shape: Sequence[int], dtype: torch.dtype, bounds: DimRanges,
+    values: Callable[[DimRanges], Tensor],
 ) -> Tensor:  # fmt: skip
     """Return this rank's shard of a value, on its device. All ranks call it.
 
@@ -45,7 +45,7 @@ def from_rank_0(
     return shard
 
 
-def _chunks(shape: Sequence[int], itemsize: int) -> list[Bounds]:
+def _chunks(shape: Sequence[int], itemsize: int) -> list[DimRanges]:
     """Return the bounds of chunks, which are ranges of the first dimension."""
     if not shape:
         return [[]]
