@@ -77,7 +77,8 @@ def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(1)
-    return tuple(torch.randint(0, VOCAB, (BATCH, SEQ), generator=g) for _ in range(2))  # type: ignore[return-value]
+    tokens, targets = (torch.randint(0, VOCAB, (BATCH, SEQ), generator=g) for _ in range(2))
+    return tokens, targets
 
 
 def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
