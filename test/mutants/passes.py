@@ -215,14 +215,6 @@ MUTANTS = [
         "test/passes/test_plan_memory.py",
     ),
     Mutant(
-        "stages read what others have not sent",
-        "split-stages transfers a value to the first stage that reads it alone.",
-        "shardir/rewriting/staged_step.py",
-        "        source, targets = self.transfers[v]\n",
-        "        source, targets = self.transfers[v]\n        targets = targets[:1]\n",
-        "test/filecheck -k split-stages",
-    ),
-    Mutant(
         "a saved plan is searched for again",
         "search-strategies decides again on a function whose values all have saved layouts.",
         "passes/search_strategies.py",

@@ -7,8 +7,8 @@ MUTANTS = [
         "data does not insert the batch",
         "The mode data does not lower to the local view.",
         "shardir/pipelines.py",
-        '"data": f"{_GIVEN},data-parallel,propagate-strategies,lower-layouts,local-steps"',
-        '"data": f"{_GIVEN},data-parallel,propagate-strategies,{_LAID_OUT}"',
+        '"data": f"inline-calls,data-parallel,{_PROPAGATED}"',
+        '"data": f"inline-calls,data-parallel,assign-stages,propagate-strategies,{_LAID_OUT}"',
         "test/pipelines/test_modes.py::test_a_mode_is_its_pipeline",
     ),
     Mutant(

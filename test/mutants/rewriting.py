@@ -181,6 +181,14 @@ MUTANTS = [
         "test/rewriting/test_hosts.py::test_states_stay_where_they_are",
     ),
     Mutant(
+        "stages read what others have not sent",
+        "split-stages transfers a value to the first stage that reads it alone.",
+        "shardir/rewriting/staged_step.py",
+        "        source, targets = self.transfers[v]\n",
+        "        source, targets = self.transfers[v]\n        targets = targets[:1]\n",
+        "test/filecheck -k split-stages",
+    ),
+    Mutant(
         "stages of a plan are dropped",
         "A plan does not mark the stages of ops.",
         "shardir/rewriting/planned_function.py",
