@@ -20,6 +20,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.analysis.repeats import Blocks, common_name, equal_blocks
 from shardir.dialects import nn, train
 from shardir.rewriting.bases import Function, FunctionPass
+from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.rewriter import Rewriter, erase
 
 
@@ -30,7 +31,9 @@ class OutlineBlocks(FunctionPass):
     name = "outline-blocks"
 
     def rewrite(self, f: Function) -> None:
-        for blocks in equal_blocks(list(f.block.ops)):
+        # A loop keeps the results of all its runs: those that are repeated in some are apart.
+        chosen = RECOMPUTE in f.op.attributes
+        for blocks in equal_blocks(list(f.block.ops), kept_alike=chosen):
             _Outline(blocks).write()
 
 

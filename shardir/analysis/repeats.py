@@ -63,7 +63,10 @@ def common_name(names: Sequence[str | None]) -> str | None:
 
 
 def equal_blocks(
-    ops: Sequence[Operation], minimum: int = MIN_BLOCKS, saved: int = MIN_SAVED
+    ops: Sequence[Operation],
+    minimum: int = MIN_BLOCKS,
+    saved: int = MIN_SAVED,
+    kept_alike: bool = False,
 ) -> list[Blocks]:
     """Return the equal blocks among ops of a function, in order; none within others. Values of
     other ops are from before all blocks.
@@ -71,17 +74,17 @@ def equal_blocks(
     Args:
         minimum: the fewest equal blocks, 2 or more.
         saved: the fewest ops that a loop over them has to save.
+        kept_alike: whether the same results of all blocks are read in the backward part.
     """
     found: list[Blocks] = []
-    codes = _codes(ops)
+    codes = _codes(ops, kept_alike)
     at = {op: i for i, op in enumerate(ops)}
     _search(ops, codes, at, LoopMinimum(minimum, saved), found)
     return sorted(found, key=lambda b: at[b.blocks[0][0]])
 
 
-def _codes(ops: Sequence[Operation]) -> Array:
-    """A number for each op; equal ones for ops that differ in names and values only, and of which
-    the same results are kept for the backward part, since a loop keeps those of all its runs."""
+def _codes(ops: Sequence[Operation], kept_alike: bool) -> Array:
+    """A number for each op; equal ones for ops that differ in names and values only."""
     numbers: dict[object, int] = {}
     codes = []
     at = {op: i for i, op in enumerate(ops)}
@@ -94,8 +97,12 @@ def _codes(ops: Sequence[Operation]) -> Array:
             if isinstance(op, nn.Drawn):
                 properties.remove(("stream", op.stream))
             types = tuple(v.type for v in (*op.operands, *op.results))
-            kept = tuple(any(at.get(u.operation, 0) > start for u in v.uses) for v in op.results)
-            key = (type(op), frozenset(properties), len(op.operands), types, kept)
+            key = (type(op), frozenset(properties), len(op.operands), types)
+            if kept_alike:
+                key = (
+                    *key,
+                    *(any(at.get(u.operation, 0) > start for u in v.uses) for v in op.results),
+                )
         codes.append(numbers.setdefault(key, len(numbers)))
     return np.array(codes, np.int64)
 

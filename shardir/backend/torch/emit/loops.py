@@ -98,8 +98,8 @@ class ListScope(VariableScope):
             self._release(op)
 
     def _release(self, op: train.ItemOp) -> None:
-        """Delete the variables of values that only a list is to hold: that nothing reads after the
-        head of the item's loop."""
+        """Delete the variables of values that only lists are to hold: that nothing reads after the
+        head of the item's loop but items, which have their lists by now."""
         dead, only_here = [], dict[ValueList | SSAValue, bool]()
         where, loop = self.storages.at, self._around(op)
         head = where[loop] if loop is not None and not self.loops else -1
@@ -109,8 +109,12 @@ class ListScope(VariableScope):
             held = of if of is not None and of in self._variables else v
             if held not in only_here:
                 values = held.values if isinstance(held, ValueList) else [held]
-                readers = {use.operation for x in values for use in x.uses} - {op}
-                only_here[held] = all(where.get(reader, -1) < head for reader in readers)
+                readers = {use.operation for x in values for use in x.uses}
+                only_here[held] = all(
+                    where.get(r, -1) < head
+                    or (isinstance(r, train.ItemOp) and where[r] <= where[op])
+                    for r in readers
+                )
             if not base.argument and only_here[held] and base.name not in self.emptied:
                 dead.append(base.name)
                 self.emptied.add(base.name)
