@@ -21,7 +21,8 @@ Runs after inline-calls, and before layouts are decided on. docs/plans.md has th
 7. A pattern that matches no name of any function is an error. All errors are reported at once, each
    at its line of the plan.
 8. Where the pass runs before differentiation and again after it (`lines`), the second run is for
-   lines of one function, which the first has not changed if differentiation makes it.
+   lines of one function, which the first has not changed if differentiation makes it, or if a
+   search left it: its gradient was made before that search, and has layouts of its own.
 """
 
 import re
@@ -68,7 +69,8 @@ class ApplyPlan(GlobalPass):
     """The text of the plan, in place of a file."""
     lines: str = ALL
     """Where layouts are decided on after differentiation: `before` it all lines but those of
-    functions that it makes; `after` it those of one function."""
+    functions that it makes or that a line with `search` is of; `after` it those of one
+    function."""
 
     def check(self, f: Function) -> Iterator[Located]:
         if f.mesh is None and self.lines != AFTER:
@@ -103,11 +105,16 @@ def _unknown_functions(
     asked = (
         [op.sym_name.data for op in module.body.ops if isinstance(op, Request)] if module else []
     )
-    for line in plan.lines if lines != AFTER else ():
+    for line in plan.lines:
         if isinstance(line, PresetLine) or line.function in (None, *known):
             continue
         message = f"expected a function of the program, got @{line.function}"
-        if line.function not in asked:
+        if lines == AFTER:  # the first run has reported all others
+            if isinstance(line, SearchLine):
+                message += ", which differentiation removes before the search"
+                use = "drop the line with search"
+                yield LineError(line.number, 0, coded("N2", message, use=use))
+        elif line.function not in asked:
             near = did_you_mean(f"@{line.function}", [f"@{n}" for n in (*known, *asked)])
             use = near.removeprefix("; ") or None
             yield LineError(line.number, 0, coded("N2", message, use=use))
@@ -118,7 +125,9 @@ def _unknown_functions(
 
 def _selected(plan: LayoutPlan, functions: Sequence[Function], lines: str) -> LayoutPlan:
     """Return the lines that this run is for."""
-    known = [f.name for f in functions]
+    known = {f.name for f in functions}
+    if lines == BEFORE:  # their gradients are not to have these layouts
+        known -= {line.function for line in plan.lines if isinstance(line, SearchLine)}
 
     def is_selected(line: Line) -> bool:
         if isinstance(line, PresetLine) or line.function is None:

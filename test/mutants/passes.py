@@ -222,4 +222,12 @@ MUTANTS = [
         "f.mesh is not None",
         "test/passes/test_saved_strategies.py -k searched",
     ),
+    Mutant(
+        "saved layouts of a search are differentiated",
+        "apply-plan annotates a function before its gradient is made, which has saved layouts too.",
+        "passes/apply_plan.py",
+        "if lines == BEFORE:",
+        "if not lines:",
+        "test/passes/test_saved_strategies.py -k searched",
+    ),
 ]

@@ -195,6 +195,16 @@ def test_lines_of_a_step_are_for_the_mode_that_saved_them(tmp_path: Path) -> Non
         shardir.compile_file(path, plan=file)
 
 
+def test_a_search_is_of_a_function_that_is_there_after_differentiation() -> None:
+    """Its layouts would be lost without a word: those of one function are for the searched one."""
+    plan = '@loss : search<objective = 1.0, bound = 1.0, gap = 0.0>\n@loss values "*" : []'
+    with pytest.raises(
+        ShardirError, match=r"plan:1:1: .*\[N2\] expected a function of the program, got @loss, "
+        r"which differentiation removes before the search; drop the line with search"
+    ):  # fmt: skip
+        shardir.compile_file(EXAMPLES / "operator_parallel_trained.ir", mode="auto", plan=plan)
+
+
 def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "plan.txt"
     file.write_text("mine")
