@@ -324,9 +324,9 @@ class ProductOfPresets:
 
     def _column(self, classes: Sequence[Dimension | None]) -> int | None:
         """Return the first dimension that is of columns which are split."""
-        extent = self.mesh.extent(self.columns)
-        split = {c for c in self.structure.columns if self.structure.divides(extent, c)}
-        return next((d for d, c in enumerate(classes) if c in split), None)
+        s, extent = self.structure, self.mesh.extent(self.columns)
+        split = (d for d, c in enumerate(classes) if c in s.columns and s.divides(extent, c))
+        return next(split, None)
 
     def retained_over(self, v: SSAValue, over: Axes) -> Layout:
         """Return the layout of a parameter or state with its columns split, and the first dimension

@@ -238,4 +238,12 @@ MUTANTS = [
         "for each in (split,):",
         "test/search/test_pins.py",
     ),
+    Mutant(
+        "columns of presets are found again for each value",
+        "All columns of a program are divided for each layout: quadratic in the number of layers.",
+        "shardir/search/presets.py",
+        "c in s.columns and s.divides(extent, c)",
+        "c in {x for x in s.columns if s.divides(extent, x)}",
+        "test/pipelines/test_growth.py -k presets",
+    ),
 ]

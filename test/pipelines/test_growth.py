@@ -1,5 +1,6 @@
 """The work of compiling grows linearly with the number of ops."""
 
+import re
 from dataclasses import replace
 from itertools import count
 from unittest.mock import patch
@@ -44,6 +45,13 @@ def compiled(layers: int) -> None:
     with patch.object(program, "outlined", lambda m: m):  # each layer for itself
         program_text(module)
     plan_of(module)
+
+
+def compiled_presets(layers: int) -> None:
+    """Compile an MLP without annotations by a plan that gathers the parameters of each layer."""
+    text = of_this_run(placed(CLUSTER, programs.mlp(layers=layers)))
+    compiled = shardir.compile(re.sub(r", #dist\.layout<[^>]*>", "", text), plan="fsdp")
+    assert compiled.program and "dist.all_gather" in compiled.text
 
 
 FUNCTIONS = """
@@ -101,3 +109,8 @@ def test_the_work_grows_as_the_number_of_functions() -> None:
 
 def test_the_work_grows_as_the_number_of_layers() -> None:
     assert list(superlinear(compiled, extent(4, 16))) == []
+
+
+def test_the_work_of_presets_grows_as_the_number_of_layers() -> None:
+    """Their gathers are fused by layers too."""
+    assert list(superlinear(compiled_presets, extent(4, 16))) == []
