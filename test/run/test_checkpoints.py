@@ -269,6 +269,7 @@ W1 = {"shape": [6, 9], "dtype": "f32", "role": "parameter"}
         (lambda p: _manifest(p, states={"w1": {**W1, "dtype": "f64"}}),
          r"expected w1 of f32 \[6, 9\], got f64 \[6, 9\]"),
         (lambda p: _manifest(p, seed=4), "expected --seed 4, with which it was made, got 3"),
+        (lambda p: _manifest(p, program="0" * 64), "expected a checkpoint of this program"),
         (lambda p: _manifest(p, function="fit"), "of the step step, got one of fit"),
         (lambda p: _manifest(p, rows={"rows": 48}),
          r"with which it was made, 8 of 48 at a step \(--last wrap\), got 8 of 37 .*--weights"),
@@ -287,6 +288,30 @@ def test_what_cannot_be_resumed_says_why(damage, message, checkpoint, programs, 
     saving = runtime_module("runtime_saving").saving(options, states, step, None)
     with pytest.raises(runtime_module("runtime_plan").PlanError, match=message), saving:
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "is_same"),
+    [
+        (TEXT.replace("nn.tanh", "nn.relu"), False),
+        (TEXT.replace("lr = 0.05", "lr = 0.5"), False),
+        (TEXT.replace("dist.mesh @m MESH", "// other lines\n\n\ndist.mesh @m MESH"), True),
+    ],
+)
+def test_another_program_with_the_same_states_is_refused(
+    text, is_same, checkpoint, programs, tmp_path
+):
+    """Its mesh, its layouts, and lines of the source do not make a program another one."""
+    mesh, w1, w2 = MESHES["one"]
+    text = text.replace("MESH", mesh).replace("W1", w1).replace("W2", w2)
+    compiled = shardir.compile(text, name="other.ir", base_dir=programs["one"].parent)
+    program = compiled.save(tmp_path / "out")
+    if is_same:
+        report = shardir.run(program, steps=3, seed=3, resume=checkpoint, timeout=60)
+        assert len(report.losses["step"]) == 1
+        return
+    with pytest.raises(RunError, match="expected a checkpoint of this program, got one of a prog"):
+        shardir.run(program, steps=3, seed=3, resume=checkpoint, timeout=60)
 
 
 def test_checkpoints_of_another_run_stay(checkpoint, programs, tmp_path):

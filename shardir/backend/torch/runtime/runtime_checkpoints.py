@@ -240,7 +240,8 @@ class Checkpoints:
         states = {key: {"shape": list(type.shape), "dtype": type.dtype, "role": roles[key]}
                   for key, type in self.states.types.items()}  # fmt: skip
         rows = manifests.rows_of(self.function)
-        return Manifest(self.function.name, step, self.states.seed, rows, states, files)
+        seed, program = self.states.seed, manifests.program_of(self.states.plan)
+        return Manifest(self.function.name, step, seed, program, rows, states, files)
 
     def _agree(self, failed: OSError | None) -> None:
         """Wait for all ranks. Raises OSError on each where one failed."""
@@ -285,7 +286,7 @@ def restore(path: Path, states: States, function: PlanFunction) -> Manifest:
     mesh = states.mesh
     manifest = manifests.read(path)
     manifests.check_program(manifest, path, states.plan)
-    manifests.check_course(manifest, path, function, states.seed)
+    manifests.check_course(manifest, path, states.plan, function, states.seed)
     manifests.check_files(path, manifest, sorted(manifest.files)[mesh.rank :: mesh.size])
     parts, local = {}, {}
     for key, type in states.types.items():

@@ -5,14 +5,18 @@
     FOLDER/step-00000200.incomplete/           being written, or what an interrupted run has left
 
     {"version": 2, "function": "step", "step": 100, "seed": 0,
-     "rows": {"rows": 1437, "batch": 32, "last": "wrap"} | null,
+     "program": "9f86d081884c7d65...", "rows": {"rows": 1437, "batch": 32, "last": "wrap"} | null,
      "states": {"w": {"shape": [8, 4], "dtype": "f32", "role": "parameter" | "state"}},
      "files": {"shard-00001-model-00001-of-00001.safetensors": {"bytes": 432, "crc32": 305419896}}}
 
-`step` is the number of steps that are done; `rows` are those of the files that the steps read, if
-they do: from these and the step follows which come next. A part of the runtime; needs only Python.
+`step` is the number of steps that are done; `program` is a digest of the program for one device,
+which is the same for all meshes and layouts (empty where there is none); `rows` are those of the
+files that the steps read, if they do: from these and the step follows which come next. A part of
+the runtime; needs only Python.
 """
 
+import ast
+import hashlib
 import json
 import os
 import re
@@ -39,6 +43,7 @@ class Manifest:
     function: str
     step: int
     seed: int
+    program: str
     rows: dict[str, Any] | None
     states: dict[str, dict]
     files: dict[str, dict]
@@ -71,6 +76,16 @@ def complete(folder: Path) -> list[Path]:
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is a checkpoint, or has complete ones."""
     return path.is_dir() and ((path / NAME).is_file() or bool(complete(path)))
+
+
+def program_of(plan: ProgramPlan) -> str:
+    """Return the digest of a plan's program for one device, whatever its comments; empty where it
+    has none."""
+    if plan.single is None:
+        return ""
+    tree = ast.parse((plan.directory / plan.single).read_text(encoding="utf-8"))
+    code = ast.dump(ast.Module(tree.body[1:], []))  # without the docstring, which names a file
+    return hashlib.sha256(code.encode()).hexdigest()
 
 
 def rows_of(function: PlanFunction) -> dict[str, Any] | None:
@@ -108,7 +123,7 @@ def read(path: Path) -> Manifest:
         found = Manifest(**data)
         right = (
             found.version == VERSION and type(found.step) is int and type(found.seed) is int
-            and isinstance(found.function, str)
+            and isinstance(found.function, str) and isinstance(found.program, str)
             and all(isinstance(s["dtype"], str) and [*map(int, s["shape"])] == s["shape"]
                     and isinstance(s["role"], str) for s in found.states.values())
             and (found.rows is None or found.rows.keys() == {"rows", "batch", "last"})
@@ -147,8 +162,16 @@ def check_program(manifest: Manifest, path: Path, plan: ProgramPlan) -> None:
         raise PlanError(f"{path}: expected {'; '.join(wrong[:5])}")
 
 
-def check_course(manifest: Manifest, path: Path, function: PlanFunction, seed: int) -> None:
+def check_course(
+    manifest: Manifest, path: Path, plan: ProgramPlan, function: PlanFunction, seed: int
+) -> None:
     """Check that a run of a step goes on as the one that wrote a checkpoint. Raises PlanError."""
+    program = program_of(plan)
+    if manifest.program and program and manifest.program != program:
+        raise PlanError(
+            f"{path}: expected a checkpoint of this program, got one of a program with other ops, "
+            f"numbers or optimizers; begin at step 0 with its states: --weights {path}"
+        )
     if manifest.function != function.name:
         raise PlanError(
             f"{path}: expected a checkpoint of the step {function.name}, got one of "
