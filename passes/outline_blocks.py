@@ -33,7 +33,7 @@ class OutlineBlocks(FunctionPass):
     def rewrite(self, f: Function) -> None:
         # A loop keeps the results of all its runs: those that are repeated in some are apart.
         chosen = RECOMPUTE in f.op.attributes
-        for blocks in equal_blocks(list(f.block.ops), kept_alike=chosen):
+        for blocks in equal_blocks(list(f.block.ops), equally_kept=chosen):
             _Outline(blocks).write()
 
 

@@ -66,7 +66,7 @@ def equal_blocks(
     ops: Sequence[Operation],
     minimum: int = MIN_BLOCKS,
     saved: int = MIN_SAVED,
-    kept_alike: bool = False,
+    equally_kept: bool = False,
 ) -> list[Blocks]:
     """Return the equal blocks among ops of a function, in order; none within others. Values of
     other ops are from before all blocks.
@@ -74,16 +74,16 @@ def equal_blocks(
     Args:
         minimum: the fewest equal blocks, 2 or more.
         saved: the fewest ops that a loop over them has to save.
-        kept_alike: whether the same results of all blocks are read in the backward part.
+        equally_kept: whether the same results of all blocks are read in the backward part.
     """
     found: list[Blocks] = []
-    codes = _codes(ops, kept_alike)
+    codes = _codes(ops, equally_kept)
     at = {op: i for i, op in enumerate(ops)}
     _search(ops, codes, at, LoopMinimum(minimum, saved), found)
     return sorted(found, key=lambda b: at[b.blocks[0][0]])
 
 
-def _codes(ops: Sequence[Operation], kept_alike: bool) -> Array:
+def _codes(ops: Sequence[Operation], equally_kept: bool) -> Array:
     """A number for each op; equal ones for ops that differ in names and values only."""
     numbers: dict[object, int] = {}
     codes = []
@@ -98,7 +98,7 @@ def _codes(ops: Sequence[Operation], kept_alike: bool) -> Array:
                 properties.remove(("stream", op.stream))
             types = tuple(v.type for v in (*op.operands, *op.results))
             key = (type(op), frozenset(properties), len(op.operands), types)
-            if kept_alike:
+            if equally_kept:
                 key = (
                     *key,
                     *(any(at.get(u.operation, 0) > start for u in v.uses) for v in op.results),
