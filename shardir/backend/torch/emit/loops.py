@@ -290,6 +290,11 @@ class ListScope(VariableScope):
                 out.append(self.operand(part))
                 continue
             lists, n = part
+            if not all(of in self._variables for of in lists):  # each value has a variable as yet
+                heads = (of.values[: abs(n)] for of in lists)
+                some = [v for row in zip(*heads, strict=True) for v in row]
+                out += map(self.operand, some if n > 0 else reversed(some))
+                continue
             if n < 0:
                 out.append(f"*reversed({self._variables[lists[0]].name})")
                 continue
