@@ -8,7 +8,7 @@ from torch import nn
 
 LAYERS, BATCH, SEQ, HIDDEN, HEADS, VOCAB, LR = 8, 8, 128, 512, 8, 2048, 1e-3
 """BATCH is the number of microbatches too, of one sample each."""
-SMALL = 4
+SMALL = 16
 """The width of the products of stages that sleep."""
 
 

@@ -77,7 +77,7 @@ def _gpt(name: str, folder: Path) -> Path:
 def _sleeping(name: str, folder: Path) -> Path:
     count = RANKS * _stages(name)[1]
     x = torch.zeros(1, pipeline_models.SEQ, pipeline_models.HIDDEN)
-    marks = "\n".join(f'values "layers.{i}*" : stage = {i}' for i in range(1, count))
+    marks = "\n".join(f'values "layers.{i}.*" : stage = {i}' for i in range(1, count))
     program = _compiled(
         pipeline_models.Scales(count), name, folder, inputs=x, loss=torch.mean, plan=marks
     )

@@ -4,7 +4,7 @@ A part of the runtime; needs only torch.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -152,6 +152,12 @@ class LoopOrder:
         parts = {(part.kind, part.stage): part for part, _ in self.loop}
         self.readers = Counter(name for part in parts.values() for name in part.inputs)
         """The number of parts that read a value for each microbatch."""
+        made = {name for part in parts.values() for name in part.outputs}
+        self.targets = {name: tables.targets(name) for name in made}
+        self.sums: dict[str, list[str]] = defaultdict(list)
+        """The sums over microbatches of what parts make."""
+        for name, of in tables.sums.items():
+            self.sums[of].append(name)
         coming = {r: tables.sent(r, rank) for r in others}
         self.coming = {r: [message for message, _ in keys] for r, keys in coming.items()}
         """What each other rank sends, in the order in which it does."""

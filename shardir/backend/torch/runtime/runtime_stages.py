@@ -62,6 +62,8 @@ class _StepRun:
     ):
         self.step, self.order, self.mesh = step, order, mesh
         self.rank = mesh.index((STAGE,))
+        self.peers = mesh.members((STAGE,), mesh.rank)
+        """The ranks of the mesh that differ from this one in the stage alone, in order."""
         self.stages = {stage for stage, rank in step.rank_of.items() if rank == self.rank}
         self.values: dict[str, Tensor] = {n: x for n, x in arguments.items() if x is not None}
         """The values outside the loop: arguments, sums, what parts before and after it make."""
@@ -129,14 +131,13 @@ class _StepRun:
         del values
         named = dict(zip(part.outputs, made, strict=True))
         for name, x in named.items():
-            for target in self.step.targets(name):
+            for target in self.order.targets.get(name, ()):
                 self._send(name, k, x, target)
             self._keep(name, k, x)
             if name in self.step.state_after:
                 self._keep(self.step.state_after[name], k + 1, x)
-        for name, of in self.step.sums.items():
-            if of in named:
-                self._add(name, named[of])
+            for total in self.order.sums[name]:
+                self._add(total, x)
 
     def _keep(self, name: str, k: int, x: Tensor) -> None:
         """Hold a value until all parts of this rank have read it; a state after the last microbatch
@@ -225,8 +226,7 @@ class _StepRun:
         sends.append(_Send(name, at, self._sent(name, k, x, target), x))
 
     def _peer(self, rank: int) -> int:
-        """Return the rank of the mesh that differs from this one in the stage alone."""
-        return self.mesh.members((STAGE,), self.mesh.rank)[rank]
+        return self.peers[rank]
 
     def _sent(self, name: str, k: int, x: Tensor, target: int) -> Any:
         """Start to send a value; return the work, None of an empty one."""
@@ -238,7 +238,7 @@ class _StepRun:
             return dist.isend(buffers.in_transport_dtype(x), peer, group=channel)
 
     def _receive(self, name: str, source: int) -> tuple[Any, Tensor]:
-        out = self._empty(self.step.transfers[name])
+        out = self._made(torch.empty, self.step.transfers[name])
         if not out.numel():
             return None, out
         peer = self._peer(source)
@@ -270,11 +270,11 @@ class _StepRun:
         self.doing, self.line = doing, part.function.__code__.co_firstlineno
         position.note(doing)
 
-    def _empty(self, type: StageValue) -> Tensor:
+    def _made(self, make: Any, type: StageValue) -> Tensor:
         shape = [b - a for a, b in rt.local_bounds(self.mesh, type.shape, type.dims)]
-        return torch.zeros(shape, dtype=type.dtype, device=self.mesh.device)
+        return make(shape, dtype=type.dtype, device=self.mesh.device)
 
     def _result(self, name: str) -> Tensor | None:
         if name in self.values:
             return self.values[name]
-        return self._empty(self.step.shapes[name]) if name in self.step.shapes else None
+        return self._made(torch.zeros, self.step.shapes[name]) if name in self.step.shapes else None
