@@ -47,6 +47,8 @@ EDIT = re.compile(r"^<!-- edit: (\S+?)(?:, (\w+): (.*?))? -->\n```\w*\n(.*?)^```
 RUNS = re.compile(r"^<!-- runs -->\n```python\n(.*?)^```$", re.M | re.S)
 CHECKS = re.compile(r"^<!-- checks: (.*) -->$", re.M)
 CODE = re.compile(r"\[([A-Z]\d+)\]")
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.M)
 LIMIT_SECONDS = 240
 
 
@@ -62,6 +64,26 @@ def blocks(page: Path, language: str) -> list[tuple[int, str]]:
         for m in BLOCK.finditer(text)
         if m[1] == language
     ]
+
+
+# ---- links ----
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that links to the headings of a page have: lower case, with hyphens for spaces and
+    without other signs."""
+    headings = HEADING.findall(BLOCK.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs/examples/README.md"], ids=ids)
+def test_links_have_targets(page: Path) -> None:
+    broken = []
+    for path, anchor in LINK.findall(BLOCK.sub("", page.read_text())):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(f"{path}#{anchor}" if anchor else path)
+    assert not broken
 
 
 # ---- programs and shell lines ----
