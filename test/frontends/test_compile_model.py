@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from imported import assert_equal, imported, in_numpy, in_torch
@@ -17,6 +18,8 @@ from shardir.dialects.locations import file_location
 from shardir.dialects.nn import EinsumOp, SoftmaxOp
 from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch import optimizers
+from shardir.frontends.torch.importer import FUNCTION
+from shardir.interpret.evaluator import run
 from shardir.passes.search_mesh import BOUND_GAP
 
 X, Y = torch.randn(8, 4), torch.randint(3, (8,))
@@ -100,6 +103,22 @@ def test_values_have_the_paths_of_modules(net: Net) -> None:
     assert program.cost().seconds == sum(op.seconds for op in program.cost().ops) > 0
     with pytest.raises(ShardirError, match=r"expected names of values, .*, with layouts, got 9$"):
         program.explain("9")
+
+
+def test_outputs_that_are_no_tensors_are_left_out() -> None:
+    """Such as the cache of keys and values that models of transformers return."""
+
+    class Cache:
+        pass
+
+    class Caching(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"first": 2 * x, "cache": Cache(), "last": x + 1}
+
+    with pytest.warns(UserWarning, match="output of type Cache is left out"):
+        program = shardir.compile(Caching(), X, train=False, mesh="d = 2", plan="ddp")
+    first, last = run(program.module, FUNCTION, [X.numpy()])
+    assert np.array_equal(first, 2 * X.numpy()) and np.array_equal(last, X.numpy() + 1)
 
 
 def test_a_module_is_explained_by_what_is_within() -> None:

@@ -21,6 +21,7 @@ from torch.utils._pytree import (
     keystr,
     tree_flatten,
     tree_flatten_with_path,
+    tree_map,
     tree_map_only,
     tree_unflatten,
 )
@@ -75,20 +76,21 @@ class Capture:
 
 class _WithLoss(torch.nn.Module):
     """A module whose results are its loss and its metrics, or all of its outputs. `noted` is called
-    with the names of the metrics: torch.export takes back what a module's own attributes become."""
+    with the names of the metrics: torch.export takes back what a module's own attributes become.
+    `remarked` is called with what is to be warned of."""
 
     def __init__(
         self, model: torch.nn.Module, loss: LossFunction | None, train: bool,
-        noted: Callable[[list[str]], object],
+        noted: Callable[[list[str]], object], remarked: Callable[[str], object],
     ):  # fmt: skip
         super().__init__()
         self.model = model
-        self._loss, self._train, self._noted = loss, train, noted
+        self._loss, self._train, self._noted, self._remarked = loss, train, noted, remarked
 
     def forward(self, args: Any, kwargs: Any, labels: Any) -> Any:
         outputs = self.model(*args, **kwargs)
         if not self._train:
-            return outputs
+            return tree_map(self._exported, outputs)
         found = outputs if self._loss is None else self._loss(outputs, *labels)
         loss, metrics = scalars_of(found)
         if loss is None:
@@ -105,6 +107,17 @@ class _WithLoss(torch.nn.Module):
         self._noted(list(metrics))
         values = [x.detach() for x in metrics.values()]
         return (loss, *(x if x.is_floating_point() else x.float() for x in values))
+
+    def _exported(self, x: Any) -> Any:
+        """An output that torch.export takes; None for another one, such as a cache of keys and
+        values."""
+        if x is None or isinstance(x, torch.Tensor | bool | int | float | str):
+            return x
+        self._remarked(
+            f"the model's output of type {type(x).__name__} is left out, since a program returns "
+            "tensors"
+        )
+        return None
 
 
 def scalars_of(found: Any) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
@@ -174,7 +187,7 @@ def capture(
     def noted(names: list[str]) -> None:
         metrics[:] = names
 
-    wrapper = _WithLoss(model, loss, train, noted).train(model.training)
+    wrapper = _WithLoss(model, loss, train, noted, notes.setdefault).train(model.training)
     try:
         with _quiet(), torch.set_grad_enabled(train):
             given = args, kwargs, wanted
