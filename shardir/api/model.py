@@ -20,11 +20,12 @@ from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import MeshForm, devices_of
 from shardir.backend.runs import Batches, Options, Report
 from shardir.build import Module
-from shardir.diagnostics import ShardirError, checked, described, did_you_mean
+from shardir.diagnostics import ShardirError, check_call, checked, described, did_you_mean
 from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch import optimizers, weight_files, weights
 from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture, flat_inputs
 from shardir.frontends.torch.importer import FUNCTION, STEP, Imported, import_model
+from shardir.frontends.torch.outputs import Outputs
 from shardir.syntax.files import scratch_folder
 
 DATA, WEIGHTS = "data.npz", "weights.npz"
@@ -44,6 +45,26 @@ class CompiledModel(Compiled):
     imported: Imported
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     """The present value of each parameter and buffer, by the module's name for it."""
+    outputs: Outputs | None = None
+    """The form of the module's outputs, of a program for inference."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of a program for inference, as the module returns them; buffers keep
+        their new values. Each call starts local ranks: for many there is `shardir.load`.
+
+        Raises:
+            ShardirError: it is a program for training, or other arguments than the examples.
+        """
+        if self.outputs is None:
+            raise ShardirError("expected a program for inference, got a training step; use run()")
+        check_call(forward := self.imported.model.forward, "the program", args, kwargs)
+        batch = signature(forward).bind(*args, **kwargs).arguments
+        with scratch_folder() as folder:
+            dump = folder / "results.npz"
+            program = self.save(folder / "program", [batch])
+            self.backend.run(program, Options.of({"dump": dump}))
+            self.values.update(weights.read_dump(dump, self.values))
+            return self.outputs.made(weights.read_results(dump, FUNCTION))
 
     @checked("save")
     def save(
@@ -373,4 +394,7 @@ def compile_model(
                     loss_scale=loss_scale, metrics=metrics, sync=sync,
                     pipeline=stages)  # fmt: skip
     compiled = compile_module(module.module, **on.options)
-    return CompiledModel(**vars(compiled), imported=imported, values=dict(imported.values))
+    return CompiledModel(
+        **vars(compiled), imported=imported, values=dict(imported.values),
+        outputs=None if train else Outputs.of(captured.program),
+    )  # fmt: skip

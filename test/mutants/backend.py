@@ -380,4 +380,12 @@ MUTANTS = [
         "self.broadcasts = False",
         "test/run/test_broadcast.py -k hybrid",
     ),
+    Mutant(
+        "each step reads the first number of a scalar",
+        "A scalar input has the value of the first batch in all steps.",
+        "shardir/backend/torch/runtime/runtime_data.py",
+        "lambda number: read(number)[0]",
+        "lambda number: read(0)[0]",
+        "test/run/test_called.py -k scalars",
+    ),
 ]

@@ -109,7 +109,7 @@ class Importer:
                     self.cells[node] = node.meta.get("val")
                     continue
                 name, example = next(inputs)
-                init = f'batches, path = "data.npz", array = "{name}"' if example.dim() else None
+                init = f'batches, path = "data.npz", array = "{name}"'
                 value = self.function.input(
                     name, example.shape, dtype_name(example.dtype), init=init
                 )

@@ -52,6 +52,16 @@ def read_dump(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.T
         }  # fmt: skip
 
 
+def read_results(path: Path, function: str) -> list[np.ndarray]:
+    """Return the results of a function that a run has written, but for the new values of states."""
+    first = f"results/{function}/"
+    with np.load(path, allow_pickle=False) as file:
+        numbers = sorted(
+            int(key.removeprefix(first)) for key in file.files if key.startswith(first)
+        )
+        return [np.array(file[f"{first}{i}"]) for i in numbers]
+
+
 def check(
     given: Mapping[str, torch.Tensor],
     wanted: Mapping[str, torch.Tensor],

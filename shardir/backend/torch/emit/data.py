@@ -150,12 +150,14 @@ def _file(
     except Exception as error:  # of zipfile or numpy, on other files
         raise Failure.at(f, f"{where}: {path} cannot be read: {error}") from None
     values, want = data.files[name], value["shape"]
+    if role is Role.INPUT:
+        want = want or [1]  # a scalar is a number of an array at each step
     have = rows_of(values, init.values, want)
     if role is not Role.INPUT:
         fits, wanted = have == want and not tokens, f"{want}"
     else:
-        minimum = 1 if kind == "step" else (want or [0])[0]
-        fits = bool(want) and have[1:] == want[1:] and bool(have) and have[0] >= minimum
+        minimum = 1 if kind == "step" else want[0]
+        fits = have[1:] == want[1:] and bool(have) and have[0] >= minimum
         wanted = f"at least {minimum} rows of {want[1:]}"
     if not fits:
         message = f"{where}: expected {wanted}, got array {array!r} of {path}, {have}"

@@ -228,7 +228,7 @@ def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:
     in_order = all(not a["init"].get("shuffle", True) for a in files)
     fed = []
     for a in files:
-        shape, init = a["shape"]["microbatches" in a["init"] :], a["init"]
+        shape, init = a["shape"]["microbatches" in a["init"] :] or [1], a["init"]
         fed.append((a["name"], rows_of(data.files[init["file"]], init, shape)[0], shape[0]))
     for name, rows, batch in fed:
         first_rows, first_batch = fed[0][1:]

@@ -86,12 +86,14 @@ def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callabl
     is_step, epochs = function.kind == "step", arg.epochs
     if isinstance(arg.source, int):
         return partial(_received, arg.source, arg, states.bounds(arg))
-    if arg.masked is None and (epochs is None or not (is_step or epochs.batches > 1)):
+    several = arg.microbatches is not None
+    microbatches, of_batch = states.bounds(arg)[:several], states.bounds(arg)[several:]
+    if arg.masked is None and (
+        epochs is None or not (is_step or epochs.batches > 1 or not of_batch)
+    ):
         same = states.filled(arg)
         return lambda step: same
-    several = arg.microbatches is not None
-    *microbatches, (start, stop) = states.bounds(arg)[: several + 1]
-    columns = states.bounds(arg)[several + 1 :]
+    (start, stop), *columns = of_batch or [(0, 1)]
     if arg.masked is not None:
         masked, places = arg.masked, torch.arange(start, stop)
 
@@ -100,7 +102,8 @@ def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callabl
 
     else:
         shuffle = is_step and arg.init.get("shuffle", True)
-        batch = _reading(arg, (start, stop), columns, states.seed if shuffle else None)
+        read = _reading(arg, (start, stop), columns, states.seed if shuffle else None)
+        batch = read if of_batch else lambda number: read(number)[0]
 
     def batches(step: int) -> Tensor:  # a microbatch is the batch of a step without them
         (first, last), first_of_step = microbatches[0], step * arg.shape[0]

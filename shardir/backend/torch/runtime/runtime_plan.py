@@ -97,8 +97,8 @@ class PlanArgument(PlanValue):
 
     @property
     def batch(self) -> int:
-        """The rows of a batch."""
-        return self.shape[self.microbatches is not None]
+        """The rows of a batch: of a scalar one, a number of a one-dimensional array."""
+        return [*self.shape, 1][self.microbatches is not None]
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -343,9 +343,9 @@ def fitting(source: FileArray, arg: PlanArgument, kind: str = "step") -> str:
     if arg.role != "input":
         right = have == want
     else:  # a batch of rows, or the first ones
-        want = want[arg.microbatches is not None :]
-        minimum = 1 if kind == "step" else want[0] if want else 0
-        right = bool(want) and have[1:] == want[1:] and bool(have) and have[0] >= minimum
+        want = want[arg.microbatches is not None :] or [1]
+        minimum = 1 if kind == "step" else want[0]
+        right = have[1:] == want[1:] and bool(have) and have[0] >= minimum
     return "" if right else f"the file's shape {have} does not fit the shape {want}"
 
 

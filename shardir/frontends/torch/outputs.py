@@ -1,0 +1,36 @@
+"""The outputs of a module, made of the results of its program."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
+
+
+class Outputs(NamedTuple):
+    """The form of a module's outputs.
+
+    Attributes:
+        leaves: the dtype of each that is a tensor; others as they are.
+        spec: the form that holds them, such as a dict, or a class of transformers.
+    """
+
+    leaves: list[Any]
+    spec: TreeSpec
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> "Outputs":
+        given = program.graph_module.graph.output_node().args[0]
+        leaves = [x.meta["val"].dtype if isinstance(x, Node) else x for x in tree_leaves(given)]
+        return cls(leaves, program.call_spec.out_spec)
+
+    def made(self, results: Iterable[Any]) -> Any:
+        """Return the outputs; results are arrays of numpy, one for each tensor, bf16 as f32."""
+        rest = iter(results)
+        found = [
+            torch.from_numpy(next(rest)).to(x) if isinstance(x, torch.dtype) else x
+            for x in self.leaves
+        ]
+        return tree_unflatten(found, self.spec)
