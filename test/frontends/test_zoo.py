@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from architectures import UNEXPORTABLE, ZOO, doubles
 from extent import extent
+from freed import reads_of_freed
 from imported import assert_equal, values_of
 from zoo_models import (
     CANCELLING,
@@ -41,9 +42,10 @@ def test_loss_and_gradients_are_those_of_torch(name: str, plan: str, f64: bool) 
         example = example.double() if f64 else example
         found, wanted = imports(architecture, example), in_torch_alone(architecture, example)
         pipeline, text = PLANS[plan]
-        module = shardir.compile(found.module, pipeline, plan=text).module
-        assert any(isinstance(op, CollectiveOp) for op in module.walk()), "nothing is split"
-        assert_equal(values_of(found, module), wanted, 1e-9 if f64 else 1e-4)
+        program = shardir.compile(found.module, pipeline, plan=text)
+        assert any(isinstance(op, CollectiveOp) for op in program.module.walk()), "nothing is split"
+        assert_equal(values_of(found, program.module), wanted, 1e-9 if f64 else 1e-4)
+        assert not reads_of_freed(program.program)
 
 
 @pytest.mark.parametrize("name", extent(list(NOT_IMPORTED)[:1], list(NOT_IMPORTED)))

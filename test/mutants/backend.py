@@ -388,4 +388,12 @@ MUTANTS = [
         "lambda number: read(0)[0]",
         "test/run/test_called.py -k scalars",
     ),
+    Mutant(
+        "a result takes the place of an element that is freed",
+        "The reduced gradient of the first block of a loop is read after it is freed.",
+        "shardir/backend/torch/emit/variables.py",
+        "                if var.base is not var:  # an element, which is freed with its value",
+        "                if False:",
+        "test/backend/test_freed_values.py",
+    ),
 ]

@@ -138,6 +138,8 @@ class VariableScope(LocalTypes):
             if (var := self.variables.get(x)) is not None:
                 if hint is None or _base(x.name_hint or var.name) != _base(hint):
                     continue
+                if var.base is not var:  # an element, which is freed with its value
+                    continue
                 if self._is_free(var, op) and not self._is_carried(var):
                     return self.hold(var, v)
         return self.define(v, hint or _by_kind(op))
