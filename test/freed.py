@@ -33,9 +33,9 @@ def _name(node: ast.expr) -> str | None:
 
 def _reads(statement: ast.stmt, freed: set[str]) -> Iterator[str]:
     for node in ast.walk(statement):
-        if isinstance(node, ast.Name | ast.Subscript) and isinstance(node.ctx, ast.Load):
-            if (name := _name(node)) in freed:
-                yield f"{name} in line {node.lineno}"
+        is_read = isinstance(node, ast.Name | ast.Subscript) and isinstance(node.ctx, ast.Load)
+        if is_read and (name := _name(node)) in freed:
+            yield f"{name} in line {node.lineno}"
 
 
 def _write(statement: ast.stmt, freed: set[str]) -> None:
