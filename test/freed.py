@@ -33,20 +33,23 @@ def _name(node: ast.expr) -> str | None:
 
 def _reads(statement: ast.stmt, freed: set[str]) -> Iterator[str]:
     for node in ast.walk(statement):
-        is_read = isinstance(node, ast.Name | ast.Subscript) and isinstance(node.ctx, ast.Load)
-        if is_read and (name := _name(node)) in freed:
+        if not isinstance(node, ast.Name | ast.Subscript) or not isinstance(node.ctx, ast.Load):
+            continue
+        if (name := _name(node)) in freed:
             yield f"{name} in line {node.lineno}"
 
 
 def _write(statement: ast.stmt, freed: set[str]) -> None:
     if isinstance(statement, ast.Delete):
         freed.update(filter(None, map(_name, statement.targets)))
-    for target in statement.targets if isinstance(statement, ast.Assign) else ():
+    if not isinstance(statement, ast.Assign):
+        return
+    is_none = isinstance(statement.value, ast.Constant) and statement.value.value is None
+    for target in statement.targets:
         for node in target.elts if isinstance(target, ast.Tuple) else [target]:
             name = _name(node)
             if name is None:
                 continue
-            is_none = isinstance(statement.value, ast.Constant) and statement.value.value is None
             freed.discard(name)
             freed.difference_update({n for n in freed if n.startswith(f"{name}[")})
             if is_none:

@@ -394,7 +394,7 @@ def compile_model(
                     loss_scale=loss_scale, metrics=metrics, sync=sync,
                     pipeline=stages)  # fmt: skip
     compiled = compile_module(module.module, **on.options)
+    outputs = None if train else Outputs.of(captured.program)
     return CompiledModel(
-        **vars(compiled), imported=imported, values=dict(imported.values),
-        outputs=None if train else Outputs.of(captured.program),
-    )  # fmt: skip
+        **vars(compiled), imported=imported, values=dict(imported.values), outputs=outputs
+    )

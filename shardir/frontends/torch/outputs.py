@@ -8,6 +8,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
+from shardir.frontends.torch.traced import TracedProgram
+
 
 class Outputs(NamedTuple):
     """The form of a module's outputs.
@@ -21,10 +23,15 @@ class Outputs(NamedTuple):
     spec: TreeSpec
 
     @classmethod
-    def of(cls, program: ExportedProgram) -> "Outputs":
+    def of(cls, program: ExportedProgram | TracedProgram) -> "Outputs | None":
+        """Return the form of what a program returns; None of a traced step."""
+        if not isinstance(program, ExportedProgram):
+            return None
         given = program.graph_module.graph.output_node().args[0]
         leaves = [x.meta["val"].dtype if isinstance(x, Node) else x for x in tree_leaves(given)]
-        return cls(leaves, program.call_spec.out_spec)
+        spec = program.call_spec.out_spec
+        assert spec is not None
+        return cls(leaves, spec)
 
     def made(self, results: Iterable[Any]) -> Any:
         """Return the outputs; results are arrays of numpy, one for each tensor, bf16 as f32."""
