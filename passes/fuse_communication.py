@@ -43,8 +43,8 @@ from shardir.analysis.repeats import equal_blocks
 from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
 from shardir.cost.buckets import Bucket, fused, runs
+from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_of
-from shardir.cost.seconds import collective_work
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp

@@ -36,10 +36,10 @@ from xdsl.ir import Block, Operation
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.mesh import Mesh
+from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_at_ops
 from shardir.cost.overlap import Costs, StartSchedule, Timeline, can_start, grows, users
 from shardir.cost.schedule import cuts
-from shardir.cost.seconds import collective_work
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import allowed_memory

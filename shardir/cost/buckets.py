@@ -21,7 +21,7 @@ from operator import add
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.storages import Span
-from shardir.cost.seconds import Together
+from shardir.cost.collective_work import Together
 
 FULL = 0.05
 """The part of a bucket's time that its latency is at most, if the bucket is full."""

@@ -34,7 +34,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import in_place, may_share, shared
 from shardir.analysis.roles import frees, lent_arguments
 from shardir.analysis.storages import Span, Storages, live_ops, waits
-from shardir.cost.seconds import collective_work
+from shardir.cost.collective_work import collective_work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.types import size_of

@@ -8,24 +8,22 @@ rate has the lowest rate of the cluster. Views cost nothing.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import prod
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Operation
 
 from shardir.algebra.cluster import DEFAULT, Cluster
-from shardir.algebra.collectives import CollectiveStep
-from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
-from shardir.algebra.forms import Form, direct, fastest, forms_of
-from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.factors import FactorAxes, Factors
+from shardir.algebra.forms import direct, fastest, forms_of
+from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.steps import step_buffers, step_forms, step_moved, step_packing
+from shardir.algebra.op_sharding import try_op_sharding
 from shardir.analysis.aliasing import VIEWS, is_identity
 from shardir.analysis.loops import Loops
+from shardir.cost.collective_work import CollectiveWork, collective_work, signature
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
@@ -36,8 +34,6 @@ works = SignatureMemo()
 """The element type, the flops and the bytes of each signature on a mesh."""
 costs = SignatureMemo()
 """The cost of each signature on a mesh, without the op."""
-moves = SignatureMemo()
-"""The work of a collective of each signature on a mesh."""
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
@@ -157,7 +153,7 @@ class Communication(Work):
     """A collective, which moves all its values together, in one form: the step of each."""
 
     op: dist.CollectiveOp
-    moves: "CollectiveWork"
+    moves: CollectiveWork
 
     def cost(self, mesh: Mesh) -> OpCost:
         values = self.moves.together_on(mesh)
@@ -246,11 +242,6 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
     return None if found is None else OpCost(op, *found)
 
 
-def signature(op: Operation, mesh: Mesh) -> tuple[object, ...]:
-    """Return what the cost of an op depends on beside its properties."""
-    return (type(op), mesh, *[v.type for v in op.operands], *[v.type for v in op.results])
-
-
 def work_of(op: Operation, mesh: Mesh) -> Work | None:
     """Return the work of one run of an op of the local view; None for a mark.
 
@@ -308,101 +299,3 @@ def _communication(op: dist.CollectiveOp, mesh: Mesh) -> Work:
     if op.record.forms is None or not op.moves(mesh):
         return NoWork(op)
     return Communication(op, collective_work(op, mesh))
-
-
-@dataclass(frozen=True)
-class Together:
-    """Values that one collective moves."""
-
-    forms: tuple[Form, ...]
-    """The forms of the collective, of which each value has the same."""
-    sending: tuple[tuple[float, ...], ...]
-    """Of each value the seconds of its bytes, in each form."""
-    packing: tuple[float, ...]
-    """Of each value the seconds to move it with others (`step_packing`)."""
-
-    def __add__(self, other: "Together") -> "Together":
-        return Together(self.forms, self.sending + other.sending, self.packing + other.packing)
-
-    @property
-    def fastest(self) -> tuple[Form, tuple[float, ...]]:
-        """The form of minimum time, and the seconds of each value's bytes in it."""
-        each = zip(self.forms, zip(*self.sending, strict=True), strict=True)
-        return min(each, key=lambda choice: choice[0].latency + sum(choice[1]))
-
-    @property
-    def seconds(self) -> float:
-        form, each = self.fastest
-        return form.latency + sum(each) + (sum(self.packing) if len(each) > 1 else 0.0)
-
-
-def together(steps: Iterable["ValueStep"], mesh: Mesh) -> Together:
-    """Return the values that one collective moves."""
-    steps = tuple(steps)
-    of_values = [
-        [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, before, step)]
-        for shape, before, step, size in steps
-    ]
-    return Together(
-        tuple(form for form, _ in of_values[0]),
-        tuple(tuple(seconds for _, seconds in of_value) for of_value in of_values),
-        tuple(step_packing(mesh, *step) for step in steps),
-    )
-
-
-ValueStep = tuple[Shape, Layout, CollectiveStep, int]
-"""The step of one value of a collective: its global shape, the layout before, the step, and the
-bytes of an element."""
-
-
-@dataclass(frozen=True)
-class CollectiveWork:
-    """The work of a collective on a mesh: the step of each of its values."""
-
-    mesh: Mesh
-    steps: tuple[ValueStep, ...]
-
-    @cached_property
-    def together(self) -> Together:
-        return together(self.steps, self.mesh)
-
-    def together_on(self, mesh: Mesh) -> Together:
-        """Return the times on a mesh whose cluster has the same levels, of any speed."""
-        return self.together if mesh is self.mesh else together(self.steps, mesh)
-
-    @cached_property
-    def moved(self) -> int:
-        """The bytes that the device which receives most receives; of a copy those of its shard."""
-        return sum(
-            step_moved(self.mesh, shape, before, step) * size
-            for shape, before, step, size in self.steps
-        )
-
-    @cached_property
-    def buffers(self) -> int:
-        """The bytes of the buffers: packed operands and packed results."""
-        alone = len(self.steps) == 1
-        return sum(
-            step_buffers(self.mesh, shape, have, step, alone) * size
-            for shape, have, step, size in self.steps
-        )
-
-
-def collective_work(op: dist.CollectiveOp, mesh: Mesh) -> CollectiveWork:
-    """Return the work of a collective."""
-    return moves.get_or(
-        signature(op, mesh), op.properties, lambda: CollectiveWork(mesh, tuple(_steps(op, mesh)))
-    )
-
-
-def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
-    """Yield the step of each value of a collective."""
-    for value, out in zip(op.values, op.outs, strict=True):
-        have = dist.layout_of(value)
-        assert have is not None and isinstance(value.type, TensorType)
-        yield (
-            dist.global_shape(value.type, mesh),
-            have,
-            op.step_for(value, out, mesh),
-            itemsize(value.type),
-        )

@@ -14,9 +14,9 @@ from itertools import accumulate
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
-from shardir.algebra.factors import choose_op_sharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh, axes_text
+from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.algebra.propagation.conflicts import Alternative
 from shardir.algebra.propagation.state import Provenance
 from shardir.algebra.redistribution import plan_redistribution

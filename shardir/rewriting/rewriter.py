@@ -15,9 +15,9 @@ from typing import TypeVar
 from xdsl.dialects.builtin import LocationAttr, TensorType
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
-from shardir.algebra.factors import choose_op_sharding
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.dialects.dist import RedistributeOp, laid_out, layout_of, tensor, with_layout
 from shardir.dialects.nn.base import (

@@ -2,7 +2,7 @@
 
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.steps import elements, step_forms
-from shardir.cost.seconds import together
+from shardir.cost.collective_work import together
 from shardir.dialects.nn.types import itemsize
 from shardir.search.buckets import LateCollective
 from shardir.search.transfer_costs import (

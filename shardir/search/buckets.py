@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.storages import Span
 from shardir.cost.buckets import Bucket, fused
-from shardir.cost.seconds import Together
+from shardir.cost.collective_work import Together
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import BucketKey, LatencyShares, ValueTransfer

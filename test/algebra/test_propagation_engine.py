@@ -3,8 +3,9 @@
 import pytest
 from propagation_graphs import MESH, Writer
 
-from shardir.algebra.factors import Factors, choose_op_sharding
+from shardir.algebra.factors import Factors
 from shardir.algebra.notation import parse_layout, parse_sharding
+from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.algebra.propagation.annotations import ContradictionError
 from shardir.algebra.propagation.graph import Node, Tie
 

@@ -22,7 +22,7 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.functions import mesh_of, values
 from shardir.analysis.updates import after_update
 from shardir.cost import report
-from shardir.cost.seconds import collective_work, together
+from shardir.cost.collective_work import collective_work, together
 from shardir.dialects.dist import FusibleOp, layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type

@@ -8,7 +8,7 @@ from partitions import partitions
 
 from shardir.algebra.forms import Form
 from shardir.cost.buckets import best_buckets, gains, may_gain
-from shardir.cost.seconds import Together
+from shardir.cost.collective_work import Together
 
 
 def random_parts(random: Random, n: int) -> list[Together]:

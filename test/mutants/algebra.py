@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "a reduced factor leaves nothing partial",
         "A matmul split along its summed dimension has a complete result.",
-        "shardir/algebra/factors.py",
+        "shardir/algebra/op_sharding.py",
         "reduced = [a for f in lacking for a in chosen.get(f, ())]",
         "reduced = []",
         "test/algebra/test_factors.py::test_a_placement_is_legal_and_splits_what_is_agreed_on",
@@ -54,7 +54,7 @@ MUTANTS = [
     Mutant(
         "partial maxima pass through sums",
         "An op that is linear in all operands passes a partial maximum on.",
-        "shardir/algebra/factors.py",
+        "shardir/algebra/op_sharding.py",
         '(first.reduction == "sum" or factors.linear == "any")',
         "True",
         (

@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(
         "several values are joined for free",
         "A fused collective does not count its copies to the buffer.",
-        "shardir/cost/seconds.py",
+        "shardir/cost/collective_work.py",
         "if len(each) > 1 else 0.0",
         "if False else 0.0",
         "test/cost/test_cost.py::test_several_values_are_put_into_one_buffer",

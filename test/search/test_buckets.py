@@ -10,7 +10,7 @@ from partitions import partitions
 
 from shardir.algebra.forms import Form
 from shardir.analysis.storages import Span
-from shardir.cost.seconds import Together
+from shardir.cost.collective_work import Together
 from shardir.search.buckets import LateCollective, Solve, solve_with_buckets
 from shardir.search.elimination import Solution, eliminate
 from shardir.search.problem import CostProblem

@@ -13,8 +13,8 @@ from itertools import product
 from typing import NamedTuple, TypeVar
 
 from shardir.algebra.estimates import ranked
-from shardir.algebra.factors import MAX_CHOICES
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
+from shardir.algebra.op_sharding import MAX_CHOICES
 
 Key = TypeVar("Key", bound=str | int)
 """A factor's name, or the number of a dimension."""

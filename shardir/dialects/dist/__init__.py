@@ -12,7 +12,16 @@ shard and a `#dist.local`, with the axes over which it is split, replicated or p
 
 from xdsl.ir import Dialect
 
-from shardir.dialects.dist import base, point_to_point, propagation, redistribute, steps, types
+from shardir.dialects.dist import (
+    attributes,
+    base,
+    point_to_point,
+    propagation,
+    redistribute,
+    steps,
+    types,
+)
+from shardir.dialects.dist.attributes import *
 from shardir.dialects.dist.base import *
 from shardir.dialects.dist.collectives import *
 from shardir.dialects.dist.point_to_point import *
@@ -29,5 +38,5 @@ Dist = Dialect(
         propagation.PropagationBarrierOp, redistribute.RedistributeOp, *steps.OPS.values(),
         base.WaitOp, point_to_point.SendOp, point_to_point.RecvOp,
     ],
-    [*types.ATTRS, propagation.DirectionAttr],
+    [*attributes.ATTRS, propagation.DirectionAttr],
 )  # fmt: skip

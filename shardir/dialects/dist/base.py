@@ -31,10 +31,8 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
+from shardir.dialects.dist.attributes import AxesAttr, PairsAttr, ReductionAttr
 from shardir.dialects.dist.types import (
-    AxesAttr,
-    PairsAttr,
-    ReductionAttr,
     check_types,
     find_mesh,
     global_shape,

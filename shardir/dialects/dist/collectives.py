@@ -11,8 +11,9 @@ from xdsl.irdl import prop_def
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
+from shardir.dialects.dist.attributes import PairsAttr, ReductionAttr
 from shardir.dialects.dist.base import AsyncOp, FusibleOp, GroupedOp, HeldByOne, check_holder
-from shardir.dialects.dist.types import PairsAttr, ReductionAttr, layout_of
+from shardir.dialects.dist.types import layout_of
 
 Int = IntegerAttr.constr(type=i64)
 

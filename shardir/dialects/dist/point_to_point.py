@@ -16,15 +16,9 @@ from shardir.algebra.collectives import check_position
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects.definition import op_definition
+from shardir.dialects.dist.attributes import AxesAttr
 from shardir.dialects.dist.base import HeldByOne, check_holder, mesh_of_collective
-from shardir.dialects.dist.types import (
-    AxesAttr,
-    check_types,
-    find_mesh,
-    is_local,
-    layout_of,
-    verification,
-)
+from shardir.dialects.dist.types import check_types, find_mesh, is_local, layout_of, verification
 
 
 class _PointToPoint(IRDLOperation, ABC):

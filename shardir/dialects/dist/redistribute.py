@@ -15,13 +15,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.algebra.transitions import check_reachable
 from shardir.diagnostics import coded
 from shardir.dialects.definition import op_definition
-from shardir.dialects.dist.types import (
-    check_types,
-    is_local,
-    layout_of,
-    type_change,
-    verification,
-)
+from shardir.dialects.dist.types import check_types, is_local, layout_of, type_change, verification
 
 
 @op_definition

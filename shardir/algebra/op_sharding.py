@@ -1,0 +1,181 @@
+"""The sharding of an op: how it is computed, from the layouts of its operands."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from math import fsum
+from typing import NamedTuple
+
+from shardir.algebra.estimates import ranked
+from shardir.algebra.factors import FactorAxes, Factors
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Axes, Mesh, sizes_of
+from shardir.algebra.redistribution import estimated_seconds
+
+MAX_CHOICES = 256
+"""The maximum number of shardings of an op that are compared where its layouts disagree."""
+
+
+class OpSharding(NamedTuple):
+    """The sharding of one op: the axes of its factors, the layouts that its operands must have, and
+    those of its results."""
+
+    axes: FactorAxes
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+
+    @property
+    def on_host(self) -> "OpSharding":
+        """The same sharding of an op that hosts compute."""
+        ends = (tuple([l.on_host for l in end]) for end in (self.operands, self.results))
+        return OpSharding(self.axes, *ends)
+
+
+def try_op_sharding(
+    factors: Factors, chosen: FactorAxes, mesh: Mesh, partial: Layout | None = None
+) -> OpSharding | None:
+    """Return the sharding that splits factors as `chosen`; None if an axis would be used twice or a
+    merged dimension cannot be split so. `partial`: the partial axes that all operands keep."""
+    used = [a for axes in chosen.values() for a in axes]
+    retained = partial.partial if partial is not None else ()
+    for i, a in enumerate(used):
+        if any(mesh.overlap(a, b) for b in (*used[:i], *retained)):
+            return None
+    operands, results = [], []
+    in_operands = {f: a for f, a in chosen.items() if f not in factors.moved}
+    for dims in factors.operands:
+        layout = factors.layout(dims, in_operands, mesh)
+        if layout is None:
+            return None
+        operands.append(layout.with_partial(retained, partial.reduction) if partial else layout)
+    for dims, lacking in zip(factors.results, factors.per_result, strict=True):
+        layout = factors.layout(dims, chosen, mesh)
+        if layout is None:
+            return None
+        reduced = [a for f in lacking for a in chosen.get(f, ())]
+        reduced = mesh.simplify(tuple(sorted((*reduced, *retained), key=mesh.order)))
+        reduction = partial.reduction if partial is not None else factors.reduction
+        if retained and reduced != retained and reduction != factors.reduction:
+            return None
+        results.append(layout.with_partial(reduced, reduction))
+    return OpSharding(chosen, tuple(operands), tuple(results))
+
+
+@lru_cache(maxsize=65536)
+def choose_op_sharding(
+    factors: Factors,
+    operands: tuple[Layout, ...],
+    hints: tuple[Layout | None, ...],
+    mesh: Mesh,
+    shapes: tuple[Shape, ...],
+    itemsizes: tuple[int, ...],
+    shared: tuple[tuple[Layout, ...], ...] = (),
+    converts: bool = False,
+) -> OpSharding:
+    """Return the cheapest sharding of an op.
+
+    Args:
+        operands: the current layouts of the operands.
+        hints: per result, the desired layout, or None.
+        shapes: global shapes of the operands, then of the results.
+        itemsizes: the bytes of an element of each.
+        shared: per operand, the layouts to which it is redistributed in any case, for other ops.
+        converts: whether operands and results have several element types.
+
+    A factor on which all layouts agree is split so. For the others, combinations of the proposed
+    axes are compared by the estimated time of redistributions: of operands to the layouts that the
+    op needs, and of results to the hints (without a hint, a partial result is reduced). Partial
+    operands of a linear op may stay partial, or are reduced before it; those of a conversion stay
+    partial, since the program chooses the type in which they are added. Of equal ones the most
+    finely split is chosen, then the one that keeps partial operands.
+    """
+    partial = _kept_partial(factors, operands)
+    wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
+    dims = [None if l is None else l.dims for l in (*operands, *hints)]
+    for _, _, f, axes in factors.assigned(dims, mesh):
+        proposal = () if f in factors.replicate else axes
+        if proposal not in wanted[f]:
+            wanted[f].append(proposal)
+    if partial is None and all(len(w) <= 1 for w in wanted.values()):
+        agreed = {f: w[0] for f, w in wanted.items() if w and w[0]}
+        found = try_op_sharding(factors, agreed, mesh)
+        if found is not None:
+            return found
+
+    def seconds(sharding: OpSharding) -> float:
+        have = (*operands, *sharding.results)
+        completed = [h or l.complete for h, l in zip(hints, sharding.results, strict=True)]
+        return fsum(
+            estimated_seconds(shape, mesh, source, target, size)
+            for i, (shape, size, source, target) in enumerate(
+                zip(shapes, itemsizes, have, (*sharding.operands, *completed), strict=True)
+            )
+            if source != target and not (i < len(shared) and target in shared[i])
+        )
+
+    def split(sharding: OpSharding) -> int:
+        return mesh.extent(tuple(a for axes in sharding.axes.values() for a in axes))
+
+    wider = {f: [*dict.fromkeys((*proposals, ()))] for f, proposals in wanted.items()}
+    for proposals in (wanted, wider):  # the agreed axes may use an axis twice
+        options = [
+            found
+            for chosen in _choices(factors, mesh, proposals)
+            for keep in dict.fromkeys((partial, partial if converts else None))
+            if (found := try_op_sharding(factors, chosen, mesh, keep)) is not None
+        ]
+        if options:
+            return ranked(options, seconds, lambda option: -split(option))[0][1]
+    unsharded = try_op_sharding(factors, {}, mesh)
+    assert unsharded is not None, "every op can be computed unsharded"
+    return unsharded
+
+
+def _kept_partial(factors: Factors, operands: tuple[Layout, ...]) -> Layout | None:
+    """Return the partial axes that pass through the op, as a layout that has them."""
+    if not factors.linear or not operands or not operands[0].partial:
+        return None
+    first = operands[0]
+    equal = all(o.partial == first.partial and o.reduction == first.reduction for o in operands)
+    if equal and (first.reduction == "sum" or factors.linear == "any"):
+        return first
+    return None
+
+
+def _choices(factors: Factors, mesh: Mesh, wanted: dict[str, list[Axes]]) -> Iterator[FactorAxes]:
+    """Yield the combinations of the factors' proposals. A factor with several proposals or none may
+    stay unsharded. One with a single proposal does not: redundant computation costs more than the
+    communication that it saves. But a factor of a sparse value and one of the others may give up
+    an axis for each other."""
+    choices: dict[str, list[Axes]] = {}
+    ours, theirs = (
+        [
+            a
+            for f, some in wanted.items()
+            if (f in factors.sparse) == sparse
+            for x in some
+            for a in x
+        ]
+        for sparse in (True, False)
+    )
+    agreed: dict[str, Axes] = {}
+    count = 1
+    for f, proposals in wanted.items():
+        options = {*proposals, ()}
+        if f in factors.replicate:
+            options = {()}
+        elif len(proposals) == 1:
+            (agreed[f],) = proposals
+            others = theirs if f in factors.sparse else ours
+            if not any(mesh.overlap(a, b) for a in agreed[f] for b in others):
+                options = {agreed[f]}
+        choices[f] = sorted(options, key=lambda a: (-mesh.extent(a), a, sizes_of(a)))
+        if count * len(options) > MAX_CHOICES:
+            choices[f] = choices[f][:1]
+        count *= len(choices[f])
+    for combo in product(*choices.values()):
+        chosen = {f: a for f, a in zip(choices, combo, strict=True) if a}
+        used = [a for axes in chosen.values() for a in axes]
+        given_up = [a for f, axes in agreed.items() if f not in chosen for a in axes]
+        if all(any(mesh.overlap(a, b) for b in used) for a in given_up):
+            yield chosen
