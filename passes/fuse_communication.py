@@ -39,7 +39,7 @@ from xdsl.ir import Attribute, Block, Operation
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import Loops
-from shardir.analysis.repeats import equal_blocks
+from shardir.analysis.repeats import MIN_BLOCKS, equal_blocks
 from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
 from shardir.cost.buckets import Bucket, fused, runs
@@ -71,7 +71,7 @@ class FuseCommunication(LocalPass):
         _reduce_before_updates(f.block)
         _reduce_early(f.block)
         if f.mesh is not None:
-            layers = _layers(f.block)
+            layers = _layers(f.block) if any(map(_shrinks, f.block.ops)) else {}
             for is_early in (False, True):
                 for within in (layers, {}) if layers else ({},):
                     while _fuse(f.block, f.mesh, self.max_bytes, is_early, within):
@@ -135,8 +135,15 @@ def _layers(block: Block) -> Layers:
     return {op: i for i, layer in enumerate(every) for op in layer}
 
 
+def _is_gather(op: Operation) -> TypeGuard[dist.AllGatherOp]:
+    """Whether it is a gather that may be fused with others of its layer."""
+    return isinstance(op, dist.AllGatherOp) and op.fusion is None and not dist.is_started(op)
+
+
 def _gather_layers(f: FuncOp, mesh: Mesh, max_bytes: int) -> None:
     """Fuse the gathers of each layer, within memory."""
+    if sum(map(_is_gather, f.body.block.ops)) < MIN_BLOCKS:
+        return
     limit = None
     while _merge_gathers(trial := copied(f), mesh, max_bytes):
         if limit is None:
@@ -155,7 +162,7 @@ def _merge_gathers(f: FuncOp, mesh: Mesh, max_bytes: int) -> bool:
     loops, at = Loops(ops), {op: i for i, op in enumerate(ops)}
     found = defaultdict[tuple[Key, int], list[Bucket]](list)
     for op in layers:
-        if isinstance(op, dist.AllGatherOp) and op.fusion is None and not dist.is_started(op):
+        if _is_gather(op):
             makers = [v.owner for v in op.values if isinstance(v.owner, Operation)]
             start = max((at[loops.available_after(m, op)] for m in makers), default=-1)
             size = sum(map(size_of, op.outs))

@@ -26,13 +26,13 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.mesh import Mesh
@@ -43,7 +43,7 @@ from shardir.cost.schedule import cuts
 from shardir.dialects import dist
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import allowed_memory
-from shardir.rewriting.rewriter import Rewriter
+from shardir.rewriting.rewriter import Rewriter, erase
 
 MAX_ATTEMPTS = 20
 """The maximum number of attempts to start fewer collectives; after that none is started."""
@@ -60,83 +60,114 @@ class OverlapCommunication(LocalPass):
             _overlap(f.op, f.mesh)
 
 
-class Arrangement:
-    """A state of a block: its ops in order, each with its operands and whether it is started."""
-
-    def __init__(self, block: Block):
-        self.ops = {op: (tuple(op.operands), dist.is_started(op)) for op in block.ops}
-
-    def restore(self, block: Block) -> None:
-        """Return the block to this state; ops that are not in it lose their operands. Of its own
-        ops only collectives move."""
-        for op in list(block.ops):
-            if op not in self.ops:
-                op.detach()
-                op.operands = ()
-            elif isinstance(op, dist.AsyncOp):
-                op.detach()
-        next_op = block.first_op
-        for op, (operands, started) in self.ops.items():
-            if op is next_op:
-                next_op = op.next_op
-            elif next_op is None:
-                block.add_op(op)
-            else:
-                block.insert_op_before(op, next_op)
-            if tuple(op.operands) != operands:
-                op.operands = operands
-            if started:
-                op.properties["started"] = UnitAttr()
-            elif dist.is_started(op):
-                del op.properties["started"]
-
-
 @dataclass
 class Attempt:
-    """A block with started collectives: its time, its arrangement, the number of each collective
-    (`_start`), and whether buckets were cut."""
+    """A block with started collectives: its time, those that are not started by their numbers
+    (`_start`), the number of each that may be, and whether buckets are cut."""
 
     seconds: float
-    arrangement: Arrangement
-    numbers: Mapping[Operation, int]
+    excluded: frozenset[int] = frozenset()
+    numbers: Mapping[Operation, int] = field(default_factory=dict)
     cutting: bool = False
 
     def gains_over(self, other: "Attempt") -> bool:
         return self.seconds < other.seconds * IMPROVEMENT
 
 
+class BlockChanges:
+    """The changes of a block by an attempt, which are taken back together: operands all at once,
+    since a return has many."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], object]] = []
+        self._operands: dict[Operation, tuple[SSAValue, ...]] = {}
+
+    def move(self, op: Operation, to: Operation) -> None:
+        """Move an op to the place before another one."""
+        self.leave(op)
+        Rewriter().before(to).insert(op)
+
+    def leave(self, op: Operation) -> None:
+        """Take an op out of the block."""
+        block, before = op.parent, op.next_op
+        assert block is not None
+
+        def back() -> None:
+            if op.parent is not None:
+                op.detach()
+            if before is None:
+                block.add_op(op)
+            else:
+                block.insert_op_before(op, before)
+
+        self._steps.append(back)
+        op.detach()
+
+    def start(self, op: dist.AsyncOp) -> None:
+        op.properties["started"] = UnitAttr()
+        self._steps.append(lambda: op.properties.pop("started"))
+
+    def use(self, new: Operation, values: Sequence[SSAValue]) -> None:
+        """Let all other ops use the results of a new op in place of values."""
+        self._steps.append(lambda: erase(new))
+        for v, out in zip(values, new.results, strict=True):
+            for use in v.uses:
+                self.keep_operands(use.operation)
+            v.replace_uses_with_if(out, lambda use: use.operation is not new)
+
+    def keep_operands(self, op: Operation) -> None:
+        """Record the operands of an op before they are changed."""
+        self._operands.setdefault(op, tuple(op.operands))
+
+    def take_back(self) -> None:
+        for op, operands in self._operands.items():
+            op.operands = operands
+        for back in reversed(self._steps):
+            back()
+
+
 class Body:
-    """The body of a function, which is in one of several arrangements; `given` has no new start."""
+    """The body of a function, in which one attempt at a time is made; `given` starts nothing."""
 
     def __init__(self, f: FuncOp, mesh: Mesh):
         self.f, self.mesh, self.block = f, mesh, f.body.block
-        self.costs, self._now = Costs(self.block, mesh), Arrangement(self.block)
-        self.given = Attempt(self.costs.of_block(self.block), self._now, {})
+        self.costs, self._changes = Costs(self.block, mesh), BlockChanges()
+        self.given = self._now = Attempt(self.costs.of_block(self.block))
 
     def be(self, attempt: Attempt) -> None:
-        """Return the block to the arrangement of an attempt."""
-        if attempt.arrangement is not self._now:
-            self._now = attempt.arrangement
-            self._now.restore(self.block)
+        """Bring the block to the state of an attempt."""
+        if attempt is self._now:
+            return
+        self._take_back()
+        if attempt is not self.given:
+            attempt.numbers = self._start(attempt.excluded, attempt.cutting)
+        self._now = attempt
 
-    def attempt(self, excluded: set[int], *, cutting: bool) -> Attempt:
+    def attempt(self, excluded: frozenset[int], *, cutting: bool) -> Attempt:
         """Start the collectives that are not excluded."""
-        self.be(self.given)
-        numbers = _start(self.block, self.costs, excluded, cutting)
-        self._now = Arrangement(self.block)
-        return Attempt(self.costs.of_block(self.block), self._now, numbers, cutting)
+        self._take_back()
+        numbers = self._start(excluded, cutting)
+        self._now = Attempt(self.costs.of_block(self.block), excluded, numbers, cutting)
+        return self._now
 
     def memory(self, attempt: Attempt) -> dict[Operation, int]:
         """Return the bytes that are live at each op."""
         self.be(attempt)
         return memory_at_ops(self.f, self.mesh)
 
+    def _take_back(self) -> None:
+        self._changes.take_back()
+        self._changes = BlockChanges()
+
+    def _start(self, excluded: frozenset[int], cutting: bool) -> dict[Operation, int]:
+        return _start(self.block, self.costs, self._changes, excluded, cutting)
+
 
 def _overlap(f: FuncOp, mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
     body = Body(f, mesh)
     cuttings = (False, True) if _is_cut(body.block, body.costs) else (False,)
-    attempts = [body.attempt(set(), cutting=cutting) for cutting in cuttings]
+    attempts = [body.attempt(frozenset(), cutting=cutting) for cutting in cuttings]
     kept = body.given
     if any(attempt.gains_over(kept) for attempt in attempts):
         peak = max(body.memory(kept).values())
@@ -154,7 +185,7 @@ def _within(limit: int, body: Body, attempt: Attempt) -> Attempt | None:
     The collectives that are in flight where one needs more memory than the limit are excluded from
     the next.
     """
-    excluded = set[int]()
+    excluded = frozenset[int]()
     for _ in range(MAX_ATTEMPTS):
         needed = body.memory(attempt)
         over = [op for op, bytes in needed.items() if bytes > limit]
@@ -166,7 +197,9 @@ def _within(limit: int, body: Body, attempt: Attempt) -> Attempt | None:
     return None
 
 
-def _start(block: Block, costs: Costs, excluded: set[int], cutting: bool) -> dict[Operation, int]:
+def _start(
+    block: Block, costs: Costs, changes: BlockChanges, excluded: Container[int], cutting: bool
+) -> dict[Operation, int]:
     """Start the collectives that are not excluded, and return the number of each.
 
     A collective is numbered in the order of the block; the parts of a bucket have its number.
@@ -175,16 +208,16 @@ def _start(block: Block, costs: Costs, excluded: set[int], cutting: bool) -> dic
     numbers: dict[Operation, int] = {op: i for i, op in enumerate(candidates)}
     timeline = Timeline(block, costs)
     for bucket in [op for op in candidates if cutting and numbers[op] not in excluded]:
-        for part in _cut(bucket, timeline):
+        for part in _cut(bucket, timeline, changes):
             numbers[part] = numbers[bucket]
     chosen = {op for op, i in numbers.items() if i not in excluded}
     schedule = StartSchedule(block, timeline, chosen)
     for op in schedule.in_order():
-        Rewriter().before(schedule.others[schedule.starts[op]]).move(op)
+        changes.move(op, schedule.others[schedule.starts[op]])
     at = {op: i for i, op in enumerate(block.ops)}
     for op in schedule.costs:
         if schedule.hides(op):
-            _wait(op, min(users(op, schedule.loops), key=at.__getitem__))
+            _wait(op, min(users(op, schedule.loops), key=at.__getitem__), changes)
     return numbers
 
 
@@ -238,7 +271,7 @@ def _is_cut(block: Block, costs: Costs) -> bool:
     return any(len(_parts(op, timeline)) > 1 for op in block.ops if can_start(op, costs.mesh))
 
 
-def _cut(op: dist.AsyncOp, timeline: Timeline) -> Iterator[dist.AsyncOp]:
+def _cut(op: dist.AsyncOp, timeline: Timeline, changes: BlockChanges) -> Iterator[dist.AsyncOp]:
     """Yield the parts by which a bucket is replaced; none if it stays as it is."""
     parts = _parts(op, timeline)
     if len(parts) == 1:
@@ -249,18 +282,17 @@ def _cut(op: dist.AsyncOp, timeline: Timeline) -> Iterator[dist.AsyncOp]:
             type(op), [op.values[i] for i in part], [v.type for v in outs],
             op.properties, op.attributes, outs,
         )  # fmt: skip
-        for old, out in zip(outs, new.outs, strict=True):
-            old.replace_all_uses_with(out)
+        changes.use(new, outs)
         yield new
-    op.detach()  # not erased: it returns if the bucket is not cut after all
+    changes.keep_operands(op)
+    changes.leave(op)  # not erased: it returns if the bucket is not cut after all
     op.operands = ()
 
 
-def _wait(op: dist.AsyncOp, user: Operation) -> None:
+def _wait(op: dist.AsyncOp, user: Operation, changes: BlockChanges) -> None:
     """Start a collective where it is, and wait for it before the first use of a result."""
-    op.properties["started"] = UnitAttr()
+    changes.start(op)
     rewriter = Rewriter().before(user)
     rewriter.location = op.location
     wait = rewriter.create(dist.WaitOp, op.outs, [v.type for v in op.outs], names=op.outs)
-    for v, out in zip(op.outs, wait.outs, strict=True):
-        v.replace_uses_with_if(out, lambda use: use.operation is not wait)
+    changes.use(wait, op.outs)

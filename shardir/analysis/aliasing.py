@@ -64,6 +64,12 @@ def may_share(kind: type[Operation]) -> bool:
     return issubclass(kind, (*VIEWS, *by_types))
 
 
+@cache
+def may_write(kind: type[Operation]) -> bool:
+    """Whether ops of a kind may write a result in place (`in_place`); asked once for each kind."""
+    return issubclass(kind, (train.Update, nn.IndexCopyOp, dist.AllReduceOp, dist.CopyOp))
+
+
 def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may be views, each with its operand."""
     if _is_view(type(op)) or moves_nothing(op, mesh):

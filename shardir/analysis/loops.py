@@ -33,6 +33,10 @@ class Loops:
             elif loop is not None and isinstance(op, EndLoop):
                 self.ends[loop], loop = op, self._loop[loop]
 
+    def __bool__(self) -> bool:
+        """Whether there is a loop."""
+        return self._any
+
     def around(self, op: Operation) -> Loop | None:
         """Return the innermost loop that an op is in, or ends; the op may be a new one."""
         if not self._any:

@@ -7,8 +7,10 @@ equal distances.
 """
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from xdsl.ir import Operation, OpResult
 
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import Array, TensorOp
+from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.train import LOOP, BackwardOp, TransferOp
 
 MIN_BLOCKS = 3
@@ -86,25 +89,42 @@ def equal_blocks(
 def _codes(ops: Sequence[Operation], equally_kept: bool) -> Array:
     """A number for each op; equal ones for ops that differ in names and values only."""
     numbers: dict[object, int] = {}
-    codes = []
-    at = {op: i for i, op in enumerate(ops)}
+    signatures: dict[object, int] = {}
+    known = SignatureMemo()
+    at = {op: i for i, op in enumerate(ops)} if equally_kept else {}
     starts = [i for i, op in enumerate(ops) if isinstance(op, BackwardOp)]
+    codes = []
     for i, op in enumerate(ops):
-        start = next((s for s in starts if s > i), len(ops))
         key: object = i
-        if isinstance(op, TensorOp | dist.CollectiveOp | dist.WaitOp) and type(op) not in OWN:
-            properties = {*op.properties.items(), *op.attributes.items()}
-            if isinstance(op, nn.Drawn):
-                properties.remove(("stream", op.stream))
-            types = tuple(v.type for v in (*op.operands, *op.results))
-            key = (type(op), frozenset(properties), len(op.operands), types)
+        if _may_repeat(type(op)):
+            types = [v.type for v in (*op.operands, *op.results)]
+            parts = (type(op), len(op.operands), *types, *op.attributes, *op.attributes.values())
+            number = known.get_or(
+                parts, op.properties,
+                lambda op=op: signatures.setdefault(_signature(op), len(signatures)),
+            )  # fmt: skip
+            key = (number,)
             if equally_kept:
-                key = (
-                    *key,
-                    *(any(at.get(u.operation, 0) > start for u in v.uses) for v in op.results),
-                )
+                start = starts[k] if (k := bisect_right(starts, i)) < len(starts) else len(ops)
+                kept = (any(at.get(u.operation, 0) > start for u in v.uses) for v in op.results)
+                key = (number, *kept)
         codes.append(numbers.setdefault(key, len(numbers)))
     return np.array(codes, np.int64)
+
+
+@cache
+def _may_repeat(kind: type[Operation]) -> bool:
+    """Whether ops of a kind may be in a block."""
+    return issubclass(kind, TensorOp | dist.CollectiveOp | dist.WaitOp) and kind not in OWN
+
+
+def _signature(op: Operation) -> object:
+    """What ops of equal blocks have in common, by value."""
+    properties = {*op.properties.items(), *op.attributes.items()}
+    if isinstance(op, nn.Drawn):
+        properties.remove(("stream", op.stream))
+    types = tuple(v.type for v in (*op.operands, *op.results))
+    return type(op), frozenset(properties), len(op.operands), types
 
 
 def _search(

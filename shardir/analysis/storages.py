@@ -44,7 +44,7 @@ def live_ops(ops: Sequence[Operation]) -> list[Operation]:
 
 def reads(op: Operation) -> Sequence[SSAValue]:
     """The operands that an op reads: not the variable that train.carry sets."""
-    return (op.x,) if isinstance(op, CarryOp) else op.operands
+    return (op.x,) if type(op) is CarryOp else op.operands
 
 
 @cache
@@ -57,7 +57,7 @@ def waits(ops: Sequence[Operation]) -> dict[Operation, int]:
     """Return the index of the wait for each started collective: until then it reads its operands
     and holds its buffers. If another run of a loop waits for it, that is not before the end."""
     found = {op: len(ops) for op in ops if dist.is_started(op)}
-    for i, op in enumerate(ops):
+    for i, op in enumerate(ops) if found else ():
         if isinstance(op, dist.WaitOp) and op.values[0].owner in found:
             found[op.started] = i
     return found
@@ -81,11 +81,12 @@ class Storages:
         self._born |= {v: i for i, op in enumerate(ops) for v in op.results}
         self.held: dict[Operation, list[SSAValue]] = {}
         """By the end of a loop the values from before it that nothing reads later."""
-        self._loops(ops)
+        loops = Loops(ops)
+        self._extend(ops, loops)
         self._root: dict[SSAValue, SSAValue] = {}
         self._members: dict[SSAValue, list[SSAValue]] = {}
-        self._read = self.last | self._read_once(ops)
-        self._items = [op for op in ops if isinstance(op, ItemOp)]
+        self._read = self.last | self._read_once(ops, loops)
+        self._items = [op for op in ops if isinstance(op, ItemOp)] if loops else []
         self._taken: dict[SSAValue, list[ItemOp]] = {}
         """The ops that take a value of several in a run of a loop."""
         for op in self._items:
@@ -97,9 +98,10 @@ class Storages:
             for v in op.operands:
                 self._in_flight.setdefault(v, []).append(Span(self.at[op], end))
 
-    def _loops(self, ops: Sequence[Operation]) -> None:
+    def _extend(self, ops: Sequence[Operation], loops: Loops) -> None:
         """Extend the live ranges of values that a loop reads or adds to over all of it."""
-        loops = Loops(ops)
+        if not loops:
+            return
         changed = {op.carried: loops.around(op) for op in ops if isinstance(op, CarryOp)}
         for loop, end in loops.ends.items():
             begin, last = self.at[loop], self.at[end]
@@ -112,11 +114,10 @@ class Storages:
                             self.last[v] = last
                         self.held.setdefault(end, []).append(v)
 
-    def _read_once(self, ops: Sequence[Operation]) -> dict[SSAValue, int]:
+    def _read_once(self, ops: Sequence[Operation], loops: Loops) -> dict[SSAValue, int]:
         """The values that a loop reads in one of its runs only, each with the op that takes it."""
         found: dict[SSAValue, int] = {}
-        loops = Loops(ops)
-        for op in ops:
+        for op in ops if loops else ():
             loop = loops.around(op)
             if not isinstance(op, ItemOp) or loop is None:
                 continue

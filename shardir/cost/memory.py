@@ -31,7 +31,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.aliasing import in_place, may_share, shared
+from shardir.analysis.aliasing import in_place, may_share, may_write, shared
 from shardir.analysis.roles import frees, lent_arguments
 from shardir.analysis.storages import Span, Storages, live_ops, waits
 from shardir.cost.collective_work import collective_work
@@ -153,7 +153,7 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
     for op in ops:
         if not may_share(type(op)):
             continue
-        if places := dict(in_place(op)):
+        if places := dict(in_place(op)) if may_write(type(op)) else {}:
             mine = () if isinstance(op, dist.AllReduceOp) else lent
             found = {v: x for v, x in places.items() if freed and storages.is_free(x, op, mine)}
         else:
@@ -167,7 +167,10 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
 
 def _size(root: SSAValue, storages: Storages) -> int:
     """Return the bytes of a storage: of the values in it of the op that makes it."""
-    return sum(size_of(v) for v in storages.members(root) if v.owner is root.owner)
+    members = storages.members(root)
+    if len(members) == 1:
+        return size_of(root)
+    return sum(size_of(v) for v in members if v.owner is root.owner)
 
 
 def _parts(f: FuncOp, ops: list[Operation]) -> dict[SSAValue, str]:

@@ -30,7 +30,7 @@ from shardir.algebra.collectives import COLLECTIVES, CollectiveStep
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.diagnostics import ShardirError, coded
-from shardir.dialects.definition import op_definition
+from shardir.dialects.definition import OpClass, op_definition
 from shardir.dialects.dist.attributes import AxesAttr, PairsAttr, ReductionAttr
 from shardir.dialects.dist.types import (
     check_types,
@@ -53,7 +53,7 @@ PARAMETERS = {
 """The properties of ops that are parameters of a step, with their names there."""
 
 
-class CollectiveOp(IRDLOperation, ABC):
+class CollectiveOp(IRDLOperation, metaclass=OpClass):
     """A collective of the devices of each group over `axes`, or a local op on the value's layout.
 
     Several values in one collective travel in one flat buffer.
@@ -180,7 +180,7 @@ class GroupedOp(CollectiveOp, ABC):
     axes = prop_def(AxesAttr)
 
 
-class HeldByOne(IRDLOperation, ABC):
+class HeldByOne(IRDLOperation, metaclass=OpClass):
     """An op after which one device of each group holds the value, the others zeros."""
 
     @property
@@ -268,7 +268,7 @@ def _waits_for(op: Operation, started: AsyncOp) -> bool:
 
 
 @op_definition
-class WaitOp(IRDLOperation):
+class WaitOp(IRDLOperation, metaclass=OpClass):
     """The results of an `async` collective, once it has ended."""
 
     name = "dist.wait"
@@ -304,7 +304,7 @@ def _listed(types: Sequence[Attribute]) -> str:
     return ", ".join(map(str, types))
 
 
-class HandsOn(IRDLOperation, ABC):
+class HandsOn(IRDLOperation, metaclass=OpClass):
     """An op of a loop that hands values from one run to another, or out of the loop: those of
     collectives in flight too."""
 

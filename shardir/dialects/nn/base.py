@@ -24,6 +24,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.op_sharding import try_op_sharding
 from shardir.diagnostics import ShardirError, coded
+from shardir.dialects.definition import OpClass
 from shardir.dialects.dist import (
     CollectiveOp,
     StrategyAttr,
@@ -66,7 +67,7 @@ class Device(Protocol):
         ...
 
 
-class TensorOp(IRDLOperation, ABC):
+class TensorOp(IRDLOperation, metaclass=OpClass):
     """An op on tensors, in either view: a device computes its shard, or its partial value."""
 
     strategy = opt_prop_def(StrategyAttr)

@@ -16,7 +16,7 @@ from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import coded
-from shardir.dialects.definition import op_definition
+from shardir.dialects.definition import OpClass, op_definition
 from shardir.dialects.nn.properties import DimsAttr
 from shardir.dialects.symbols import find_symbol
 from shardir.dialects.train.optimizers import OptimizerAttr
@@ -200,7 +200,7 @@ class GradientOp(_OfFunction):
 Request = StepOp | GradientOp
 
 
-class Mark(IRDLOperation, ABC):
+class Mark(IRDLOperation, metaclass=OpClass):
     """The beginning of a part of a function."""
 
     assembly_format = "attr-dict"

@@ -22,7 +22,6 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.repeats import equal_blocks
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
@@ -44,9 +43,7 @@ TABLE = {**TORCH, **TORCH_DIST}
 
 
 def outlined(module: ModuleOp) -> ModuleOp:
-    """The module with its equal blocks as loops: itself if it has none."""
-    if not any(equal_blocks(list(f.body.block.ops)) for f in public_functions(module)):
-        return module
+    """A copy of the module with its equal blocks as loops."""
     made = copied(module)
     for p in build("outline-blocks"):
         p.apply(Context(), made)
