@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import DictionaryAttr, UnitAttr
 from xdsl.ir import Operation, SSAValue
 
+from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.op_sharding import OpSharding
 from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects.dist import (
     PropagationBarrierOp,

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec
 
-from shardir.algebra.plan_notation import is_plan
-from shardir.algebra.plan_notation import text_of as text_of_plan
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.dialects.installed import installed
 from shardir.passes import PASSES
@@ -206,8 +204,10 @@ def with_plan(passes: Sequence[ModulePass], plan: Any) -> list[ModulePass]:
     found = list(passes)
     if plan is None:
         return found
+    from shardir.algebra.plan_notation import is_plan, text_of  # which few commands need
+
     if not isinstance(plan, str | Path):
-        plan = text_of_plan(plan)
+        plan = text_of(plan)
     at = next((i for i, p in enumerate(found) if p.name in READERS), len(found))
     new: Any = PASSES["apply-plan"]()
     is_text = isinstance(plan, str) and is_plan(plan)

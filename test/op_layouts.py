@@ -22,11 +22,10 @@ from harness import MESH, function, layouts, ordered_subsets, program
 from op_cases import CASES, Case
 from xdsl.dialects.builtin import TensorType
 
-from shardir.algebra.factors import Factors
+from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
-from shardir.algebra.op_sharding import try_op_sharding
 from shardir.dialects.nn.base import Composite, TensorOp, decomposes
 
 WIDE_MESH = mesh_of("m", "a = 2, b = 3")

@@ -8,11 +8,10 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, SSAValue
 
-from shardir.algebra.factors import FactorAxes
+from shardir.algebra.factors import FactorAxes, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
-from shardir.algebra.op_sharding import try_op_sharding
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.dialects import dist

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute
@@ -25,10 +25,8 @@ from xdsl.utils.target import Target
 from xdsl.xdsl_opt_main import _empty_post_init
 
 from shardir import pipelines
-from shardir.backend.interface import Backend, Origin
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, did_you_mean
 from shardir.dialects.installed import installed
-from shardir.rewriting.annotated_plan import annotated_plan
 from shardir.rewriting.copying import copied
 from shardir.rewriting.options import UsageError, made_from, parse_options
 from shardir.syntax.parser import default_parser, no_gc
@@ -43,6 +41,9 @@ from shardir.tools.internal import BUG, InternalError, guard
 from shardir.tools.opt_arguments import OptArguments
 from shardir.tools.opt_reports import PassTimes, Reports
 from shardir.tools.progress import progress_shown
+
+if TYPE_CHECKING:  # most programs are printed, and a pass is imported where it runs
+    from shardir.backend.interface import Origin
 
 ONE_PROGRAM = ("save_strategies", "cost_graph", "trace")
 """Options with a file for one program."""
@@ -144,6 +145,8 @@ class Driver(OptArguments):
                 self.reports.layouts(module)
             self.apply(p, module)
             if i == planned:
+                from shardir.rewriting.annotated_plan import annotated_plan
+
                 return str(annotated_plan(module))
             if original is not None and pipelines.runs_on_one_device(p):
                 original = copied(module)
@@ -218,8 +221,10 @@ class Driver(OptArguments):
             properties_as_attributes=self.args.print_no_properties,
         )  # fmt: skip
 
-    def origin(self) -> dict[str, Origin]:
+    def origin(self) -> "dict[str, Origin]":
         """Return what our backends keep of the source, as an argument."""
+        from shardir.backend.interface import Backend, Origin
+
         if not isinstance(self.target, Backend) or self.given is None:
             return {}
         return {"origin": Origin.of(self.given, self.passes)}

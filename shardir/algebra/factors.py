@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
+from typing import NamedTuple
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh, sizes_of
@@ -233,3 +234,48 @@ class Factors:
                 return None
             axes.append(mine)
         return Layout(mesh.name, tuple(axes))
+
+
+class OpSharding(NamedTuple):
+    """The sharding of one op: the axes of its factors, the layouts that its operands must have, and
+    those of its results."""
+
+    axes: FactorAxes
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+
+    @property
+    def on_host(self) -> "OpSharding":
+        """The same sharding of an op that hosts compute."""
+        ends = (tuple([l.on_host for l in end]) for end in (self.operands, self.results))
+        return OpSharding(self.axes, *ends)
+
+
+def try_op_sharding(
+    factors: Factors, chosen: FactorAxes, mesh: Mesh, partial: Layout | None = None
+) -> OpSharding | None:
+    """Return the sharding that splits factors as `chosen`; None if an axis would be used twice or a
+    merged dimension cannot be split so. `partial`: the partial axes that all operands keep."""
+    used = [a for axes in chosen.values() for a in axes]
+    retained = partial.partial if partial is not None else ()
+    for i, a in enumerate(used):
+        if any(mesh.overlap(a, b) for b in (*used[:i], *retained)):
+            return None
+    operands, results = [], []
+    in_operands = {f: a for f, a in chosen.items() if f not in factors.moved}
+    for dims in factors.operands:
+        layout = factors.layout(dims, in_operands, mesh)
+        if layout is None:
+            return None
+        operands.append(layout.with_partial(retained, partial.reduction) if partial else layout)
+    for dims, lacking in zip(factors.results, factors.per_result, strict=True):
+        layout = factors.layout(dims, chosen, mesh)
+        if layout is None:
+            return None
+        reduced = [a for f in lacking for a in chosen.get(f, ())]
+        reduced = mesh.simplify(tuple(sorted((*reduced, *retained), key=mesh.order)))
+        reduction = partial.reduction if partial is not None else factors.reduction
+        if retained and reduced != retained and reduction != factors.reduction:
+            return None
+        results.append(layout.with_partial(reduced, reduction))
+    return OpSharding(chosen, tuple(operands), tuple(results))

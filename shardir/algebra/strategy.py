@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import gcd
 
-from shardir.algebra.factors import FactorAxes, Factors
+from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout, check_sizes
 from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text
-from shardir.algebra.op_sharding import OpSharding, try_op_sharding
 from shardir.algebra.slices import SlicedDim
 from shardir.diagnostics import ShardirError, coded
 

@@ -119,7 +119,7 @@ def _may_repeat(kind: type[Operation]) -> bool:
 
 
 def _signature(op: Operation) -> object:
-    """What ops of equal blocks have in common, by value."""
+    """Return what makes two ops equal: kind, properties and types, by value."""
     properties = {*op.properties.items(), *op.attributes.items()}
     if isinstance(op, nn.Drawn):
         properties.remove(("stream", op.stream))

@@ -16,11 +16,10 @@ from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Operation
 
 from shardir.algebra.cluster import DEFAULT, Cluster
-from shardir.algebra.factors import FactorAxes, Factors
+from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.forms import direct, fastest, forms_of
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.op_sharding import try_op_sharding
 from shardir.analysis.aliasing import VIEWS, is_identity
 from shardir.analysis.loops import Loops
 from shardir.cost.collective_work import CollectiveWork, collective_work, signature

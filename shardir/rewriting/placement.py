@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from xdsl.ir import Operation, SSAValue
 
+from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.op_sharding import OpSharding, choose_op_sharding
+from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import (
     TensorOp,

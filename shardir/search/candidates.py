@@ -26,10 +26,9 @@ from typing import NamedTuple
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation
 
-from shardir.algebra.factors import FactorAxes, Factors
+from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.op_sharding import OpSharding, try_op_sharding
 from shardir.algebra.routes import full_axes, parts
 from shardir.algebra.strategy import Strategy
 from shardir.cost import op_seconds

@@ -14,10 +14,10 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from shardir.algebra.factors import Factors
+from shardir.algebra.factors import Factors, OpSharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes
-from shardir.algebra.op_sharding import OpSharding, choose_op_sharding
+from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.algebra.propagation import PropagationState
 
 MAX_COMBINATIONS = 64

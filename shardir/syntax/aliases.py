@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 
 from xdsl.ir import Attribute
 
@@ -10,9 +11,14 @@ from shardir.grammar.machine import Token
 from shardir.syntax.lexer import TERMINALS
 from shardir.syntax.spelling import LeafError, SilentError
 
-ATTR = re.compile(TERMINALS["ATTR"], re.ASCII)
 DEFINITION = re.compile(r"^[^\S\n]*([#!][A-Za-z_$][\w$-]*)\s*=[^\S\n]*", re.M | re.ASCII)
 USE = re.compile(r"[#!][A-Za-z_$][\w$-]*(?![\w.$<-])", re.ASCII)
+
+
+@cache
+def _attribute() -> re.Pattern[str]:
+    """The regex of an attribute, which takes longer to compile than most programs to parse."""
+    return re.compile(TERMINALS["ATTR"], re.ASCII)
 
 
 class Aliases:
@@ -66,7 +72,7 @@ class Aliases:
             raise LeafError(t.start, t.end, f"expected a defined alias, got {name}{hint}")
         if name in self._pending:
             raise LeafError(t.start, t.end, f"expected a definition without {name} itself")
-        m = ATTR.match(self.text, self.position[name])
+        m = _attribute().match(self.text, self.position[name])
         if m is None or m.end() == m.start():
             self._failed.add(name)  # a syntax error of the definition
             raise SilentError

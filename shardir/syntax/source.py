@@ -6,13 +6,16 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 from xdsl.ir import Operation
 
-from shardir.algebra.plan import LineError
 from shardir.diagnostics import Diagnostic, Located
 from shardir.dialects.locations import file_location
+
+if TYPE_CHECKING:  # of plans, which few commands read
+    from shardir.algebra.plan import LineError
 
 WORD = re.compile(r'"[^"\n]*"|[\w.$]+')
 
@@ -70,7 +73,7 @@ class Source:
             tuple(notes), severity,
         )  # fmt: skip
 
-    def at_line(self, error: LineError) -> Diagnostic:
+    def at_line(self, error: "LineError") -> Diagnostic:
         """Return a diagnostic from the column of an error to the end of its line."""
         start = self.starts[error.number - 1]
         end = start + len(self.line_text(error.number))

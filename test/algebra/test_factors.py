@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import layouts_on, meshes, quick, sub_axes
 
-from shardir.algebra.factors import Factors
+from shardir.algebra.factors import Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import (
     mesh_of,
     parse_layout,
 )
-from shardir.algebra.op_sharding import OpSharding, choose_op_sharding, try_op_sharding
+from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.dialects.nn.base import layout_mismatch
 

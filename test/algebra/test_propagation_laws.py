@@ -8,11 +8,10 @@ from math import prod
 import pytest
 from propagation_graphs import Writer, merged
 
-from shardir.algebra.factors import Factors
+from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes
 from shardir.algebra.notation import mesh_of
-from shardir.algebra.op_sharding import try_op_sharding
 from shardir.algebra.propagation import propagate
 from shardir.algebra.propagation.graph import Node, PropagationGraph, Tie
 from shardir.algebra.propagation.worklist import Worklist

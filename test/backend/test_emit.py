@@ -14,8 +14,8 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.algebra.factors import try_op_sharding
 from shardir.algebra.mesh import Axes, Axis
-from shardir.algebra.op_sharding import try_op_sharding
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.ops import FAMILIES
 from shardir.backend.torch.ops.dist import TORCH_DIST

@@ -108,6 +108,16 @@ def test_shardir_is_light():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_shard_opt_imports_what_all_programs_need():
+    import subprocess
+
+    later = ["algebra.planner", "algebra.plan", "algebra.schedules.searching", "backend.runs",
+             "cost", "passes.inline_calls", "rewriting.rewriter", "search"]  # fmt: skip
+    names = {"torch", "lark", "rich", *(f"shardir.{name}" for name in later)}
+    code = f"import sys, shardir.tools.opt; assert not (found := {names} & set(sys.modules)), found"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_the_python_interface():
     compiled = shardir.compile(STEP, "", "step.ir")
     again = parse(compiled.text, "again.ir", verify=True)

@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "a reduced factor leaves nothing partial",
         "A matmul split along its summed dimension has a complete result.",
-        "shardir/algebra/op_sharding.py",
+        "shardir/algebra/factors.py",
         "reduced = [a for f in lacking for a in chosen.get(f, ())]",
         "reduced = []",
         "test/algebra/test_factors.py::test_a_placement_is_legal_and_splits_what_is_agreed_on",

@@ -10,7 +10,7 @@ from harness import MESH, layouts, ordered_subsets
 from op_cases import CASES, Case
 from op_layouts import BY_NAME, WIDE_MESH, by_kin, exchanged, kin, signature
 
-from shardir.algebra.op_sharding import try_op_sharding
+from shardir.algebra.factors import try_op_sharding
 
 SIZES = [(3, 3, 3, 3), (2, 3, 4, 5), (7, 1, 6), (11, 11, 11), (1, 1), (5,), (9, 2, 2, 2, 2, 2)]
 

@@ -12,10 +12,9 @@ from functools import lru_cache
 from math import fsum, inf
 from typing import NamedTuple
 
-from shardir.algebra.factors import FactorAxes, Factors
+from shardir.algebra.factors import FactorAxes, Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.op_sharding import try_op_sharding
 from shardir.algebra.propagation.conflicts import Alternative, resolve
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.sharding import DimAxes, refine

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
-from shardir.algebra.op_sharding import OpSharding
 from shardir.algebra.propagation.state import PropagationState, Provenance, SourceDim
 from shardir.algebra.sharding import DimAxes, Sharding
 from shardir.diagnostics import ShardirError

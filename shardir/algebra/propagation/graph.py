@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shardir.algebra.factors import FactorAxes, Factors
+from shardir.algebra.factors import FactorAxes, Factors, OpSharding
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.op_sharding import OpSharding
 from shardir.algebra.sharding import Sharding
 
 

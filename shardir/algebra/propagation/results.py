@@ -16,8 +16,9 @@ from math import fsum
 from typing import NamedTuple
 
 from shardir.algebra.estimates import ranked
+from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
-from shardir.algebra.op_sharding import OpSharding, choose_op_sharding
+from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.algebra.propagation.state import PropagationState, Provenance, SourceDim
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.sharding import DimAxes

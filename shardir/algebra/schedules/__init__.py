@@ -2,6 +2,9 @@
 which order. Plain values, in the grammar of torch.distributed.pipelining.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from shardir.algebra.schedules.actions import (
     COMPUTE,
     KINDS,
@@ -14,18 +17,20 @@ from shardir.algebra.schedules.actions import (
     parse_orders,
 )
 from shardir.algebra.schedules.checking import check, check_actions
-from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
 from shardir.algebra.schedules.named import NAMES, NamedSchedule, schedule
 from shardir.algebra.schedules.schedule import Schedule
-from shardir.algebra.schedules.searching import (
-    SearchedSchedule,
-    merged,
-    named_schedules,
-    placements,
-    search,
-)
-from shardir.algebra.schedules.simulation import PipelineTimeline, simulate
-from shardir.algebra.schedules.transfers import check_transfers, with_transfers
+
+if TYPE_CHECKING:
+    from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
+    from shardir.algebra.schedules.searching import (
+        SearchedSchedule,
+        merged,
+        named_schedules,
+        placements,
+        search,
+    )
+    from shardir.algebra.schedules.simulation import PipelineTimeline, simulate
+    from shardir.algebra.schedules.transfers import check_transfers, with_transfers
 
 __all__ = [
     "COMPUTE",
@@ -55,3 +60,18 @@ __all__ = [
     "simulate",
     "with_transfers",
 ]
+
+_LATER = {
+    "costs": ("PipelineCosts", "lower_bound"),
+    "searching": ("SearchedSchedule", "merged", "named_schedules", "placements", "search"),
+    "simulation": ("PipelineTimeline", "simulate"),
+    "transfers": ("check_transfers", "with_transfers"),
+}
+"""Names by their files, which are imported at their first use: verification needs none of them."""
+
+
+def __getattr__(name: str) -> Any:
+    for file, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{file}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,10 +19,9 @@ from xdsl.irdl import IRDLOperation, opt_prop_def, traits_def
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.factors import Factors
+from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.op_sharding import try_op_sharding
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import OpClass
 from shardir.dialects.dist import (
