@@ -38,13 +38,13 @@ def live_ops(ops: Sequence[Operation]) -> list[Operation]:
         if _is_pure(type(op)) and needed.isdisjoint(op.results):
             continue
         live.append(op)
-        needed.update(op.operands)
+        needed.update(op._operands)
     return live[::-1]
 
 
 def reads(op: Operation) -> Sequence[SSAValue]:
     """The operands that an op reads: not the variable that train.carry sets."""
-    return (op.x,) if type(op) is CarryOp else op.operands
+    return (op.x,) if type(op) is CarryOp else op._operands
 
 
 @cache
@@ -141,15 +141,16 @@ class Storages:
         mine, root = self.root(v), self.root(other)
         if mine is root:
             return
-        if isinstance(mine, BlockArgument):  # memory that may be the caller's is not written
+        if self._born.get(mine, 0) < 0:  # memory that may be the caller's is not written
             mine, root = root, mine
-        if mine in self._pinned:
+        if self._pinned and mine in self._pinned:
             self._pinned.add(root)
-        joined = self._members.pop(mine, [mine])
-        self._root |= dict.fromkeys(joined, root)
+        joined = self._members.pop(mine, None) or [mine]
+        for value in joined:
+            self._root[value] = root
         self._members.setdefault(root, [root]).extend(joined)
         self._read[root] = max(self._read.get(root, -1), self._read.pop(mine, -1))
-        if mine in self._in_flight:
+        if self._in_flight and mine in self._in_flight:
             self._in_flight.setdefault(root, []).extend(self._in_flight.pop(mine))
 
     def pin(self, v: SSAValue) -> None:
@@ -162,13 +163,13 @@ class Storages:
         for root, born in self._born.items():
             if root in self._root:
                 continue
-            if isinstance(root, BlockArgument):
+            if born < 0:
                 yield root, Span(born, len(self.at))
                 continue
             end = max(born, self._read.get(root, -1))
-            if root in self._members:
-                end = max(end, *(self._born[v] for v in self._members[root]))
-            if root in self._in_flight:
+            if (members := self._members.get(root)) is not None:
+                end = max(end, *(self._born[v] for v in members))
+            if self._in_flight and root in self._in_flight:
                 end = max(end, *(span.end for span in self._in_flight[root]))
             yield root, Span(born, end)
 

@@ -38,6 +38,7 @@ from shardir.cost.collective_work import collective_work
 from shardir.dialects import dist, train
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.types import size_of
+from shardir.dialects.signatures import SignatureMemo
 
 PARTS = ("parameters", "states", "inputs", "gradients", "activations", "temporaries")
 """The purposes of memory. Activations are made before the backward part, temporaries in it or
@@ -123,8 +124,10 @@ class LiveStorages:
 
 def is_on_host(v: SSAValue) -> bool:
     """Whether a value is in host memory."""
-    layout = dist.layout_of(v)
-    return layout is not None and layout.host
+    return _on_host.of(v.type, lambda t: (l := dist.type_layout(t)) is not None and l.host)
+
+
+_on_host = SignatureMemo()
 
 
 def _buffers(ops: list[Operation], mesh: Mesh) -> dict[Operation, tuple[int, Span]]:

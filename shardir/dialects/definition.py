@@ -19,6 +19,7 @@ from xdsl.printer import Printer
 from xdsl.traits import OpTrait
 
 from shardir.dialects.signatures import SignatureMemo
+from shardir.dialects.symbols import verified_here
 
 Op = TypeVar("Op", bound=type[IRDLOperation])
 
@@ -55,17 +56,35 @@ def _verifier(definition: OpDef, own: Callable[[Any], None]) -> Callable[[IRDLOp
         asking = [t for t in definition.traits if type(t).verify is not OpTrait.verify]
         return not (asking or definition.regions or definition.successors)
 
-    def verify_(self: IRDLOperation) -> None:
-        if is_flat() and not self.regions and not self.successors:
-            operands, results = ([v.type for v in end] for end in (self.operands, self.results))
-            attributes = (*self.attributes, *self.attributes.values())
-            parts = (type(self), *operands, None, *results, None, *attributes)
-            defined.get_or(parts, self.properties, lambda: definition.verify(self))
-        else:
-            definition.verify(self)
+    def verify_all(self: IRDLOperation, parts: tuple[Any, ...]) -> None:
+        defined.get_or(parts, self.properties, lambda: definition.verify(self))
         own(self)
 
+    def verify_(self: IRDLOperation) -> None:
+        if not is_flat() or self.regions or self.successors:
+            definition.verify(self)
+            own(self)
+            return
+        operands, results = ([v.type for v in end] for end in (self.operands, self.results))
+        attributes = (*self.attributes, *self.attributes.values())
+        parts = (type(self), *operands, None, *results, None, *attributes)
+        here = verified_here() if own in _by_signature else None
+        if here is None:
+            verify_all(self, parts)
+        else:
+            here.get_or(parts, self.properties, lambda: verify_all(self, parts))
+
     return verify_
+
+
+_by_signature = set[Callable[[Any], None]]()
+
+
+def by_signature(own: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Mark a method that verifies an op by its types and properties, and what symbols mean: where
+    these are fixed, each signature is verified once."""
+    _by_signature.add(own)
+    return own
 
 
 defined = SignatureMemo()

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation
 
+from shardir.dialects.signatures import SignatureMemo
+
 OpT = TypeVar("OpT", bound=Operation)
 Value = TypeVar("Value")
 
@@ -22,16 +24,25 @@ Declarations = dict[str, list[Operation]]
 _tables: ContextVar[dict[Operation, Declarations] | None] = ContextVar("tables", default=None)
 _known: ContextVar[dict[tuple[Operation, str], Any] | None] = ContextVar("known", default=None)
 
+_verified: ContextVar[SignatureMemo | None] = ContextVar("verified", default=None)
+
 
 @contextmanager
 def fixed_symbols() -> Iterator[None]:
     """Look symbols up in tables, as long as no module changes: in the block of a `with`."""
-    tables, values = _tables.set({}), _known.set({})
+    tables, values, verified = _tables.set({}), _known.set({}), _verified.set(SignatureMemo())
     try:
         yield
     finally:
         _tables.reset(tables)
         _known.reset(values)
+        _verified.reset(verified)
+
+
+def verified_here() -> SignatureMemo | None:
+    """Return the signatures that have been verified since symbols are fixed; None where they are
+    not."""
+    return _verified.get()
 
 
 def known(module: Operation, name: str, make: Callable[[], Value]) -> Value:

@@ -14,23 +14,32 @@ OpT = TypeVar("OpT", bound=Operation)
 def copied(op: OpT) -> OpT:
     """Return a copy of an op and of the ops in it, with their names and locations."""
     values: dict[SSAValue, SSAValue] = {}
-    new = _copied(op, values, {})
-    for old, copy in zip(op.walk(), new.walk(), strict=True):
+    early: list[tuple[Operation, Operation]] = []
+    new = _copied(op, values, {}, early)
+    for old, copy in early:
         copy.operands = [values.get(v, v) for v in old.operands]
     return new
 
 
-def _copied(op: OpT, values: dict[SSAValue, SSAValue], blocks: dict[Block, Block]) -> OpT:
-    """Return a copy without operands; record the copies of values and blocks."""
+def _copied(
+    op: OpT,
+    values: dict[SSAValue, SSAValue],
+    blocks: dict[Block, Block],
+    early: list[tuple[Operation, Operation]],
+) -> OpT:
+    """Return a copy; record the copies of values and blocks, and ops that use values which are not
+    copied yet, each with its copy."""
     for block in (block for region in op.regions for block in region.blocks):
         blocks[block] = Block(arg_types=block.arg_types)
-    new = op.clone_without_regions(values, blocks, clone_operands=False)
+    is_early = not all(v in values for v in op._operands)
+    new = op.clone_without_regions(values, blocks)
+    if is_early:
+        early.append((op, new))
     for region, copy in zip(op.regions, new.regions, strict=True):
         for block in region.blocks:
             copy.add_block(blocks[block])
             for old, arg in zip(block.args, blocks[block].args, strict=True):
                 arg.name_hint, arg.location, values[old] = old.name_hint, old.location, arg
         for block in region.blocks:
-            for inner in block.ops:
-                blocks[block].add_op(_copied(inner, values, blocks))
+            blocks[block].add_ops([_copied(o, values, blocks, early) for o in block.ops])
     return new

@@ -23,7 +23,7 @@ from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import ShardirError, coded
-from shardir.dialects.definition import OpClass
+from shardir.dialects.definition import OpClass, by_signature
 from shardir.dialects.dist import (
     CollectiveOp,
     StrategyAttr,
@@ -181,6 +181,7 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
         need elements of others; None where each has all that it needs."""
         return None
 
+    @by_signature
     def verify_(self) -> None:
         types = [v.type for v in (*self.operands, *self.results)]
         names = {l.mesh for t in types if (l := type_layout(t)) is not None}
