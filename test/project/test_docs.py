@@ -16,6 +16,7 @@ What a page may hold, and what is checked of it:
 `python test/project/test_docs.py --regenerate` writes what commands print into the pages.
 """
 
+import importlib
 import importlib.util
 import os
 import re
@@ -50,6 +51,12 @@ CODE = re.compile(r"\[([A-Z]\d+)\]")
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.M)
 LIMIT_SECONDS = 240
+FILES = {
+    path.name
+    for folder in ("docs", "passes", "shardir", "test", "tools")
+    for path in (ROOT / folder).rglob("*.*")
+}
+"""The names of all files."""
 
 
 def ids(path: Path) -> str:
@@ -271,8 +278,33 @@ def test_pages_name_files_that_exist() -> None:
         text = BLOCK.sub("", page.read_text())
         for name in re.findall(r"`((?:shardir|passes|tools|test|docs)/[\w./-]+\.\w+)`", text):
             assert name in made or (ROOT / name).exists(), f"{page.name}: {name}"
-        for name in re.findall(r"\]\((?!http)([^)#]+)", text):
-            assert (page.parent / name).exists(), f"{page.name}: {name}"
+        for name in re.findall(r"`(\w+\.(?:py|lark))`", text):
+            assert name in FILES, f"{page.name}: {name}"
+        for name, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+            other = page.parent / name if name else page
+            assert other.exists(), f"{page.name}: {name}"
+            assert not anchor or anchor in anchors(other), f"{page.name}: {name}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_the_readme_names_each_page() -> None:
+    text = PAGES[0].read_text()
+    assert [page.name for page in PAGES[1:] if f"(docs/{page.name}" not in text] == []
+
+
+def test_bases_of_families_of_ops_are_in_their_files() -> None:
+    page = (ROOT / "docs" / "how-to-add-an-op.md").read_text()
+    rows = re.findall(r"^\|[^|]*\| `(shardir/dialects/nn/\w+)\.py` \|([^|]*)\|$", page, re.M)
+    assert rows
+    for path, bases in rows:
+        family = importlib.import_module(path.replace("/", "."))
+        for base in re.findall(r"`(_?[A-Z]\w+)`", bases):
+            assert hasattr(family, base), f"{path}: {base}"
 
 
 # ---- the walk-throughs ----
