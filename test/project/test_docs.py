@@ -280,16 +280,6 @@ def test_pages_name_files_that_exist() -> None:
             assert name in made or (ROOT / name).exists(), f"{page.name}: {name}"
         for name in re.findall(r"`(\w+\.(?:py|lark))`", text):
             assert name in FILES, f"{page.name}: {name}"
-        for name, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
-            other = page.parent / name if name else page
-            assert other.exists(), f"{page.name}: {name}"
-            assert not anchor or anchor in anchors(other), f"{page.name}: {name}#{anchor}"
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.M)
-    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
 def test_the_readme_names_each_page() -> None:
