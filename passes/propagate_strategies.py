@@ -30,6 +30,7 @@ graph of each function, and writes the layouts that they find into the types.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, TensorType
@@ -196,7 +197,7 @@ class FunctionPropagation:
             case TensorOp() if op.strategy is None:
                 return Node(
                     operands, results, strategy_factors(op), decomposes=decomposes(type(op)),
-                    seconds=lambda axes: self.seconds(op, axes),
+                    seconds=partial(_seconds, op, self.mesh),
                 )  # fmt: skip
             case TensorOp():
                 try:
@@ -209,11 +210,6 @@ class FunctionPropagation:
             case _:
                 pass
         return Node(operands, results)
-
-    def seconds(self, op: TensorOp, axes: FactorAxes) -> float:
-        """Return the time to compute an op with these axes of its factors."""
-        types = [unsharded_type(v) for v in (*op.operands, *op.results)]
-        return op_seconds(type(op), strategy_factors(op), axes, types, self.mesh)
 
     def tied(self) -> Iterator[tuple[SSAValue, SSAValue, Operation]]:
         """Yield old and new values of parameters and states, and states and their parameter: no
@@ -245,6 +241,12 @@ class FunctionPropagation:
             layout = annotated.simplified(self.mesh) if annotated else Layout(self.mesh.name, dims)
             set_type(v, with_layout(v.type, layout))
         update_signature(f)
+
+
+def _seconds(op: TensorOp, mesh: Mesh, axes: FactorAxes) -> float:
+    """Return the time to compute an op with these axes of its factors."""
+    types = [unsharded_type(v) for v in (*op.operands, *op.results)]
+    return op_seconds(type(op), strategy_factors(op), axes, types, mesh)
 
 
 def _tensors(block: Block) -> list[SSAValue]:

@@ -137,7 +137,8 @@ class Driver(OptArguments):
         with self.internal("the parser"):
             module = self.times.measure("parse", lambda: self.parse(source))
         self.verify(module, source)
-        original = copied(module) if hasattr(self.target, "emit_directory") else None
+        is_emitted = hasattr(self.target, "emit_directory") and self.args.output_file
+        original = copied(module) if is_emitted else None
         self.given = original
         planned = pipelines.planned(self.passes) if self.args.print_plan else None
         for i, p in enumerate(self.passes):
@@ -234,7 +235,7 @@ class Driver(OptArguments):
         target: Any = self.target
         if target is None:
             return self.text_of(module)
-        if original is not None and self.args.output_file:
+        if original is not None:
             with self.internal(f"target {target.name}"):
                 target.emit_directory(
                     self.ctx, module, original, Path(self.args.output_file), **self.origin()
