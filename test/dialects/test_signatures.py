@@ -6,9 +6,10 @@ import pytest
 from op_cases import CASES, Case
 from xdsl.ir import Operation
 
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ParseErrors, ShardirError
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.signatures import rules
+from shardir.syntax.parser import parse
 
 
 def with_several_properties() -> list[Case]:
@@ -44,3 +45,13 @@ def test_properties_are_told_apart_by_name(case: Case) -> None:
     remembered = factors(op)
     rules.clear()
     assert remembered == factors(op)
+
+
+def test_ops_that_differ_in_properties_alone_are_each_verified() -> None:
+    """Where symbols are fixed, each signature is verified once."""
+    op = "nn.transpose %x perm <{}> : (tensor<4x4xf32>) -> tensor<4x4xf32>"
+    lines = [f"%y{i} = {op.format(perm)}" for i, perm in enumerate(("1, 0", "0, 0", "1, 0"))]
+    text = "\n".join(["func.func @f(%x: tensor<4x4xf32>) {", *lines, "func.return", "}"])
+    with pytest.raises(ParseErrors) as caught:
+        parse(text, verify=True)
+    assert [error.line for error in caught.value.errors] == [3]

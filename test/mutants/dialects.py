@@ -220,4 +220,12 @@ MUTANTS = [
         "if send not in queue:",
         "test/filecheck/verify/review_point_to_point.ir",
     ),
+    Mutant(
+        "ops of equal types are verified once",
+        "Of ops of a module that have the same types one is verified, whatever their properties.",
+        "shardir/dialects/definition.py",
+        "here.get_or(parts, self.properties,",
+        "here.get_or(parts, {},",
+        "test/dialects/test_signatures.py",
+    ),
 ]

@@ -183,6 +183,14 @@ MUTANTS = [
         "test/passes/test_overlap.py -k bucket_is_cut",
     ),
     Mutant(
+        "attempts are taken back from their beginning",
+        "overlap-communication takes the moves of an attempt back in the order of the moves.",
+        "passes/overlap_communication.py",
+        "for back in reversed(self._steps):",
+        "for back in self._steps:",
+        "test/passes/test_overlap.py",
+    ),
+    Mutant(
         "no gain is needed",
         "overlap-communication changes functions that gain nothing.",
         "passes/overlap_communication.py",
