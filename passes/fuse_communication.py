@@ -13,25 +13,21 @@
    none of them is fused). No two that remain would gain. Those whose results are used only after
    the update are fused first: the search counts their buckets.
 5. A cast of the result of a collective moves to its own first use, so that the first use of the
-   collective is later. Casts and slices of its results move after a fused collective.
+   collective is later. Casts and collectives of its results move after a fused collective.
 6. A collective that is `async` stays as it is.
 7. Reductions after the first update that read no result of it or after it move before it, and so
    do collectives without communication (slices), since some of them lead to reductions.
 8. A reduction whose result is smaller than its operand (reduce-scatter) moves to where the operand
-   is available, which frees that early. Those of one layer (of equal blocks of ops) are fused
-   first, then those of several, until a bucket is full: until its latency is small beside its time
-   (cost/buckets.py).
+   is available, which frees that early. Those of one layer (repeated parts of their sequence) are
+   fused first, then those of several, until a bucket is full: until its latency is small beside its
+   time (cost/buckets.py).
 9. The gathers of a layer are fused where the first of them was, if peak memory is then at most the
    larger of that before and the memory of a device of the cluster, or the budget of
    `choose-recompute`; else in buckets of at most half as many bytes, and so on.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from math import inf
-from operator import add
 from typing import TypeGuard
 
 from xdsl.dialects.func import FuncOp
@@ -42,7 +38,7 @@ from shardir.analysis.loops import Loops
 from shardir.analysis.repeats import MIN_BLOCKS, equal_blocks
 from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
-from shardir.cost.buckets import Bucket, fused, runs
+from shardir.cost.buckets import Bucket, fused, fused_by_kind
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_of
 from shardir.dialects import dist, nn
@@ -53,9 +49,6 @@ from shardir.rewriting.copying import copied
 from shardir.rewriting.marks import allowed_memory
 from shardir.rewriting.options import Bytes
 from shardir.rewriting.rewriter import Rewriter, erase
-
-MOVABLE = (nn.ConvertOp, dist.AllSliceOp)
-"""Ops on the result of a collective that move with it."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +64,9 @@ class FuseCommunication(LocalPass):
         _reduce_before_updates(f.block)
         _reduce_early(f.block)
         if f.mesh is not None:
-            layers = _layers(f.block) if any(map(_shrinks, f.block.ops)) else {}
             for is_early in (False, True):
-                for within in (layers, {}) if layers else ({},):
-                    while _fuse(f.block, f.mesh, self.max_bytes, is_early, within):
-                        pass  # the first uses of their operands are later now
+                while _fuse(f.block, f.mesh, self.max_bytes, is_early):
+                    pass  # the first uses of their operands are later now
             _gather_layers(f.op, f.mesh, self.max_bytes)
 
 
@@ -125,16 +116,6 @@ def _reduce_early(block: Block) -> None:
                 block.insert_op_after(op, there)
 
 
-Layers = Mapping[Operation, int]
-"""The number of the layer that an op is in, for those that are in one."""
-
-
-def _layers(block: Block) -> Layers:
-    """Return the layers of a block: equal blocks of ops."""
-    every = (layer for found in equal_blocks(list(block.ops)) for layer in found.blocks)
-    return {op: i for i, layer in enumerate(every) for op in layer}
-
-
 def _is_gather(op: Operation) -> TypeGuard[dist.AllGatherOp]:
     """Whether it is a gather that may be fused with others of its layer."""
     return isinstance(op, dist.AllGatherOp) and op.fusion is None and not dist.is_started(op)
@@ -158,65 +139,77 @@ def _merge_gathers(f: FuncOp, mesh: Mesh, max_bytes: int) -> bool:
     """Fuse the gathers of each layer of a function in buckets of so many bytes of their results;
     return whether there were any."""
     block = f.body.block
-    ops, layers = list(block.ops), _layers(block)
+    ops = list(block.ops)
+    each = (layer for found in equal_blocks(ops) for layer in found.blocks)
+    layers = {op: i for i, layer in enumerate(each) for op in layer}
     loops, at = Loops(ops), {op: i for i, op in enumerate(ops)}
-    found = defaultdict[tuple[Key, int], list[Bucket]](list)
-    for op in layers:
+    parts: list[Bucket] = []
+    for op, layer in layers.items():
         if _is_gather(op):
             makers = [v.owner for v in op.values if isinstance(v.owner, Operation)]
             start = max((at[loops.available_after(m, op)] for m in makers), default=-1)
-            size = sum(map(size_of, op.outs))
-            alone = Bucket(
-                (at[op],), Span(start, at[op] - 1), size, collective_work(op, mesh).together
-            )
-            found[_key(op, loops), layers[op]].append(alone)
-    buckets = [b for parts in found.values() for b in fused(parts, max_bytes)]
-    for bucket in buckets:
-        _merge([ops[i] for i in sorted(bucket.members)], block, at, early=True)
+            size, kind = sum(map(size_of, op.outs)), (_key(op, loops), layer)
+            after, together = Span(start, at[op] - 1), collective_work(op, mesh).together
+            parts.append(Bucket((at[op],), after, size, together, kind))
+    merged = _Merging(block, ops)
+    for bucket in (buckets := fused(parts, max_bytes)):
+        merged.add(bucket, early=True)
     return bool(buckets)
 
 
-def _fuse(block: Block, mesh: Mesh, max_bytes: int, is_early: bool, within: Layers) -> bool:
+def _fuse(block: Block, mesh: Mesh, max_bytes: int, is_early: bool) -> bool:
     """Fuse the collectives of a block that have an index, and those that gain by it; return whether
-    there were any. Without `is_early` only those whose results are used after the update; with
-    `within` reductions that free memory alone, each with those of its layer."""
+    there were any. Without `is_early` only those whose results are used after the update."""
     ops, late = list(block.ops), (lambda _: True) if is_early else after_update(block)
     loops = Loops(ops)
     at = {op: i for i, op in enumerate(ops)}
-    indexed = defaultdict[Key, list[Bucket]](list)
-    others = defaultdict[tuple[Key, int | None], list[Bucket]](list)
+    indexed: list[Bucket] = []
+    others: list[Bucket] = []
     for op, i in at.items():
         if not isinstance(op, dist.FusibleOp) or dist.is_started(op):
             continue
-        if within and not (op in within and _shrinks(op)):
-            continue
         size, together = sum(size_of(v) for v in op.values), collective_work(op, mesh).together
-        after = Span(i, _first_use(op, at, loops) - 1)
-        alone = Bucket((i,), after, size, together, not within and _shrinks(op))
+        after, kind = Span(i, _first_use(op, at, loops) - 1), _key(op, loops)
+        alone = Bucket((i,), after, size, together, kind, _shrinks(op), _before(op, at))
         if op.fusion is not None:
-            indexed[_key(op, loops)].append(alone)
+            indexed.append(alone)
         elif late([op]):
-            others[_key(op, loops), within.get(op)].append(alone)
-    found = [reduce(add, run) for parts in indexed.values() for run in runs(parts, inf)]
-    for parts in others.values():
-        found += fused(parts, max_bytes)
-    buckets = [[ops[i] for i in sorted(bucket.members)] for bucket in found]
-    buckets = [bucket for bucket in buckets if len(bucket) > 1]
-    for bucket in buckets:
-        _merge(bucket, block, at)
-    return bool(buckets)
+            others.append(alone)
+    found = fused_by_kind(indexed) or fused(others, max_bytes)
+    merged = _Merging(block, ops)
+    for bucket in found:
+        merged.add(bucket)
+    return bool(found)
 
 
 def _users(op: Operation) -> list[Operation]:
     return [use.operation for v in op.results for use in v.uses]
 
 
+def _is_movable(op: Operation | Block) -> TypeGuard[Operation]:
+    """Whether an op on the result of a collective moves with it."""
+    return isinstance(op, nn.ConvertOp) or (
+        isinstance(op, dist.CollectiveOp) and not dist.is_started(op)
+    )
+
+
 def _first_use(op: Operation, at: Mapping[Operation, int], loops: Loops) -> int:
-    """Return the position of the first use of a collective, or of casts and slices of it, which
-    may move in its loop."""
+    """Return the position of the first use of a collective, or of casts and collectives of it,
+    which may move in its loop."""
     users = [loops.needed_at(u, op) for u in _users(op)]
-    each = [_first_use(u, at, loops) if isinstance(u, MOVABLE) else at[u] for u in users]
+    each = [_first_use(u, at, loops) if _is_movable(u) else at[u] for u in users]
     return min(each, default=len(at))
+
+
+def _before(op: Operation, at: Mapping[Operation, int]) -> frozenset[int]:
+    """Return the positions of the collectives that move if an op moves before them."""
+    found = dict.fromkeys(v.owner for v in op.operands if _is_movable(v.owner))
+    todo = list(found)
+    for maker in todo:
+        more = [v.owner for v in maker.operands if _is_movable(v.owner) and v.owner not in found]
+        found.update(dict.fromkeys(more))
+        todo += more
+    return frozenset(at[maker] for maker in found if isinstance(maker, dist.FusibleOp))
 
 
 Key = tuple[type[Operation], frozenset[tuple[str, Attribute]], Attribute, Operation | None]
@@ -228,28 +221,40 @@ def _key(op: dist.FusibleOp, loops: Loops) -> Key:
     return type(op), props, unsharded_type(op.values[0]).element_type, loops.around(op)
 
 
-def _merge(
-    bucket: Sequence[Operation], block: Block, at: Mapping[Operation, int], early: bool = False
-) -> None:
-    """Replace collectives by one on all of their operands, where the last of them is (`early`: the
-    first); casts and slices of results that are before it move after it."""
-    ops = [op for op in bucket if isinstance(op, dist.FusibleOp)]
-    there = ops[0] if early else ops[-1]
-    results = [v for op in ops for v in op.results]
-    operands, types = [v for op in ops for v in op.values], [v.type for v in results]
-    new = (
-        Rewriter()
-        .before(there)
-        .create(type(there), operands, types, there.properties, there.attributes, results)
-    )
-    for old, out in zip(results, new.results, strict=True):
-        old.replace_all_uses_with(out)
-    moved: list[Operation] = [new]
-    for op in moved:
-        for user in _users(op):
-            if at.get(user, inf) < at[there]:
-                user.detach()
-                block.insert_op_after(user, moved[-1])
-                moved.append(user)
-    for op in ops:
-        erase(op)
+class _Merging:
+    """Buckets of a block, which become one collective each."""
+
+    def __init__(self, block: Block, ops: Sequence[Operation]):
+        self.block, self.ops = block, ops
+        self.at: dict[Operation, tuple[int, ...]] = {op: (i,) for i, op in enumerate(ops)}
+        """Positions: of what has moved after an op longer ones, that begin with that op's."""
+
+    def add(self, bucket: Bucket, early: bool = False) -> None:
+        """Replace collectives by one on all of their operands, where the last of them is (`early`:
+        the first); casts and collectives of results that are before it move after it."""
+        at = self.at
+        ops = [op for i in sorted(bucket.members) if isinstance(op := self.ops[i], dist.FusibleOp)]
+        there = (min if early else max)(ops, key=at.__getitem__)
+        results = [v for op in ops for v in op.results]
+        operands, types = [v for op in ops for v in op.values], [v.type for v in results]
+        new = (
+            Rewriter()
+            .before(there)
+            .create(type(there), operands, types, there.properties, there.attributes, results)
+        )
+        for old, out in zip(results, new.results, strict=True):
+            old.replace_all_uses_with(out)
+        at[new] = at[there]
+        moved: set[Operation] = set()
+        todo: list[Operation] = [new]
+        for op in todo:
+            more = {u for u in _users(op) if at[u] < at[new]} - moved
+            moved |= more
+            todo += more
+        last: Operation = new
+        for n, op in enumerate(sorted(moved, key=at.__getitem__)):
+            op.detach()
+            self.block.insert_op_after(op, last)
+            at[op], last = (*at[new], n), op
+        for op in ops:
+            erase(op)

@@ -38,10 +38,12 @@ Place = tuple[int, int, int]
 
 
 class LoopMinimum(NamedTuple):
-    """The fewest equal blocks that are looked for, and the fewest ops that a loop has to save."""
+    """The fewest equal blocks that are looked for, the fewest ops that a loop has to save, and the
+    fewest of a block."""
 
     blocks: int
     saved: int
+    ops: int = 2
 
 
 class Blocks(NamedTuple):
@@ -146,11 +148,24 @@ def _search(
                 break
 
 
+def repeated_parts(codes: Array) -> Iterator[range]:
+    """Yield the parts of a sequence that are equal to the one before or after, in MIN_BLOCKS equal
+    ones at least: those that repeat most first, none within others."""
+    parts = [(0, len(codes))]
+    while parts:
+        start, stop = parts.pop()
+        for first, period, extent in _runs(codes[start:stop], LoopMinimum(MIN_BLOCKS, 1, 1)):
+            begin, end = start + first, start + first + extent // period * period
+            yield from (range(i, i + period) for i in range(begin, end, period))
+            parts += [(start, begin), (end, stop)]
+            break
+
+
 def _runs(codes: Array, minimum: LoopMinimum) -> Iterator[tuple[int, int, int]]:
     """Yield runs (start, period, extent) in which each code is that at a period's distance; those
     that save most first."""
     runs = []
-    for period in _periods(codes, minimum.blocks):
+    for period in _periods(codes, minimum):
         ends = np.flatnonzero(codes[:-period] != codes[period:])
         edges = np.concatenate(([-1], ends, [len(codes) - period]))
         for i in np.flatnonzero(np.diff(edges) > period):
@@ -162,7 +177,7 @@ def _runs(codes: Array, minimum: LoopMinimum) -> Iterator[tuple[int, int, int]]:
         yield first, period, extent
 
 
-def _periods(codes: Array, minimum: int) -> list[int]:
+def _periods(codes: Array, minimum: LoopMinimum) -> list[int]:
     """The most frequent distances between equal sequences of 1, 4 and 16 codes."""
     found: Counter[int] = Counter()
     grams, length = codes, 1
@@ -176,7 +191,7 @@ def _periods(codes: Array, minimum: int) -> list[int]:
         pairs = np.stack((grams[:-length], grams[length:]), axis=1)
         grams = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
         length *= 2
-    return [p for p in found if 2 <= p <= len(codes) // minimum]
+    return [p for p in found if minimum.ops <= p <= len(codes) // minimum.blocks]
 
 
 def _blocks(

@@ -6,20 +6,27 @@
 So a value gains a - p by a bucket that is there for others. The forms of a collective differ in
 latency and rate: small values may gain by another form than large ones.
 
-A bucket whose latency is at most FULL of its time is full if its values are smaller after it: more
-of them would gain little, and what is reduced later lives longer.
+Reductions that leave smaller values free memory. So those of a layer are in a bucket first: layers
+are repeated parts of their sequence, of equal kinds and times. A bucket of them whose latency is at
+most FULL of its time is full: more would gain little, and what is reduced later lives longer.
+
+A value may take several collectives, one after the other: then their buckets are in this order too.
 
 fuse-communication and the search ask `fused`, so that they have the same buckets.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain, combinations, islice
 from math import inf
 from operator import add
 
+import numpy as np
+
 from shardir.algebra.estimates import IMPROVEMENT
+from shardir.analysis.repeats import repeated_parts
 from shardir.analysis.storages import Span
 from shardir.cost.collective_work import Together
 
@@ -35,14 +42,18 @@ class Bucket:
         members: their numbers.
         after: the first and the last op after which they may be.
         bytes: of their operands on one device.
-        shrinks: whether their results are smaller on one device.
+        kind: what the collectives of a bucket have in common.
+        shrinks: whether their results are smaller on one device, which frees memory.
+        follows: the numbers of collectives of whose results they are.
     """
 
     members: tuple[int, ...]
     after: Span
     bytes: int
     values: Together
+    kind: Hashable = None
     shrinks: bool = False
+    follows: frozenset[int] = frozenset()
 
     @property
     def is_full(self) -> bool:
@@ -51,41 +62,163 @@ class Bucket:
 
     def __add__(self, other: "Bucket") -> "Bucket":
         after = Span(max(self.after.start, other.after.start), min(self.after.end, other.after.end))
-        size = self.bytes + other.bytes
-        members, values = self.members + other.members, self.values + other.values
-        return Bucket(members, after, size, values, self.shrinks)
+        return replace(
+            self, members=self.members + other.members, after=after,
+            bytes=self.bytes + other.bytes, values=self.values + other.values,
+            follows=self.follows | other.follows,
+        )  # fmt: skip
 
-    def fits(self, other: "Bucket", max_bytes: float) -> bool:
-        """Whether both can be one: no result is used before the last operand is available, and none
-        is full."""
-        if self.is_full or other.is_full:
+    def fits(self, other: "Bucket", max_bytes: float, limited: bool = True) -> bool:
+        """Whether both can be one: no result is used before the last operand is available, and, if
+        `limited`, none is full."""
+        if limited and (self.is_full or other.is_full):
             return False
         start, end = (self.after.start, other.after.start), (self.after.end, other.after.end)
         return max(start) <= min(end) and self.bytes + other.bytes <= max_bytes
 
 
 def fused(parts: Sequence[Bucket], max_bytes: float = inf) -> list[Bucket]:
-    """Return the buckets in which collectives of one kind take less time than alone: the best ones
-    of each run; then any two of all, as long as that gains."""
-    some = [part for part in parts if part.bytes <= max_bytes and may_gain(part.values)]
-    found: list[Bucket] = []
-    for run in runs(some, max_bytes):
-        buckets = best_buckets([part.values for part in run])
-        inside = {i for bucket in buckets for i in bucket}
-        found += [reduce(add, [run[i] for i in bucket]) for bucket in buckets]
-        found += [part for i, part in enumerate(run) if i not in inside]
-    while (pair := _gainful_pair(found, max_bytes)) is not None:
-        a, b = pair
-        found = [c for c in found if c is not a and c is not b] + [a + b]
-    return [bucket for bucket in found if len(bucket.members) > 1]
+    """Return the buckets in which collectives take less time than alone, each after those that it
+    follows: of each layer, then of all."""
+    found = _Buckets(parts, max_bytes)
+    for layer in _layers(parts):
+        found.join(layer, limited=False)
+    found.join(list(found.all.values()))
+    return found.in_order()
 
 
-def runs(parts: Sequence[Bucket], max_bytes: float) -> Iterator[list[Bucket]]:
+def fused_by_kind(parts: Sequence[Bucket]) -> list[Bucket]:
+    """Return the buckets of runs of a kind, whatever they cost, each after those that it
+    follows."""
+    found = _Buckets(parts, inf)
+    for same in _by_kind(parts):
+        for run in _runs(same, inf):
+            found.join_all(run)
+    return found.in_order()
+
+
+def _by_kind(parts: Iterable[Bucket]) -> Iterable[list[Bucket]]:
+    kinds = defaultdict[Hashable, list[Bucket]](list)
+    for part in parts:
+        kinds[part.kind].append(part)
+    return kinds.values()
+
+
+def _layers(parts: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+    """Yield the collectives of each layer that free memory."""
+    freeing = sorted((p for p in parts if p.shrinks), key=lambda part: part.after.start)
+    numbers: dict[Hashable, int] = {}
+    codes = [numbers.setdefault((p.kind, p.bytes, p.values), len(numbers)) for p in freeing]
+    for layer in repeated_parts(np.array(codes, np.int64)):
+        yield [freeing[i] for i in layer]
+
+
+class _Buckets:
+    """The buckets so far, by their members; all are joined where that gains."""
+
+    def __init__(self, parts: Iterable[Bucket], max_bytes: float):
+        self.all = {part.members: part for part in parts}
+        self.max_bytes = max_bytes
+        ends = {m for part in self.all.values() for m in part.follows}
+        ends.update(m for part in self.all.values() if part.follows for m in part.members)
+        self._chained = frozenset(ends)
+
+    def join(self, parts: Iterable[Bucket], limited: bool = True) -> None:
+        """Join some of each kind: the best ones of each run; then any two, as long as that
+        gains."""
+        some = [p for p in parts if p.bytes <= self.max_bytes and may_gain(p.values)]
+        for same in _by_kind(some):
+            found = list[Bucket]()
+            for run in _runs(same, self.max_bytes, limited):
+                found += self._best(run)
+            while (pair := self._gainful_pair(found, limited)) is not None:
+                found = [bucket for bucket in found if bucket not in pair] + self._joined([pair])
+
+    def join_all(self, run: Sequence[Bucket]) -> None:
+        """Join those of a run that can be one with the first."""
+        now = run[0]
+        for part in run[1:]:
+            if self._can_be([[now, part]]):
+                (now,) = self._joined([[now, part]])
+
+    def _best(self, run: Sequence[Bucket]) -> list[Bucket]:
+        """Join the best buckets of a run, and return what it is then."""
+        best = best_buckets([part.values for part in run])
+        groups = [[run[i] for i in bucket] for bucket in best]
+        if not self._can_be(groups):
+            return list(run)
+        inside = {i for bucket in best for i in bucket}
+        return self._joined(groups) + [part for i, part in enumerate(run) if i not in inside]
+
+    def _joined(self, groups: Iterable[Sequence[Bucket]]) -> list[Bucket]:
+        """Make one bucket of each group, and return them."""
+        found = [reduce(add, group) for group in groups]
+        for part in chain.from_iterable(groups):
+            del self.all[part.members]
+        self.all.update((bucket.members, bucket) for bucket in found)
+        return found
+
+    def _gainful_pair(self, buckets: list[Bucket], limited: bool) -> tuple[Bucket, Bucket] | None:
+        """Return two buckets that gain by being one; None if there are none."""
+        buckets.sort(key=lambda bucket: bucket.after.start)
+        for i, a in enumerate(buckets):
+            for b in islice(buckets, i + 1, None):
+                if b.after.start > a.after.end:
+                    break
+                if (
+                    a.fits(b, self.max_bytes, limited)
+                    and gains(a.values, b.values)
+                    and self._can_be([[a, b]])
+                ):
+                    return a, b
+        return None
+
+    def _can_be(self, groups: Sequence[Sequence[Bucket]]) -> bool:
+        """Whether there is an order of all buckets if each group is one."""
+        inside = {part.members for group in groups for part in group}
+        if all(self._chained.isdisjoint(members) for members in inside):
+            return True
+        rest = (bucket for members, bucket in self.all.items() if members not in inside)
+        chained = [b for b in rest if not self._chained.isdisjoint(b.members)]
+        return _ordered([*chained, *(reduce(add, group) for group in groups)]) is not None
+
+    def in_order(self) -> list[Bucket]:
+        """Return the buckets of several, each after those that it follows."""
+        found = _ordered(self.all.values())
+        assert found is not None, "each collective is available before it is needed"
+        return [bucket for bucket in found if len(bucket.members) > 1]
+
+
+def _ordered(buckets: Iterable[Bucket]) -> list[Bucket] | None:
+    """Return buckets in the order in which they are available, each after those that it follows;
+    None if one is needed before."""
+    every = sorted(buckets, key=lambda bucket: bucket.after.start)
+    at = {m: i for i, bucket in enumerate(every) for m in bucket.members}
+    before = [{at[m] for m in bucket.follows if m in at} for bucket in every]
+    after = defaultdict[int, list[int]](list)
+    for i, some in enumerate(before):
+        for j in some:
+            after[j].append(i)
+    missing, start = [len(some) for some in before], [bucket.after.start for bucket in every]
+    ready = [i for i, n in enumerate(missing) if not n]
+    for i in ready:
+        if start[i] > every[i].after.end:
+            return None
+        for j in after[i]:
+            start[j], missing[j] = max(start[j], start[i]), missing[j] - 1
+            if not missing[j]:
+                ready.append(j)
+    return [every[i] for i in ready] if len(ready) == len(every) else None
+
+
+def _runs(
+    parts: Sequence[Bucket], max_bytes: float, limited: bool = True
+) -> Iterator[list[Bucket]]:
     """Yield the parts, in the order in which they are available, in runs that fit into one
     bucket."""
     run, bucket = list[Bucket](), None
     for part in sorted(parts, key=lambda part: part.after.start):
-        fits = bucket is not None and bucket.fits(part, max_bytes)
+        fits = bucket is not None and bucket.fits(part, max_bytes, limited)
         if run and not fits:
             yield run
             run = []
@@ -93,18 +226,6 @@ def runs(parts: Sequence[Bucket], max_bytes: float) -> Iterator[list[Bucket]]:
         run.append(part)
     if run:
         yield run
-
-
-def _gainful_pair(buckets: list[Bucket], max_bytes: float) -> tuple[Bucket, Bucket] | None:
-    """Return two buckets that gain by being one; None if there are none."""
-    buckets.sort(key=lambda bucket: bucket.after.start)
-    for i, a in enumerate(buckets):
-        for b in islice(buckets, i + 1, None):
-            if b.after.start > a.after.end:
-                break
-            if a.fits(b, max_bytes) and gains(a.values, b.values):
-                return a, b
-    return None
 
 
 def may_gain(values: Together) -> bool:

@@ -39,7 +39,9 @@ class TransferPrices:
                 shared = tuple(bucket_key(size, step, i) for i in range(len(forms)))
                 values = together([(shape, have, step, size)], mesh)
                 bytes_ = elements(mesh, shape, have) * size
-                shrinks = elements(mesh, shape, step.layout) < elements(mesh, shape, have)
-                found.append(LateCollective(kind, shared, bytes_, values, shrinks))
+                reduces = step.record.reduces
+                smaller = elements(mesh, shape, step.layout) < elements(mesh, shape, have)
+                shrinks = reduces and smaller
+                found.append(LateCollective(kind, shared, bytes_, values, reduces, shrinks))
             have = step.layout
         return found

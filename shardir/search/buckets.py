@@ -56,21 +56,38 @@ class LateCollective(NamedTuple):
         kind: what the collectives of a bucket have in common.
         shared: the bucket of each form.
         bytes: of its operand on one device.
-        shrinks: whether its result is smaller there.
+        reduces: whether it reduces partial values.
+        shrinks: whether it does, and its result is smaller on one device.
     """
 
     kind: Hashable
     shared: tuple[BucketKey, ...]
     bytes: int
     values: Together
+    reduces: bool = False
     shrinks: bool = False
 
 
+class Places(NamedTuple):
+    """The ops after which fuse-communication may put the collectives of a transfer: reductions that
+    free memory as soon as the value is `made`, others when it is `reduced`, what does not reduce
+    from `here` on; and all of them at the `last`."""
+
+    made: int
+    reduced: int
+    here: int
+    last: int
+
+    def first(self, c: LateCollective) -> int:
+        """Return the first one of a collective."""
+        return self.made if c.shrinks else self.reduced if c.reduces else self.here
+
+
 class LateTransfer(NamedTuple):
-    """A transfer that may be in buckets, and the first and the last op after which it may be."""
+    """A transfer that may be in buckets."""
 
     transfer: ValueTransfer
-    after: Span
+    places: Places
 
 
 def solve_with_buckets(
@@ -136,19 +153,23 @@ def shared_seconds(
     alone = [prices.seconds(transfer, LatencyShares(inf)) for transfer in numbers]
     collectives = [prices.collectives(transfer) for transfer in numbers]
     total = sum(alone[n] for n in of)
-    kinds: dict[Hashable, list[tuple[LateCollective, Bucket]]] = {}
-    for n, (_, after) in zip(of, transfers, strict=True):
+    of_part: list[LateCollective] = []
+    parts: list[Bucket] = []
+    for n, (_, places) in zip(of, transfers, strict=True):
+        first, before = -1, frozenset[int]()
         for c in collectives[n]:
-            same = kinds.setdefault(c.kind, [])
-            same.append((c, Bucket((len(same),), after, c.bytes, c.values, c.shrinks)))
+            first, i = max(first, places.first(c)), len(parts)
+            after = Span(first, places.last)
+            parts.append(Bucket((i,), after, c.bytes, c.values, c.kind, c.shrinks, before))
+            of_part.append(c)
+            before |= {i}
     buckets, tensors = Counter[BucketKey](), Counter[BucketKey]()
-    for same in kinds.values():
-        for bucket in fused([part for _, part in same]):
-            total += bucket.values.seconds - sum(same[i][1].values.seconds for i in bucket.members)
-            form, _ = bucket.values.fastest
-            key = same[0][0].shared[bucket.values.forms.index(form)]
-            buckets[key] += 1
-            tensors[key] += len(bucket.members)
+    for bucket in fused(parts):
+        total += bucket.values.seconds - sum(parts[i].values.seconds for i in bucket.members)
+        form, _ = bucket.values.fastest
+        key = of_part[bucket.members[0]].shared[bucket.values.forms.index(form)]
+        buckets[key] += 1
+        tensors[key] += len(bucket.members)
     own = {key: n / tensors[key] for key, n in buckets.items()}
     return total, LatencyShares(inf, frozenset(own.items()))
 

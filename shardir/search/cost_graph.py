@@ -32,7 +32,7 @@ from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp, decomposes
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import UpdateOp
-from shardir.search.buckets import LateTransfer
+from shardir.search.buckets import LateTransfer, Places
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.domination import Fixed
 from shardir.search.live_bytes import (
@@ -58,24 +58,19 @@ from shardir.search.value_layouts import (
 
 class Edge(NamedTuple):
     """The redistributions between two variables: their times with shares of buckets, and the
-    transfers for a value of each variable, at most `max_transfers`. `after`: the first and the last
-    op after which fuse-communication may put them; `reduced_after`: those that reduce."""
+    transfers for a value of each variable, at most `max_transfers`, with their `places`."""
 
     ends: tuple[int, int]
     key: tuple
     max_transfers: int
     table: Callable[[LatencyShares | None], Table]
     transfers: Callable[[int, int], list[ValueTransfer]]
-    after: Span
-    reduced_after: Span
+    places: Places
 
     def late_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution."""
         i, j = self.ends
-        return [
-            LateTransfer(t, self.reduced_after if t.source.partial else self.after)
-            for t in self.transfers(choice[i], choice[j])
-        ]
+        return [LateTransfer(t, self.places) for t in self.transfers(choice[i], choice[j])]
 
 
 class CostGraph:
@@ -256,9 +251,9 @@ class CostGraph:
             return [ValueTransfer(t, candidates[x].results[i], layouts[y].layout)]
 
         key = id(candidates), "makes", i, id(layouts), runs
-        users = self._users.get(v, [])
-        after = Span(self._at[op], self._first_use(users) - 1)
-        self._add(Edge(ends, key, 1, table, transfers, after, after), users)
+        users, at = self._users.get(v, []), self._at[op]
+        places = Places(at, at, at, self._first_use(users) - 1)
+        self._add(Edge(ends, key, 1, table, transfers, places), users)
 
         def copies() -> Table:
             return self._copies(t, [(c.results[i],) for c in candidates], layouts)
@@ -292,10 +287,9 @@ class CostGraph:
 
         here, last = self._at[op] - 1, self._first_use([op]) - 1
         made = -1 if isinstance(v.owner, Block) else self._at[v.owner]
-        first = self._update - 1 if made < self._update <= here else here
-        self._add(
-            Edge(ends, key, len(at), table, transfers, Span(here, last), Span(first, last)), [op]
-        )
+        reduced = self._update - 1 if made < self._update <= here else here
+        places = Places(made, reduced, here, last)
+        self._add(Edge(ends, key, len(at), table, transfers, places), [op])
 
         def copies() -> Table:
             return self._copies(t, [needed(c, at) for c in candidates], layouts).T

@@ -7,6 +7,7 @@ returns a ratio for each of its claims, at most 1 where the claim holds. LAWS ha
                 sub-axes, split and partial, of tensors with even and uneven shards
     programs    the bound of the search, its objective, and the times of lowered programs: random
                 programs (random_steps.py), with and without layouts (program_laws.py)
+    layers      the same of programs in which some layers are repeated
     presets     the time of the mode auto, over that of presets, with overlap: random programs and
                 products of presets (preset_laws.py)
     memory      plans within a limit of memory, against a mixed-integer linear program
@@ -104,11 +105,21 @@ class Law(NamedTuple):
 
 
 def programs(cluster: str, random: Random) -> Ratios:
-    mesh = random_mesh(cluster, random)
-    assert mesh.cluster is not None
-    unlimited = replace(mesh, cluster=replace(mesh.cluster, memory=None))
-    text = random_step(unlimited, random, random.randint(1, MAX_LAYERS), ALL_OPTIMIZERS)
+    mesh = unlimited(random_mesh(cluster, random))
+    text = random_step(mesh, random, random.randint(1, MAX_LAYERS), ALL_OPTIMIZERS)
     return program_laws.claims(text, random)
+
+
+def layers(cluster: str, random: Random) -> Ratios:
+    mesh, times = unlimited(random_mesh(cluster, random)), random.randint(3, 5)
+    text = random_step(mesh, random, random.randint(1, 3), ALL_OPTIMIZERS, times)
+    return program_laws.claims(text, random)
+
+
+def unlimited(mesh: Mesh) -> Mesh:
+    """Return a mesh on devices of any memory."""
+    assert mesh.cluster is not None
+    return replace(mesh, cluster=replace(mesh.cluster, memory=None))
 
 
 def presets(cluster: str, random: Random) -> Ratios:
@@ -134,6 +145,7 @@ def memory(cluster: str, random: Random) -> Ratios:
 LAWS = {
     "triangle": Law(triangle, 200),
     "programs": Law(programs, 250),
+    "layers": Law(layers, 100),
     "presets": Law(presets, 100),
     "memory": Law(memory, 50),
 }

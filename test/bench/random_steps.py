@@ -70,7 +70,7 @@ class Writer:
         same = [w for w in self.weights if self.shapes[w] == shape]
         if same and self.random.random() < 0.2:
             return self.random.choice(same)
-        name = f"w{len(self.weights)}"
+        name = f"w{len(self.arguments)}"
         self.weights.append(
             self.argument(shape, f'train.parameter = "{name}", train.init = {init}')
         )
@@ -229,6 +229,17 @@ class Writer:
         rank = len(self.shape)
         self.random.choice([layer for layer, ranks in LAYERS if rank in ranks])(self)
 
+    def repeat(self, layers: int, times: int) -> None:
+        """Add some layers several times, in the same way; each has parameters of its own."""
+        state, before, added = self.random.getstate(), self.weights, list[str]()
+        for _ in range(times):
+            self.random.setstate(state)
+            self.weights = [*before]
+            for _ in range(layers):
+                self.grow()
+            added += self.weights[len(before) :]
+        self.weights = before + added
+
     # ---- the end ----
 
     def text(self, optimizer: str) -> str:
@@ -284,10 +295,10 @@ LAYERS: list[tuple[Callable[[Writer], None], tuple[int, ...]]] = [
 
 
 def random_step(
-    mesh: Mesh, random: Random, layers: int, optimizers: Sequence[str] = OPTIMIZERS
+    mesh: Mesh, random: Random, layers: int, optimizers: Sequence[str] = OPTIMIZERS, times: int = 1
 ) -> str:
-    """Return a random program of this many layers, with one of the optimizers."""
+    """Return a random program of this many layers, `times` one after the other, with one of the
+    optimizers."""
     writer = Writer(mesh, random)
-    for _ in range(layers):
-        writer.grow()
+    writer.repeat(layers, times)
     return writer.text(random.choice(optimizers))

@@ -26,7 +26,6 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import mesh_of
-from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
 from shardir.dialects.dist import ClusterAttr, ClusterOp, RedistributeOp
 from shardir.passes import PASSES
@@ -35,7 +34,7 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.search import plan
 from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import LateTransfer, shared_seconds
+from shardir.search.buckets import LateTransfer, Places, shared_seconds
 from shardir.search.candidates import CandidateSource
 from shardir.search.transfer_costs import transfer_of
 from shardir.syntax.parser import parse
@@ -63,7 +62,7 @@ def seconds(module: ModuleOp) -> float:
         op for op in block.ops
         if isinstance(op, RedistributeOp) and late([use.operation for use in op.out.uses])
     ]  # fmt: skip
-    transfers = [LateTransfer(transfer_of(op), Span(0, 0)) for op in together]
+    transfers = [LateTransfer(transfer_of(op), Places(0, 0, 0, 0)) for op in together]
     alone = sum(source.seconds(op) for op in block.ops if op not in together)
     return alone + shared_seconds(transfers, TransferPrices(mesh))[0]
 

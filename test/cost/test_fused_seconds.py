@@ -1,13 +1,17 @@
-"""The collectives that take less time as one: the best buckets are those of all partitions."""
+"""The collectives that take less time as one: the best buckets are those of all partitions. All
+buckets of a program together have an order in which each is available before it is needed, and no
+two of them gain by being one; reductions that free memory are in one bucket with their layer."""
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import combinations, pairwise, permutations
 from random import Random
 
 import pytest
 from partitions import partitions
 
 from shardir.algebra.forms import Form
-from shardir.cost.buckets import best_buckets, gains, may_gain
+from shardir.analysis.storages import Span
+from shardir.cost.buckets import Bucket, best_buckets, fused, gains, may_gain
 from shardir.cost.collective_work import Together
 
 
@@ -52,3 +56,71 @@ def test_no_partition_into_buckets_is_faster(seed: int):
         both = seconds([a, b], [[0, 1]]) < seconds([a, b], [[0], [1]]) * (1 - 1e-9)
         assert gains(a, b) == both
         assert not both or may_gain(a) or may_gain(b)
+
+
+def one(seconds: float) -> Together:
+    """A value with a latency of 1."""
+    return Together((Form("", 1.0, 0.0),), ((seconds,),), (seconds / 100,))
+
+
+def random_chains(random: Random) -> list[Bucket]:
+    """Up to six collectives of three kinds, some one after the other."""
+    parts: list[Bucket] = []
+    while len(parts) < 6:
+        first, before = random.randrange(4), frozenset[int]()
+        last = first + random.randrange(5)
+        for _ in range(random.choice([1, 1, 2, 3])):
+            i, value = len(parts), one(random.uniform(0.0, 2.0))
+            first = random.randint(first, last)
+            kind = random.choice("abc")
+            parts.append(Bucket((i,), Span(first, last), 1, value, kind, follows=before))
+            before |= {i}
+    return parts[:6]
+
+
+def can_be(parts: Sequence[Bucket], buckets: Sequence[Sequence[int]]) -> bool:
+    """Whether some order of buckets has each part between the ops that it may be after, and after
+    those that it follows."""
+    for order in permutations(buckets):
+        now, done = -1, set[int]()
+        for bucket in order:
+            now = max(now, *(parts[i].after.start for i in bucket))
+            before = frozenset[int]().union(*(parts[i].follows for i in bucket))
+            if not before <= done or any(now > parts[i].after.end for i in bucket):
+                break
+            done.update(bucket)
+        else:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_buckets_have_an_order_and_no_two_gain(seed: int):
+    parts = random_chains(Random(seed))
+    found = fused(parts)
+    inside = {i for bucket in found for i in bucket.members}
+    every = [bucket.members for bucket in found]
+    every += [part.members for part in parts if part.members[0] not in inside]
+    assert sorted(i for bucket in every for i in bucket) == [*range(len(parts))]
+    assert all(len({parts[i].kind for i in bucket}) == 1 for bucket in every)
+    assert can_be(parts, every)
+    at = {i: n for n, bucket in enumerate(found) for i in bucket.members}
+    assert all(at[j] < at[i] for i in at for j in parts[i].follows if j in at)
+    for a, b in combinations(every, 2):
+        if parts[a[0]].kind == parts[b[0]].kind:
+            apart = sum(seconds([parts[i].values for i in x], [[*range(len(x))]]) for x in (a, b))
+            both = seconds([parts[i].values for i in a + b], [[*range(len(a + b))]])
+            rest = [bucket for bucket in every if bucket not in (a, b)]
+            assert both >= apart * (1 - 1e-9) or not can_be(parts, [*rest, a + b])
+
+
+@pytest.mark.parametrize("times", [2, 3, 5])
+def test_layers_are_the_repeated_parts(times: int):
+    """Of a head, layers of two matrices and a bias, and a table: two matrices are a full bucket,
+    and the first layer would be one with the head."""
+    sizes = [25.0, *[25.0, 10.0, 0.1] * times, 7.0]
+    parts = [
+        Bucket((i,), Span(i, 100), 1, one(size), "a", shrinks=True) for i, size in enumerate(sizes)
+    ]
+    layers = [(i, i + 1, i + 2) for i in range(1, 3 * times, 3)]
+    assert (layers == sorted(bucket.members for bucket in fused(parts))[:times]) == (times > 2)

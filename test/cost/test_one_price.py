@@ -13,6 +13,7 @@ On every ready-made cluster and on a mesh without one, for random layouts and sm
    one.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from math import prod
@@ -39,7 +40,7 @@ from shardir.rewriting.marks import found_by_search
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
-plans, steps = bench.load("plans"), bench.load("random_steps")
+plans, steps, laws = bench.load("plans"), bench.load("random_steps"), bench.load("laws")
 program_laws, declared, random_step = bench.load("program_laws"), steps.declared, steps.random_step
 
 SIZES = {
@@ -178,6 +179,21 @@ def test_bound_objective_and_lowered_programs_agree(cluster: str | None) -> None
     random = Random(str(cluster))
     for _ in range(extent(2, 60)):
         holds(random_step(unlimited(random.choice(meshes(cluster))), random, 3), random)
+
+
+@pytest.mark.parametrize("law, cluster, numbers", [
+    ("programs", "h200", [74]),
+    *extent([], [
+        ("programs", "ascend910", [29, 53]),
+        *(("layers", cluster, range(30)) for cluster in names()),
+    ]),
+])  # fmt: skip
+def test_objective_and_lowered_programs_have_the_same_buckets(
+    law: str, cluster: str, numbers: Sequence[int]
+) -> None:
+    """Where tensors take several collectives, one after the other, and in repeated layers."""
+    found = laws.check(law, cluster, numbers, print)
+    assert found and not any(r["violations"] for r in found), found
 
 
 def test_no_plan_is_below_the_bound_where_an_axis_crosses_levels() -> None:

@@ -166,4 +166,20 @@ MUTANTS = [
         "for v, span in storages.spans() if not host}",
         "test/cost/test_host_memory.py",
     ),
+    Mutant(
+        "buckets in no order",
+        "Collectives are put into one bucket although one is needed for what another is made of.",
+        "shardir/cost/buckets.py",
+        "for group in groups)]) is not None",
+        "for group in groups)]) != ()",
+        "test/cost/test_fused_seconds.py",
+    ),
+    Mutant(
+        "two equal parts are layers",
+        "Reductions are in one bucket with those of a part that repeats once.",
+        "shardir/analysis/repeats.py",
+        "LoopMinimum(MIN_BLOCKS, 1, 1)",
+        "LoopMinimum(2, 1, 1)",
+        "test/cost/test_fused_seconds.py",
+    ),
 ]

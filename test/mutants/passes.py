@@ -63,7 +63,7 @@ MUTANTS = [
         "layers share their buckets",
         "fuse-communication reduces the gradients of all layers at the end.",
         "shardir/cost/buckets.py",
-        "if self.is_full or other.is_full:",
+        "if limited and (self.is_full or other.is_full):",
         "if False:",
         "test/filecheck/fuse-communication/layers.ir",
     ),

@@ -11,7 +11,13 @@ from partitions import partitions
 from shardir.algebra.forms import Form
 from shardir.analysis.storages import Span
 from shardir.cost.collective_work import Together
-from shardir.search.buckets import LateCollective, Solve, solve_with_buckets
+from shardir.search.buckets import (
+    LateCollective,
+    LateTransfer,
+    Places,
+    Solve,
+    solve_with_buckets,
+)
 from shardir.search.elimination import Solution, eliminate
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares
@@ -65,7 +71,8 @@ class Instance:
 
     def solve(self, solve: Solve = by_elimination) -> tuple[Solution, LatencyShares]:
         def transfers(choice: Sequence[int]) -> list[Any]:
-            return list(zip(enumerate(choice), self.after, strict=True))
+            at = [Places(start, start, start, end) for start, end in self.after]
+            return list(map(LateTransfer, enumerate[Any](choice), at))
 
         return solve_with_buckets(self.problem, transfers, TENSORS, self, solve)
 
