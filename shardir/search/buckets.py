@@ -68,7 +68,7 @@ class LateCollective(NamedTuple):
     shrinks: bool = False
 
 
-class Places(NamedTuple):
+class Positions(NamedTuple):
     """The ops after which fuse-communication may put the collectives of a transfer: reductions that
     free memory as soon as the value is `made`, others when it is `reduced`, what does not reduce
     from `here` on; and all of them at the `last`."""
@@ -87,7 +87,7 @@ class LateTransfer(NamedTuple):
     """A transfer that may be in buckets."""
 
     transfer: ValueTransfer
-    places: Places
+    positions: Positions
 
 
 def solve_with_buckets(
@@ -155,11 +155,11 @@ def shared_seconds(
     total = sum(alone[n] for n in of)
     of_part: list[LateCollective] = []
     parts: list[Bucket] = []
-    for n, (_, places) in zip(of, transfers, strict=True):
+    for n, (_, positions) in zip(of, transfers, strict=True):
         first, before = -1, frozenset[int]()
         for c in collectives[n]:
-            first, i = max(first, places.first(c)), len(parts)
-            after = Span(first, places.last)
+            first, i = max(first, positions.first(c)), len(parts)
+            after = Span(first, positions.last)
             parts.append(Bucket((i,), after, c.bytes, c.values, c.kind, c.shrinks, before))
             of_part.append(c)
             before |= {i}

@@ -32,7 +32,7 @@ from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp, decomposes
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import UpdateOp
-from shardir.search.buckets import LateTransfer, Places
+from shardir.search.buckets import LateTransfer, Positions
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.domination import Fixed
 from shardir.search.live_bytes import (
@@ -58,19 +58,19 @@ from shardir.search.value_layouts import (
 
 class Edge(NamedTuple):
     """The redistributions between two variables: their times with shares of buckets, and the
-    transfers for a value of each variable, at most `max_transfers`, with their `places`."""
+    transfers for a value of each variable, at most `max_transfers`, with their `positions`."""
 
     ends: tuple[int, int]
     key: tuple
     max_transfers: int
     table: Callable[[LatencyShares | None], Table]
     transfers: Callable[[int, int], list[ValueTransfer]]
-    places: Places
+    positions: Positions
 
     def late_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution."""
         i, j = self.ends
-        return [LateTransfer(t, self.places) for t in self.transfers(choice[i], choice[j])]
+        return [LateTransfer(t, self.positions) for t in self.transfers(choice[i], choice[j])]
 
 
 class CostGraph:
@@ -252,8 +252,8 @@ class CostGraph:
 
         key = id(candidates), "makes", i, id(layouts), runs
         users, at = self._users.get(v, []), self._at[op]
-        places = Places(at, at, at, self._first_use(users) - 1)
-        self._add(Edge(ends, key, 1, table, transfers, places), users)
+        positions = Positions(at, at, at, self._first_use(users) - 1)
+        self._add(Edge(ends, key, 1, table, transfers, positions), users)
 
         def copies() -> Table:
             return self._copies(t, [(c.results[i],) for c in candidates], layouts)
@@ -288,8 +288,8 @@ class CostGraph:
         here, last = self._at[op] - 1, self._first_use([op]) - 1
         made = -1 if isinstance(v.owner, Block) else self._at[v.owner]
         reduced = self._update - 1 if made < self._update <= here else here
-        places = Places(made, reduced, here, last)
-        self._add(Edge(ends, key, len(at), table, transfers, places), [op])
+        positions = Positions(made, reduced, here, last)
+        self._add(Edge(ends, key, len(at), table, transfers, positions), [op])
 
         def copies() -> Table:
             return self._copies(t, [needed(c, at) for c in candidates], layouts).T

@@ -34,7 +34,7 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.search import plan
 from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import LateTransfer, Places, shared_seconds
+from shardir.search.buckets import LateTransfer, Positions, shared_seconds
 from shardir.search.candidates import CandidateSource
 from shardir.search.transfer_costs import transfer_of
 from shardir.syntax.parser import parse
@@ -62,7 +62,7 @@ def seconds(module: ModuleOp) -> float:
         op for op in block.ops
         if isinstance(op, RedistributeOp) and late([use.operation for use in op.out.uses])
     ]  # fmt: skip
-    transfers = [LateTransfer(transfer_of(op), Places(0, 0, 0, 0)) for op in together]
+    transfers = [LateTransfer(transfer_of(op), Positions(0, 0, 0, 0)) for op in together]
     alone = sum(source.seconds(op) for op in block.ops if op not in together)
     return alone + shared_seconds(transfers, TransferPrices(mesh))[0]
 

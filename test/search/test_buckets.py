@@ -14,7 +14,7 @@ from shardir.cost.collective_work import Together
 from shardir.search.buckets import (
     LateCollective,
     LateTransfer,
-    Places,
+    Positions,
     Solve,
     solve_with_buckets,
 )
@@ -71,7 +71,7 @@ class Instance:
 
     def solve(self, solve: Solve = by_elimination) -> tuple[Solution, LatencyShares]:
         def transfers(choice: Sequence[int]) -> list[Any]:
-            at = [Places(start, start, start, end) for start, end in self.after]
+            at = [Positions(start, start, start, end) for start, end in self.after]
             return list(map(LateTransfer, enumerate[Any](choice), at))
 
         return solve_with_buckets(self.problem, transfers, TENSORS, self, solve)
