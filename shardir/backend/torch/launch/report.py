@@ -11,6 +11,7 @@ import numpy as np
 
 from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.start import run
+from shardir.backend.torch.runtime.runtime_events import repeated
 from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
 from shardir.syntax.files import scratch_folder
 
@@ -54,6 +55,8 @@ class Progress:
         if event["event"] == "stopped":
             print(f"{self.label}stopped after step {event['step']}, with a checkpoint",
                   file=self.out, flush=True)  # fmt: skip
+        if event["event"] == "repeat" and (text := repeated(event)):
+            self._print(f"{self.label}{text}")
         if event["event"] == "restart":
             self._print(f"{self.label}started again: {event['reason']}")
         if event["event"] == "start":

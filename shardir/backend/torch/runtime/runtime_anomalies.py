@@ -4,10 +4,13 @@ A part of the runtime; needs only torch.
 """
 
 import math
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from runtime_plan import PlanFunction
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -16,28 +19,19 @@ CHECKED_STEPS = 16
 """The number of steps after which losses are read from a GPU, and checked."""
 
 
+_HEADING = re.compile(r"\s*# (\S+:\d+(, \w+)?)")
+"""The comment before what is computed of a line of the source."""
+
+
 class NotFiniteError(Exception):
     """A value that is not finite, of the program or its data: an error for users."""
 
 
-def check_losses(losses: list[float], function: str, steps: int, infinite: str = "") -> None:
-    """Check the losses of the last of so many steps.
-
-    Args:
-        infinite: the first op with an infinite result, if it was looked for.
-
-    Raises:
-        NotFiniteError: a loss is not finite.
-    """
-    for step, loss in enumerate(losses, steps - len(losses) + 1):
-        if not math.isfinite(loss):
-            hint = "--detect-anomaly to find the first such value, or --allow-nan"
-            if infinite:
-                hint = f"or --allow-nan; infinite first: {infinite}"
-            raise NotFiniteError(
-                f"{function}: expected a finite loss, got {loss:g} in step {step}; use a lower "
-                f"learning rate, {hint}"
-            )
+def not_finite(losses: Sequence[float], steps: int) -> tuple[int, float] | None:
+    """Return the first of the losses of the last of so many steps that is not finite, with the
+    number of its step; None if all are."""
+    numbered = enumerate(losses, steps - len(losses) + 1)
+    return next(((step, loss) for step, loss in numbered if not math.isfinite(loss)), None)
 
 
 class Watch(TorchDispatchMode):
@@ -45,24 +39,36 @@ class Watch(TorchDispatchMode):
     line. It is slow.
 
     Infinite values, such as those of a mask, are allowed; where one comes from finite operands, the
-    error names that op too.
+    error names that op too. Not checked are views, and memory that is written later: that of
+    `torch.empty`, and that into which a collective receives.
+
+    Args:
+        fails: whether the first NaN is an error; else it is recorded alone.
     """
 
-    def __init__(self, program: Path, rank: int):
+    def __init__(self, program: Path, rank: int, fails: bool = True):
         super().__init__()
-        self.program, self.rank, self.step = program, rank, 0
-        self.infinite = ""
-        """The first op with an infinite result of finite operands."""
+        self.program, self.rank, self.step, self.fails = program, rank, 0, fails
+        self.nan = self.infinite = ""
+        """The first value of each kind on this rank: its step, rank and op."""
+        self.infinite_step = math.inf
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.is_view or func.namespace == "c10d" or "empty" in _name(func):
+            return func(*args, **(kwargs or {}))
+        given = tree_leaves((args, kwargs))
+        in_place = func._schema.is_mutable
+        # Of an op in place this has to be asked before it.
+        from_finite = in_place and not self.infinite and _are_finite(given)
         out = func(*args, **(kwargs or {}))
         found = [x for x in tree_leaves(out) if _is_float(x)]
-        if any(bool(x.isnan().any()) for x in found):
-            self.fail(f"nan first as a result of {_name(func)}{self.place()}")
-        if not self.infinite and any(bool(x.isinf().any()) for x in found):
-            given = [x for x in tree_leaves((args, kwargs)) if _is_float(x)]
-            if given and all(bool(x.isfinite().all()) for x in given):
-                self.infinite = f"{_name(func)}{self.place()}"
+        if not self.nan and any(bool(x.isnan().any()) for x in found):
+            others = [x for x in given if _is_float(x) and not any(x is y for y in found)]
+            role = "an operand" if any(bool(x.isnan().any()) for x in others) else "a result"
+            self._found_nan(f"as {role} of {_name(func)}{self._place()}")
+        is_first = not self.infinite and any(bool(x.isinf().any()) for x in found)
+        if is_first and (from_finite if in_place else _are_finite(given)):
+            self._found_infinite(f"as a result of {_name(func)}{self._place()}")
         return out
 
     def of_step(self, step: int) -> Self:
@@ -70,11 +76,32 @@ class Watch(TorchDispatchMode):
         self.step = step
         return self
 
-    def fail(self, what: str) -> None:
-        before = f"; infinite before that: {self.infinite}" if self.infinite else ""
-        raise NotFiniteError(f"step {self.step + 1}, rank {self.rank}: {what}{before}")
+    def look_at(self, function: PlanFunction, inputs: Sequence[Tensor]) -> None:
+        """Check the inputs of a step.
 
-    def place(self) -> str:
+        Raises:
+            NotFiniteError: one has a NaN.
+        """
+        names = [arg.name for arg in function.args if arg.role == "input"]
+        for name, x in zip(names, inputs, strict=True):
+            if not _is_float(x):
+                continue
+            if not self.nan and bool(x.isnan().any()):
+                self._found_nan(f"in the input {name}")
+            if not self.infinite and bool(x.isinf().any()):
+                self._found_infinite(f"in the input {name}")
+
+    def _found_nan(self, where: str) -> None:
+        before = f"; before that {self.infinite}" if self.infinite else ""
+        self.nan = f"step {self.step + 1}, rank {self.rank}: nan first {where}{before}"
+        if self.fails:
+            raise NotFiniteError(self.nan)
+
+    def _found_infinite(self, where: str) -> None:
+        self.infinite = f"step {self.step + 1}, rank {self.rank}: infinite first {where}"
+        self.infinite_step = self.step
+
+    def _place(self) -> str:
         """The line of the program that runs now, and the comment with its line of the source."""
         frame = sys._getframe(1)
         while frame is not None and Path(frame.f_code.co_filename).name != self.program.name:
@@ -82,9 +109,9 @@ class Watch(TorchDispatchMode):
         if frame is None:
             return ""
         lines = self.program.read_text(encoding="utf-8").splitlines()[: frame.f_lineno]
-        comments = (line.strip()[2:] for line in reversed(lines) if line.strip().startswith("# "))
-        source = next((text for text in comments if ":" in text and " " not in text), "")
-        return f" at {self.program.name}:{frame.f_lineno}" + (f" ({source})" if source else "")
+        headings = (_HEADING.fullmatch(line) for line in reversed(lines))
+        source = next((f" ({found[1]})" for found in headings if found), "")
+        return f" at {self.program.name}:{frame.f_lineno}{source}"
 
 
 def _name(func: Any) -> str:
@@ -93,3 +120,10 @@ def _name(func: Any) -> str:
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.device.type != "meta"
+
+
+def _are_finite(given: Sequence[Any]) -> bool:
+    """Whether the operands of an op are finite, scalars too; and whether it has a tensor."""
+    numbers = all(math.isfinite(x) for x in given if isinstance(x, float))
+    tensors = [x for x in given if _is_float(x)]
+    return numbers and bool(tensors) and all(bool(x.isfinite().all()) for x in tensors)

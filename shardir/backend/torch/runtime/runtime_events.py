@@ -53,6 +53,8 @@ _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
     "evaluated": {"of": _text, "step": _count, "function": _text, "name": _text,
                   "value": _number},
     "checkpoint": {"step": _count, "folder": _text},
+    "repeat": {"function": _text, "step": _count, "loss": _number, "first": _count,
+               "done": _count},
     "stopped": {"step": _count, "signal": _count},
     "trained": {"function": _text, "steps": _count, "seconds": _number,
                 "steps_per_second": _number},
@@ -107,6 +109,18 @@ class Events:
             self.fd = None  # the launcher is gone
 
 
+def repeated(event: dict[str, Any]) -> str:
+    """Return the sentence of steps that begin to run again; empty for a sign of life."""
+    first, last = event["first"], event["step"]
+    if event["done"] >= first:
+        return ""
+    steps = f"step {first} runs" if first == last else f"steps {first} to {last} run"
+    return (
+        f"{event['function']}: step {last}, loss {event['loss']:.6g}; {steps} again to find the "
+        "first value that is not finite"
+    )
+
+
 def _sentence(event: dict[str, Any]) -> str:
     kind = event["event"]
     if kind == "start":
@@ -118,6 +132,8 @@ def _sentence(event: dict[str, Any]) -> str:
         return f"{event['of']}: step {event['step']}, {event['function']}: {event['name']} = " + (
             f"{event['value']:.6g}"
         )
+    if kind == "repeat":
+        return repeated(event)
     if kind == "stopped":
         return f"stopped after step {event['step']}, with a checkpoint"
     if kind == "trained":

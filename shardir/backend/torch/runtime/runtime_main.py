@@ -29,7 +29,7 @@ from typing import Any
 import runtime as rt
 import runtime_position as position
 import torch
-from runtime_anomalies import CHECKED_STEPS, Watch, check_losses
+from runtime_anomalies import CHECKED_STEPS, Watch, not_finite
 from runtime_compiled import compiled
 from runtime_data import Inputs
 from runtime_evaluation import batches_of, evaluate
@@ -38,6 +38,7 @@ from runtime_files import save_npz
 from runtime_options import RunOptions
 from runtime_plan import PlanError, PlanFunction, PlanResult, ProgramPlan, load_plan
 from runtime_process import as_rank, join_ranks, memory
+from runtime_replay import Replay
 from runtime_saving import Saving, saving
 from runtime_session import Session
 from runtime_sources import with_data
@@ -70,7 +71,9 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
         called = compiled(functions) if options.compile else functions
         if recorder is not None:
             called = recorder.functions(plan, plan.directory / "program.py")
-        runner = Runner(plan, mesh, called, options.seed, events, options.broadcast, recorder)
+        runner = Runner(
+            plan, mesh, called, options.seed, events, options.broadcast, recorder, functions
+        )
         signal = runner.run(options)
         if recorder is not None:
             recorder.write(mesh.rank)
@@ -94,15 +97,25 @@ def _unsplit(plan: ProgramPlan) -> ProgramPlan:
     return replace(plan, axes=(), groups=(), channels=(), functions=functions)
 
 
+def _scalars(function: PlanFunction) -> dict[int, PlanResult]:
+    """Return the scalars of a step, by their places among its results: the first is the loss, the
+    others are metrics."""
+    return {i: r for i, r in enumerate(function.results) if not r.updates and not r.shape}
+
+
 class Runner(Session):
-    """A session whose functions run on the inputs of the plan, and that reports."""
+    """A session whose functions run on the inputs of the plan, and that reports.
+
+    Args:
+        eager: the functions without torch.compile; by default those that are called.
+    """
 
     def __init__(
         self, plan: ProgramPlan, mesh: rt.Mesh, functions: dict, seed: int, events: Events,
-        broadcasts: bool = False, recorder: Recorder | None = None,
+        broadcasts: bool = False, recorder: Recorder | None = None, eager: dict | None = None,
     ):  # fmt: skip
         super().__init__(plan, mesh, functions, seed, broadcasts, recorder)
-        self.events = events
+        self.events, self.eager = events, eager or functions
         others = [f for f in plan.functions if f.kind == "function"]
         self.periodic = [f for f in others if f.every]
         self.evaluations = [(f, batches_of(f)) for f in others if not f.every]
@@ -146,8 +159,7 @@ class Runner(Session):
         Raises:
             NotFiniteError: a loss is not finite.
         """
-        # The first scalar is the loss, the others are metrics.
-        scalars = {i: r for i, r in enumerate(function.results) if not r.updates and not r.shape}
+        scalars = _scalars(function)
         outputs, waiting = list[Tensor](), list[Tensor]()
         losses, unsent = list[float](), list[list[float]]()
         read_every = 1 if self.mesh.device.type == "cpu" else CHECKED_STEPS
@@ -160,29 +172,27 @@ class Runner(Session):
         evaluating = 0.0
         steps = range(saved.start, options.steps)
         for step, inputs in zip(steps, self.inputs[function.name].ahead(steps), strict=True):
-            position.at_step(step + 1)
             saved.begin()
             with watch.of_step(step) if options.detect_anomaly else nullcontext():
-                outputs = self.call(function, inputs, check=step == saved.start)
+                if options.detect_anomaly:
+                    watch.look_at(function, inputs)
+                outputs = self.train_step(function, step, inputs, check=step == saved.start)
             waiting += [outputs[i].double() for i in scalars]
-            for other in self.periodic:
-                if (step + 1) % (other.every or 1) == 0:
-                    self.at_step(other, step)
+            wrong = None
             is_last = saved.agreed() or step == options.steps - 1
             saves = saved.is_due(step + 1, is_last)
             evaluates = bool(options.eval_every) and (step + 1) % options.eval_every == 0
             if step % read_every == 0 or is_last or evaluates or saves:
                 # One copy off the device for many.
-                new = self._rows(scalars, waiting)
+                unsent += (new := self._rows(scalars, waiting))
                 waiting = []
                 if (is_last or not skips) and not options.allow_nan:
-                    check_losses([row[0] for row in new], function.name, step + 1, watch.infinite)
-                unsent += new
+                    wrong = not_finite([row[0] for row in new[-1 if skips else 0 :]], step + 1)
             now = time.perf_counter()
             if step == saved.start:
                 first_done = now
             due = now - reported > REPORT_SECONDS or step == saved.start
-            if unsent and (due or is_last or evaluates or saves):
+            if unsent and (due or is_last or evaluates or saves or wrong):
                 found, *columns = map(list, zip(*unsent, strict=True))
                 _, *metrics = scalars.values()
                 self.events.send(
@@ -192,6 +202,11 @@ class Runner(Session):
                     metrics={r.name: x for r, x in zip(metrics, columns, strict=True)},
                 )  # fmt: skip
                 losses, unsent, reported = losses + found, [], now
+            if wrong is not None:
+                replay = Replay(self, function, saved, *wrong)
+                if options.detect_anomaly:
+                    replay.conclude(watch)
+                replay.search((now - started - evaluating) / len(losses), skips)
             if saves:
                 saved.save(step + 1)
             if is_last:
@@ -208,6 +223,22 @@ class Runner(Session):
             steps_per_second=rate,
         )  # fmt: skip
         return losses, outputs
+
+    def train_step(
+        self, function: PlanFunction, step: int, inputs: list[Tensor], check: bool = False
+    ) -> list[Tensor]:
+        """Run a step, counted from 0, and the functions that belong to it; return its results."""
+        position.at_step(step + 1)
+        outputs = self.call(function, inputs, check)
+        for other in self.periodic:
+            if (step + 1) % (other.every or 1) == 0:
+                self.at_step(other, step)
+        return outputs
+
+    def loss(self, function: PlanFunction, outputs: list[Tensor]) -> float:
+        """Return the loss of a step, from this rank's results."""
+        place, result = next(iter(_scalars(function).items()))
+        return self._rows({place: result}, [outputs[place].double()])[0][0]
 
     def _rows(self, scalars: dict[int, PlanResult], waiting: list[Tensor]) -> list[list[float]]:
         """Return the loss and the metrics of several steps, from this rank's parts of them."""

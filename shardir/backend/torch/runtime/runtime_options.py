@@ -167,7 +167,10 @@ class RunOptions:
     )  # fmt: skip
     allow_nan: bool = option(False, "go on although a loss is not finite", kind=bool)
     detect_anomaly: bool = option(
-        False, "find the first op whose result is nan, and its line; slow", kind=bool
+        False,
+        "check the result of each op of all steps: the first nan is an error, which names "
+        "its line; slow. Without it the last steps before such a loss run again, checked",
+        kind=bool,
     )
     data: DataFiles | None = option(
         None, "rows of files as inputs of a step: x,labels=train.npz, tokens=train.bin:u16",

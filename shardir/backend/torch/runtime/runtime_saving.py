@@ -3,8 +3,11 @@
 A part of the runtime; needs only torch, and safetensors where there are checkpoints.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import runtime_manifest as manifests
 from runtime_anomalies import NotFiniteError
@@ -15,21 +18,33 @@ from runtime_plan import PlanError, PlanFunction
 from runtime_states import States
 
 
+class Beginning(NamedTuple):
+    """States from which steps can run again."""
+
+    step: int
+    """The steps that are done before it."""
+    path: Path | None
+    """Its checkpoint; None: the initial values."""
+    restore: Callable[[], Any]
+    """Gives the states these values, on all ranks."""
+
+
 class Saving:
     """A run without checkpoints.
 
     Args:
-        start: the steps that are done before it.
+        first: that from which the run begins.
 
     Attributes:
+        start: the steps that are done before it.
         signal: the system's signal that the run is to end, on whose arrival the ranks have agreed;
             0 if there is none.
     """
 
     signal = 0
 
-    def __init__(self, interruption: Interruption | None, start: int):
-        self.interruption, self.start = interruption, start
+    def __init__(self, interruption: Interruption | None, first: Beginning):
+        self.interruption, self.first, self.start = interruption, first, first.step
 
     def begin(self) -> None:
         """Begin a step."""
@@ -49,20 +64,31 @@ class Saving:
     def save(self, step: int) -> None:
         """Save the states after so many steps."""
 
+    def beginnings(self) -> list[Beginning]:
+        """Return those from which steps of this run can run again, the latest first; all
+        checkpoints are written then."""
+        return [self.first]
+
+    def asked(self) -> bool:
+        """Whether a signal has come to this rank that the run is to end at once."""
+        return self.interruption is not None and self.interruption.signal in INTERRUPT
+
 
 class Checkpointing(Saving):
     """A run with checkpoints."""
 
     def __init__(
         self, options: RunOptions, states: States, function: PlanFunction, events: Events,
-        start: int,
+        first: Beginning,
     ):  # fmt: skip
         from runtime_checkpoints import Checkpoints
 
         assert options.checkpoints is not None
-        super().__init__(Interruption(states.mesh, (*INTERRUPT, FINISH)), start)
-        self.options, self.events = options, events
-        self.checkpoints = Checkpoints(options.checkpoints, states, function, start, options.keep)
+        super().__init__(Interruption(states.mesh, (*INTERRUPT, FINISH)), first)
+        self.options, self.events, self.function = options, events, function
+        self.checkpoints = Checkpoints(
+            options.checkpoints, states, function, first.step, options.keep
+        )
 
     def is_due(self, step: int, is_last: bool) -> bool:
         every = self.options.save_every
@@ -74,6 +100,22 @@ class Checkpointing(Saving):
         if self.signal:
             self.checkpoints.finish()
             self.events.send(event="stopped", step=step, signal=self.signal)
+
+    def beginnings(self) -> list[Beginning]:
+        self.checkpoints.finish()
+        found = manifests.complete(self.checkpoints.folder)
+        written = [
+            _checkpoint(path, self.checkpoints.states, self.function)
+            for path in reversed(found) if manifests.step_of(path) > self.start
+        ]  # fmt: skip
+        is_there = self.first.path is None or self.first.path.is_dir()  # --keep may have removed it
+        return [*written, *([self.first] if is_there else [])]
+
+
+def _checkpoint(path: Path, states: States, function: PlanFunction) -> Beginning:
+    from runtime_checkpoints import restore
+
+    return Beginning(manifests.step_of(path), path, partial(restore, path, states, function))
 
 
 @contextmanager
@@ -88,20 +130,19 @@ def saving(
     """
     if (options.checkpoints or options.resume) and not _has_safetensors():
         raise PlanError("checkpoints need safetensors: pip install 'shardir[weights]'")
-    start = 0
+    first = Beginning(0, None, states.initialize)
     if options.resume is not None and not _is_new(options):
-        from runtime_checkpoints import restore
-
         path = manifests.located(options.resume)
-        start = restore(path, states, function).step
-        if start >= options.steps:
+        first = _checkpoint(path, states, function)
+        first = first._replace(step=first.restore().step)
+        if first.step >= options.steps:
             raise PlanError(
-                f"expected more than {start} --steps, which {path} has, got {options.steps}"
+                f"expected more than {first.step} --steps, which {path} has, got {options.steps}"
             )
     if options.checkpoints is None:
-        yield Saving(Interruption(states.mesh, (FINISH,)) if may_finish() else None, start)
+        yield Saving(Interruption(states.mesh, (FINISH,)) if may_finish() else None, first)
         return
-    saved = Checkpointing(options, states, function, events, start)
+    saved = Checkpointing(options, states, function, events, first)
     try:
         yield saved
     except NotFiniteError:  # on all ranks, or on this one while the others wait for it
