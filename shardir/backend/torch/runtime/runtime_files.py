@@ -69,8 +69,12 @@ class ArrayReader:
             sum(i * stride for i, stride in zip(place, strides, strict=True)) + start * inner
             for place in product(*outer)
         ]
-        starts = (first[:, None] + torch.tensor(within, dtype=torch.int64)).flatten()
-        memory = self._runs(starts, (stop - start) * inner)
+        starts = first
+        if within != [0]:
+            starts = (first[:, None] + torch.tensor(within, dtype=torch.int64)).flatten()
+        length = (stop - start) * inner
+        are_next = bool(length) and math.gcd(math.prod(shape), *within) % length == 0
+        memory = self._runs(starts, length, are_next)
         sizes = [*map(len, outer), stop - start, *shape[level + 1 :]] if shape else []
         x = memory.view([len(first), *sizes])
         for dim, (begin, end) in enumerate(bounds[level + 1 :], level + 2):
@@ -88,14 +92,18 @@ class ArrayReader:
                 found = dim
         return found
 
-    def _runs(self, at: Tensor, length: int) -> Tensor:
-        """Return the elements of runs of one length; neighbours are read at once."""
+    def _runs(self, at: Tensor, length: int, are_next: bool) -> Tensor:
+        """Return the elements of runs of one length; neighbours are read at once.
+
+        Args:
+            are_next: whether each begins at a multiple of the length.
+        """
         item, dtype = BYTES[self.array.dtype], DTYPES[self.array.dtype]
         size, k = length * item, 0
         if not len(at) or not size:
             return torch.empty(0, dtype=dtype)
         if len(at) > 1 and size < PAGE:
-            return self._gathered(at, size).view(dtype)
+            return self._gathered(at, size, are_next).view(dtype)
         starts = at.tolist()
         memory = bytearray(len(starts) * size)
         while k < len(starts):
@@ -115,7 +123,7 @@ class ArrayReader:
                 raise self._cut_off()
             done += count
 
-    def _gathered(self, starts: Tensor, size: int) -> Tensor:
+    def _gathered(self, starts: Tensor, size: int, are_next: bool) -> Tensor:
         """Return the bytes of short runs, by a map of the file: a call of the system for each would
         take longer than its copy. Pages are given back when there are many."""
         if os.fstat(self._file.fileno()).st_size < self.array.end:
@@ -125,11 +133,12 @@ class ArrayReader:
             pages.madvise(mmap.MADV_RANDOM)  # a page at a time, as it is needed
             self._map = torch.frombuffer(pages, dtype=torch.uint8, offset=self.array.offset)
             self._touched = 0
-        self._touched += 2 * len(starts)
+        self._touched += len(starts) * (PAGE + size) // PAGE  # as many as a run is in, on average
         item = BYTES[self.array.dtype]
-        count = (len(self._map) - size) // item + 1
-        runs = self._map.as_strided((count, size), (item, 1))
-        return runs.index_select(0, starts).flatten()
+        # Torch copies rows of a matrix twice as fast as those that overlap.
+        step = size if are_next else item
+        runs = self._map.as_strided(((len(self._map) - size) // step + 1, size), (step, 1))
+        return runs.index_select(0, starts // (step // item)).flatten()
 
     def _cut_off(self) -> ArrayError:
         return ArrayError(f"{self.array.path} was cut off while it was read; write it again")

@@ -17,7 +17,7 @@ ROUNDS = 12
 """Fewer prefer some orders of three to five rows."""
 
 
-BLOCK = 4096
+BLOCK = 1 << 14
 """The number of places whose rows are computed at a time."""
 
 
@@ -38,26 +38,30 @@ def _block(rows: int, number: int, seed: int) -> Tensor:
 
 
 def permuted(rows: int, epochs: Tensor, places: Tensor, seed: int) -> Tensor:
-    """Return the row at each place of each epoch's order."""
-    epoch_keys = outputs(seed_of(f"{seed}/order"), epochs)
+    """Return the row at each place of each epoch's order; epochs are in ascending order."""
+    first, last = int(epochs[0]), int(epochs[-1])
+    epoch_keys = outputs(seed_of(f"{seed}/order"), torch.arange(first, last + 1))
     keys = outputs(epoch_keys, torch.arange(ROUNDS).unsqueeze(1))
+    if first < last:
+        keys = keys[:, epochs - first]
     found = _mixed(rows, keys, places)
     left = (found >= rows).nonzero().flatten()
     while len(left):  # fewer than half of them at a time, and a cycle returns to where it began
-        found[left] = _mixed(rows, keys[:, left], found[left])
+        found[left] = _mixed(rows, keys if first == last else keys[:, left], found[left])
         left = left[found[left] >= rows]
     return found
 
 
 def _mixed(rows: int, keys: Tensor, values: Tensor) -> Tensor:
     """Permute the numbers of as many bits as `rows` - 1 has: each round adds to one half of the
-    bits a hash of the other half, which the same round undoes. keys: [rounds, values]."""
+    bits a hash of the other half, which the same round undoes. keys: [rounds, values], or one for
+    all values."""
     bits = (rows - 1).bit_length()
     low = bits - bits // 2
     above, below = values >> low, values & ((1 << low) - 1)
     for number, key in enumerate(keys):
         if number % 2:
-            below = below ^ outputs(key, above) & ((1 << low) - 1)
+            below.bitwise_xor_(outputs(key, above).bitwise_and_((1 << low) - 1))
         else:
-            above = above ^ outputs(key, below) & ((1 << (bits - low)) - 1)
-    return above << low | below
+            above.bitwise_xor_(outputs(key, below).bitwise_and_((1 << (bits - low)) - 1))
+    return (above << low).bitwise_or_(below)

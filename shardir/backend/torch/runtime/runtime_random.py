@@ -45,13 +45,13 @@ def outputs(seed: int | Tensor, index: Tensor) -> Tensor:
     first = seed + _signed(_GOLDEN) if isinstance(seed, Tensor) else _signed(seed + _GOLDEN)
     z = index * _signed(_GOLDEN) + first
     for shift, factor in _MIX:
-        z = (z ^ _shifted(z, shift)) * _signed(factor)
-    return z ^ _shifted(z, 31)
+        z.bitwise_xor_(_shifted(z, shift)).mul_(_signed(factor))
+    return z.bitwise_xor_(_shifted(z, 31))
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
     """z >> by with zeros shifted in; torch's own shift keeps the sign."""
-    return (z >> by) & ((1 << (64 - by)) - 1)
+    return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
