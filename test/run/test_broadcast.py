@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extent import long_form
 from test_nodes import Nodes, states
 
 pytest.importorskip("torch")
@@ -68,6 +69,7 @@ def test_values_are_those_of_rank_0(mode, tmp_path):
         assert all(equal) == broadcast
 
 
+@long_form
 def test_only_the_first_machine_has_the_weights(tmp_path, monkeypatch):
     """The lines of a page, on two machines with a folder each."""
     random = np.random.default_rng(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from extent import long_form
 from forked import run_ranks
 
 import shardir
@@ -59,6 +60,7 @@ def losses_of(output: str) -> list[float]:
     return json.loads(line)
 
 
+@long_form
 def test_the_program_for_ray(tmp_path):
     (tmp_path / "with_ray.py").write_text(file(PAGE, "with_ray.py"))
     text = file((PAGES / "README.md").read_text(), "mlp.ir")

@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sample
+from extent import extent, long_form
 from forked import started
 from orders import batch_rows
 
@@ -77,6 +78,7 @@ def test_training_equals_numpy_and_one_device(tmp_path, capsys):
         np.testing.assert_allclose(got["results/predict/1"], total, rtol=1e-3)
 
 
+@long_form
 def test_torchrun_starts_it_too(tmp_path):
     mesh = {"name": "m", "axes": [["dp", 2], ["tp", 1]]}
     directory = sample.write(tmp_path / "dir", mesh=mesh)
@@ -205,8 +207,8 @@ def test_a_failing_rank_ends_the_run(tmp_path, monkeypatch, error, timeout, mess
 
 @pytest.mark.started_ranks
 @pytest.mark.parametrize(("number", "code", "program"), [
-    (signal.SIGINT, 130, sample.IDLE), (signal.SIGTERM, 143, sample.IDLE),
-    (signal.SIGKILL, -9, sample.COUNTDOWN),
+    (signal.SIGINT, 130, sample.IDLE), (signal.SIGKILL, -9, sample.COUNTDOWN),
+    *extent([], [(signal.SIGTERM, 143, sample.IDLE)]),
 ])  # fmt: skip
 def test_no_rank_outlives_the_launcher(tmp_path, number, code, program):
     """A launcher that is killed cannot end its ranks: the runtime of the program asks for it."""

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from extent import long_form
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_nodes import Nodes
@@ -108,6 +109,7 @@ def test_a_rank_that_is_killed(tmp_path):
     matches([r"  rank 3: step 5, after all-reduce of y \(mlp\.ir:10, program\.py:\d+\)"], found[1:])
 
 
+@long_form
 def test_ranks_of_other_machines(tmp_path):
     """Node 0 tells of rank 3, which is on node 1."""
     nodes = Nodes(program(tmp_path, GRADIENTS, STOP), "--steps=1000000")
