@@ -29,7 +29,7 @@ from shardir.interpret import run
 from shardir.interpret.values import rounded
 
 PARTS = 4
-COUNT = int(os.environ.get("PROGRAMS", extent(32, 4000))) // PARTS
+COUNT = int(os.environ.get("PROGRAMS", extent(24, 4000))) // PARTS
 FACTOR = 100
 """The tolerance of a program, as a multiple of that of one op."""
 EPSILON = {"f16": 2.0**-11, "bf16": 2.0**-8}
