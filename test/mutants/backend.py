@@ -47,9 +47,17 @@ MUTANTS = [
         "pages of a file stay mapped",
         "A rank retains all pages of its data that it has read, up to the size of the file.",
         "shardir/backend/torch/runtime/runtime_files.py",
-        "self._touched += 2 * len(starts)",
+        "self._touched += len(starts) * (PAGE + size) // PAGE",
         "self._touched += 0",
         "test/run/test_large_files.py",
+    ),
+    Mutant(
+        "parts of rows are next to each other",
+        "Short parts of rows are read as if there were nothing between them.",
+        "shardir/backend/torch/runtime/runtime_files.py",
+        "bool(length) and math.gcd(math.prod(shape), *within) % length == 0",
+        "True",
+        "test/run/test_data.py",
     ),
     Mutant(
         "ranks choose writers by the sizes of their own parts",

@@ -209,21 +209,25 @@ def test_states_with_nan_without_others_before_are_the_cause():
 
 def test_a_search_has_its_limits():
     finds = "--detect-anomaly finds the first such value"
-    for runner in [Steps()]:
-        assert _searched(runner, [0], seconds=100) == (
-            f"10 steps since the start take too long to run again; {finds}"
-        )
-        assert _searched(runner, [2, 0], seconds=100) == (
-            f"8 steps since step-2 take too long to run again; {finds} with --resume step-2"
-        )
-        assert _searched(runner, [0], source=7) == f"batches of Python come once; {finds}"
-        assert _searched(runner, []).startswith("the checkpoint with which the run began is gone")
-        assert not runner.done
+    runner = Steps()
+    assert _searched(runner, [0], seconds=100) == (
+        f"10 steps since the start take too long to run again; {finds}"
+    )
+    assert _searched(runner, [2, 0], seconds=100) == (
+        f"8 steps since step-2 take too long to run again; {finds} with --resume step-2"
+    )
+    assert _searched(runner, [0], source=7) == f"batches of Python come once; {finds}"
+    assert _searched(runner, []).startswith("the checkpoint with which the run began is gone")
+    assert not runner.done
     assert _searched(Steps(), [0], asked=True) == finds
 
 
-def test_steps_that_are_not_repeated_alike():
-    runner = Steps()
-    runner.loss = lambda *_: 2.5  # type: ignore[method-assign]
-    runner.train_step = lambda *_: [torch.ones(())]  # type: ignore[method-assign]
-    assert _searched(runner, [0]) == "it is 2.5 when the steps run again"
+class FiniteSteps(Steps):
+    """Steps without a NaN."""
+
+    def train_step(self, function: Any, step: int, inputs: list) -> list:
+        return [torch.ones(())]
+
+
+def test_a_loss_that_is_finite_when_steps_run_again():
+    assert _searched(FiniteSteps(), [0]) == "it is 1 when the steps run again"
