@@ -11,6 +11,8 @@ a path):
     {"event": "evaluated", "of": "step", "step": 50, "function": "accuracy", "name": "acc",
      "value": 0.91}
     {"event": "checkpoint", "step": 50, "folder": "checkpoints"}    (it is begun)
+    {"event": "repeat", "function": "step", "step": 50, "loss": NaN, "first": 41, "done": 40}
+                     (steps 41 to 50 run again before the run ends; as a sign of life with others)
     {"event": "stopped", "step": 50, "signal": 15}
     {"event": "trained", "function": "step", "steps": 100, "seconds": 1.2, "steps_per_second": 83.0}
     {"event": "result", "function": "accuracy", "name": "acc", "shape": [], "dtype": "f32",
