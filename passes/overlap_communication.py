@@ -120,7 +120,7 @@ class BlockChanges:
         self._operands.setdefault(op, tuple(op.operands))
 
     def take_back(self) -> None:
-        for op, operands in self._operands.items():
+        for op, operands in reversed(self._operands.items()):  # uses in their order before
             op.operands = operands
         for back in reversed(self._steps):
             back()

@@ -141,7 +141,7 @@ class Storages:
         mine, root = self.root(v), self.root(other)
         if mine is root:
             return
-        if self._born.get(mine, 0) < 0:  # memory that may be the caller's is not written
+        if isinstance(mine, BlockArgument):  # memory that may be the caller's is not written
             mine, root = root, mine
         if self._pinned and mine in self._pinned:
             self._pinned.add(root)

@@ -48,7 +48,7 @@ def test_properties_are_told_apart_by_name(case: Case) -> None:
 
 
 def test_ops_that_differ_in_properties_alone_are_each_verified() -> None:
-    """Where symbols are fixed, each signature is verified once."""
+    """Each signature is verified once in a module."""
     op = "nn.transpose %x perm <{}> : (tensor<4x4xf32>) -> tensor<4x4xf32>"
     lines = [f"%y{i} = {op.format(perm)}" for i, perm in enumerate(("1, 0", "0, 0", "1, 0"))]
     text = "\n".join(["func.func @f(%x: tensor<4x4xf32>) {", *lines, "func.return", "}"])

@@ -43,11 +43,17 @@ TABLE = {**TORCH, **TORCH_DIST}
 
 
 def outlined(module: ModuleOp) -> ModuleOp:
-    """A copy of the module with its equal blocks as loops."""
+    """The module with its equal blocks as loops: itself if it has none."""
     made = copied(module)
     for p in build("outline-blocks"):
         p.apply(Context(), made)
-    return made
+    return made if _loops(made) > _loops(module) else module
+
+
+def _loops(module: ModuleOp) -> int:
+    return sum(
+        isinstance(op, train.RepeatOp) for f in public_functions(module) for op in f.body.block.ops
+    )
 
 
 def public_functions(module: ModuleOp) -> list[FuncOp]:
