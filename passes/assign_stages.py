@@ -1,4 +1,4 @@
-"""assign-stages: some ops of a pipelined step with a stage -> a stage of each op.
+"""assign-stages: some ops of a function in stages have one -> a stage of each op.
 
     train.step @step of @loss <sgd, lr = 0.1>
         accumulate <mean, microbatches = 4> pipeline <1f1b, ranks = 2>
@@ -6,6 +6,8 @@
     %a = nn.relu %h                                     {train.stage = 0}
     %y = nn.matmul %a, %w2 {train.stage = 1 : i64}  ->  {train.stage = 1}
     %l = nn.reduce <mean> %y dims <0, 1>                {train.stage = 1}
+
+The function is that of a `train.step` or a `train.forward` with a pipeline.
 
 1. An op without a mark runs on the last of its operands' stages, so it is enough to mark the first
    ops of each stage. Those before all marks, which depend on an input and a parameter, are of
@@ -44,10 +46,13 @@ from shardir.rewriting.stages import complete, copy_to_readers, last
 from shardir.search.stage_costs import unit_costs
 from shardir.search.stages import Segments, candidate_cuts, in_flight, split
 
+StagedRequest = train.StepOp | train.ForwardOp
+"""The requests whose ops may have stages."""
+
 
 @dataclass(frozen=True)
 class AssignStages(PassOptions):
-    """Gives each op of a pipelined step a stage."""
+    """Gives each op of a step, or of a forward part alone, in stages a stage."""
 
     name = "assign-stages"
     search: bool = False
@@ -60,7 +65,7 @@ class AssignStages(PassOptions):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         errors: list[Located] = []
         for request in op.body.ops:
-            if isinstance(request, train.StepOp) and request.pipeline is not None:
+            if isinstance(request, StagedRequest) and request.pipeline is not None:
                 f = request.find()
                 ops = list(f.body.block.ops)[:-1]
                 own = list(_of_model(f, ops))
@@ -73,7 +78,7 @@ class AssignStages(PassOptions):
             raise Failure(errors)
 
     def split(
-        self, module: ModuleOp, request: train.StepOp, f: FuncOp, ops: Sequence[Operation]
+        self, module: ModuleOp, request: StagedRequest, f: FuncOp, ops: Sequence[Operation]
     ) -> None:
         """Give the ops of a model the stages of the best split.
 
@@ -99,8 +104,9 @@ class AssignStages(PassOptions):
             for op in ops[begin:end]:
                 op.attributes |= stage_attrs(stage)
 
-    def order(self, request: train.StepOp) -> Schedule:
-        """Return the schedule of a step, or the named one with the fewest microbatches in flight.
+    def order(self, request: StagedRequest) -> Schedule:
+        """Return the schedule of a request, or the named one with the fewest microbatches in
+        flight; any of a forward part alone, which holds none.
 
         Raises:
             Failure: there is none with these numbers.
@@ -115,6 +121,8 @@ class AssignStages(PassOptions):
                 return schedule(kind, *given)
         except ShardirError as e:
             raise Failure([(request, str(e))]) from None
+        if isinstance(request, train.ForwardOp):
+            return schedule("looped-bfs", *given)
         return min(
             named_schedules(*given).values(),
             key=lambda s: max(sum(c) for counts in in_flight(s) for c in counts),
@@ -147,13 +155,15 @@ def _stage(v: SSAValue) -> int | None:
 
 
 def _of_model(f: FuncOp, ops: Sequence[Operation]) -> Iterator[Operation]:
-    """Yield the ops that depend on an input and on a parameter."""
-    roles = zip(f.body.block.args, train.arguments(f), strict=True)
-    found: dict[SSAValue, set[train.Role]] = {v: {a.role} for v, a in roles}
+    """Yield the ops that depend on an input and on a parameter, if there is any."""
+    roles = [a.role for a in train.arguments(f)]
+    needed = {train.Role.INPUT, train.Role.PARAMETER} & {*roles}
+    pairs = zip(f.body.block.args, roles, strict=True)
+    found: dict[SSAValue, set[train.Role]] = {v: {role} for v, role in pairs}
     for op in ops:
         kinds = {kind for v in op.operands for kind in found.get(v, ())}
         found |= dict.fromkeys(op.results, kinds)
-        if {train.Role.INPUT, train.Role.PARAMETER} <= kinds:
+        if needed <= kinds:
             yield op
 
 

@@ -1,5 +1,5 @@
 """distributed-autodiff: `train.step` and `train.gradient` requests -> functions with a backward
-part.
+part; `train.forward` requests -> the forward part alone, in a loop over microbatches.
 
     train.step @step of @loss <sgd, lr = 0.1>
  -> func.func @step(%x, %w) -> (loss, new %w) {
@@ -29,7 +29,10 @@ values have layouts, these stay, as pins for search-strategies, and new values h
    dimension 0 of each input; ops that depend on no input are before the loop, unless they have the
    mark `recompute`, and their transposes after it. The addends of all microbatches to one gradient
    are added before they are reduced.
-7. A private function that nothing else uses is erased; any other stays.
+7. A forward part alone is in such a loop too. Of its results, scalars of floats are the mean (or
+   the sum) over the microbatches, others have those of all in a new dimension 0; states pass from
+   one microbatch to the next.
+8. A private function that nothing else uses is erased; any other stays.
 """
 
 from collections import Counter
@@ -46,7 +49,8 @@ from shardir.analysis.functions import is_laid_out, is_local_body, mesh_among, n
 from shardir.diagnostics import Failure, coded
 from shardir.dialects.dist import meshes_of
 from shardir.dialects.symbols import fixed_symbols
-from shardir.dialects.train import BackwardOp, GradientOp, Request
+from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request
+from shardir.rewriting.autodiff.forward import ForwardFunction
 from shardir.rewriting.autodiff.function import Differentiation
 from shardir.rewriting.bases import collect_all, collect_errors
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
@@ -134,10 +138,13 @@ def differentiated(request: Request, source: FuncOp, mesh: Mesh | None, consumed
     is_local = mesh is not None and is_local_body(block)
     local_types = lift(block, mesh) if mesh is not None and is_local else {}
     laid_out_on = mesh if is_laid_out(block) else None
-    if laid_out_on is None:
-        warn_of_lost_strategies(block)
-    expand(block, laid_out_on)
-    new = Differentiation(request, source, block, laid_out_on)
+    if isinstance(request, ForwardOp):
+        new = ForwardFunction(request, source, block, laid_out_on)
+    else:
+        if laid_out_on is None:
+            warn_of_lost_strategies(block)
+        expand(block, laid_out_on)
+        new = Differentiation(request, source, block, laid_out_on)
     new.run()
     if laid_out_on is not None and is_local:
         lower(block, laid_out_on)

@@ -58,7 +58,7 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp, decomposes, strategy_factors
 from shardir.dialects.nn.types import itemsize, unsharded_type
-from shardir.dialects.train import Request, Update, arguments
+from shardir.dialects.train import ForwardOp, Request, Update, arguments
 from shardir.rewriting.autodiff.activity import Activity
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
 from shardir.rewriting.functions import update_signature
@@ -266,6 +266,6 @@ def _requests(module: ModuleOp) -> dict[str, list[Request]]:
     """Return the requests to differentiate each function, by its name."""
     found: dict[str, list[Request]] = {}
     for op in module.body.ops:
-        if isinstance(op, Request):
+        if isinstance(op, Request) and not isinstance(op, ForwardOp):
             found.setdefault(op.function.string_value(), []).append(op)
     return found

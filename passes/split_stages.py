@@ -19,7 +19,8 @@
 5. `train.schedule` on the step has the order in which each rank runs the functions of its stages on
    the microbatches: that of the request, or that of the file `schedule`, torch's CSV. If the
    request is `search`, it is searched for, by the costs of these functions and the cluster, within
-   the memory of a device; a line on stderr has its time and a lower bound.
+   the memory of a device; a line on stderr has its time and a lower bound. Of a forward part alone
+   it has the forward actions.
 6. Of a stage for which it has the actions I and W, the backward part is two functions: I makes what
    others wait for, W the other gradients of weights, and the fewest bytes are kept in between.
 7. Ranks that would wait for each other are an error (`train.check_order`), with the cycle.
@@ -28,6 +29,7 @@
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +49,7 @@ from shardir.rewriting.copying import copied
 from shardir.rewriting.meshes import with_outermost_axis
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.staged_step import StagedStep
+from shardir.search.forward_pipeline import search_forward
 from shardir.search.pipeline import breadth_first, search_schedule
 from shardir.syntax.files import write_text
 
@@ -85,12 +88,13 @@ class SplitStages(PassOptions):
         """
         loop = next((o for o in f.body.block.ops if isinstance(o, train.MicrobatchesOp)), None)
         if loop is None:
-            found = "expected several microbatches of a pipelined step, got one"
-            raise Failure([(f, coded("G14", found, use="write accumulate <mean, ...>"))])
+            found = "expected a loop over microbatches of a function in stages, got none"
+            raise Failure([(f, coded("G14", found, use="write train.step or train.forward"))])
         numbers = requested.values
         try:
             if not self.schedule and requested.kind == train.SEARCH:
-                return self.search(f, requested, loop.runs, module)
+                search = self.search_forward if is_forward(f) else self.search
+                return search(f, requested, loop.runs, module)
             if not self.schedule:
                 made = schedule(requested.kind, numbers["ranks"], loop.runs, numbers["chunks"])
             else:
@@ -98,6 +102,7 @@ class SplitStages(PassOptions):
             check_actions(made)
         except ShardirError as e:
             raise Failure([(f, str(e))]) from None
+        made = made.forward() if is_forward(f) else made
         got = (made.stages, made.ranks, made.microbatches)
         wanted = (requested.stages, numbers["ranks"], loop.runs)
         if got != wanted:
@@ -115,14 +120,7 @@ class SplitStages(PassOptions):
             ShardirError: none is found within the memory.
         """
         ranks = requested.values["ranks"]
-
-        def trial(order: Schedule) -> tuple[FuncOp, Mesh]:
-            """Return a copy of the step in stages, and its mesh."""
-            copy = copied(module)
-            step = find_symbol(copy, FuncOp, name_of(f))
-            assert step is not None
-            split(copy, step, order)
-            return step, mesh_of(step, copy) or Mesh("one", ((train.STAGE_AXIS, ranks),))
+        trial = trial_of(module, f, ranks)
 
         def measure(order: Schedule) -> list[int]:
             return [use.peak for use in memory_of_ranks(*trial(order))]
@@ -133,6 +131,41 @@ class SplitStages(PassOptions):
         found = search_schedule(step, mesh, limit, measure)
         print(f"{self.name}: @{name_of(f)}: {found.summary}", file=sys.stderr)
         return found.schedule
+
+    def search_forward(
+        self, f: FuncOp, requested: train.PipelineAttr, microbatches: int, module: ModuleOp
+    ) -> Schedule:
+        """Return the schedule of a forward part alone that a search finds.
+
+        Raises:
+            ShardirError: none is found within the memory.
+        """
+        ranks, chunks = requested.values["ranks"], requested.values["chunks"]
+        mesh = mesh_of(f, module)
+        limit = self.memory or (mesh.cluster_or_default.memory if mesh is not None else None)
+        trial = trial_of(module, f, ranks)
+        found = search_forward(ranks, chunks, microbatches, trial, limit)
+        print(f"{self.name}: @{name_of(f)}: {found.summary}", file=sys.stderr)
+        return found.schedule
+
+
+def trial_of(module: ModuleOp, f: FuncOp, ranks: int) -> Callable[[Schedule], tuple[FuncOp, Mesh]]:
+    """Return the function that splits a copy of a step by a schedule, and returns it with its
+    mesh."""
+
+    def trial(order: Schedule) -> tuple[FuncOp, Mesh]:
+        copy = copied(module)
+        step = find_symbol(copy, FuncOp, name_of(f))
+        assert step is not None
+        split(copy, step, order)
+        return step, mesh_of(step, copy) or Mesh("one", ((train.STAGE_AXIS, ranks),))
+
+    return trial
+
+
+def is_forward(f: FuncOp) -> bool:
+    """Whether a function has no backward part."""
+    return not any(isinstance(op, train.BackwardOp) for op in f.body.block.ops)
 
 
 def split(module: ModuleOp, f: FuncOp, order: Schedule) -> None:

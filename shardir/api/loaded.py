@@ -118,7 +118,8 @@ class Loaded:
             given = self._shards(f, inputs, named)
             outputs = session.call(f, given)
             found = [
-                session.states.gathered(x, result, result.partial) if gathered else x
+                result.batch_of(session.states.gathered(x, result, result.partial))
+                if gathered else x
                 for result, x in zip(f.results, outputs, strict=True) if not result.updates
             ]  # fmt: skip
         return found[0] if len(found) == 1 else tuple(found)
@@ -185,7 +186,7 @@ class Loaded:
                 f"{', '.join(got) or 'none'}"
             )
         return [
-            self._session.states.shard_of(arg, _tensor(arg.name, values[arg.name]))
+            self._session.states.shard_of(arg, arg.batches_of(_tensor(arg.name, values[arg.name])))
             for arg in wanted
         ]
 

@@ -6,7 +6,7 @@ read, of the forward part and of other stages, or between the two backward parts
 second one reads, whichever are more. Arguments of the step are not among them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import BlockArgument, SSAValue
@@ -15,9 +15,11 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import Action, PipelineCosts, Schedule, lower_bound
 from shardir.cost.memory import LiveStorages
 from shardir.cost.seconds import cost_of
+from shardir.cost.stage_graph import StageGraph
 from shardir.cost.stages import TimedRun, times_of_step
 from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
+from shardir.dialects.train import StepRuns
 
 BACKWARD = "IBW"
 """The actions that run backward parts."""
@@ -51,12 +53,16 @@ def pipeline_costs(
     )
 
 
-def bound_of_loop(f: FuncOp, mesh: Mesh, times: Iterable[Iterable[TimedRun]]) -> float:
+def bound_of_loop(f: FuncOp, mesh: Mesh, times: Sequence[Sequence[TimedRun]]) -> float:
     """Return a time in seconds below which the loop over the microbatches does not end in any
     order, with these functions on these ranks."""
     schedule = step_schedule(f)
+    graph = StageGraph.of(StepRuns(f), mesh, times)
+    bound = graph.bound(schedule.placement, schedule.microbatches)
+    if not graph.is_chain:
+        return bound
     costs = pipeline_costs(f, mesh, times)
-    return lower_bound(schedule.placement, schedule.microbatches, costs)
+    return max(bound, lower_bound(schedule.placement, schedule.microbatches, costs))
 
 
 def step_schedule(f: FuncOp) -> Schedule:

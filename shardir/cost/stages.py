@@ -105,7 +105,7 @@ class _StepTimes:
         for op in f.body.block.ops:
             if isinstance(op, train.CarryOp):
                 self.carries[op.carried] = op.x
-            elif isinstance(op, train.TransferOp | train.AccumulateOp):
+            elif isinstance(op, train.TransferOp | train.OfMicrobatches):
                 cost = cost_of(op, mesh)
                 assert cost is not None
                 if isinstance(op, train.TransferOp):
@@ -175,9 +175,11 @@ class _StepStorages:
         for op in f.body.block.ops:
             if isinstance(op, CallOp) and (callee := calls.callees.get(op)) is not None:
                 self._call(op, callee, LiveStorages(callee, mesh))
-            elif isinstance(op, train.AccumulateOp):
-                self.sums.setdefault(op.operands[0], []).append(op.out)
-                self.parts[op.out], self.sizes[op.out] = "gradients", size_of(op.out)
+            elif isinstance(op, train.OfMicrobatches):
+                self.sums.setdefault(op.x, []).append(op.out)
+                is_sum = isinstance(op, train.AccumulateOp)
+                self.parts[op.out] = "gradients" if is_sum else "activations"
+                self.sizes[op.out] = size_of(op.out)
             elif isinstance(op, train.TransferOp | train.MicrobatchOp | train.CarriedOp):
                 self.root[op.out] = self.storage(op.x)
 

@@ -16,8 +16,10 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import (
+    ForwardOp,
     GradientOp,
     InitAttr,
+    Request,
     Role,
     StepOp,
     arguments,
@@ -112,8 +114,8 @@ def check_pass(before: ModuleOp, after: ModuleOp, name: str) -> None:
             if f in new:
                 _check_function(old[f], new[f], before, after)
         for op in before.body.ops:
-            if isinstance(op, StepOp | GradientOp) and op.sym_name.data in new:
-                _check_gradient(op, new[op.sym_name.data], before, after)
+            if isinstance(op, Request) and op.sym_name.data in new:
+                _check_request(op, new[op.sym_name.data], before, after)
     except NotEquivalentError as e:
         raise NotEquivalentError(f"after {name}: {e}") from None
 
@@ -147,11 +149,9 @@ SLOPE_TOLERANCE = 1e-4
 of the sizes of its terms."""
 
 
-def _check_gradient(
-    request: StepOp | GradientOp, new: FuncOp, before: ModuleOp, after: ModuleOp
-) -> None:
-    """Check that the made function returns the results of its source, and that its gradients have
-    the slope of the source in a random direction, by central differences."""
+def _check_request(request: Request, new: FuncOp, before: ModuleOp, after: ModuleOp) -> None:
+    """Check that the made function returns the results of its source, and that its gradients, if
+    it has any, have the slope of the source in a random direction, by central differences."""
     name, made = request.function.root_reference.data, new.sym_name.data
     if name not in functions(before):  # the pass has made the source too: it is a gradient
         before = after
@@ -163,6 +163,8 @@ def _check_gradient(
         expected, found = _source(request, f, before, arguments), run(after, made, everything)
         for i, (x, y) in enumerate(zip(expected, found, strict=False)):
             compare(made, i, x, y, "f32")
+        if isinstance(request, ForwardOp):
+            return
         gradients = _gradients(request, new, everything, found, len(expected))
         if gradients is None:
             return
@@ -187,16 +189,16 @@ def _check_gradient(
         )
 
 
-def _source(
-    request: StepOp | GradientOp, f: FuncOp, module: ModuleOp, values: list[Array]
-) -> list[Array]:
+def _source(request: Request, f: FuncOp, module: ModuleOp, values: list[Array]) -> list[Array]:
     """Return the results of the source, of a step without gradients; of one over several
     microbatches the sum or the mean of their losses, the mean of their metrics, and the states
     after the last."""
     name = f.sym_name.data
+    if isinstance(request, ForwardOp):
+        return _of_forward(request, f, module, values)
     if not isinstance(request, StepOp):
         return run(module, name, values)
-    if request.accumulate is None or request.microbatches == 1:
+    if not request.is_loop:
         return _of_step(f, run(module, name, values))
     given, updated, roles = list(values), _of_step(f, updated_arguments(f)), arguments(f)
     scalars: list[list[Array]] = [[] for _ in updated]
@@ -209,11 +211,36 @@ def _source(
                 several.append(y)
             else:  # no gradient goes through a state
                 given[i] = as_in_first_run((k, i), y)
-    is_mean = request.accumulate.kind == "mean"
+    is_mean = request.accumulate is not None and request.accumulate.kind == "mean"
     found = list[Array]()
     for i, several, metric in zip(updated, scalars, _of_step(f, metric_names(f)), strict=True):
         count = len(several) if is_mean or metric is not None else 1
         found.append(np.asarray(sum(several) / count) if i is None else given[i])
+    return found
+
+
+def _of_forward(
+    request: ForwardOp, f: FuncOp, module: ModuleOp, values: list[Array]
+) -> list[Array]:
+    """Return the results of all microbatches: of scalars of floats the mean or the sum, of states
+    the last, of others all."""
+    given, updated, roles = list(values), updated_arguments(f), arguments(f)
+    parts: list[list[Array]] = [[] for _ in updated]
+    for k in range(request.microbatches):
+        inputs = [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
+        for i, y, several in zip(updated, run(module, f.sym_name.data, inputs), parts, strict=True):
+            several.append(y)
+            if i is not None:
+                given[i] = y
+    found = list[Array]()
+    for i, several in zip(updated, parts, strict=True):
+        if i is not None:
+            found.append(several[-1])
+        elif several[0].shape or several[0].dtype.kind != "f":
+            found.append(np.stack(several))
+        else:
+            total = np.asarray(sum(several))
+            found.append(total if request.sums else total / len(several))
     return found
 
 

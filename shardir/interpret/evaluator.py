@@ -164,8 +164,8 @@ class _GlobalEvaluator:
                 continue
             else:
                 raise ShardirError(f"expected an op of the global view, got {op.name}")
-            if isinstance(op, train.AccumulateOp) and self.device.run:
-                out = env[op.out] + inputs[0]
+            if isinstance(op, train.OfMicrobatches) and self.device.run:
+                out = op.with_part(env[op.out], inputs[0], self.device.run)
             if isinstance(op, train.ItemsOp):
                 env[op.outs[self.device.run]] = inputs[0]
                 continue
@@ -225,8 +225,9 @@ class _LocalEvaluator:
             if isinstance(op, train.ItemsOp):
                 env[op.outs[run]] = inputs[0]
                 continue
-            if isinstance(op, train.AccumulateOp) and run:
-                outs = [[x + y for x, y in zip(env[op.out], inputs[0], strict=True)]]
+            if isinstance(op, train.OfMicrobatches) and run:
+                parts = zip(env[op.out], inputs[0], strict=True)
+                outs = [[op.with_part(before, x, run) for before, x in parts]]
             elif isinstance(op, TensorOp):
                 per_rank = [op.evaluate(devices[r], *(x[r] for x in inputs)) for r in ranks]
                 per_rank = [o if isinstance(o, tuple) else (o,) for o in per_rank]

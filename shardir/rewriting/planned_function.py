@@ -28,7 +28,15 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp, strategy_factors
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import STAGE, Role, StepOp, arguments, is_step, stage_attrs
+from shardir.dialects.train import (
+    STAGE,
+    ForwardOp,
+    Role,
+    StepOp,
+    arguments,
+    is_step,
+    stage_attrs,
+)
 from shardir.dialects.train.roles import FUSION, STATE_LAYOUT, arg_attrs, set_arg_attrs
 from shardir.rewriting.bases import Function
 from shardir.rewriting.functions import update_signature
@@ -103,9 +111,9 @@ class PlannedFunction:
                     yield Target(NameKind.VALUE, self.names[v], v)
 
     @cached_property
-    def steps(self) -> list[StepOp]:
-        """The requests of steps of the function."""
-        steps = [op for op in self.f.module.body.ops if isinstance(op, StepOp)]
+    def steps(self) -> list[StepOp | ForwardOp]:
+        """The requests of the function that may be in stages."""
+        steps = [op for op in self.f.module.body.ops if isinstance(op, StepOp | ForwardOp)]
         return [op for op in steps if op.function.root_reference.data == self.f.name]
 
     @cached_property

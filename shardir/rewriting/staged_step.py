@@ -22,6 +22,12 @@ from shardir.rewriting.stages import complete, copy_to_readers, first, largest, 
 PARTS = ("begin", "forward", "backward", "update")
 """The parts of a step: before the loop over microbatches, its two parts, and after it."""
 
+STARTS: dict[type[Operation], str] = {
+    train.MicrobatchesOp: "forward", train.BackwardOp: "backward",
+    train.EndMicrobatchesOp: "update",
+}  # fmt: skip
+"""The ops at which the other parts start. A forward part alone has no backward part."""
+
 CHOICES = {"begin": largest, "forward": last, "backward": first, "update": largest}
 """How an op that another pass has added gets its stage, in each part."""
 
@@ -37,7 +43,7 @@ ORDER = {part: at for at, parts in enumerate((
 """The order in which the parts are written."""
 
 BETWEEN = (
-    train.MicrobatchOp, train.AccumulateOp, train.CarriedOp, train.CarryOp, train.Mark, ReturnOp,
+    train.MicrobatchOp, train.OfMicrobatches, train.CarriedOp, train.CarryOp, train.Mark, ReturnOp,
 )  # fmt: skip
 """Ops that stay in the step."""
 
@@ -90,11 +96,9 @@ class StagedStep:
         self._rebuild(groups, transfers)
 
     def _find_parts(self) -> None:
-        at = 0
+        part = PARTS[0]
         for op in self.block.ops:
-            starts = (train.MicrobatchesOp, train.BackwardOp, train.EndMicrobatchesOp)
-            at += isinstance(op, starts)
-            self.parts[op] = PARTS[at]
+            self.parts[op] = part = STARTS.get(type(op), part)
 
     def _own(self, part: str) -> list[Operation]:
         """Return the ops of a part that become part of a function."""
@@ -130,7 +134,7 @@ class StagedStep:
     def _stage(self, v: SSAValue) -> int | None:
         """Return the stage that makes a value; None of one that is wherever it is read."""
         op = v.owner
-        if isinstance(op, train.AccumulateOp | train.CarryOp):
+        if isinstance(op, train.OfMicrobatches | train.CarryOp):
             return self._stage(op.operands[0])
         if not isinstance(op, Operation) or isinstance(op, BETWEEN):
             return None
@@ -144,7 +148,7 @@ class StagedStep:
             own = {*ops}
             awaited = [
                 v for op in ops for v in op.results for use in v.uses
-                if use.operation not in own and not isinstance(use.operation, train.AccumulateOp)
+                if use.operation not in own and not isinstance(use.operation, train.OfMicrobatches)
             ]  # fmt: skip
             late = {*ops_of_weights(ops, awaited, storages)}
             self.parts |= {op: f"backward_{'weight' if op in late else 'input'}" for op in ops}
@@ -190,8 +194,12 @@ class StagedStep:
 
     def _check_order(self) -> None:
         """Raise Failure where a value passes to an earlier stage in the forward part, or to a later
-        one in the backward part."""
+        one in the backward part, or no stage makes a result."""
         errors: list[Located] = []
+        for v, i in self._returned():
+            if i is None and self._stage(v) is None:
+                found = f"expected {named(v)}, a result, to be made by an op of a stage, got none"
+                errors.append((self.f, coded("G14", found, use="return what an op makes of it")))
         for op, part in self.parts.items():
             stage = stage_of(op)
             if part not in ("forward", "backward") or stage is None or isinstance(op, BETWEEN):
@@ -271,7 +279,8 @@ class StagedStep:
         return f
 
     def _function_name(self, group: _StageOps) -> str:
-        base = f"{name_of(self.f)}_{group.part}_{group.stage}"
+        is_end = group.part == "update" and not train.is_step(self.f)
+        base = f"{name_of(self.f)}_{'end' if is_end else group.part}_{group.stage}"
         taken = {name_of(f) for f in self.functions}
         names = (f"{base}_{n}" if n else base for n in count())
         return next(name for name in names if name not in taken)
@@ -305,7 +314,7 @@ class StagedStep:
             )
         }  # fmt: skip
         left = list(groups)
-        late = [op for op in stays if isinstance(op, train.AccumulateOp | train.CarryOp)]
+        late = [op for op in stays if isinstance(op, train.OfMicrobatches | train.CarryOp)]
         for op in stays:
             if op in late or isinstance(op, train.UpdateOp):
                 continue

@@ -36,9 +36,11 @@ SEARCHED = (
 )
 """How a copy is lowered: with layouts that are propagated, or that a short search finds."""
 
-PARTS = (train.MicrobatchesOp, train.BackwardOp, train.EndMicrobatchesOp)
-"""The ops between the parts of a step: what is before the loop over microbatches, the forward part,
-the backward part, and what is after the loop."""
+PARTS: dict[type[Operation], int] = {
+    train.MicrobatchesOp: 1, train.BackwardOp: 2, train.EndMicrobatchesOp: 3,
+}  # fmt: skip
+"""The ops at which the parts of a step start after the first one: what is before the loop over
+microbatches, the forward part, the backward part, and what is after the loop."""
 
 CHOICES = (largest, last, first, largest)
 """How an op without a mark gets one, by part: as in split-stages."""
@@ -111,7 +113,7 @@ class _MarkedStep:
         for part, choose in zip(parts, CHOICES, strict=True):
             complete(part, _mark, choose)
         self.live = LiveStorages(g, mesh)
-        self.sums = [op for op in self.g.body.block.ops if isinstance(op, train.AccumulateOp)]
+        self.sums = [op for op in self.g.body.block.ops if isinstance(op, train.OfMicrobatches)]
         self.saved = self._read_by(self.backward, {*self.forward})
 
     def costs(self) -> UnitCosts:
@@ -182,7 +184,7 @@ def _parts(g: FuncOp) -> tuple[list[Operation], ...]:
     looped = any(isinstance(op, train.MicrobatchesOp) for op in g.body.block.ops)
     at = 0 if looped else 1
     for op in g.body.block.ops:
-        at += isinstance(op, PARTS)
+        at = PARTS.get(type(op), at)
         if not isinstance(op, ReturnOp):
             found[at].append(op)
     return found

@@ -7,7 +7,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from shardir.analysis.functions import name_of
-from shardir.dialects.train import PIPELINE, GradientOp, StepOp
+from shardir.dialects.train import PIPELINE, ForwardOp, Request, StepOp
 from shardir.rewriting import nested
 from shardir.rewriting.copying import copied
 from shardir.syntax.source import collect_warnings
@@ -22,7 +22,7 @@ def lowered(
     Raises:
         Failure: it can't be lowered.
     """
-    requests = [op for op in module.body.ops if isinstance(op, StepOp | GradientOp)]
+    requests = [op for op in module.body.ops if isinstance(op, Request)]
     names, others = {name_of(f)}, requests
     while found := [r for r in others if r.function.root_reference.data in names]:
         names.update(r.sym_name.data for r in found)
@@ -31,7 +31,7 @@ def lowered(
     trial = ModuleOp([copied(op) for op in module.body.ops if op not in left_out])
     for op in trial.body.ops:  # it is measured as a step of one stage
         op.attributes.pop(PIPELINE, None)
-        if isinstance(op, StepOp):
+        if isinstance(op, StepOp | ForwardOp):
             op.properties.pop("pipeline", None)
     copy = next(g for g in trial.body.ops if isinstance(g, FuncOp))
     write(copy)

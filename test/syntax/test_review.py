@@ -127,7 +127,7 @@ def test_inputs_and_labels_stay_together(rows: int, batch: int, tmp_path: Path) 
 
 
 def test_step_that_is_not_differentiated_is_named() -> None:
-    with pytest.raises(ShardirError, match="expected a differentiated program"):
+    with pytest.raises(ShardirError, match="expected functions in place of requests"):
         _ = shardir.compile(STEP.replace("BATCH", "4"), "propagate-strategies").program
 
 

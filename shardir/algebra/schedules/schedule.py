@@ -1,7 +1,7 @@
 """A schedule: which rank has which stages, and in which order it computes what."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -71,6 +71,16 @@ class Schedule:
     def splits_backward(self) -> frozenset[tuple[int, int | None]]:
         """The stages and microbatches whose backward part is split into I and W."""
         return frozenset((a.stage, a.microbatch) for o in self.orders for a in o if a.kind == "I")
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether there are no backward parts."""
+        return all(a.kind == "F" for order in self.orders for a in order)
+
+    def forward(self) -> Self:
+        """Return the schedule without its backward parts."""
+        orders = tuple(tuple(a for a in order if a.kind == "F") for order in self.orders)
+        return replace(self, orders=orders)
 
     def backward(self, stage: int, microbatch: int | None) -> Action:
         """Return the action that computes the gradients of a stage's inputs: I or B."""

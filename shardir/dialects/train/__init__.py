@@ -1,4 +1,4 @@
-"""The `train` dialect: requests to differentiate, initial values and updates of parameters.
+"""The `train` dialect: requests for steps and gradients, initial values and updates of parameters.
 
     func.func @loss(%x: tensor<8x4xf32> {train.input = #train.init<normal, mean = 0.0, std = 1.0>},
                     %w: tensor<4x2xf32> {train.parameter = "w", train.init = #train.init<...>})
@@ -28,9 +28,11 @@ from shardir.dialects.train.loops import (
 )
 from shardir.dialects.train.microbatches import (
     AccumulateOp,
+    CollectOp,
     EndMicrobatchesOp,
     MicrobatchesOp,
     MicrobatchOp,
+    OfMicrobatches,
 )
 from shardir.dialects.train.optimizer import (
     Optimizer,
@@ -59,6 +61,7 @@ from shardir.dialects.train.options import (
 from shardir.dialects.train.repeats import EndRepeatOp, ItemOp, ItemsOp, RepeatOp
 from shardir.dialects.train.requests import (
     BackwardOp,
+    ForwardOp,
     GradientOp,
     Mark,
     Request,
@@ -80,6 +83,7 @@ from shardir.dialects.train.roles import (
     of_microbatches,
     remove_state_layouts,
     result_attrs,
+    result_batches,
     set_arg_attrs,
     set_result_attrs,
     state_attrs,
@@ -139,12 +143,14 @@ from shardir.dialects.train.updates import (
 MARKS: list[type[Mark]] = [
     BackwardOp, MicrobatchesOp, EndMicrobatchesOp, RepeatOp, EndRepeatOp, UpdateOp,
 ]  # fmt: skip
-LOOP: list[type[TensorOp]] = [MicrobatchOp, AccumulateOp, CarriedOp, CarryOp, ItemOp, ItemsOp]
+LOOP: list[type[TensorOp]] = [
+    MicrobatchOp, AccumulateOp, CollectOp, CarriedOp, CarryOp, ItemOp, ItemsOp,
+]  # fmt: skip
 """The ops on the values that enter and leave loops."""
 
 Train = Dialect(
     "train",
-    [StepOp, GradientOp, *MARKS, *LOOP, TransferOp, *UPDATES, *SCALARS],
+    [StepOp, GradientOp, ForwardOp, *MARKS, *LOOP, TransferOp, *UPDATES, *SCALARS],
     [*ATTRS, OptimizerAttr, SyncAttr, PipelineAttr],
 )
 
@@ -177,10 +183,12 @@ __all__ = [
     "CarriedOp",
     "CarryOp",
     "ClipAttr",
+    "CollectOp",
     "EndLoop",
     "EndMicrobatchesOp",
     "EndRepeatOp",
     "Event",
+    "ForwardOp",
     "GradientOp",
     "InitAttr",
     "ItemOp",
@@ -198,6 +206,7 @@ __all__ = [
     "MomentumOp",
     "NesterovOp",
     "NextLossScaleOp",
+    "OfMicrobatches",
     "Optimizer",
     "OptimizerAttr",
     "ParameterStep",
@@ -250,6 +259,7 @@ __all__ = [
     "remove_state_layouts",
     "replicas_of",
     "result_attrs",
+    "result_batches",
     "schedule_of",
     "set_arg_attrs",
     "set_count",

@@ -1,18 +1,21 @@
-"""The loop of a training step over its microbatches.
+"""The loop of a training step, or of a forward part alone, over its microbatches.
 
 train.microbatches 4                       the ops up to the end run four times
 %x = train.microbatch %xs                  a slice of the batches: its index in dimension 0
 %y = ...
 %d = train.accumulate %d_k                 the sum over all microbatches, after the end
+%ys = train.collect %y of 4                the values of all microbatches, in a new dimension 0
 train.end_microbatches
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
 from typing import ClassVar
 
-from xdsl.dialects.builtin import TensorType
-from xdsl.irdl import operand_def, result_def
+import numpy as np
+from xdsl.dialects.builtin import IntegerAttr, TensorType, i64
+from xdsl.irdl import operand_def, prop_def, result_def
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.factors import Factors
@@ -92,8 +95,28 @@ class MicrobatchOp(TensorOp):
             raise VerifyException(coded("G12", found))
 
 
+class OfMicrobatches(TensorOp, AfterLoop, ABC):
+    """A value that all microbatches make together, each a part of it, after the last."""
+
+    x = operand_def(TensorType)
+    out = result_def(TensorType)
+
+    @abstractmethod
+    def with_part(self, before: Array | None, x: Array, run: int) -> Array:
+        """Return the value after a microbatch, from that before it; None before the first."""
+
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        return self.with_part(None, arrays[0], device.run)
+
+    def verify_(self) -> None:
+        super().verify_()
+        if not isinstance(loop_of(self), MicrobatchesOp):
+            found = f"expected a loop over microbatches around {self.name}, got none"
+            raise VerifyException(coded("G12", found))
+
+
 @op_definition
-class AccumulateOp(Unary, AfterLoop):
+class AccumulateOp(OfMicrobatches, Unary):
     """The sum over all microbatches, after the last"""
 
     name = "train.accumulate"
@@ -103,11 +126,46 @@ class AccumulateOp(Unary, AfterLoop):
     def touched(cls, shapes: Sequence[Shape]) -> Sequence[int]:
         return [prod(shapes[0]), 2 * prod(shapes[1])]
 
-    def evaluate(self, device: Device, *arrays: Array) -> Array:
-        return arrays[0]
+    def with_part(self, before: Array | None, x: Array, run: int) -> Array:
+        return x if before is None else before + x
+
+
+@op_definition
+class CollectOp(OfMicrobatches):
+    """The values of all microbatches, in a new dimension 0, after the last"""
+
+    name = "train.collect"
+    FLOPS: ClassVar[int] = 0
+    count = prop_def(IntegerAttr.constr(type=i64))
+    assembly_format = f"$x `of` $count {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        count = props["count"]
+        assert isinstance(count, IntegerAttr)
+        shape = (count.value.data, *operands[0].get_shape())
+        return [tensor(operands[0].element_type, shape)]
+
+    @classmethod
+    def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
+        shape = results[0].get_shape()
+        names = factor_names(len(shape))
+        return Factors.of(
+            [names[1:]], [names], [shape[1:], shape], replicate=names[:1], linear="any"
+        )
+
+    @classmethod
+    def touched(cls, shapes: Sequence[Shape]) -> Sequence[int]:
+        return [prod(shapes[0]), prod(shapes[0])]
+
+    def with_part(self, before: Array | None, x: Array, run: int) -> Array:
+        found = np.zeros((self.count.value.data, *x.shape), x.dtype) if before is None else before
+        found[run] = x
+        return found
 
     def verify_(self) -> None:
         super().verify_()
-        if not isinstance(loop_of(self), MicrobatchesOp):
-            found = f"expected a loop over microbatches around {self.name}, got none"
-            raise VerifyException(coded("G12", found))
+        loop, count = loop_of(self), self.count.value.data
+        if isinstance(loop, MicrobatchesOp) and loop.runs != count:
+            found = f"expected {self.name} of the {loop.runs} microbatches of its loop, got {count}"
+            raise VerifyException(coded("G12", found, use=f"write of {loop.runs}"))

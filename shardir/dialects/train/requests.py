@@ -1,5 +1,5 @@
-"""Requests to differentiate, `train.step` and `train.gradient`, and the marks between the parts of
-the functions that result from them."""
+"""Requests for functions, `train.step`, `train.gradient` and `train.forward`, and the marks between
+the parts of the functions that result from them."""
 
 from abc import ABC
 from typing import Any
@@ -83,6 +83,12 @@ class StepOp(_OfFunction):
     def microbatches(self) -> int:
         """The number of times that a step runs the function."""
         return 1 if self.accumulate is None else self.accumulate.values["microbatches"]
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether the step is over microbatches, which are in dimension 0 of its inputs: over
+        several, or one in stages."""
+        return self.microbatches > 1 or self.pipeline is not None
 
     def verify_(self) -> None:
         f = self.find()
@@ -197,7 +203,37 @@ class GradientOp(_OfFunction):
         return [*inputs, *seeds], [*outputs, *wrt]
 
 
-Request = StepOp | GradientOp
+@op_definition
+class ForwardOp(_OfFunction):
+    """A function of several microbatches, of which it runs another one: without a backward part.
+    Of scalars of floats it returns the mean (or the sum), of other results those of all
+    microbatches, in a new dimension 0."""
+
+    name = "train.forward"
+    accumulate = opt_prop_def(AccumulateAttr)
+    pipeline = opt_prop_def(PipelineAttr)
+    traits = traits_def(SymbolOpInterface())
+    assembly_format = (
+        "$sym_name `of` $function (`accumulate` $accumulate^)? (`pipeline` $pipeline^)? attr-dict"
+    )
+
+    @property
+    def microbatches(self) -> int:
+        """The number of times that it runs the function."""
+        return 1 if self.accumulate is None else self.accumulate.values["microbatches"]
+
+    @property
+    def sums(self) -> bool:
+        """Whether scalars are added up; else they are averaged."""
+        return self.accumulate is not None and self.accumulate.kind == "sum"
+
+    def verify_(self) -> None:
+        f = self.find()
+        check_arguments(f)
+        check_updates(f)
+
+
+Request = StepOp | GradientOp | ForwardOp
 
 
 class Mark(IRDLOperation, metaclass=OpClass):

@@ -14,7 +14,8 @@ i64`: its gradient is communicated in one buffer with those of the other paramet
 `train.weight_decay = 0.0 : f64` replaces the optimizer's weight decay for it,
 `train.lr_scale = 0.1 : f64` multiplies its learning rate, and `train.state_layout =
 #dist.layout<@m, [{dp}, {}]>` is the layout of its states. An input of a step with several
-microbatches has them in dimension 0: `train.microbatches = 4 : i64`.
+microbatches has them in dimension 0: `train.microbatches = 4 : i64`; so has a result of a forward
+part alone.
 """
 
 from collections import Counter
@@ -138,7 +139,7 @@ def metric_attrs(name: str) -> dict[str, Attribute]:
 
 
 def of_microbatches(attributes: Attributes, count: int) -> dict[str, Attribute]:
-    """The attributes of an input that has several microbatches in dimension 0."""
+    """The attributes of an input or a result that has microbatches in dimension 0."""
     return {**attributes, MICROBATCHES: IntegerAttr(count, i64)}
 
 
@@ -187,6 +188,11 @@ def updated_keys(f: FuncOp) -> list[str | None]:
 def metric_names(f: FuncOp) -> list[str | None]:
     """For each result the metric of the step that it is."""
     return [text_attr(a, METRIC) for a in result_attrs(f)]
+
+
+def result_batches(f: FuncOp) -> list[int | None]:
+    """For each result the number of microbatches in dimension 0, where it has that dimension."""
+    return [Argument.of(a).microbatches for a in result_attrs(f)]
 
 
 def updated_arguments(f: FuncOp) -> list[int | None]:

@@ -13,7 +13,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.schedules import Action, Schedule
 from shardir.dialects.train.loops import CarriedOp, CarryOp
-from shardir.dialects.train.microbatches import AccumulateOp, MicrobatchesOp
+from shardir.dialects.train.microbatches import AccumulateOp, MicrobatchesOp, OfMicrobatches
 from shardir.dialects.train.stages import TransferOp, action_of, callee_of, schedule_of, stage_of
 
 HALVES = {"B": "IW"}
@@ -75,7 +75,8 @@ class StepRuns:
         self.after: list[CallOp] = []
         self.carries: dict[SSAValue, CarryOp] = {}
         """By what a loop carries, the op that sets it."""
-        self.sums: list[AccumulateOp] = []
+        self.sums: list[OfMicrobatches] = []
+        """The sums of the loop, and then the collected values."""
         self.transfers: dict[SSAValue, list[TransferOp]] = {}
         """The transfers of each value."""
         self.count = self.schedule.microbatches
@@ -93,10 +94,11 @@ class StepRuns:
                     self.actions[stage, action] = op
             elif isinstance(op, CarryOp):
                 self.carries[op.carried] = op
-            elif isinstance(op, AccumulateOp):
+            elif isinstance(op, OfMicrobatches):
                 self.sums.append(op)
             elif isinstance(op, TransferOp):
                 self.transfers.setdefault(op.x, []).append(op)
+        self.sums.sort(key=lambda op: not isinstance(op, AccumulateOp))
 
     def rank(self, op: CallOp) -> int:
         """Return the rank that runs a call."""
@@ -123,7 +125,7 @@ class StepRuns:
     def maker(self, v: SSAValue) -> CallOp | None:
         """Return the call that makes a value, or the addends of a sum, wherever it has been
         transferred since; None of an argument, or of a part of one."""
-        while isinstance(v.owner, TransferOp | AccumulateOp):
+        while isinstance(v.owner, TransferOp | OfMicrobatches):
             v = v.owner.x
         return v.owner if isinstance(v.owner, CallOp) else None
 
@@ -142,7 +144,7 @@ class StepRuns:
                 return Read(made, runs, tuple(transfers))
             if isinstance(op, TransferOp):
                 transfers.append(op)
-            elif isinstance(op, AccumulateOp):
+            elif isinstance(op, OfMicrobatches):
                 total, microbatches = v, range(self.count)
             elif isinstance(op, CarryOp):  # after the loop: that of the last microbatch
                 microbatch = self.count - 1

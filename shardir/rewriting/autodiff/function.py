@@ -110,7 +110,7 @@ class Differentiation:
         forward = list(self.block.ops)
         self.backward.activity.match(forward)
         step = self.backward.step
-        if step is not None and step.microbatches > 1:
+        if step is not None and step.is_loop:
             returned = add_loop(self.backward, step, forward, returned)
         else:
             self.backward.add(forward, returned)

@@ -1,4 +1,4 @@
-"""The loop over the microbatches of a step, with their gradients added up.
+"""The loop over the microbatches of a step, with their gradients added up; or of a forward part.
 
     ops that all microbatches share, train.carried of each state
     train.microbatches 4
@@ -12,10 +12,11 @@ a value with the mark `recompute`, which is not to be held over the loop; the ot
 computed once. The addends of a cotangent are added before they are reduced, over all microbatches.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
-from xdsl.dialects.builtin import NoneAttr, TensorType
+from xdsl.dialects.builtin import IntegerAttr, NoneAttr, TensorType, i64
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.layout import Layout
@@ -27,14 +28,19 @@ from shardir.dialects.train import (
     AccumulateOp,
     CarriedOp,
     CarryOp,
+    CollectOp,
     EndMicrobatchesOp,
     MicrobatchesOp,
     MicrobatchOp,
+    OfMicrobatches,
     of_microbatches,
 )
+from shardir.rewriting.autodiff.activity import Activity
+from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.backward import BackwardPart
 from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.marks import RECOMPUTE
+from shardir.rewriting.rewriter import Rewriter
 
 
 def add_loop(
@@ -43,55 +49,132 @@ def add_loop(
 ) -> list[SSAValue]:  # fmt: skip
     """Make a forward part, which is all of the block, that of each microbatch, and add its backward
     part. Return the sum of the losses, and the updated states, in place of the returned values."""
-    arguments, b, block = backward.arguments, backward.builder, backward.arguments.block
+    arguments, b = backward.arguments, backward.builder
     b.location = backward.request.location
-    inputs = [
-        i for i in range(len(arguments.attributes)) if not arguments.annotation(i).is_retained
-    ]
     states = [i for i in backward.updated if i is not None]
     marked = [v for op in forward if RECOMPUTE in op.attributes for v in op.results]
-    made = {v.owner: None for v in marked if isinstance(v.owner, Operation)}
-    varying = [*(arguments[i] for i in (*inputs, *states)), *marked]
-    made |= dict.fromkeys(backward.activity.dependent(forward, varying))
-    own = [op for op in forward if op in made]
-    shared = [op for op in forward if op not in made]
-    for op in own:
-        op.detach()
+    own, shared = split_forward(backward.activity, arguments, forward, states, marked)
     backward.transposition.mark(shared)
-    variables = {i: b.create(CarriedOp, [arguments[i]], [arguments[i].type]).out for i in states}
-    for i, v in variables.items():
-        v.name_hint = arguments[i].name_hint
-        arguments[i].replace_uses_with_if(v, lambda use, v=v: use.operation is not v.owner)
-    loop = b.create(MicrobatchesOp, [], [], {"count": int_attr(step.microbatches)})
-    parts = {arguments[i]: _slice(backward, i, step.microbatches) for i in inputs}
-    parts |= {arguments[i]: v for i, v in variables.items()}
-    for op in own:
-        block.add_op(op)
-    returned = [parts.get(v, v) for v in returned]
+    loop = BatchLoop(arguments, b, own, states, step.microbatches)
+    returned = [loop.parts.get(v, v) for v in returned]
     backward.add(own, returned)
     b.location = backward.request.location
-    retained = {*block.args, *(v for op in shared for v in op.results)}
+    retained = {*arguments.block.args, *(v for op in shared for v in op.results)}
     backward.cotangents.accumulate(retained)
-    sums, results = Sums(backward, loop), []
-    sums.add_cotangents(retained)
+    loop.add_up(backward.cotangents.addends, retained)
+    results = []
     for v, i in zip(returned, backward.updated, strict=True):
         if i is None:
-            results.append(sums.of(v))
+            results.append(loop.sum(v))
         else:
-            operands = [step.becomes(variables[i], v), variables[i]]
-            results.append(b.create(CarryOp, operands, [variables[i].type], names=[v]).out)
+            results.append(loop.carry(i, step.becomes(loop.variables[i], v)))
     b.create(EndMicrobatchesOp, [], [])
     backward.transposition.run(shared)
     return results
 
 
-def _slice(backward: BackwardPart, i: int, count: int) -> SSAValue:
+def split_forward(
+    activity: Activity, arguments: Arguments, forward: Sequence[Operation], states: Sequence[int],
+    marked: Sequence[SSAValue],
+) -> tuple[list[Operation], list[Operation]]:  # fmt: skip
+    """Return the ops that are a microbatch's own, and those that all share.
+
+    Args:
+        states: the indices of those that the function updates.
+        marked: values that are made in each microbatch in any case.
+    """
+    inputs = _inputs(arguments)
+    made = {v.owner: None for v in marked if isinstance(v.owner, Operation)}
+    varying = [*(arguments[i] for i in (*inputs, *states)), *marked]
+    made |= dict.fromkeys(activity.dependent(forward, varying))
+    return [op for op in forward if op in made], [op for op in forward if op not in made]
+
+
+def _inputs(arguments: Arguments) -> list[int]:
+    """Return the indices of the inputs."""
+    count = len(arguments.attributes)
+    return [i for i in range(count) if not arguments.annotation(i).is_retained]
+
+
+class BatchLoop:
+    """The loop over the microbatches under construction, at the end of a block.
+
+    Attributes:
+        parts: what a microbatch reads in place of each input and state.
+        variables: the states in the loop, by the indices of their arguments.
+    """
+
+    def __init__(
+        self, arguments: Arguments, b: Rewriter, own: Sequence[Operation], states: Sequence[int],
+        count: int,
+    ):  # fmt: skip
+        """`own`: the ops in it."""
+        self.b, self.block, self.count = b, arguments.block, count
+        assert b.location is not None
+        self.location = b.location
+        for op in own:
+            op.detach()
+        self.variables = {i: b.create(CarriedOp, [arguments[i]], [arguments[i].type]).out
+                          for i in states}  # fmt: skip
+        for i, v in self.variables.items():
+            v.name_hint = arguments[i].name_hint
+            arguments[i].replace_uses_with_if(v, lambda use, v=v: use.operation is not v.owner)
+        self.loop = b.create(MicrobatchesOp, [], [], {"count": int_attr(count)})
+        self.parts = {arguments[i]: _slice(arguments, b, i, count) for i in _inputs(arguments)}
+        self.parts |= {arguments[i]: v for i, v in self.variables.items()}
+        for op in own:
+            self.block.add_op(op)
+        self._sums: dict[SSAValue, SSAValue] = {}
+
+    def sum(self, v: SSAValue) -> SSAValue:
+        """Return the sum of a value over all microbatches."""
+        if v not in self._sums:
+            self._sums[v] = self._made(AccumulateOp.create(operands=[v], result_types=[v.type]))
+        return self._sums[v]
+
+    def collected(self, v: SSAValue) -> SSAValue:
+        """Return the values of all microbatches, in a new dimension 0."""
+        return self._made(CollectOp.create(
+            operands=[v], result_types=[_stacked(v, self.count)],
+            properties={"count": IntegerAttr(self.count, i64)},
+        ))  # fmt: skip
+
+    def carry(self, i: int, v: SSAValue) -> SSAValue:
+        """Let a value be the state of argument i from the next microbatch on; return the last."""
+        variable = self.variables[i]
+        return self.b.create(CarryOp, [v, variable], [variable.type], names=[v]).out
+
+    def add_up(
+        self, addends: MutableMapping[SSAValue, list[SSAValue]], values: Collection[SSAValue]
+    ) -> None:
+        """Add up the addends of the cotangents of these values, in each layout."""
+        for v in addends:
+            if v in values:
+                addends[v] = [self.sum(d) for d in addends[v]]
+
+    @cached_property
+    def _inside(self) -> set[Operation]:
+        return set(self.loop.body())
+
+    def _made(self, new: OfMicrobatches) -> SSAValue:
+        """Insert an op where its operand is made: no more than its result is live after that."""
+        owner = new.x.owner
+        new.location, new.out.name_hint = self.location, new.x.name_hint
+        if isinstance(owner, Operation):
+            new.location = owner.location
+        if isinstance(owner, Operation) and owner in self._inside:
+            self.block.insert_op_after(new, owner)
+        else:
+            self.block.add_op(new)
+        return new.out
+
+
+def _slice(arguments: Arguments, b: Rewriter, i: int, count: int) -> SSAValue:
     """Replace input i by one with all microbatches, and return a microbatch's part of that."""
-    arguments = backward.arguments
     one = arguments.block.args[i]
     batches = arguments.block.insert_arg(_stacked(one, count), i)
     batches.name_hint, batches.location = one.name_hint, one.location
-    part = backward.builder.create(MicrobatchOp, [batches], [one.type], names=[one]).out
+    part = b.create(MicrobatchOp, [batches], [one.type], names=[one]).out
     one.replace_all_uses_with(part)
     arguments.block.erase_arg(one)
     arguments.attributes[i] = of_microbatches(arguments.attributes[i], count)
@@ -114,34 +197,3 @@ def _stacked(v: SSAValue, count: int) -> TensorType:
 
 def _with_dim(layout: Layout) -> Layout:
     return replace(layout, dims=((), *layout.dims))
-
-
-class Sums:
-    """The sums of values over all microbatches, each made where the value is: no more than the sum
-    is live after that."""
-
-    def __init__(self, backward: BackwardPart, loop: MicrobatchesOp):
-        self.backward, self.inside = backward, set(loop.body())
-        self._known: dict[SSAValue, SSAValue] = {}
-
-    def of(self, v: SSAValue) -> SSAValue:
-        """Return the sum of a value."""
-        if v not in self._known:
-            block, owner = self.backward.arguments.block, v.owner
-            new = AccumulateOp.create(operands=[v], result_types=[v.type])
-            new.location, new.out.name_hint = self.backward.request.location, v.name_hint
-            if isinstance(owner, Operation):
-                new.location = owner.location
-            if isinstance(owner, Operation) and owner in self.inside:
-                block.insert_op_after(new, owner)
-            else:
-                block.add_op(new)
-            self._known[v] = new.out
-        return self._known[v]
-
-    def add_cotangents(self, values: Collection[SSAValue]) -> None:
-        """Add up the addends of the cotangents of these values, in each layout."""
-        addends = self.backward.cotangents.addends
-        for v in addends:
-            if v in values:
-                addends[v] = [self.of(d) for d in addends[v]]

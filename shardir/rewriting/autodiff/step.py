@@ -26,6 +26,7 @@ class TrainStep:
     def __init__(self, request: train.StepOp, builder: Rewriter, arguments: Arguments):
         self.request, self.b, self.arguments = request, builder, arguments
         self.name, self.microbatches = request.sym_name.data, request.microbatches
+        self.is_loop = request.is_loop
         self.finite: SSAValue | None = None
         """Whether all gradients are finite, where losses are scaled."""
         self.scale: SSAValue | None = None

@@ -104,8 +104,11 @@ def _array(path: Path, name: str) -> Any:
 
 
 def initial_value(
-    f: FuncOp, value: dict[str, Any], role: Role, init: Attribute | None, kind: str, data: Data
-) -> dict[str, Any]:
+    f: FuncOp, value: dict[str, Any], role: Role, init: Attribute | None, kind: str, data: Data,
+    batches: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    """The initial value of an argument as JSON; `batches`: those that a function reads of an
+    input."""
     if not isinstance(init, InitAttr):
         if role is not Role.INPUT or init is not None:
             what = Role.INPUT.attribute if role is Role.INPUT else "train.init"
@@ -116,7 +119,7 @@ def initial_value(
             return {"kind": "integers", "low": 0, "high": 2}
         return {"kind": "normal", "mean": 0.0, "std": 1.0}
     if init.kind in ("file", "batches", "tokens"):
-        file = _file(f, value, role, init, kind, data)
+        file = _file(f, value, role, init, kind, data, batches)
         more: dict[str, Any] = {"shuffle": False} if init.kind == "batches" else {}
         if init.kind == "tokens":
             more = {"shift": init.values["shift"]}
@@ -133,8 +136,9 @@ def rows_of(array: Array, init: Mapping[str, Any], shape: Sequence[int]) -> list
 
 
 def _file(
-    f: FuncOp, value: dict[str, Any], role: Role, init: InitAttr, kind: str, data: Data
-) -> str:
+    f: FuncOp, value: dict[str, Any], role: Role, init: InitAttr, kind: str, data: Data,
+    batches: int,
+) -> str:  # fmt: skip
     """The array of a file, checked against the argument that it fills."""
     where = f"%{value['name']}"
     path, tokens = _base(f, data) / init.values["path"], init.kind == "tokens"
@@ -156,7 +160,7 @@ def _file(
     if role is not Role.INPUT:
         fits, wanted = have == want and not tokens, f"{want}"
     else:
-        minimum = 1 if kind == "step" else want[0]
+        minimum = 1 if kind == "step" else batches * want[0]
         fits = have[1:] == want[1:] and bool(have) and have[0] >= minimum
         wanted = f"at least {minimum} rows of {want[1:]}"
     if not fits:

@@ -29,6 +29,7 @@ from shardir.dialects.train import (
     is_step,
     metric_names,
     replicas_of,
+    result_batches,
     updated_keys,
 )
 from shardir.rewriting.composites import expanded
@@ -149,9 +150,10 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     if replicas is not None:
         args = [_argument_of_replicas(a, replicas) for a in args]
     results = []
-    named = zip(last.operands, updated_keys(f), metric_names(f), strict=True)
-    for i, (v, updates, metric) in enumerate(named):
-        results.append(_result(last, i, v, updates, metric, mesh, keys))
+    named = zip(last.operands, updated_keys(f), metric_names(f), result_batches(f), strict=True)
+    for i, (v, updates, metric, microbatches) in enumerate(named):
+        made = _result(last, i, v, updates, metric, mesh, keys)
+        results.append(made if microbatches is None else made | {"microbatches": microbatches})
     if replicas is not None:
         results = [_result_of_replicas(f, r, replicas) for r in results]
     if train.schedule_of(f) is not None:
@@ -280,7 +282,7 @@ def _argument(
     one, count = value, argument.microbatches
     if count is not None:
         one = {**value, "shape": value["shape"][1:]}
-    made = initial_value(f, one, role, init, kind, data)
+    made = initial_value(f, one, role, init, kind, data, count or 1)
     if count is not None:
         made["microbatches"] = count
     return {**value, "role": str(role), "key": key or name, "init": made}

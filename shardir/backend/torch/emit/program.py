@@ -153,12 +153,16 @@ def of_outlined(module: ModuleOp, rank: int | None = None, single: bool = False)
     mesh = mesh_of(module)
     functions = public_functions(module)
     for op in module.body.ops:
-        if isinstance(op, train.StepOp | train.GradientOp):
+        if isinstance(op, train.Request):
             message = (
-                f"expected a differentiated program, got {op.name}; run the pipeline `train` first"
+                f"expected functions in place of requests, got {op.name}; run the pipeline `train` "
+                "first"
             )
             raise Failure.at(op, message)
     for f in functions:
+        if mesh is None and train.schedule_of(f) is not None:
+            message = f"expected a mesh of one stage for @{f.sym_name.data}, got none"
+            raise Failure.at(f, f"{message}; declare dist.mesh @m <d = 1>")
         if train.sync_of(f) is not None:
             message = f"expected a step of each replica in @{f.sym_name.data}, got train.sync"
             raise Failure.at(f, f"{message}; run local-steps")

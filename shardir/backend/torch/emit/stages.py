@@ -64,6 +64,7 @@ class StagesScope:
         self.slices: dict[str, str] = {}
         self.parts: list[str] = []
         self.sums: dict[str, str] = {}
+        self.collected: dict[str, str] = {}
         self.carried: dict[str, list[str]] = {}
         self.transfers: list[str] = []
 
@@ -104,6 +105,9 @@ class StagesScope:
         lines += self._list("parts", self.parts)
         lines += self._dict("transfers", self.transfers)
         lines += self._dict("sums", [self._pair(n, x) for n, x in self.sums.items()])
+        if self.collected:
+            pairs = [self._pair(n, x) for n, x in self.collected.items()]
+            lines += self._dict("collected", pairs)
         lines += [f"    in_flight={train.proven_order(self.f).in_flight},"]
         lines += [f"    results={names.literal(' '.join(results))},"]
         lines += self._dict("shapes", shapes)
@@ -130,6 +134,8 @@ class StagesScope:
                 self.transfers.append(f"{names.literal(name)}: {type}")
             case train.AccumulateOp():
                 self.sums[self._name(op.out)] = self._name(op.x)
+            case train.CollectOp():
+                self.collected[self._name(op.out)] = self._name(op.x)
             case train.CarriedOp():
                 self.carried[self._name(op.out)] = [self._name(op.x)]
             case train.CarryOp():

@@ -22,15 +22,16 @@ def _mark(text: str) -> Callable[[EmissionScope, Operation], Text]:
 
 
 def _microbatches(s: EmissionScope, op: train.MicrobatchesOp) -> Text:
-    """Zeros for the sums of the loop, and its head."""
+    """Zeros for the sums of the loop, memory for the values that it collects, and its head."""
     s.head("microbatches")
     for total in op.body():
-        if not isinstance(total, train.AccumulateOp) or total not in s.storages.at:
+        if not isinstance(total, train.OfMicrobatches) or total not in s.storages.at:
             continue
         name = s.define(total.out, total.out.name_hint or "total").name
         sizes = tuple_text(s.sizes(total.out))
         at = f"dtype={s.dtype(total.out)}, device={s.device(total.out)}"
-        s.line(f"{name} = torch.zeros({sizes}, {at})")
+        made = "zeros" if isinstance(total, train.AccumulateOp) else "empty"
+        s.line(f"{name} = torch.{made}({sizes}, {at})")
     s.enter(op, "microbatch")
     return None
 
@@ -64,6 +65,11 @@ def _items(s: EmissionScope, op: train.ItemsOp) -> Text:
 
 def _accumulate(s: EmissionScope, op: train.AccumulateOp) -> Text:
     s.line(f"{s.variables[op.out].name} += {s.operand(op.x)}")
+    return None
+
+
+def _collect(s: EmissionScope, op: train.CollectOp) -> Text:
+    s.line(f"{s.variables[op.out].name}[{s.loops[-1].index}] = {s.operand(op.x)}")
     return None
 
 
@@ -282,6 +288,7 @@ TORCH: dict[type[Operation], Entry] = {
     train.ItemsOp: _items,
     train.MicrobatchOp: _microbatch,
     train.AccumulateOp: _accumulate,
+    train.CollectOp: _collect,
     train.CarriedOp: _carried,
     train.CarryOp: _carry,
     train.UpdateOp: _mark("update"),

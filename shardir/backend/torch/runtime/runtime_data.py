@@ -84,13 +84,12 @@ def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callabl
     """Return the function from a step to this rank's shard of an input: a batch of a file's rows,
     or values that are the same in each step. A function that is no step reads the rows in order."""
     is_step, epochs = function.kind == "step", arg.epochs
+    several = arg.microbatches is not None
     if isinstance(arg.source, int):
         return partial(_received, arg.source, arg, states.bounds(arg))
-    several = arg.microbatches is not None
     microbatches, of_batch = states.bounds(arg)[:several], states.bounds(arg)[several:]
-    if arg.masked is None and (
-        epochs is None or not (is_step or epochs.batches > 1 or not of_batch)
-    ):
+    reads = is_step or several or not of_batch or (epochs is not None and epochs.batches > 1)
+    if arg.masked is None and (epochs is None or not reads):
         same = states.filled(arg)
         return lambda step: same
     (start, stop), *columns = of_batch or [(0, 1)]

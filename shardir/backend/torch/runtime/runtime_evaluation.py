@@ -12,7 +12,8 @@ from torch import Tensor
 
 def batches_of(function: PlanFunction) -> int:
     """Return the number of batches that a function's data has: complete ones, and one that is
-    padded; 1 without data. A file of one batch is the same in all of them.
+    padded; 1 without data. Those of several microbatches count as one. A file of one batch is the
+    same in all of them.
 
     Raises:
         PlanError: its files have different numbers of batches.
@@ -20,7 +21,7 @@ def batches_of(function: PlanFunction) -> int:
     found: dict[int, str] = {}
     for arg in function.args:
         if arg.epochs is not None:
-            found[arg.epochs.batches] = arg.name
+            found[arg.epochs.batches // (arg.microbatches or 1)] = arg.name
     several = sorted(found.keys() - {0, 1})
     if len(several) > 1:
         each = ", ".join(f"{n} of {found[n]}" for n in several)

@@ -284,11 +284,11 @@ class Runner(Session):
                 continue
             full = means.get(i)
             if full is None:
-                full = self.states.gathered(output, result, result.partial)
+                full = result.batch_of(self.states.gathered(output, result, result.partial))
             dump[f"results/{function.name}/{i}"] = full
             if report:
                 value = full.tolist() if small else None
                 self.events.send(
                     event="result", function=function.name, name=result.name,
-                    shape=result.shape, dtype=result.dtype, value=value,
+                    shape=tuple(full.shape), dtype=result.dtype, value=value,
                 )  # fmt: skip

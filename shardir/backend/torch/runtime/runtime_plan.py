@@ -20,7 +20,8 @@ normal (mean, std), uniform (low, high), integers (low, high), constant (value),
 and file (file: an .npy, as a path in the directory; shuffle: true unless it is false there;
 shift: 0 or 1, of tokens that are packed into rows).
 A file input of a step is a batch of the file's rows at each step; of a function, its first rows.
-With `microbatches` a step reads that many batches, which are in dimension 0 of this input.
+With `microbatches` a function reads that many batches, which are in dimension 0 of this input; a
+result with `microbatches` has those in its dimension 0.
 
 It needs only Python: the launcher imports it as a module of shardir, and a program from beside it.
 """
@@ -31,12 +32,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime_arrays import DividedArray, FileArray, array_in, sequences
 from runtime_axes import Axes, Sized, axes_of, channel_of, split_of
 from runtime_epochs import Epochs
 from runtime_fields import Field, PlanError, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DTYPES = ("f32", "f64", "bf16", "f16", "i64", "i32", "i1")
 STAGE = "stage"
@@ -105,6 +109,12 @@ class PlanArgument(PlanValue):
         """The shape of a row."""
         return self.shape[1 + (self.microbatches is not None) :]
 
+    def batches_of(self, x: "Tensor") -> "Tensor":
+        """Return a global value with the dimension of microbatches, which may be one after
+        another."""
+        rows = (self.batch * (self.microbatches or 1), *self.row)
+        return x.reshape(self.shape) if self.microbatches and tuple(x.shape) == rows else x
+
     @property
     def epochs(self) -> Epochs | None:
         """The batches of an input that has rows of a file; None of any other."""
@@ -116,10 +126,15 @@ class PlanArgument(PlanValue):
 @dataclass(frozen=True)
 class PlanResult(PlanValue):
     """A result. partial: (op, axes) of a reduction that is still due; updates: the state that it
-    becomes."""
+    becomes; microbatches: the number of them in dimension 0, None: it has no such dimension."""
 
     partial: tuple[str, Axes] | None
     updates: str | None
+    microbatches: int | None = None
+
+    def batch_of(self, x: "Tensor") -> "Tensor":
+        """Return its global value without that dimension: the microbatches one after another."""
+        return x if self.microbatches is None or x.dim() < 2 else x.flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -239,7 +254,12 @@ def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -
             raise updates.fail(f"no argument of the function has the state {updates.value!r}")
         if updates.value and due:
             raise partial.fail("a state cannot be partial")
-        results.append(PlanResult(**_value(item, sizes), partial=due, updates=updates.value))
+        value = _value(item, sizes)
+        count = item.get("microbatches", int, default=0).value or None
+        if count is not None and value["shape"][:1] != (count,):
+            shape = list(value["shape"])
+            raise item.fail(f"there are no {count} microbatches in the shape {shape}")
+        results.append(PlanResult(**value, partial=due, updates=updates.value, microbatches=count))
     if kind == "step" and all(r.updates or r.shape for r in results):
         raise field.fail("a step needs a loss: a scalar result without 'updates'")
     narrowest = field.get("narrowest", default="f64").one_of(DTYPES)
@@ -343,10 +363,10 @@ def fitting(source: FileArray, arg: PlanArgument, kind: str = "step") -> str:
     if arg.role != "input":
         right = have == want
     else:  # a batch of rows, or the first ones
-        want = want[arg.microbatches is not None :] or [1]
-        minimum = 1 if kind == "step" else want[0]
+        count, want = arg.microbatches or 1, want[arg.microbatches is not None :] or [1]
+        minimum = 1 if kind == "step" else count * want[0]
         right = have[1:] == want[1:] and bool(have) and have[0] >= minimum
-    return "" if right else f"the file's shape {have} does not fit the shape {want}"
+    return "" if right else f"the file's shape {have} does not fit the shape {list(arg.shape)}"
 
 
 def _count(data: Field) -> int:

@@ -65,6 +65,11 @@ def _ended(f: PlanFunction, last: str) -> PlanFunction:
 def _masked(f: PlanFunction, name: str) -> PlanFunction:
     """A function whose last batch of an epoch is padded, if it has an input for the mask."""
     inputs = [arg for arg in f.args if arg.role == "input"]
+    if f.kind != "step" and any(arg.microbatches for arg in inputs):
+        raise PlanError(
+            f"--last pad: expected {f.name} of one microbatch, whose mean is that of its rows, got "
+            "one of several; use --last drop"
+        )
     mask = next((arg for arg in inputs if arg.name == name), None)
     if mask is None:
         if f.kind != "step":

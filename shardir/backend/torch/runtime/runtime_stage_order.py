@@ -75,6 +75,8 @@ class StageTables:
             gradients of inputs, and "W", those of weights; "begin" (before the loop over
             microbatches) and "update" (after it) run once.
         sums: over all microbatches, by name, of what parts make.
+        collected: the values of all microbatches, in a new dimension 0, by name, of what parts
+            make.
         in_flight: the most sends of a value to a rank that are in flight at once.
         results: the names of what the step returns; a value that no function makes is an argument.
         shapes: of the results that are not states, the type: that of other ranks are zeros.
@@ -91,6 +93,7 @@ class StageTables:
         in_flight: int,
         results: str,
         shapes: Mapping[str, StageValue],
+        collected: Mapping[str, str] | None = None,
     ):
         self.orders = [[StageAction.of(text) for text in line.split()] for line in schedule]
         self.microbatches = 1 + max(a.microbatch for line in self.orders for a in line)
@@ -103,6 +106,7 @@ class StageTables:
         ]
         self.by_action = {(p.kind, p.stage): p for p in self.parts}
         self.transfers, self.sums, self.in_flight = transfers, sums, in_flight
+        self.collected = collected or {}
         self.results, self.shapes = results.split(), shapes
         self.maker = {name: part for part in self.parts for name in part.outputs}
 
@@ -158,6 +162,10 @@ class LoopOrder:
         """The sums over microbatches of what parts make."""
         for name, of in tables.sums.items():
             self.sums[of].append(name)
+        self.collected: dict[str, list[str]] = defaultdict(list)
+        """The collected values of what parts make."""
+        for name, of in tables.collected.items():
+            self.collected[of].append(name)
         coming = {r: tables.sent(r, rank) for r in others}
         self.coming = {r: [message for message, _ in keys] for r, keys in coming.items()}
         """What each other rank sends, in the order in which it does."""

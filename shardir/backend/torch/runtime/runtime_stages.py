@@ -89,7 +89,7 @@ class _StepRun:
             self.values[self.step.states[name].last] = self._state(name, self.step.microbatches)
         for sends in self.sends.values():
             self.mesh.hold((send.work, send.x) for send in sends)
-        for name, of in self.step.sums.items():
+        for name, of in (*self.step.sums.items(), *self.step.collected.items()):
             self._pass_on(name, self.step.maker[of].stage)
         self._outside("update")
         return [self._result(name) for name in self.step.results]
@@ -138,6 +138,8 @@ class _StepRun:
                 self._keep(self.step.state_after[name], k + 1, x)
             for total in self.order.sums[name]:
                 self._add(total, x)
+            for total in self.order.collected[name]:
+                self._collect(total, k, x)
 
     def _keep(self, name: str, k: int, x: Tensor) -> None:
         """Hold a value until all parts of this rank have read it; a state after the last microbatch
@@ -179,6 +181,11 @@ class _StepRun:
         else:
             self.values[name] = self.values[name] + x
             self.owned.add(name)
+
+    def _collect(self, name: str, k: int, x: Tensor) -> None:
+        if name not in self.values:
+            self.values[name] = x.new_empty((self.step.microbatches, *x.shape))
+        self.values[name][k] = x
 
     # ---- between ranks ----
 

@@ -1,0 +1,127 @@
+"""The request for a forward part alone -> the body of its function: a loop over microbatches.
+
+   train.forward @predict of @model accumulate <mean, microbatches = 4>
+-> (%x: tensor<4x...>, %w) {
+     train.microbatches 4
+     %x_1 = train.microbatch %x
+     forward part of @model
+     %ys = train.collect %y of 4
+     train.end_microbatches
+     func.return %ys
+   }
+"""
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import AnyFloat, FunctionType, TensorType
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Block, Operation, Region, SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.dialects.dist import layout_of
+from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import (
+    PIPELINE,
+    EndMicrobatchesOp,
+    ForwardOp,
+    arg_attrs,
+    of_microbatches,
+    result_attrs,
+    set_arg_attrs,
+    set_result_attrs,
+    updated_arguments,
+)
+from shardir.rewriting.autodiff.activity import Activity
+from shardir.rewriting.autodiff.arguments import Arguments
+from shardir.rewriting.autodiff.microbatches import BatchLoop, split_forward
+from shardir.rewriting.hoisting import hoist_redistributions
+from shardir.rewriting.rewriter import Rewriter
+
+
+class ForwardFunction:
+    """The function of a request, with the body `block`, in place."""
+
+    def __init__(self, request: ForwardOp, source: FuncOp, block: Block, mesh: Mesh | None):
+        """`mesh`: that of a body with layouts, else None."""
+        self.request, self.block = request, block
+        self.arguments = Arguments(block, arg_attrs(source))
+        self.result_attributes = result_attrs(source)
+        self.updated = updated_arguments(source)
+        """For each result the argument of the state that it updates."""
+        self.builder = Rewriter(mesh, block)
+        self.builder.location = request.location
+
+    def run(self) -> None:
+        """Put the ops into a loop over the microbatches, and return what these make together."""
+        last, b = self.block.last_op, self.builder
+        assert isinstance(last, ReturnOp)
+        returned = list(last.operands)
+        self.block.erase_op(last)
+        forward = list(self.block.ops)
+        states = [i for i in self.updated if i is not None]
+        activity = Activity(())
+        activity.match(forward)
+        own, _ = split_forward(activity, self.arguments, forward, states, self._parts(returned))
+        loop = BatchLoop(self.arguments, b, own, states, self.request.microbatches)
+        results = []
+        for at, (v, i) in enumerate(zip(returned, self.updated, strict=True)):
+            part = loop.parts.get(v, v)
+            if i is not None:
+                results.append(loop.carry(i, self._becomes(loop.variables[i], part)))
+            elif _is_averaged(v):
+                results.append(loop.sum(part))
+            else:
+                results.append(loop.collected(part))
+                of = self.result_attributes[at]
+                self.result_attributes[at] = of_microbatches(of, self.request.microbatches)
+        b.create(EndMicrobatchesOp, [], [])
+        if self.request.microbatches > 1 and not self.request.sums:
+            results = [
+                self._mean(v) if i is None and _is_averaged(v) else v
+                for v, i in zip(results, self.updated, strict=True)
+            ]
+        self.block.add_op(ReturnOp(*results))
+        hoist_redistributions(self.block)
+
+    def _parts(self, returned: Sequence[SSAValue]) -> list[SSAValue]:
+        """Return the results that are no states, and that ops make."""
+        pairs = zip(returned, self.updated, strict=True)
+        return [v for v, i in pairs if i is None and isinstance(v.owner, Operation)]
+
+    def _becomes(self, before: SSAValue, after: SSAValue) -> SSAValue:
+        """Return the new value of a state, in its layout."""
+        layout = layout_of(before)
+        return after if layout is None else self.builder.redistribute(after, layout)
+
+    def _mean(self, total: SSAValue) -> SSAValue:
+        mean = self.builder.scale(total, 1 / self.request.microbatches)
+        mean.name_hint = total.name_hint
+        return mean
+
+    def function(self) -> FuncOp:
+        """Return the function with the block as its body."""
+        end = self.block.last_op
+        assert isinstance(end, ReturnOp)
+        types = [a.type for a in self.block.args], [v.type for v in end.operands]
+        if (region := self.block.parent) is not None:
+            region.detach_block(self.block)
+        name = self.request.sym_name.data
+        f = FuncOp(name, FunctionType.from_lists(*types), Region(self.block))
+        f.location = self.request.location
+        if any(self.arguments.attributes):
+            set_arg_attrs(f, self.arguments.attributes)
+        if any(self.result_attributes):
+            set_result_attrs(f, self.result_attributes)
+        if self.request.pipeline is not None:
+            f.attributes[PIPELINE] = self.request.pipeline
+        return f
+
+
+def _is_averaged(v: SSAValue) -> bool:
+    """Whether a result of several microbatches is their mean, or sum: a scalar of floats."""
+    t = v.type
+    return (
+        isinstance(t, TensorType)
+        and isinstance(t.element_type, AnyFloat)
+        and not unsharded_type(v).get_shape()
+    )
