@@ -188,5 +188,10 @@ def split(module: ModuleOp, f: FuncOp, order: Schedule) -> None:
     if any(layout_of(v) is not None for v in values(f.body.block)):
         mesh = mesh_of(f, module)
         assert mesh is not None
-        with_outermost_axis(module, mesh, train.STAGE_AXIS, order.ranks)
+        there = dict(mesh.axes).get(train.STAGE_AXIS)
+        if there is None:  # else by another function in stages
+            with_outermost_axis(module, mesh, train.STAGE_AXIS, order.ranks)
+        elif there != order.ranks:
+            found = f"expected stages on {there} ranks, as of another function, got {order.ranks}"
+            raise Failure([(f, coded("G14", found, use="use as many, or two programs"))])
     train.check_order(f)

@@ -7,6 +7,7 @@ from typing import Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 from xdsl.passes import ModulePass
 
 from shardir import pipelines
@@ -17,6 +18,7 @@ from shardir.backend.runs import Options, Report
 from shardir.cost.clusters import load
 from shardir.cost.report import FunctionCost, report
 from shardir.diagnostics import Failure, ParseErrors, ShardirError, checked
+from shardir.dialects.symbols import find_symbol
 from shardir.reports.layouts import Explanation
 from shardir.rewriting.annotated_plan import annotated_plan
 from shardir.rewriting.copying import copied
@@ -176,12 +178,19 @@ class Compiled:
             ShardirError: there is no such function or cluster, or several functions.
         """
         costs = {c.name: c for c in report(self.module, load(cluster) if cluster else None)}
-        if function is None and len(costs) == 1:
-            return next(iter(costs.values()))
+        public = [name for name in costs if not self._is_private(name)]
+        if function is None and len(public) == 1:
+            return costs[public[0]]
         if function not in costs:
             got = "none" if function is None else function
             raise ShardirError(f"expected a function of {', '.join(costs)}, got {got}")
         return costs[function]
+
+    def _is_private(self, name: str) -> bool:
+        """Whether a function is one that others run, such as that of a stage."""
+        f = find_symbol(self.module, FuncOp, name)
+        visibility = None if f is None else f.sym_visibility
+        return visibility is not None and visibility.data == "private"
 
     @checked("explain")
     def explain(self, *names: str) -> str:

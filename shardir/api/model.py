@@ -21,10 +21,10 @@ from shardir.api.devices import MeshForm, devices_of
 from shardir.backend.runs import Batches, Options, Report
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_call, checked, described, did_you_mean
-from shardir.dialects.train import Role, arguments
+from shardir.dialects.train import ForwardOp, Role, arguments
 from shardir.frontends.torch import optimizers, weight_files, weights
 from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture, flat_inputs
-from shardir.frontends.torch.importer import FUNCTION, STEP, Imported, import_model
+from shardir.frontends.torch.importer import FUNCTION, MODEL, STEP, Imported, import_model
 from shardir.frontends.torch.outputs import Outputs
 from shardir.syntax.files import scratch_folder
 
@@ -165,8 +165,8 @@ class CompiledModel(Compiled):
 
     def _data(self, batches: Iterable[Any] | None) -> dict[str, Any]:
         """The rows of each input, of all batches."""
-        if batches is None:
-            rows = [[weights.array_of(x) for _, x in self.imported.inputs]]
+        if batches is None:  # a function reads its microbatches, a step such rows again
+            rows = [[weights.array_of(x) for _, x in self.imported.inputs]] * self._microbatches
         else:
             rows = [self._arrays(i, batch) for i, batch in enumerate(batches)]
         if not rows:
@@ -174,6 +174,12 @@ class CompiledModel(Compiled):
         names = [name for name, _ in self.imported.inputs]
         return {name: np.concatenate([x if x.ndim else x[None] for x in found])
                 for name, found in zip(names, zip(*rows, strict=True), strict=True)}  # fmt: skip
+
+    @property
+    def _microbatches(self) -> int:
+        """Those that a function without a backward part reads at a time."""
+        requests = [op for op in self.given.body.ops if isinstance(op, ForwardOp)]
+        return max((op.microbatches for op in requests), default=1)
 
     def _inputs(self, number: int, batch: Any) -> dict[str, Any]:
         """The inputs of a batch, by their names. Raises ShardirError where they are others than
@@ -343,13 +349,15 @@ def compile_model(
         cluster: the name of a ready-made cluster, or the text of one; a Cluster. Without a mesh the
             fastest one is searched for, in the mode auto.
         devices: the number of devices of a cluster without a mesh, if not all.
-        accumulate: as in a step of the text, as are the next ones: `mean, microbatches = 4`.
+        accumulate: as in a step of the text, as are the next ones: `mean, microbatches = 4`. With
+            train=False results have all microbatches one after another, scalars are their mean.
         clip: `norm, max = 1.0`.
         loss_scale: `static, factor = 1024.0`.
         metrics: `gradient_norm, learning_rate`.
         sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`. The mesh is that of one
             replica: by default one device.
-        stages: `1f1b, ranks = 4`. The mesh is that of one stage: by default one device.
+        stages: `1f1b, ranks = 4`, with train=False of its forward parts. The mesh is that of one
+            stage: by default one device.
         derived: the names of autograd functions (torch.autograd.Function) whose gradients are to be
             those of their forward part; others are errors, since their backward is not exported.
         trace: the backward part is that which autograd runs, of autograd functions too; it is
@@ -372,9 +380,9 @@ def compile_model(
         )
     of_training = {"trace": trace or None, "loss": loss, "optimizer": optimizer,
                    "scheduler": scheduler, "scheduler_steps": scheduler_steps,
-                   "derived": derived or None, "accumulate": accumulate,
-                   "clip": clip, "loss_scale": loss_scale, "metrics": metrics, "sync": sync,
-                   "stages": stages}  # fmt: skip
+                   "derived": derived or None,
+                   "clip": clip, "loss_scale": loss_scale, "metrics": metrics,
+                   "sync": sync}  # fmt: skip
     for name, value in of_training.items():
         if not train and value is not None:
             raise ShardirError(
@@ -384,8 +392,12 @@ def compile_model(
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
     alone = {"d": 1} if sync is not None or stages is not None else None
     module = Module(on.mesh if on.mesh is not None else alone, on.cluster)
-    imported = import_model(captured, module, FUNCTION, train)
-    if train:
+    in_parts = not train and (accumulate, stages) != (None, None)
+    name, private = (MODEL if in_parts else FUNCTION), train or in_parts
+    imported = import_model(captured, module, name, train, private)
+    if in_parts:
+        module.forward(FUNCTION, MODEL, accumulate=accumulate, pipeline=stages)
+    elif train:
         names = {id(p): n for n, p in model.named_parameters()} | _trained(imported)
         read = optimizers.read(optimizer, names, scheduler, scheduler_steps)
         _check_trained(imported, optimizer)

@@ -28,6 +28,7 @@ from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.train import (
     AccumulateAttr,
     ClipAttr,
+    ForwardOp,
     GradientOp,
     LossScaleAttr,
     MetricsAttr,
@@ -136,6 +137,31 @@ class Module:
             if text is not None:
                 given[key] = _read(kind, text)
         self._add(StepOp.create(properties=given, location=caller()))
+
+    @checked("forward")
+    def forward(
+        self, name: str, function: str, *, accumulate: str | None = None,
+        pipeline: str | None = None,
+    ) -> None:  # fmt: skip
+        """Request a function that runs another one on several microbatches, or in stages, without a
+        backward part.
+
+        Args:
+            accumulate: `mean, microbatches = 4`; the mean or sum is that of scalars.
+            pipeline: `gpipe, ranks = 4`.
+
+        Raises:
+            NotationError: a text is not of its form.
+        """
+        given: dict[str, Attribute] = {
+            "sym_name": StringAttr(name), "function": SymbolRefAttr(function),
+        }  # fmt: skip
+        for key, kind, text in (
+            ("accumulate", AccumulateAttr, accumulate), ("pipeline", PipelineAttr, pipeline),
+        ):  # fmt: skip
+            if text is not None:
+                given[key] = _read(kind, text)
+        self._add(ForwardOp.create(properties=given, location=caller()))
 
     def gradient(self, name: str, function: str, wrt: Sequence[int]) -> None:
         """Request a function that returns the results and the cotangents of the arguments of these

@@ -212,8 +212,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "expected no optimizer with train=False, got 'sgd, lr = 0.1'; drop optimizer=...",
     ),
     "stages: of inference": (
-        lambda: shardir.compile(NET, X, train=False, stages="1f1b, ranks = 2"),
-        "expected no stages with train=False, got '1f1b, ranks = 2'; drop stages=...",
+        lambda: shardir.compile(NET, X, train=False, clip="norm, max = 1.0"),
+        "expected no clip with train=False, got 'norm, max = 1.0'; drop clip=...",
     ),
     "train: text": (lambda: compiled(train="no"), "expected True or False as train, got 'no'"),
     "derived: text": (

@@ -33,8 +33,9 @@ from shardir.frontends.torch.translation import AtenEntry, Translation
 from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.marks import RECOMPUTE
 
-FUNCTION, STEP = "forward", "step"
-"""The names of the imported function, and of its training step."""
+FUNCTION, STEP, MODEL = "forward", "step", "model"
+"""The names of the imported function, and of its training step; and that of the function of which
+`forward` runs several microbatches, or stages."""
 
 KEY = "random_key"
 """The state from which random numbers follow."""
@@ -76,9 +77,9 @@ class Imported:
 class Importer:
     """The import of one program."""
 
-    def __init__(self, capture: Capture, module: Module, name: str, train: bool):
+    def __init__(self, capture: Capture, module: Module, name: str, train: bool, private: bool):
         self.capture, self.train = capture, train
-        self.function = module.function(name, private=train)
+        self.function = module.function(name, private=private)
         self.cells: dict[Any, Any] = {}
         self.values: dict[str, torch.Tensor] = {}
         self.states: dict[str, Cell] = {}
@@ -381,11 +382,13 @@ def _following(op: Operation | None) -> Iterator[Operation]:
 
 
 def import_model(
-    capture: Capture, module: Module, name: str = FUNCTION, train: bool = True
-) -> Imported:
-    """Import an exported module as a function of a module of ours.
+    capture: Capture, module: Module, name: str = FUNCTION, train: bool = True,
+    private: bool = True,
+) -> Imported:  # fmt: skip
+    """Import an exported module as a function of a module of ours, which is `private` if others are
+    made of it.
 
     Raises:
         ShardirError: an op can't be imported.
     """
-    return Importer(capture, module, name, train).run()
+    return Importer(capture, module, name, train, private).run()

@@ -66,12 +66,19 @@ def plan_of(
 
 
 def _check_states(functions: list[FuncOp], plans: dict[str, Any]) -> None:
-    """Raise Failure unless a parameter or state has one type in all functions."""
+    """Raise Failure unless a parameter or state has one type in all functions, and is on the same
+    ranks in those that are in stages."""
     types: dict[str, tuple[str, str]] = {}
+    places: dict[str, tuple[list[int], str]] = {}
     for f in functions:
         for a in plans[f.sym_name.data]["args"]:
             if a["role"] == "input":
                 continue
+            if (at := a.get("at")) is not None:
+                expected, where = places.setdefault(a["key"], (at, f.sym_name.data))
+                if at != expected:
+                    message = f"expected {a['key']!r} on ranks {expected} of the stages, as in "
+                    raise Failure.at(f, f"{message}@{where}, got {at}; mark the same stages")
             t = f"{a['dtype']} {a['shape']}"
             expected, where = types.setdefault(a["key"], (t, f.sym_name.data))
             if t != expected:
