@@ -128,10 +128,17 @@ class Compiled:
         return located(self.source, lambda: self.backend.text(self.module))
 
     @checked("save")
-    def save(self, directory: str | Path, *, per_rank: bool = False) -> Path:
-        """Write a directory that needs only Python and torch; `per_rank`: also one file for each
-        rank, to read."""
-        backend = replace(self.backend, per_rank=per_rank)
+    def save(
+        self, directory: str | Path, *, per_rank: bool = False, straight_line: bool = False
+    ) -> Path:
+        """Write a directory that needs only Python and torch.
+
+        Args:
+            per_rank: also write one file for each rank, to read.
+            straight_line: write the runs and transfers of steps in stages as plain calls on each
+                rank, in place of a table.
+        """
+        backend = replace(self.backend, per_rank=per_rank, straight_line=straight_line)
         located(
             self.source,
             lambda: backend.emit_directory(

@@ -73,12 +73,14 @@ class CompiledModel(Compiled):
         batches: Iterable[Any] | None = None,
         *,
         per_rank: bool = False,
+        straight_line: bool = False,
     ) -> Path:
         """Write a directory that needs only Python and torch, with the weights and the data.
 
         Args:
             batches: one for each step, by default the example inputs. A batch has the form of the
                 example inputs, with labels in a pair: `(inputs, labels)`.
+            per_rank, straight_line: of the programs that are written, as of other compilations.
 
         Raises:
             ShardirError: a batch has other inputs, or the weights have no values.
@@ -87,7 +89,8 @@ class CompiledModel(Compiled):
             weights.write(folder / WEIGHTS, self.values)
             weights.save(folder / DATA, self._data(batches))
             written = replace(self, base_dir=folder)
-            return super(CompiledModel, written).save(directory, per_rank=per_rank)
+            given = {"per_rank": per_rank, "straight_line": straight_line}
+            return super(CompiledModel, written).save(directory, **given)
 
     @checked("run")
     def run(

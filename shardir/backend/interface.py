@@ -49,9 +49,12 @@ class Backend(Target, ABC):
 
     Args:
         per_rank: also write one program for each rank, for people to read.
+        straight_line: write the runs and transfers of steps in stages as plain calls on each rank,
+            in place of a table.
     """
 
     per_rank: bool = False
+    straight_line: bool = False
 
     @abstractmethod
     def text(self, module: ModuleOp) -> str:

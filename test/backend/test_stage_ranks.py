@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import runtime_mesh
-import runtime_stages
+import runtime_stage_transfers
 import torch
 from extent import extent
 from runtime_mesh import Mesh
@@ -235,7 +235,7 @@ class Program:
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_stages, "dist", Distributed)
+    monkeypatch.setattr(runtime_stage_transfers, "dist", Distributed)
 
 
 def changed(lines: list[str], chance: random.Random) -> list[str]:

@@ -155,8 +155,7 @@ def _sleep(step: Any, nap: float) -> None:
         return part._replace(function=function)
 
     step.parts[:] = map(sleeping, step.parts)
-    step.by_action = {(p.kind, p.stage): p for p in step.parts}
-    step.maker = {name: part for part in step.parts for name in part.outputs}
+    step.index()
 
 
 def measured(steps: dict[str, Step], rounds: int) -> dict[str, Any]:

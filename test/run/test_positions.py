@@ -145,8 +145,8 @@ def test_ranks_of_stages(tmp_path):
         # What it has sent before leaves it first: threads of Gloo do that.
         "if mesh.rank == 1 and calls == 5: time.sleep(1.5); os.kill(os.getpid(), 19)",
     )
-    text = text.replace(head, "calls = 0\n" + head + "".join(f"    {x}\n" for x in lines))
-    path.write_text(f"import os, time\n{text}")
+    text = text.replace(head, head + "".join(f"    {x}\n" for x in lines))
+    path.write_text(f"import os, time\ncalls = 0\n{text}")
     first, *rest = message(directory, 3)
     assert "rank 1 is stopped" in first
     place = r"in step_forward_1 \(stages\.ir:10, program\.py:\d+\)"

@@ -61,7 +61,7 @@ class TorchBackend(Backend):
 
     def text(self, module: ModuleOp) -> str:
         """Return the text of program.py."""
-        return program_text(module)
+        return program_text(module, straight_line=self.straight_line)
 
     def emit_directory(
         self,
@@ -104,14 +104,15 @@ class TorchBackend(Backend):
         plan, data = plan_of(module, base_dir, copied)
         for f, message in data.warnings:
             warn(f, message)
-        programs = {"program.py": emitted(module)}
+        form = self.straight_line
+        programs = {"program.py": emitted(module, straight_line=form)}
         single = single_program(ctx, original, plan, base_dir) if original is not None else None
         if single is not None:
             programs["single.py"] = single
         plan["single"] = "single.py" if single is not None else None
         if self.per_rank and mesh is not None:
             for rank in range(mesh.size):
-                programs[f"program_rank{rank}.py"] = emitted(module, rank=rank)
+                programs[f"program_rank{rank}.py"] = emitted(module, rank, straight_line=form)
         texts = {name: program.text for name, program in programs.items()}
         texts["plan.json"] = json.dumps(plan, indent=1) + "\n"
         return texts, {m for program in programs.values() for m in program.modules}, data

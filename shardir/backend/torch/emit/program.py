@@ -130,21 +130,31 @@ class Emitted(NamedTuple):
     lines: dict[int, Operation]
 
 
-def program_text(module: ModuleOp, rank: int | None = None, single: bool = False) -> str:
+def program_text(
+    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False
+) -> str:
     """The text of the program that `emitted` returns."""
-    return emitted(module, rank, single).text
+    return emitted(module, rank, single, straight_line).text
 
 
-def emitted(module: ModuleOp, rank: int | None = None, single: bool = False) -> Emitted:
+def emitted(
+    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False
+) -> Emitted:
     """The program: for all ranks, or with everything about one rank folded in.
+
+    Args:
+        straight_line: whether the runs and transfers of steps in stages are plain calls on each
+            rank, in place of a table.
 
     Raises:
         Failure: the module holds what the backend has no text for.
     """
-    return of_outlined(outlined(expanded(module)), rank, single)
+    return of_outlined(outlined(expanded(module)), rank, single, straight_line)
 
 
-def of_outlined(module: ModuleOp, rank: int | None = None, single: bool = False) -> Emitted:
+def of_outlined(
+    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False
+) -> Emitted:
     """The program of a module whose equal blocks are loops, and that is `expanded`.
 
     Raises:
@@ -169,7 +179,7 @@ def of_outlined(module: ModuleOp, rank: int | None = None, single: bool = False)
     if not functions:
         raise Failure("expected a public function with a body, got none")
     called = function_names(functions)
-    program = Program(mesh, rank, TABLE)
+    program = Program(mesh, rank, TABLE, straight_line)
     bodies = [
         EmissionScope(program, f, called[f]).text()
         if train.schedule_of(f) is None else StagesScope(program, f, called).text()

@@ -33,8 +33,13 @@ def foreign_names(f: FuncOp) -> Iterator[str]:
 class Program:
     """The state that the functions of one file share."""
 
-    def __init__(self, mesh: Mesh | None, rank: int | None, table: Mapping[type[Operation], Entry]):
+    def __init__(
+        self, mesh: Mesh | None, rank: int | None, table: Mapping[type[Operation], Entry],
+        straight_line: bool = False,
+    ):  # fmt: skip
         self.mesh, self.rank, self.table = mesh, rank, table
+        self.straight_line = straight_line
+        """Whether steps in stages are plain calls on each rank."""
         self.used = {"torch", "rt"}  # names of imports.MODULES and SHORTHANDS
         self.foreign: set[str] = set()  # the modules of custom ops
         self.constants: dict[str, list[str]] = {}

@@ -1,10 +1,13 @@
-"""A step in stages: its functions, and the table of what they read and make.
+"""A step in stages: the table of its schedule and of what its functions read and make, and these.
 
 STEP = stages.Pipeline(
     schedule=["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"],
     parts=[
-        ("F", 0, step_forward_0, "x_1 w1", "h"),
+        ("F", 0, "step_forward_0", "x_1 w1", "h"),
         ...
+
+@STEP.part
+def step_forward_0(mesh, x, w1): ...
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +21,7 @@ from shardir.algebra.schedules import Schedule
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.names import Names, joined
 from shardir.backend.torch.emit.scope import EmissionScope, Program
+from shardir.backend.torch.emit.straight_line import RankText, StageText
 from shardir.backend.torch.emit.types import DTYPES
 from shardir.diagnostics import Failure
 from shardir.dialects import train
@@ -69,7 +73,7 @@ class StagesScope:
         self.transfers: list[str] = []
 
     def text(self) -> list[str]:
-        """Return the lines: the functions of the stages, the table, and the step.
+        """Return the lines: the table, the functions of the stages, and the step.
 
         Raises:
             Failure: the step has ops that are of no stage.
@@ -77,9 +81,6 @@ class StagesScope:
         self.program.used.add("stages")
         schedule = train.schedule_of(self.f)
         assert schedule is not None
-        lines = list[str]()
-        for g in self.functions.values():
-            lines += [*EmissionScope(self.program, g, self.called[g]).text(), "", ""]
         arguments = [self._name(v) for v in self.f.body.block.args]
         outside = "begin"
         for op in self.f.body.block.ops:
@@ -94,8 +95,10 @@ class StagesScope:
             f"{names.literal(n)}: {self._type(v, 0, ())}"
             for n, v, key in zip(results, last.operands, keys, strict=True) if key is None
         ]  # fmt: skip
+        if self.program.straight_line:
+            return self._straight_line(arguments, last.operands, shapes)
         name, table = self.called[self.f], self.table
-        lines += [f"{table} = stages.Pipeline("]
+        lines = [f"{table} = stages.Pipeline("]
         orders = [names.literal(line.replace(",", " ")) for line in schedule.split("\n")]
         lines += self._list("schedule", orders)
         lines += self._dict("slices", [self._pair(n, x) for n, x in self.slices.items()])
@@ -112,9 +115,41 @@ class StagesScope:
         lines += [f"    results={names.literal(' '.join(results))},"]
         lines += self._dict("shapes", shapes)
         lines += [")", "", ""]
+        for g in self.functions.values():
+            text = EmissionScope(self.program, g, self.called[g]).text()
+            lines += [f"@{table}.part", *text, "", ""]
         lines += joined(f"def {name}(", ["mesh", *arguments], "):", 0)
         given = ["mesh", *(f"{n}={n}" for n in arguments)]
         return [*lines, *joined(f"return {table}.run(", given, ")", 4)]
+
+    def _straight_line(
+        self, arguments: Sequence[str], results: Sequence[SSAValue], shapes: Sequence[str]
+    ) -> list[str]:
+        """Return the lines of straight-line form: the schedule, the types of what is received or is
+        zeros, the functions of the stages, those of the ranks, and the step."""
+        order, name = train.proven_order(self.f), self.called[self.f]
+        functions = {n: self.called[g] for n, g in self.functions.items()}
+        text = StageText(name, self.table, functions, self.known)
+        ranks = [RankText(text, order, rank, results) for rank in order.ranks]
+        mesh, at = self.program.mesh, self.program.rank
+        if at is not None and mesh is not None:  # this rank's alone
+            ranks = [ranks[mesh.coordinate(at, mesh.axis(train.STAGE_AXIS))]]
+        lines = [
+            *names.comment(f"@{name} on each rank of the stages, in the order of its schedule:")
+        ]
+        for rank, actions in enumerate(order.runs.schedule.orders):
+            lines += names.comment(f"{rank}: {' '.join(map(str, actions))}")
+        lines += _lines(f"{self.table} = {{", [*self.transfers, *shapes], "}", 0)
+        for g in self.functions.values():
+            if any(order.runs.schedule.placement[train.stage_of(g) or 0] == r.rank for r in ranks):
+                lines += ["", "", *EmissionScope(self.program, g, self.called[g]).text()]
+        for rank in ranks:
+            lines += ["", "", *rank.function()]
+        lines += ["", "", *joined(f"def {name}(", ["mesh", *arguments], "):", 0)]
+        lines += [f"    rank = mesh.index(({names.literal(train.STAGE_AXIS)},))"]
+        for rank in ranks[:-1]:
+            lines += [f"    if rank == {rank.rank}:", *rank.call(8)]
+        return [*lines, *ranks[-1].call(4)]
 
     def _add(self, op: Operation, outside: str) -> None:
         match op:
@@ -125,8 +160,12 @@ class StagesScope:
                 inputs = " ".join(self._name(v) for v in op.operands)
                 outputs = " ".join(self._name(v) for v in op.results)
                 stage = train.stage_of(g)
-                texts = [names.literal(train.action_of(g) or outside), str(stage), self.called[g],
-                         names.literal(inputs), names.literal(outputs)]  # fmt: skip
+                kind, name = train.action_of(g) or outside, self.called[g]
+                texts = [
+                    names.literal(kind),
+                    str(stage),
+                    *map(names.literal, (name, inputs, outputs)),
+                ]
                 self.parts.append(names.tuple_text(texts))
             case train.TransferOp():
                 name = self.known[op.out] = self._name(op.x)
@@ -176,8 +215,9 @@ class StagesScope:
         return _lines(f"{name}={{", items, "},")
 
 
-def _lines(head: str, items: Sequence[str], end: str) -> list[str]:
+def _lines(head: str, items: Sequence[str], end: str, indent: int = 4) -> list[str]:
     """One item in each line."""
+    space = " " * indent
     if not items:
-        return [f"    {head}{end}"]
-    return [f"    {head}", *(f"        {item}," for item in items), f"    {end}"]
+        return [f"{space}{head}{end}"]
+    return [f"{space}{head}", *(f"{space}    {item}," for item in items), f"{space}{end}"]

@@ -29,13 +29,15 @@ class StageAction(NamedTuple):
 
 
 class StagePart(NamedTuple):
-    """A function of a stage, with the names of what it reads and makes."""
+    """A function of a stage, with the names of what it reads and makes; the function itself is
+    there once it is defined (`StageTables.part`)."""
 
     kind: str
     stage: int
-    function: Callable[..., Any]
+    name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    function: Callable[..., Any] | None = None
 
 
 class StageValue(NamedTuple):
@@ -70,9 +72,9 @@ class StageTables:
         carried: the states that pass from one microbatch to the next: of each the name that parts
             read, the argument that it is for the first microbatch, what parts make that it is for
             the next one, and its name after the last.
-        parts: kind, stage, function, names of what it reads, of what it makes; in an order in which
-            they can run. "F" is the forward part, "B" the backward part, which may be two: "I", the
-            gradients of inputs, and "W", those of weights; "begin" (before the loop over
+        parts: kind, stage, names of the function, of what it reads, of what it makes; in an order
+            in which they can run. "F" is the forward part, "B" the backward part, which may be two:
+            "I", the gradients of inputs, and "W", those of weights; "begin" (before the loop over
             microbatches) and "update" (after it) run once.
         sums: over all microbatches, by name, of what parts make.
         collected: the values of all microbatches, in a new dimension 0, by name, of what parts
@@ -87,7 +89,7 @@ class StageTables:
         schedule: Sequence[str],
         slices: Mapping[str, str],
         carried: Sequence[tuple[str, str, str, str]],
-        parts: Sequence[tuple[str, int, Callable[..., Any], str, str]],
+        parts: Sequence[tuple[str, int, str, str, str]],
         transfers: Mapping[str, StageValue],
         sums: Mapping[str, str],
         in_flight: int,
@@ -102,13 +104,24 @@ class StageTables:
         self.states = {name: CarriedState(*names) for name, *names in carried}
         self.state_after = {state.next: name for name, state in self.states.items()}
         self.parts = [
-            StagePart(k, s, f, tuple(i.split()), tuple(o.split())) for k, s, f, i, o in parts
+            StagePart(k, s, name, tuple(i.split()), tuple(o.split())) for k, s, name, i, o in parts
         ]
-        self.by_action = {(p.kind, p.stage): p for p in self.parts}
         self.transfers, self.sums, self.in_flight = transfers, sums, in_flight
         self.collected = collected or {}
         self.results, self.shapes = results.split(), shapes
+        self.index()
+
+    def index(self) -> None:
+        """Find parts by their actions, and by what they make."""
+        self.by_action = {(p.kind, p.stage): p for p in self.parts}
         self.maker = {name: part for part in self.parts for name in part.outputs}
+
+    def part(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a function, which is returned, be that of the parts of its name: a decorator."""
+        named = function.__name__
+        self.parts = [p._replace(function=function) if p.name == named else p for p in self.parts]
+        self.index()
+        return function
 
     def loop(self, rank: int) -> Iterator[tuple[StagePart, int]]:
         """Yield the parts that a rank runs in the loop, each with its microbatch."""

@@ -12,19 +12,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import runtime as rt
-import runtime_buffers as buffers
 import runtime_position as position
-import torch
-import torch.distributed as dist
 from runtime_mesh import Mesh
 from runtime_stage_order import LoopOrder, LoopValue, StagePart, StageTables, StageValue
+from runtime_stage_transfers import (
+    STAGE,
+    StageTransfer,
+    hold,
+    receive,
+    send,
+    start_receive,
+    start_send,
+    zeros,
+)
 from torch import Tensor
 
-__all__ = ["Pipeline", "StageValue"]
-
-STAGE = "stage"
-"""The axis of the mesh over which the ranks of different stages differ."""
+__all__ = ["Pipeline", "StageValue", "hold", "receive", "send", "zeros"]
 
 
 class Pipeline(StageTables):
@@ -50,8 +53,7 @@ class _Send(NamedTuple):
 
     name: str
     received_at: float
-    work: Any
-    x: Tensor
+    transfer: StageTransfer
 
 
 class _StepRun:
@@ -74,7 +76,7 @@ class _StepRun:
         self.owned: set[str] = set()
         """The sums that are in memory of their own."""
         self.posted = dict.fromkeys(self.order.coming, 0)
-        self.pending: dict[LoopValue, tuple[Any, Tensor]] = {}
+        self.pending: dict[LoopValue, StageTransfer] = {}
         self.sends: dict[int, deque[_Send]] = defaultdict(deque)
         """By target, the sends of the loop that are not waited for yet, in order."""
         self.doing, self.line = "", 0
@@ -88,7 +90,7 @@ class _StepRun:
         for name in self.step.kept_states(self.rank):
             self.values[self.step.states[name].last] = self._state(name, self.step.microbatches)
         for sends in self.sends.values():
-            self.mesh.hold((send.work, send.x) for send in sends)
+            hold(self.mesh, *(send.transfer for send in sends))
         for name, of in (*self.step.sums.items(), *self.step.collected.items()):
             self._pass_on(name, self.step.maker[of].stage)
         self._outside("update")
@@ -107,6 +109,7 @@ class _StepRun:
                     self._pass_on(name, part.stage)
 
     def _called(self, part: StagePart, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        assert part.function is not None, f"{part.name} is not defined"
         made = part.function(self.mesh, *values)
         return [made] if isinstance(made, Tensor) else made
 
@@ -116,10 +119,9 @@ class _StepRun:
         targets = self.step.targets(name)
         if source == self.rank:
             for target in targets:
-                x = self.values[name].contiguous()
-                self.mesh.hold([(self._sent(name, 0, x, target), x)])
+                hold(self.mesh, self._sent(name, 0, self.values[name], target))
         elif self.rank in targets:
-            self.values[name] = self._received(name, 0, *self._receive(name, source))
+            self.values[name] = self._received(name, 0, self._receive(name, source))
 
     # ---- the loop over microbatches ----
 
@@ -214,11 +216,11 @@ class _StepRun:
         parts have read until it made the value: the sends of that are over."""
         message = name, k
         self._post_until(message)
-        x = self._received(name, k, *self.pending.pop(message))
+        x = self._received(name, k, self.pending.pop(message))
         source, made_at = self._source(message), self.order.made_at[message]
         sends = self.sends[source]
         while sends and sends[0].received_at <= made_at:
-            self._end(sends.popleft(), source)
+            self._end(sends.popleft())
         return x
 
     def _send(self, name: str, k: int, x: Tensor, target: int) -> None:
@@ -227,61 +229,42 @@ class _StepRun:
         if sum(send.name == name for send in sends) >= self.step.in_flight:
             oldest = next(i for i, send in enumerate(sends) if send.name == name)
             for _ in range(oldest + 1):
-                self._end(sends.popleft(), target)
-        x = x.contiguous()
+                self._end(sends.popleft())
         at = self.order.received_at[(name, k), target]
-        sends.append(_Send(name, at, self._sent(name, k, x, target), x))
+        sends.append(_Send(name, at, self._sent(name, k, x, target)))
 
-    def _peer(self, rank: int) -> int:
-        return self.peers[rank]
-
-    def _sent(self, name: str, k: int, x: Tensor, target: int) -> Any:
-        """Start to send a value; return the work, None of an empty one."""
-        if not x.numel():
-            return None
-        peer = self._peer(target)
-        channel = self.mesh.channel(self.mesh.rank, peer)
+    def _sent(self, name: str, k: int, x: Tensor, target: int) -> StageTransfer:
+        """Start to send a value."""
+        peer = self.peers[target]
         with self.step.span("send", name, peer, k):
-            return dist.isend(buffers.in_transport_dtype(x), peer, group=channel)
+            return start_send(self.mesh, x, peer)
 
-    def _receive(self, name: str, source: int) -> tuple[Any, Tensor]:
-        out = self._made(torch.empty, self.step.transfers[name])
-        if not out.numel():
-            return None, out
-        peer = self._peer(source)
-        channel = self.mesh.channel(peer, self.mesh.rank)
-        return dist.irecv(buffers.in_transport_dtype(out), peer, group=channel), out
+    def _receive(self, name: str, source: int) -> StageTransfer:
+        return start_receive(self.mesh, self.step.transfers[name], self.peers[source])
 
-    def _received(self, name: str, k: int, work: Any, x: Tensor) -> Tensor:
+    def _received(self, name: str, k: int, transfer: StageTransfer) -> Tensor:
         """Return a value that is being received."""
-        source = self._source((name, k))
-        if work is not None:
-            with self.step.span("arrival", name, self._peer(source), k):
-                self._wait(work, source, f"for {name}")
+        with self.step.span("arrival", name, transfer.peer, k):
+            return self._wait(transfer, f"for {name}")
+
+    def _end(self, send: _Send) -> None:
+        self._wait(send.transfer, f"until {send.name} is sent")
+
+    def _wait(self, transfer: StageTransfer, why: str) -> Tensor:
+        """Wait for a transfer, and record it."""
+        position.note(f"{self.doing} {why}")
+        x = transfer.wait(self.line)
+        position.note(self.doing)
         return x
-
-    def _end(self, send: _Send, target: int) -> None:
-        self._wait(send.work, target, f"until {send.name} is sent")
-
-    def _wait(self, work: Any, rank: int, why: str) -> None:
-        """Wait for a transfer from or to another rank, and record it."""
-        if work is not None:
-            position.note(f"{self.doing} {why}")
-            position.begin(self._peer(rank), self.line)
-            work.wait()
-            position.complete()
-            position.note(self.doing)
 
     def _begin(self, part: StagePart, doing: str) -> None:
         """Record what this rank does now: `1F0`."""
-        self.doing, self.line = doing, part.function.__code__.co_firstlineno
+        assert part.function is not None, f"{part.name} is not defined"
+        self.doing = doing
+        self.line = part.function.__code__.co_firstlineno + 1  # the first one is the decorator's
         position.note(doing)
-
-    def _made(self, make: Any, type: StageValue) -> Tensor:
-        shape = [b - a for a, b in rt.local_bounds(self.mesh, type.shape, type.dims)]
-        return make(shape, dtype=type.dtype, device=self.mesh.device)
 
     def _result(self, name: str) -> Tensor | None:
         if name in self.values:
             return self.values[name]
-        return self._made(torch.zeros, self.step.shapes[name]) if name in self.step.shapes else None
+        return zeros(self.mesh, self.step.shapes[name]) if name in self.step.shapes else None

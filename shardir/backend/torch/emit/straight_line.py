@@ -1,0 +1,202 @@
+"""A step in stages in straight-line form: for each rank of its schedule a function with its runs
+and transfers as plain calls, in the order that is proven.
+
+def step_on_rank_0(mesh, x, w1):
+    # 0F0
+    a_0 = step_forward_0(mesh, x[0], w1)
+    a_0_to_1 = stages.send(mesh, a_0, 1)
+    d_a_0 = stages.receive(mesh, STEP["d_a"], 1)
+    # 0B0
+    d_a_0 = d_a_0.wait()
+    a_0_to_1.wait()
+    ...
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from xdsl.dialects.func import CallOp
+from xdsl.ir import BlockArgument, SSAValue
+
+from shardir.backend.torch.emit import names
+from shardir.backend.torch.emit.names import Names, joined
+from shardir.dialects import train
+from shardir.dialects.train import Made, StageMessage, StageOrder, StageRun
+
+
+class StageText(NamedTuple):
+    """What the text of the functions of ranks needs of the step: its name and that of the table of
+    types, and the names of functions and of values."""
+
+    name: str
+    table: str
+    functions: dict[str, str]
+    values: dict[SSAValue, str]
+
+
+class RankText:
+    """The function of one rank."""
+
+    def __init__(self, text: StageText, order: StageOrder, rank: int, results: Sequence[SSAValue]):
+        self.text, self.order, self.rank = text, order, rank
+        self.runs, self.results = order.runs, results
+        self.keys = train.updated_keys(self.runs.f)
+        self.name = f"{text.name}_on_rank_{rank}"
+        self.names = Names([*text.functions.values(), text.table])
+        self.parameters = [v for v in self.runs.f.body.block.args if self._reads(v)]
+        self.variables: dict[Made, str] = {}
+        """The variable of each value of a microbatch, or outside the loop."""
+        self.arguments = {v: self.names.new(text.values[v]) for v in self.parameters}
+        self.totals: dict[SSAValue, int] = {}
+        """The number of microbatches that sums and collected values have by now."""
+        self.lines: list[tuple[list[str], set[str]]] = []
+        """The lines of each event, and the variables that they name."""
+        self.sends: dict[StageMessage, str] = {}
+
+    def _reads(self, argument: SSAValue) -> bool:
+        """Whether a function of this rank reads an argument."""
+        same = {argument} | {
+            use.operation.results[0] for use in argument.uses
+            if isinstance(use.operation, train.MicrobatchOp | train.CarriedOp)
+        }  # fmt: skip
+        own = (op for op in self.runs.callees if self.runs.rank(op) == self.rank)
+        return any(not same.isdisjoint(op.operands) for op in own)
+
+    def function(self) -> list[str]:
+        """Return the lines."""
+        events = self.order.events[self.rank]
+        awaited = {e.of for e in events if e.kind == "wait"}
+        for event in events:
+            of = event.of
+            if isinstance(of, StageRun):
+                self._run(of)
+            elif event.kind == "receive":
+                self._receive(of)
+            elif event.kind == "send":
+                self._send(of, of in awaited)
+            else:
+                self._wait(of)
+        end = [self._result(v, key) for v, key in zip(self.results, self.keys, strict=True)]
+        self._add(joined("return [", end, "]", 4), {text for text in end if text.isidentifier()})
+        parameters = ["mesh", *(self.arguments[v] for v in self.parameters)]
+        return [*joined(f"def {self.name}(", parameters, "):", 0), *self._body()]
+
+    def call(self, indent: int) -> list[str]:
+        """Return the lines of the call in the step."""
+        given = ["mesh", *(self.text.values[v] for v in self.parameters)]
+        return joined(f"return {self.name}(", given, ")", indent)
+
+    # ---- events ----
+
+    def _run(self, run: StageRun) -> None:
+        given = [self._text(v, run.microbatch) for v in run.op.operands]
+        k = None if self.runs.is_outside(run.op) else run.microbatch
+        made = [self._variable(Made(v, k)) for v in run.op.results]
+        lines = [f"    # {run}"] if run.action is not None else []
+        called = self.text.functions[run.op.callee.string_value()]
+        head = f"{', '.join(made)} = " if made else ""
+        lines += joined(f"    {head}{called}(", ["mesh", *given], ")", 0)
+        self._add(lines, {*made, *(g for g in given if g.isidentifier())})
+        for total in self.runs.sums:
+            if total.x in run.op.results:
+                self._add_up(total, self._variable(Made(total.x, k)), run.microbatch or 0)
+
+    def _add_up(self, total: train.OfMicrobatches, x: str, k: int) -> None:
+        """Add the part of a microbatch to a sum, in memory of its own from the second one on; or to
+        the collected values."""
+        name = self._variable(Made(total.out, None))
+        count = self.totals[total.out] = self.totals.get(total.out, 0) + 1
+        if isinstance(total, train.CollectOp):
+            first = [f"    {name} = {x}.new_empty(({total.count.value.data}, *{x}.shape))"]
+            lines = [*(first if count == 1 else []), f"    {name}[{k}] = {x}"]
+        else:
+            made = {1: f"{name} = {x}", 2: f"{name} = {name} + {x}"}
+            lines = [f"    {made.get(count, f'{name} += {x}')}"]
+        self._add(lines, {name, x})
+
+    def _receive(self, message: StageMessage) -> None:
+        name, value = self._variable(message.made), message.made.value
+        type = f"{self.text.table}[{names.literal(self.text.values[value])}]"
+        self._add([f"    {name} = stages.receive(mesh, {type}, {message.source})"], {name})
+
+    def _send(self, message: StageMessage, is_awaited: bool) -> None:
+        name = self._text(message.made.value, message.made.microbatch)
+        call = f"stages.send(mesh, {name}, {message.target})"
+        if is_awaited:
+            self.sends[message] = self.names.new(f"{name}_to_{message.target}")
+            self._add([f"    {self.sends[message]} = {call}"], {name})
+        else:
+            self._add([f"    stages.hold(mesh, {call})"], {name})
+
+    def _wait(self, message: StageMessage) -> None:
+        if message.source == self.rank:
+            self._add([f"    {self.sends[message]}.wait()"], set())
+        else:
+            name = self._variable(message.made)
+            self._add([f"    {name} = {name}.wait()"], {name})
+
+    # ---- values ----
+
+    def _text(self, v: SSAValue, k: int | None) -> str:
+        """Return the text of a value that a function reads for a microbatch, or outside of the
+        loop."""
+        while not isinstance(v, BlockArgument):
+            match v.owner:
+                case train.TransferOp():
+                    v = v.owner.x
+                case train.MicrobatchOp():
+                    return f"{self.arguments[v.owner.x]}[{k}]"
+                case train.CarriedOp() if k:
+                    v, k = self.runs.carries[v].x, k - 1
+                case train.CarriedOp():
+                    v = v.owner.x
+                case train.CarryOp():
+                    v, k = v.owner.x, self.runs.count - 1
+                case train.OfMicrobatches():
+                    return self._variable(Made(v, None))
+                case _:
+                    op = v.owner
+                    assert isinstance(op, CallOp)
+                    return self._variable(Made(v, None if self.runs.is_outside(op) else k))
+        return self.arguments[v]
+
+    def _variable(self, made: Made) -> str:
+        if made not in self.variables:
+            v, k = made
+            named = self.text.values[v] if k is None else f"{self.text.values[v]}_{k}"
+            if isinstance(v.owner, train.AccumulateOp):
+                named = f"{self.text.values[v.owner.x]}_sum"
+            elif isinstance(v.owner, train.CollectOp):
+                named = f"all_{self.text.values[v.owner.x]}"
+            self.variables[made] = self.names.new(named)
+        return self.variables[made]
+
+    def _result(self, v: SSAValue, key: str | None) -> str:
+        """Return the text of a result: what this rank has of it, or zeros, or None of a state."""
+        found: SSAValue | None = v
+        while found is not None and isinstance(found.owner, train.TransferOp):
+            found = found.owner.x
+        if isinstance(found, BlockArgument):
+            return self.arguments.get(found, "None")
+        made = None if found is None else self.runs.read(found, None)
+        if made is not None:
+            here = self.runs.rank(made.runs[0].op) == self.rank
+            if here or self.rank in self.order.targets(made.made.value):
+                return self._text(v, None)
+        zeros = f"stages.zeros(mesh, {self.text.table}[{names.literal(self.text.values[v])}])"
+        return "None" if key is not None else zeros
+
+    # ---- lines ----
+
+    def _add(self, lines: list[str], used: set[str]) -> None:
+        self.lines.append((lines, used))
+
+    def _body(self) -> Iterator[str]:
+        """Yield the lines, with each variable deleted after its last use."""
+        last = {name: i for i, (_, used) in enumerate(self.lines) for name in used}
+        kept = set(self.arguments.values())
+        for i, (lines, used) in enumerate(self.lines):
+            yield from lines
+            dead = sorted(n for n in used - kept if last[n] == i)
+            if dead and i + 1 < len(self.lines):
+                yield from joined("    del ", dead, "", 0)

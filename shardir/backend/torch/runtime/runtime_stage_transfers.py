@@ -1,0 +1,90 @@
+"""Transfers between the ranks of stages.
+
+    d_a_0 = stages.receive(mesh, VALUES["d_a"], 1)       the receive is posted
+    a_0_sent = stages.send(mesh, a_0, 1)
+    d_a_0 = d_a_0.wait()
+
+A part of the runtime; needs only torch.
+"""
+
+from typing import Any
+
+import runtime as rt
+import runtime_buffers as buffers
+import runtime_position as position
+import torch
+import torch.distributed as dist
+from runtime_mesh import Mesh
+from runtime_stage_order import StageValue
+from torch import Tensor
+
+STAGE = "stage"
+"""The axis of the mesh over which the ranks of different stages differ."""
+
+
+class StageTransfer:
+    """A send or a receive that has started: its work, None of an empty tensor, the tensor, and the
+    other rank."""
+
+    def __init__(self, work: Any, x: Tensor, peer: int):
+        self.work, self.x, self.peer = work, x, peer
+
+    def wait(self, line: int = 0) -> Tensor:
+        """Wait until it is over, and return the tensor, which it holds no longer. `line`: that of
+        the program that waits, by default the one that runs now."""
+        if self.work is not None:
+            position.begin(self.peer, line)
+            self.work.wait()
+            position.complete()
+        x = self.x
+        del self.x
+        return x
+
+
+def zeros(mesh: Mesh, type: StageValue) -> Tensor:
+    """Return zeros of this rank's shard of a value."""
+    return _made(torch.zeros, mesh, type)
+
+
+def _made(make: Any, mesh: Mesh, type: StageValue) -> Tensor:
+    shape = [b - a for a, b in rt.local_bounds(mesh, type.shape, type.dims)]
+    return make(shape, dtype=type.dtype, device=mesh.device)
+
+
+def start_send(mesh: Mesh, x: Tensor, peer: int) -> StageTransfer:
+    """Start to send a tensor to a rank."""
+    x, work = x.contiguous(), None
+    if x.numel():
+        channel = mesh.channel(mesh.rank, peer)
+        work = dist.isend(buffers.in_transport_dtype(x), peer, group=channel)
+    return StageTransfer(work, x, peer)
+
+
+def start_receive(mesh: Mesh, type: StageValue, peer: int) -> StageTransfer:
+    """Post the receive of a value of a rank."""
+    x, work = _made(torch.empty, mesh, type), None
+    if x.numel():
+        channel = mesh.channel(peer, mesh.rank)
+        work = dist.irecv(buffers.in_transport_dtype(x), peer, group=channel)
+    return StageTransfer(work, x, peer)
+
+
+def _peer(mesh: Mesh, at: int) -> int:
+    """Return the rank of the mesh that differs from this one in the stage alone, by its position
+    among these."""
+    return mesh.members((STAGE,), mesh.rank)[at]
+
+
+def send(mesh: Mesh, x: Tensor, target: int) -> StageTransfer:
+    """Start to send a tensor to the rank at a position among those of the stages."""
+    return start_send(mesh, x, _peer(mesh, target))
+
+
+def receive(mesh: Mesh, type: StageValue, source: int) -> StageTransfer:
+    """Post the receive of a value of the rank at a position."""
+    return start_receive(mesh, type, _peer(mesh, source))
+
+
+def hold(mesh: Mesh, *sends: StageTransfer) -> None:
+    """Hold what is sent until the end of the step, which waits for it."""
+    mesh.hold((each.work, each.x) for each in sends)
