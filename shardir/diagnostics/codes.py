@@ -332,8 +332,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
         "G12": Code(
             "A loop has a beginning and an end. One over microbatches is in no other, and a "
             "collective ends in it if it starts in it. `train.microbatch`, `train.accumulate`, "
-            "`train.item`, `train.items` and `train.carry` are in a loop of their kind; sums and "
-            "items are used after it.",
+            "`train.collect`, `train.item`, `train.items` and `train.carry` are in a loop of their "
+            "kind; sums, collected values and items are used after it.",
             "put the op into the loop, between its two marks",
         ),
         "G13": Code(
@@ -341,9 +341,9 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "write the name of one parameter",
         ),
         "G14": Code(
-            "The ops of a pipelined step have stages: in the forward part no op reads a value of a "
-            "later stage, each stage has ops, and a value is transferred from the stage that makes "
-            "it to others.",
+            "The ops of a step, or of a forward part alone, in stages have stages: in the forward "
+            "part no op reads a value of a later stage, each stage has ops, each result is made on "
+            "one, and a value is transferred from the stage that makes it to others.",
             "give the op that stage, or a later one",
         ),
         "G15": Code(

@@ -332,7 +332,7 @@ def test_each_direction_between_two_ranks_is_a_group_of_its_own(
     for rank in range(4):
         groups = Groups()
         monkeypatch.setattr(runtime_mesh, "dist", groups)
-        mesh = Mesh([("stage", 2), ("tp", 2)], rank)
+        mesh = Mesh([("stage", 2), ("tp", 2)], rank, "meta")  # as on a GPU
         for axes, source, target in ((("stage",), 0, 1), (("stage",), 1, 0), (("tp",), 0, 1)):
             mesh.connect(axes, source, target)
         mesh.connect(("stage", "tp"), 0, 2)  # as from 0 to 1 over stage

@@ -344,8 +344,8 @@ MUTANTS = [
         "both directions are one group",
         "Two ranks send to each other in one group.",
         "shardir/backend/torch/runtime/runtime_mesh.py",
-        "if ends not in self._channels:",
-        "if ends not in self._channels and ends[::-1] not in self._channels:",
+        "elif ends not in self._channels:",
+        "elif ends not in self._channels and ends[::-1] not in self._channels:",
         "test/backend/test_stage_ranks.py -k direction",
     ),
     Mutant(

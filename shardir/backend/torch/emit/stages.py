@@ -17,6 +17,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.layout import replicated
+from shardir.algebra.mesh import Axis
 from shardir.algebra.schedules import Schedule
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.names import Names, joined
@@ -133,7 +134,7 @@ class StagesScope:
         ranks = [RankText(text, order, rank, results) for rank in order.ranks]
         mesh, at = self.program.mesh, self.program.rank
         if at is not None and mesh is not None:  # this rank's alone
-            ranks = [ranks[mesh.coordinate(at, mesh.axis(train.STAGE_AXIS))]]
+            ranks = [ranks[mesh.coordinate(at, Axis(train.STAGE_AXIS))]]
         lines = [
             *names.comment(f"@{name} on each rank of the stages, in the order of its schedule:")
         ]

@@ -145,7 +145,7 @@ class RankText:
                 case train.TransferOp():
                     v = v.owner.x
                 case train.MicrobatchOp():
-                    return f"{self.arguments[v.owner.x]}[{k}]"
+                    return f"{self._text(v.owner.x, None)}[{k}]"
                 case train.CarriedOp() if k:
                     v, k = self.runs.carries[v].x, k - 1
                 case train.CarriedOp():

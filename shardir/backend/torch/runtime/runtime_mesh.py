@@ -152,11 +152,14 @@ class Mesh:
 
         A channel is a process group for what one rank sends to another. NCCL runs the transfers of
         a group in their order: in one of all ranks, or of both directions, a send would wait for
-        the receive that its rank has posted before it.
+        the receive that its rank has posted before it. Gloo runs them as they come: there the group
+        of all ranks, whose ranks are connected already, is the channel of each two of them.
         """
         groups = sorted({tuple(self.members(axes, rank)) for rank in range(self.size)})
         for ends in ((ranks[source], ranks[target]) for ranks in groups):
-            if ends not in self._channels:
+            if self.device.type == "cpu":
+                self._channels[ends] = dist.group.WORLD
+            elif ends not in self._channels:
                 made = self._new_group(ends, f"{ends[0]} to {ends[1]}")
                 self._channels[ends] = made
                 first = torch.zeros(1, device=self.device)
