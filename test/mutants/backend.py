@@ -420,4 +420,20 @@ MUTANTS = [
         "                if False:",
         "test/backend/test_freed_values.py",
     ),
+    Mutant(
+        "microbatches are collected in the first place",
+        "The results of all microbatches of stages are written to that of the first.",
+        "shardir/backend/torch/runtime/runtime_stages.py",
+        "self.values[name][k] = x",
+        "self.values[name][0] = x",
+        "test/run/test_forward_stages.py -k one_device",
+    ),
+    Mutant(
+        "plain calls have one state",
+        "In straight-line form each microbatch has the state of the first one.",
+        "shardir/backend/torch/emit/straight_line.py",
+        "case train.CarriedOp() if k:",
+        "case train.CarriedOp() if k and False:",
+        "test/run/test_stages.py -k straight",
+    ),
 ]

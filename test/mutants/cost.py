@@ -182,4 +182,12 @@ MUTANTS = [
         "LoopMinimum(2, 1, 1)",
         "test/cost/test_fused_seconds.py",
     ),
+    Mutant(
+        "all stages are a chain",
+        "The bound of a step takes each stage to wait for the one before it.",
+        "shardir/cost/pipeline.py",
+        "if not graph.is_chain:",
+        "if not graph.seconds:",
+        "test/search/test_forward_pipeline.py",
+    ),
 ]

@@ -212,4 +212,12 @@ MUTANTS = [
         "return found_by_search(f) | texts",
         "test/search/test_search_memory.py -k keeps_to_the_memory",
     ),
+    Mutant(
+        "a forward part returns sums",
+        "The scalars of a forward part are added up over the microbatches, and not averaged.",
+        "shardir/rewriting/autodiff/forward.py",
+        "if self.request.microbatches > 1 and not self.request.sums:",
+        "if self.request.microbatches > 1 and self.request.sums:",
+        "test/filecheck/distributed-autodiff/forward.ir",
+    ),
 ]

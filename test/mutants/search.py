@@ -246,4 +246,12 @@ MUTANTS = [
         "c in {x for x in s.columns if s.divides(extent, x)}",
         "test/pipelines/test_growth.py -k presets",
     ),
+    Mutant(
+        "forward parts have named schedules alone",
+        "The search of a schedule without backward parts tries no orders by priorities.",
+        "shardir/search/forward_pipeline.py",
+        "if chunks > 1 else iter(())",
+        "if chunks > 9 else iter(())",
+        "test/search/test_forward_pipeline.py",
+    ),
 ]
