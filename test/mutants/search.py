@@ -247,11 +247,11 @@ MUTANTS = [
         "test/pipelines/test_growth.py -k presets",
     ),
     Mutant(
-        "forward parts have named schedules alone",
-        "The search of a schedule without backward parts tries no orders by priorities.",
+        "a forward part has the slowest schedule",
+        "Of the schedules without backward parts that keep to the memory the slowest is taken.",
         "shardir/search/forward_pipeline.py",
-        "if chunks > 1 else iter(())",
-        "if chunks > 9 else iter(())",
+        "min(fitting, key=lambda f: f[0])",
+        "max(fitting, key=lambda f: f[0])",
         "test/search/test_forward_pipeline.py",
     ),
 ]

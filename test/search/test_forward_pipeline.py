@@ -57,13 +57,11 @@ def _all_orders(placement: tuple[int, ...], count: int) -> list[Schedule]:
     """Return all orders of two ranks with two stages each."""
     ranks = []
     for rank in range(2):
-        actions = [
-            Action(s, "F", k) for s in range(4) if placement[s] == rank for k in range(count)
-        ]
+        pairs = [(s, k) for s in range(4) if placement[s] == rank for k in range(count)]
         ranks.append([
-            order for order in permutations(actions)
-            if all(order.index(a) < order.index(a._replace(microbatch=a.microbatch + 1))
-                   for a in actions if a.microbatch + 1 < count)
+            tuple(Action(s, "F", k) for s, k in order) for order in permutations(pairs)
+            if all(order.index((s, k)) < order.index((s, k + 1))
+                   for s, k in pairs if k + 1 < count)
         ])  # fmt: skip
     return [Schedule(4, 2, count, placement, orders) for orders in product(*ranks)]
 
