@@ -8,12 +8,14 @@ model.load_state_dict(program.state_dict())
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from shardir.algebra.cluster import Cluster
 from shardir.api.compiled import Compiled, compile_module
@@ -50,7 +52,8 @@ class CompiledModel(Compiled):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a program for inference, as the module returns them; buffers keep
-        their new values. Each call starts local ranks: for many there is `shardir.load`.
+        their new values. Of several microbatches the arguments have the rows of all. Each call
+        starts local ranks: for many there is `shardir.load`.
 
         Raises:
             ShardirError: it is a program for training, or other arguments than the examples.
@@ -61,7 +64,7 @@ class CompiledModel(Compiled):
         batch = signature(forward).bind(*args, **kwargs).arguments
         with scratch_folder() as folder:
             dump = folder / "results.npz"
-            program = self.save(folder / "program", [batch])
+            program = self.save(folder / "program", self._parts_of(batch))
             self.backend.run(program, Options.of({"dump": dump}))
             self.values.update(weights.read_dump(dump, self.values))
             return self.outputs.made(weights.read_results(dump, FUNCTION))
@@ -183,6 +186,15 @@ class CompiledModel(Compiled):
         """Those that a function without a backward part reads at a time."""
         requests = [op for op in self.given.body.ops if isinstance(op, ForwardOp)]
         return max((op.microbatches for op in requests), default=1)
+
+    def _parts_of(self, batch: Any) -> list[Any]:
+        """Return the microbatches of a batch: tensors are split along dimension 0."""
+        count = self._microbatches
+
+        def part(k: int, x: torch.Tensor) -> torch.Tensor:
+            return x.chunk(count)[k] if x.ndim and x.shape[0] % count == 0 else x
+
+        return [tree_map_only(torch.Tensor, partial(part, k), batch) for k in range(count)]
 
     def _inputs(self, number: int, batch: Any) -> dict[str, Any]:
         """The inputs of a batch, by their names. Raises ShardirError where they are others than

@@ -82,6 +82,9 @@ def test_inference_in_stages_is_that_of_one_device(
     model, batches = Net().double(), _batches()
     accumulate = f"mean, microbatches = {microbatches}"
     program = shardir.compile(model, batches[0], train=False, accumulate=accumulate, **options)
+    with torch.no_grad():
+        own = model(torch.cat(batches[:microbatches]))[0]
+    torch.testing.assert_close(program(torch.cat(batches[:microbatches]))[0], own)
     out = program.save(tmp_path / "out", batches[:microbatches])
     dump = tmp_path / "dump.npz"
     report = shardir.run(out, weights=trained[0], dump=dump, timeout=60)
