@@ -8,22 +8,21 @@ model.load_state_dict(program.state_dict())
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
 
 from shardir.algebra.cluster import Cluster
+from shardir.api.batches import microbatches_of, parts_of, repeated
 from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import MeshForm, devices_of
 from shardir.backend.runs import Batches, Options, Report
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_call, checked, described, did_you_mean
-from shardir.dialects.train import ForwardOp, Role, arguments
+from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch import optimizers, weight_files, weights
 from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture, flat_inputs
 from shardir.frontends.torch.importer import FUNCTION, MODEL, STEP, Imported, import_model
@@ -64,7 +63,7 @@ class CompiledModel(Compiled):
         batch = signature(forward).bind(*args, **kwargs).arguments
         with scratch_folder() as folder:
             dump = folder / "results.npz"
-            program = self.save(folder / "program", self._parts_of(batch))
+            program = self.save(folder / "program", parts_of(batch, microbatches_of(self.given)))
             self.backend.run(program, Options.of({"dump": dump}))
             self.values.update(weights.read_dump(dump, self.values))
             return self.outputs.made(weights.read_results(dump, FUNCTION))
@@ -131,19 +130,9 @@ class CompiledModel(Compiled):
     def _made(self, batches: Iterable[Any], local: bool = False) -> Iterator[list[Any]]:
         """Yield the arrays of batches, in the order of the inputs; those of a list or a loader
         again and again."""
-        source, count = iter(batches), 0
-        while True:
-            for batch in source:
-                if local:
-                    yield [self._arrays(count, part, local) for part in batch]
-                else:
-                    yield self._arrays(count, batch)
-                count += 1
-            if not count:
-                raise ShardirError("expected batches, got none")
-            if source is batches:
-                return
-            source = iter(batches)
+        for count, batch in repeated(batches):
+            arrays = [self._arrays(count, x, local) for x in (batch if local else [batch])]
+            yield arrays if local else arrays[0]
 
     def _arrays(self, number: int, batch: Any, local: bool = False) -> list[Any]:
         """The arrays of a batch, in the order of the inputs."""
@@ -172,7 +161,8 @@ class CompiledModel(Compiled):
     def _data(self, batches: Iterable[Any] | None) -> dict[str, Any]:
         """The rows of each input, of all batches."""
         if batches is None:  # a function reads its microbatches, a step such rows again
-            rows = [[weights.array_of(x) for _, x in self.imported.inputs]] * self._microbatches
+            rows = [[weights.array_of(x) for _, x in self.imported.inputs]]
+            rows *= microbatches_of(self.given)
         else:
             rows = [self._arrays(i, batch) for i, batch in enumerate(batches)]
         if not rows:
@@ -180,21 +170,6 @@ class CompiledModel(Compiled):
         names = [name for name, _ in self.imported.inputs]
         return {name: np.concatenate([x if x.ndim else x[None] for x in found])
                 for name, found in zip(names, zip(*rows, strict=True), strict=True)}  # fmt: skip
-
-    @property
-    def _microbatches(self) -> int:
-        """Those that a function without a backward part reads at a time."""
-        requests = [op for op in self.given.body.ops if isinstance(op, ForwardOp)]
-        return max((op.microbatches for op in requests), default=1)
-
-    def _parts_of(self, batch: Any) -> list[Any]:
-        """Return the microbatches of a batch: tensors are split along dimension 0."""
-        count = self._microbatches
-
-        def part(k: int, x: torch.Tensor) -> torch.Tensor:
-            return x.chunk(count)[k] if x.ndim and x.shape[0] % count == 0 else x
-
-        return [tree_map_only(torch.Tensor, partial(part, k), batch) for k in range(count)]
 
     def _inputs(self, number: int, batch: Any) -> dict[str, Any]:
         """The inputs of a batch, by their names. Raises ShardirError where they are others than
@@ -395,9 +370,8 @@ def compile_model(
         )
     of_training = {"trace": trace or None, "loss": loss, "optimizer": optimizer,
                    "scheduler": scheduler, "scheduler_steps": scheduler_steps,
-                   "derived": derived or None,
-                   "clip": clip, "loss_scale": loss_scale, "metrics": metrics,
-                   "sync": sync}  # fmt: skip
+                   "derived": derived or None, "clip": clip, "loss_scale": loss_scale,
+                   "metrics": metrics, "sync": sync}  # fmt: skip
     for name, value in of_training.items():
         if not train and value is not None:
             raise ShardirError(
@@ -408,8 +382,8 @@ def compile_model(
     alone = {"d": 1} if sync is not None or stages is not None else None
     module = Module(on.mesh if on.mesh is not None else alone, on.cluster)
     in_parts = not train and (accumulate, stages) != (None, None)
-    name, private = (MODEL if in_parts else FUNCTION), train or in_parts
-    imported = import_model(captured, module, name, train, private)
+    name = MODEL if in_parts else FUNCTION
+    imported = import_model(captured, module, name, train, train or in_parts)
     if in_parts:
         module.forward(FUNCTION, MODEL, accumulate=accumulate, pipeline=stages)
     elif train:
