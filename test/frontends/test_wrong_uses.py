@@ -452,8 +452,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "expected a text as stages, got 2; stages: `1f1b, ranks = 4`",
     ),
     "stages: microbatches": (
-        lambda: compiled(stages="1f1b, ranks = 2"),
-        "[G14] expected several microbatches of a pipelined step, got one; write accumulate",
+        lambda: compiled(stages="dualpipev, ranks = 2, chunks = 2"),
+        "dualpipev: expected at least 4 microbatches, as many as stages, got 1; use 4 or more",
     ),
     "stages: unknown": (
         lambda: compiled(stages="2f2b, ranks = 2"),
