@@ -153,7 +153,8 @@ class BatchLoop:
                 addends[v] = [self.sum(d) for d in addends[v]]
 
     @cached_property
-    def _inside(self) -> set[Operation]:
+    def inside(self) -> set[Operation]:
+        """The ops of the loop; those that are added when it is first asked for aside."""
         return set(self.loop.body())
 
     def _made(self, new: OfMicrobatches) -> SSAValue:
@@ -162,7 +163,7 @@ class BatchLoop:
         new.location, new.out.name_hint = self.location, new.x.name_hint
         if isinstance(owner, Operation):
             new.location = owner.location
-        if isinstance(owner, Operation) and owner in self._inside:
+        if isinstance(owner, Operation) and owner in self.inside:
             self.block.insert_op_after(new, owner)
         else:
             self.block.add_op(new)

@@ -25,8 +25,8 @@ from shardir.dialects.train import Made, StageMessage, StageOrder, StageRun
 
 
 class StageText(NamedTuple):
-    """What the text of the functions of ranks needs of the step: its name and that of the table of
-    types, and the names of functions and of values."""
+    """The names in the functions of ranks: that of the step, that of the table of types, and those
+    of functions and of values."""
 
     name: str
     table: str
