@@ -49,6 +49,6 @@ MUTANTS = [
         "shardir/diagnostics/arguments.py",
         "if kinds is None or any(_fits(value, kind) for kind in kinds):",
         "if kinds is None or kinds:",
-        "test/frontends/test_wrong_uses.py -k number",
+        "test/frontends/test_wrong_options.py -k number",
     ),
 ]

@@ -73,7 +73,7 @@ MUTANTS = [
         "shardir/frontends/torch/dtypes.py",
         "if len(given) > 1:",
         "if len(given) > 2:",
-        "test/frontends/test_wrong_uses.py -k f64",
+        "test/frontends/test_wrong_models.py -k f64",
     ),
     Mutant(
         "merged dimensions stay merged",
