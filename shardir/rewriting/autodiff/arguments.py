@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from xdsl.dialects.builtin import TensorType
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
@@ -56,6 +56,16 @@ class Arguments:
         layout = replicated(b.mesh.name, 0) if b.mesh is not None else None
         type = laid_out(element, (), layout) if layout is not None else tensor(element, ())
         return self.add_state(type, key, key.rpartition(".")[2], first)
+
+    def moved_to_end(self, arg: SSAValue) -> SSAValue:
+        """Move an argument behind all others, and return it."""
+        assert isinstance(arg, BlockArgument)
+        new = self.block.insert_arg(arg.type, len(self.block.args))
+        new.name_hint, new.location = arg.name_hint, arg.location
+        self.attributes.append(self.attributes.pop(arg.index))
+        arg.replace_all_uses_with(new)
+        self.block.erase_arg(arg)
+        return new
 
     def add_state_of(
         self, w: SSAValue, layout: Layout | None, key: str, name: str, dims: Sequence[int]

@@ -10,13 +10,39 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.analysis.repeats import common_name
 from shardir.dialects import train
+from shardir.dialects.train import Role, arguments
+
+MIN_COLUMN = 8
+"""The fewest states of one name that are a list."""
 
 MIN_RESULTS = 8
 """The fewest results of an op, all of one type and read by one op, that are a list."""
+
+
+def columns_of(f: FuncOp) -> list["ValueList"]:
+    """The lists of a function's states that have one for each parameter, or for some: those of one
+    name, `exp_avg`, that are at equal distances among its arguments."""
+    found: dict[str, list[tuple[BlockArgument, SSAValue]]] = {}
+    parameters: dict[str, BlockArgument] = {}
+    for v, argument in zip(f.body.block.args, arguments(f), strict=True):
+        if argument.role is Role.PARAMETER and argument.key is not None:
+            parameters[argument.key] = v
+        elif argument.role is Role.STATE and argument.key is not None:
+            of, _, name = argument.key.rpartition(".")
+            if of in parameters:
+                found.setdefault(name, []).append((v, parameters[of]))
+    columns = []
+    for name, pairs in found.items():
+        gaps = {b.index - a.index for (a, _), (b, _) in pairwise(pairs)}
+        if len(pairs) >= MIN_COLUMN and len(gaps) == 1:
+            values, of = ([p[k] for p in pairs] for k in range(2))
+            columns.append(ValueList(values, gaps.pop(), name, of))
+    return columns
 
 
 def _read_together(values: Sequence[SSAValue]) -> bool:
@@ -33,11 +59,15 @@ class ValueList:
     stride: int
     """The distance of two among the arguments, or among the results of an op; 0: a list of its
     own."""
+    name: str | None = None
+    """Its name, where that does not follow from those of its values."""
+    of: list[SSAValue] | None = None
+    """Of states the parameters."""
 
     @property
     def hint(self) -> str | None:
         """A name for the list."""
-        return common_name([v.name_hint for v in self.values])
+        return self.name or common_name([v.name_hint for v in self.values])
 
 
 def index_of(v: SSAValue) -> int:
@@ -49,10 +79,10 @@ def index_of(v: SSAValue) -> int:
 class Lists:
     """The lists of a function, and the places of values in them."""
 
-    def __init__(self, ops: Iterable[Operation]):
+    def __init__(self, ops: Iterable[Operation], columns: Iterable[ValueList] = ()):
         self.place: dict[SSAValue, tuple[ValueList, int]] = {}
         """The list of a value, and its index there."""
-        self._found: list[ValueList] = []
+        self._found: list[ValueList] = list(columns)
         items: list[tuple[SSAValue, ...]] = []
         several: list[tuple[SSAValue, ...]] = []
         for op in ops:
@@ -92,16 +122,16 @@ class Lists:
         self._number()
 
     def range(self, values: Sequence[SSAValue]) -> tuple[ValueList, int, int] | None:
-        """The list that has these values one after the other, the index of the first, and whether
-        they ascend (1) or descend (-1); None if there is none."""
+        """The list that has these values, the index of the first, and the distance of each index to
+        the next, such as -1; None if there is none."""
         places = [self.place.get(v) for v in values]
-        if places[0] is None:
+        if places[0] is None or places[-1] is None:
             return None
         of, first = places[0]
-        for step in (1, -1):
-            if places == [(of, first + step * k) for k in range(len(values))]:
-                return of, first, step
-        return None
+        step = 1 if len(values) == 1 else (places[-1][1] - first) // (len(values) - 1)
+        if step == 0 or places != [(of, first + step * k) for k in range(len(values))]:
+            return None
+        return of, first, step
 
     def parts(self, values: Sequence[SSAValue]) -> Iterator[ValueList | list[SSAValue]]:
         """Yield the lists whose values are arguments or results of one op, and the values between
@@ -118,42 +148,3 @@ class Lists:
                 yield place[0]
         if alone:
             yield alone
-
-
-def rows(
-    values: Sequence[SSAValue], lists: Lists
-) -> Iterator[SSAValue | tuple[list[ValueList], int]]:
-    """Yield values one by one; and where they are the first of several lists, then the second of
-    each and so on, those lists and how many of each; a negative number: a list from its end."""
-    i = 0
-    while i < len(values):
-        if (of := reversed_at(values, i, lists)) is not None:
-            yield [of], -len(of.values)
-            i += len(of.values)
-            continue
-        heads = []
-        for v in values[i:]:
-            place = lists.place.get(v)
-            if place is None or place[1] != 0:
-                break
-            heads.append(place[0])
-        while heads:
-            n = min(len(of.values) for of in heads)
-            wanted = [of.values[k] for k in range(n) for of in heads]
-            if list(values[i : i + len(wanted)]) == wanted:
-                yield heads, n
-                i += len(wanted)
-                break
-            heads.pop()
-        else:
-            yield values[i]
-            i += 1
-
-
-def reversed_at(values: Sequence[SSAValue], i: int, lists: Lists) -> ValueList | None:
-    """The list, of two values or more, whose values are those from i on in reverse."""
-    place = lists.place.get(values[i])
-    if place is None or len(place[0].values) < 2:
-        return None
-    of = place[0]
-    return of if list(values[i : i + len(of.values)]) == of.values[::-1] else None

@@ -100,6 +100,20 @@ def joined(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]
     return [f"{space}{head}", *listed(items, indent + 4), f"{space}{tail}"]
 
 
+def wrapped(line: str, indent: int) -> list[str]:
+    """A statement, in one line or in several: the names before its `=`, or else its innermost
+    tuple, in lines of their own."""
+    space = " " * indent
+    if len(line) + indent <= WIDTH:
+        return [space + line]
+    if " = " in line:
+        names, _, right = line.partition(" = ")
+        return joined("(", names.split(", "), f") = {right}", indent)
+    head, _, rest = line.rpartition("((")
+    items, _, tail = rest.partition("))")
+    return joined(f"{head}((", items.split(", "), f")){tail}", indent)
+
+
 def listed(items: Sequence[str], indent: int) -> list[str]:
     """Lines of items, each followed by a comma; one alone has none, which would make a tuple."""
     space, text = " " * indent, ", ".join(items) + "," * (len(items) > 1)
@@ -107,6 +121,13 @@ def listed(items: Sequence[str], indent: int) -> list[str]:
         text, WIDTH, initial_indent=space, subsequent_indent=space,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+
+
+def listed_names(items: list[str], most: int = 3) -> str:
+    """The items; the first ones and the number of others where there are more than `most`."""
+    first = min(most, 2)
+    shown = items if len(items) <= most else [*items[:first], f"{len(items) - first} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def axes_text(axes: Axes) -> str:

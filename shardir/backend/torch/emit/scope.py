@@ -59,6 +59,8 @@ class EmissionScope(ListScope):
         self.program, self.name = program, name
         self._lent: dict[SSAValue, bool] = {}
         """Of storages whether their memory may be of an argument that is not the function's."""
+        self._dead: list[str] = []
+        """The variables that nothing reads any more: they are freed before the next allocation."""
 
     # ---- the text ----
 
@@ -70,6 +72,8 @@ class EmissionScope(ListScope):
             if isinstance(op, ReturnOp):
                 self.finish(op)
             else:
+                if not self._is_in_place(op):
+                    self._free()
                 self.emit(op)
                 if self.frees:
                     self.delete(op)
@@ -98,7 +102,7 @@ class EmissionScope(ListScope):
         elif made is not None:
             self.let(op, made)
         if len(self.lines) > at and isinstance(op, TensorOp) and not isinstance(op, dist.HandsOn):
-            self.lines[at:at] = self.source_lines(op)
+            self.write_source(op, at)
 
     def finish(self, op: ReturnOp) -> None:
         returned: set[object] = set()
@@ -153,10 +157,21 @@ class EmissionScope(ListScope):
             return
         if isinstance(op, train.EndRepeatOp):
             dead += self.appended
-        dead = [name for name in dict.fromkeys(dead) if name not in self.emptied]
-        if dead:
-            self.lines += joined("del ", dead, "", self.indent)
+        self._dead += [name for name in dict.fromkeys(dead) if name not in self.emptied]
+        if not self._is_in_place(op):
+            self._free()
         self._empty(op, at)
+
+    def _is_in_place(self, op: Operation) -> bool:
+        """Whether an op allocates nothing: an update by a fused kernel."""
+        fused = isinstance(op, train.AdamOp | train.AdamWOp)
+        return fused and self.element(op.w) in ("f32", "f64")
+
+    def _free(self) -> None:
+        """Write the line that frees what nothing reads."""
+        if self._dead:
+            self.lines += joined("del ", self._dead, "", self.indent)
+            self._dead = []
 
     def _empty(self, op: Operation, at: int) -> None:
         """Free the elements of lists of loops, which live longer, that no later op reads."""

@@ -12,7 +12,7 @@ from shardir.analysis.aliasing import maybe_shared
 from shardir.analysis.roles import frees, lent_arguments, retained_arguments
 from shardir.analysis.storages import Storages, live_ops
 from shardir.backend.torch.emit.literals import Number, number_text
-from shardir.backend.torch.emit.names import Names, comment, tuple_text
+from shardir.backend.torch.emit.names import WIDTH, Names, comment, printable, tuple_text
 from shardir.backend.torch.emit.origins import source_line
 from shardir.backend.torch.emit.types import LocalTypes
 from shardir.diagnostics import Failure
@@ -69,7 +69,6 @@ class VariableScope(LocalTypes):
         self.indent = 4
         """The indentation of lines."""
         self.source_line: str | None = None
-        self.backward = False
         self._becomes = {op.x: op.carried for op in self.ops if isinstance(op, train.CarryOp)}
         """Values of a loop, each with that which it is in the next run."""
 
@@ -86,15 +85,20 @@ class VariableScope(LocalTypes):
         """Write the heading of a part of the function."""
         self.line("")
         self.note(f"---- {text} ----")
-        self.source_line, self.backward = None, text == "backward"
+        self.source_line = None
 
-    def source_lines(self, op: Operation) -> list[str]:
-        """The comment with the source line of an op where it differs from the last one."""
+    def write_source(self, op: Operation, at: int) -> None:
+        """Write the source line of an op, where it differs from the last one, behind the first of
+        the op's lines, or before it where that would be too long."""
         line = source_line(op)
         if not line or line == self.source_line:
-            return []
+            return
         self.source_line = line
-        return comment(f"{line}, backward" if self.backward else line, self.indent)
+        told = f"{self.lines[at]}  # {printable(line)}"
+        if len(told) <= WIDTH and "#" not in self.lines[at]:
+            self.lines[at] = told
+        else:
+            self.lines[at:at] = comment(line, self.indent)
 
     def left(self, op: Operation) -> None:
         """Write the source line again after a collective's comment, where it differs."""
@@ -127,9 +131,11 @@ class VariableScope(LocalTypes):
         """Return the variable of a result: that of the value which it is in the next run of a loop,
         or of an operand of its name, without later uses; or a new one."""
         variable = self.variables.get(self._becomes.get(v, v))
-        if variable is not None and self._is_free(variable, op):
+        if variable is not None and self.is_free(variable, op):
             return self.hold(variable, v)
-        hint = v.name_hint
+        hint, users = v.name_hint, {use.operation for use in v.uses}
+        if len(users) == 1 and isinstance(first := users.pop(), train.CarriedOp):
+            hint = first.out.name_hint or hint  # the loop's variable, from its first run on
         before = op.operands
         if isinstance(op, dist.CollectiveOp | dist.WaitOp):  # a result is the operand of its index
             before = (op.operands[v.index],)
@@ -138,15 +144,16 @@ class VariableScope(LocalTypes):
             if (var := self.variables.get(x)) is not None:
                 if hint is None or _base(x.name_hint or var.name) != _base(hint):
                     continue
-                if var.base is not var:  # an element, which is freed with its value
-                    continue
-                if self._is_free(var, op) and not self._is_carried(var):
+                if self.is_free(var, op) and not self._is_carried(var):
                     return self.hold(var, v)
         return self.define(v, hint or _by_kind(op))
 
-    def _is_free(self, variable: Variable, op: Operation) -> bool:
-        """Whether a variable is the function's, and nothing reads it after an op."""
-        return not variable.base.argument and variable.base.last <= self.storages.at[op]
+    def is_free(self, variable: Variable, op: Operation) -> bool:
+        """Whether a variable is the function's, not an element of a list, and nothing reads it
+        after an op."""
+        if variable.base is not variable or variable.argument:
+            return False
+        return variable.last <= self.storages.at[op]
 
     def _is_carried(self, variable: Variable) -> bool:
         """Whether a loop sets the variable."""

@@ -38,9 +38,8 @@ def _microbatches(s: EmissionScope, op: train.MicrobatchesOp) -> Text:
 
 def _repeat(s: EmissionScope, op: train.RepeatOp) -> Text:
     """The head of the loop, and before it the lists of values that have none yet."""
-    for item in op.body():
-        if isinstance(item, train.ItemOp) and item in s.storages.at:
-            s.gather(item)
+    items = [x for x in op.body() if isinstance(x, train.ItemOp) and x in s.storages.at]
+    s.gather([x for x in items if x.out not in s.followers])
     s.enter(op, "i")
     return None
 
@@ -55,11 +54,12 @@ def _microbatch(s: EmissionScope, op: train.MicrobatchOp) -> Text:
 
 
 def _item(s: EmissionScope, op: train.ItemOp) -> Text:
-    return s.item(op)
+    return None if op.out in s.followers else s.item(op)
 
 
 def _items(s: EmissionScope, op: train.ItemsOp) -> Text:
-    s.collect(op)
+    if op.x not in s.followers:
+        s.collect(op)
     return None
 
 
@@ -74,12 +74,19 @@ def _collect(s: EmissionScope, op: train.CollectOp) -> Text:
 
 
 def _carried(s: EmissionScope, op: train.CarriedOp) -> Text:
+    if op.x in s.followers:
+        return None
     name = s.operand(op.x)
-    s.line(f"{s.define(op.out, op.out.name_hint or 'carried').name} = {name}")
+    if s.is_free(s.variables[op.x], op):
+        s.same(op.out, op.x)
+    else:
+        s.line(f"{s.define(op.out, op.out.name_hint or 'carried').name} = {name}")
     return None
 
 
 def _carry(s: EmissionScope, op: train.CarryOp) -> Text:
+    if op.x in s.followers:
+        return None
     left, right = s.operand(op.carried), s.operand(op.x)
     if left != right:
         s.line(f"{left} = {right}")

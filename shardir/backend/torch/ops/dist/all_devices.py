@@ -38,7 +38,7 @@ def _reduce_scatter(s: EmissionScope, op: dist.ReduceScatterOp) -> Text:
     kind, dim = op.reduction.data, op.dim.value.data
     for out in op.outs:
         check_nesting(s, op, out, dim, len(op.axes.data))
-    reason = f"{made_by(op)} {partial_values(kind)}, {needed_by(op)} a shard of dimension {dim}"
+    reason = f"{made_by(op)} {partial_values(kind)}, {needed_by(s, op)} a shard of dimension {dim}"
     explain(s, op, f"reduce-scatter {kind}", reason)
     write_fused(s, op, "reduce_scatter", f"{literal(kind)}, {dim}, {axes_text(op.axes.data)}")
     return None
@@ -48,7 +48,7 @@ def _all_gather(s: EmissionScope, op: dist.AllGatherOp) -> Text:
     if is_trivial(s, op):
         return None
     dim = op.dim.value.data
-    explain(s, op, "all-gather", f"{needed_by(op)} all of dimension {dim} of {names_of(op)}")
+    explain(s, op, "all-gather", f"{needed_by(s, op)} all of dimension {dim} of {names_of(op)}")
     tail = f"{dim}, {axes_text(op.axes.data)}{gathered_sizes(s, op, dim)}"
     write_fused(s, op, "all_gather", tail)
     return None
@@ -61,7 +61,7 @@ def _all_slice(s: EmissionScope, op: dist.AllSliceOp) -> Text:
     for out in op.outs:
         check_nesting(s, op, out, dim, len(op.axes.data))
     s.note(f"own shard of dimension {dim} {over(s, op.axes.data)}, no communication: "
-           f"{needed_by(op)} no more")  # fmt: skip
+           f"{needed_by(s, op)} no more")  # fmt: skip
     s.left(op)
     write_each(s, op, lambda v, _: call(s, "all_slice", v, f"{dim}, {axes_text(op.axes.data)}"))
     return None
@@ -73,7 +73,7 @@ def _all_to_all(s: EmissionScope, op: dist.AllToAllOp) -> Text:
     split, concat = op.split.value.data, op.concat.value.data
     for out in op.outs:
         check_nesting(s, op, out, split, len(op.axes.data))
-    explain(s, op, "all-to-all", f"{needed_by(op)} {names_of(op)} split in dimension {split}, "
+    explain(s, op, "all-to-all", f"{needed_by(s, op)} {names_of(op)} split in dimension {split}, "
          f"not {concat}")  # fmt: skip
     tail = f"{split}, {concat}, {axes_text(op.axes.data)}{gathered_sizes(s, op, concat)}"
     write_fused(s, op, "all_to_all", tail)
@@ -83,7 +83,7 @@ def _all_to_all(s: EmissionScope, op: dist.AllToAllOp) -> Text:
 def _exchange(s: EmissionScope, op: dist.ExchangeOp) -> Text:
     assert s.mesh is not None
     s.use("moves")
-    explain(s, op, "exchange", f"{needed_by(op)} {names_of(op)} split otherwise")
+    explain(s, op, "exchange", f"{needed_by(s, op)} {names_of(op)} split otherwise")
 
     def text(v: SSAValue, out: SSAValue) -> str:
         shape = tuple_text(list(map(str, s.global_shape(v))))

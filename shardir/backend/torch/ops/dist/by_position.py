@@ -2,17 +2,17 @@
 
 from xdsl.ir import Operation, SSAValue
 
-from shardir.backend.torch.emit.names import axes_text, size_text, tuple_text
+from shardir.backend.torch.emit.names import axes_text, listed_names, size_text, tuple_text
 from shardir.backend.torch.emit.origins import origin
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.dist.comments import (
     explain,
-    listed_names,
     names_of,
     needed_by,
     over,
     producer,
     readers,
+    told,
 )
 from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size
 from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each
@@ -24,7 +24,7 @@ def _broadcast(s: EmissionScope, op: dist.BroadcastFromRootOp) -> Text:
     if is_trivial(s, op):
         return None
     root = op.root.value.data
-    explain(s, op, f"broadcast from position {root}", f"{needed_by(op)} {names_of(op)}")
+    explain(s, op, f"broadcast from position {root}", f"{needed_by(s, op)} {names_of(op)}")
     write_each(s, op, lambda v, _: call(s, "broadcast", v, f"{root}, {axes_text(op.axes.data)}"))
     return None
 
@@ -33,7 +33,7 @@ def _gather(s: EmissionScope, op: dist.GatherToRootOp) -> Text:
     if is_trivial(s, op):
         return None
     dim, root = op.dim.value.data, op.root.value.data
-    explain(s, op, f"gather to position {root}", f"{needed_by(op)} all of dimension {dim} there")
+    explain(s, op, f"gather to position {root}", f"{needed_by(s, op)} all of dimension {dim} there")
 
     def text(v: SSAValue, out: SSAValue) -> str:
         total = gathered_size(s, op, v, out, dim)
@@ -50,7 +50,9 @@ def _scatter(s: EmissionScope, op: dist.ScatterFromRootOp) -> Text:
     dim, root = op.dim.value.data, op.root.value.data
     for out in op.outs:
         check_nesting(s, op, out, dim, len(op.axes.data))
-    explain(s, op, f"scatter from position {root}", f"{needed_by(op)} a shard of dimension {dim}")
+    explain(
+        s, op, f"scatter from position {root}", f"{needed_by(s, op)} a shard of dimension {dim}"
+    )
     write_each(
         s, op, lambda v, _: call(s, "scatter", v, f"{dim}, {root}, {axes_text(op.axes.data)}")
     )
@@ -60,7 +62,7 @@ def _scatter(s: EmissionScope, op: dist.ScatterFromRootOp) -> Text:
 def _permute(s: EmissionScope, op: dist.PermuteOp) -> Text:
     ends = zip(op.pairs.data[::2], op.pairs.data[1::2], strict=True)
     pairs = tuple_text([f"({a}, {b})" for a, b in ends])
-    explain(s, op, "permute", f"{needed_by(op)} what another rank has")
+    explain(s, op, "permute", f"{needed_by(s, op)} what another rank has")
 
     def text(v: SSAValue, out: SSAValue) -> str:
         tail = f"{pairs}, {axes_text(op.axes.data)}"
@@ -87,7 +89,7 @@ def _send(s: EmissionScope, op: dist.SendOp) -> Text:
 
 def _recv(s: EmissionScope, op: dist.RecvOp) -> Text:
     number = size_text(size_of(op.out))
-    users = listed_names(list(dict.fromkeys(readers(op.out))) or ["no op"], 2)
+    users = listed_names(list(dict.fromkeys(map(told, readers(op.out)))) or ["no op"], 2)
     s.note(f"receive at position {op.target.value.data} from {op.source.value.data} "
            f"{over(s, op.axes.data)}, {number}: for {users}")  # fmt: skip
     s.source_line = None

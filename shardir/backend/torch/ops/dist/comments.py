@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Axes
-from shardir.backend.torch.emit.names import size_text
+from shardir.backend.torch.emit.names import listed_names, size_text
 from shardir.backend.torch.emit.origins import origin
 from shardir.backend.torch.emit.scope import EmissionScope
 from shardir.dialects import dist, nn, train
@@ -37,11 +37,6 @@ def over(s: EmissionScope, axes: Axes) -> str:
     return f"over {names} ({s.mesh.extent(axes)} ranks)"
 
 
-def listed_names(items: list[str], most: int = 4) -> str:
-    shown = items[:most] + ([f"{len(items) - most} more"] if len(items) > most else [])
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
 def made_by(op: dist.CollectiveOp) -> str:
     """The ops that produce the operands, before views and other collectives."""
     causes = list(dict.fromkeys(origin(producer(v)) for v in op.values))
@@ -57,19 +52,21 @@ def producer(v: SSAValue) -> SSAValue:
     return v
 
 
-def needed_by(op: dist.CollectiveOp) -> str:
-    """The ops that read the results, after views and other collectives."""
-    users: list[str] = []
-    for out in op.outs:
-        users += (t for t in readers(out) if t not in users)
+def needed_by(s: EmissionScope, op: dist.CollectiveOp) -> str:
+    """The first op that reads the results, after views and other collectives, and the number of
+    others."""
+    at = s.storages.at
+    found = dict.fromkeys(reader for out in op.outs for reader in readers(out))
+    users = list(dict.fromkeys(told(r) for r in sorted(found, key=lambda r: at.get(r, len(at)))))
     return (
-        f"{listed_names(users, 2)} {'needs' if len(users) == 1 else 'need'}"
+        f"{listed_names(users, 1)} {'needs' if len(users) == 1 else 'need'}"
         if users
         else "it gives"
     )
 
 
-def readers(v: SSAValue, seen: tuple[SSAValue, ...] = ()) -> Iterator[str]:
+def readers(v: SSAValue, seen: tuple[SSAValue, ...] = ()) -> Iterator[Operation]:
+    """Yield the ops that read a value, after views and other collectives."""
     for use in v.uses:
         user = use.operation
         if isinstance(user, dist.HandsOn):
@@ -78,12 +75,15 @@ def readers(v: SSAValue, seen: tuple[SSAValue, ...] = ()) -> Iterator[str]:
                 yield from readers(to, (*seen, to))
         elif isinstance(user, dist.CollectiveOp | dist.WaitOp):
             yield from readers(user.results[use.index], seen)
-        elif user.name == "func.return":
-            yield "the function's result"
-        elif user.results:
-            yield origin(user.results[0])
         else:
-            yield user.name
+            yield user
+
+
+def told(user: Operation) -> str:
+    """An op that reads a value."""
+    if user.name == "func.return":
+        return "the function's result"
+    return origin(user.results[0]) if user.results else user.name
 
 
 def partial_values(kind: str) -> str:

@@ -19,7 +19,7 @@ def _windows(s: EmissionScope, op: dist.HaloOp) -> Text:
     )
     what = "send rows of others, to be added" if away else "fetch rows of others"
     explain(s, op, f"halo exchange, {halo} rows at most",
-         f"{needed_by(op)} windows of dimension {dim}; {what}")  # fmt: skip
+         f"{needed_by(s, op)} windows of dimension {dim}; {what}")  # fmt: skip
 
     def text(v: SSAValue, out: SSAValue) -> str:
         w = op.windows(v, out, mesh)

@@ -17,7 +17,7 @@ def _copy(s: EmissionScope, op: dist.CopyOp) -> Text:
     fused = f" of {len(op.values)} tensors" if len(op.values) > 1 else ""
     started = ", started here" if dist.is_started(op) else ""
     moved = size_text(sum(map(size_of, op.values)))
-    s.note(f"copy{fused} to the {to}, {moved}{started}: {needed_by(op)} {names_of(op)} there")
+    s.note(f"copy{fused} to the {to}, {moved}{started}: {needed_by(s, op)} {names_of(op)} there")
     s.left(op)
     tail = literal(to)
     for out, old in in_place(op):

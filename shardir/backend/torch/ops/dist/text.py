@@ -14,10 +14,7 @@ def write_fused(s: EmissionScope, op: dist.CollectiveOp, call: str, tail: str) -
     started returns one object, for which `dist.wait` waits."""
     given = s.texts(op.values)
     if dist.is_started(op):
-        first, *more = op.outs
-        left = [s.result(first, op).name]
-        for out in more:
-            s.same(out, first)
+        left = [s.result(op.outs[0], op).name]  # of all of them: the others are `followers`
         tail += ", wait=False"
     elif s.in_lists(op.outs):
         left = [s.names.new("results")]

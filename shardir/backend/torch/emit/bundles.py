@@ -1,0 +1,84 @@
+"""Bundles: the values that a run of a loop leaves for a run of another one, in one list of tuples.
+
+saved = [(x, first_a)]                  the values of a block that is not in the loop
+for i in range(3):
+    ...
+    saved.append((h, a))
+for i in range(4):
+    h, a = saved.pop()                  from the last run to the first, as in a backward part
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.ir import Operation, SSAValue
+
+from shardir.dialects import train
+
+MIN_BUNDLE = 2
+"""The fewest values that are a bundle."""
+
+
+@dataclass(eq=False)
+class Bundle:
+    """Values of a loop, each read by one item of another loop, which takes those of the runs from
+    the last to the first."""
+
+    made: list[train.ItemsOp] = field(default_factory=list)
+    read: list[train.ItemOp] = field(default_factory=list)
+    """By value the item that reads it."""
+    name: str = ""
+    """The variable of the list."""
+
+    def before(self) -> list[list[SSAValue]]:
+        """The values that no run makes and that are read last: a row of the bundle for each run
+        that reads them, the last one first."""
+        first = self._first + len(self.made[0].outs)
+        return self._rows(range(len(self.read[0].values) - 1, first - 1, -1))
+
+    def after(self) -> list[list[SSAValue]]:
+        """Those that are read first, in the order in which they are added to the list."""
+        return self._rows(range(self._first - 1, -1, -1))
+
+    @property
+    def _first(self) -> int:
+        return self.read[0].values.index(self.made[0].outs[-1])
+
+    def _rows(self, runs: range) -> list[list[SSAValue]]:
+        return [[op.values[run] for op in self.read] for run in runs]
+
+
+def bundles_of(ops: Sequence[Operation], without: Collection[SSAValue] = ()) -> Iterator[Bundle]:
+    """Yield the bundles of a function, but for some values."""
+    at = {op: i for i, op in enumerate(ops)}
+    found: dict[object, Bundle] = {}
+    loops: list[train.Loop] = []
+    around: dict[Operation, tuple[train.Loop, ...]] = {}
+    for op in ops:
+        if isinstance(op, train.EndLoop):
+            loops.pop()
+        around[op] = tuple(loops)
+        if isinstance(op, train.Loop):
+            loops.append(op)
+    for op in ops:
+        if not isinstance(op, train.ItemsOp) or op.x in without:
+            continue
+        readers = {use.operation for v in op.outs for use in v.uses} & at.keys()
+        reader = readers.pop() if len(readers) == 1 else None
+        if not isinstance(reader, train.ItemOp) or around[reader][:-1] != around[op][:-1]:
+            continue
+        values, outs = list(reader.values), list(reversed(op.outs))
+        if len(set(values)) < len(values) or outs[0] not in values:
+            continue
+        first = values.index(outs[0])
+        others = [*values[:first], *values[first + len(outs) :]]
+        if values[first : first + len(outs)] != outs or any(
+            at.get(v.owner, -1) > at[around[op][-1]] for v in values[first + len(outs) :]
+            if isinstance(v.owner, Operation)
+        ):  # fmt: skip
+            continue
+        key = (around[op][-1], around[reader][-1], first, len(others))
+        bundle = found.setdefault(key, Bundle())
+        bundle.made.append(op)
+        bundle.read.append(reader)
+    yield from (b for b in found.values() if len(b.made) >= MIN_BUNDLE)

@@ -1,0 +1,135 @@
+"""Sequences of values in the text, of which many are elements of lists, one after the other.
+
+x, hs[0], hs[1], hs[2]               x, *hs
+hs[2], hs[1], hs[0]                  *reversed(hs)
+ws[0], bs[0], ws[1], bs[1], ...      *(x for of_each in zip(ws, bs) for x in of_each)
+a, ms[0], b, ms[1], c, ms[2], ...    *(x for of_each in zip([a, b, c, ...], ms) for x in of_each)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+MIN_RUN = 3
+"""The fewest elements of a list that are written as a part of it."""
+
+MIN_ROWS = 8
+"""The fewest elements of lists with values of no list between them that are written as rows."""
+
+MAX_COLUMNS = 128
+"""The most lists whose elements alternate."""
+
+
+class Spot(NamedTuple):
+    """An element of a list: the variable of the list, the index, and the number of elements. A list
+    whose elements are taken out is only written as a whole."""
+
+    name: str
+    index: int
+    count: int
+    is_whole: bool = False
+
+
+Spots = Sequence[Spot | None]
+"""By value its place in a list, if it is in one."""
+
+
+class _Rows(NamedTuple):
+    """The text of some values, and the number of values."""
+
+    text: str
+    values: int
+
+
+def texts_of(spots: Spots, one: Callable[[int], str]) -> list[str]:
+    """The texts of values; `one` returns that of the value of an index alone."""
+    out: list[str] = []
+    i = 0
+    while i < len(spots):
+        rows = max(_rows(spots, i), _mixed_rows(spots, i, one), key=lambda r: r.values)
+        out.append(rows.text if rows.values else one(i))
+        i += max(rows.values, 1)
+    return out
+
+
+def _rows(spots: Spots, i: int) -> _Rows:
+    """The rows from i on, all of whose values are elements of lists."""
+    columns = _distance(spots, i, MAX_COLUMNS)
+    if not columns:
+        return _Rows("", 0)
+    parts = _parts(spots, range(i, i + columns), columns, MIN_RUN)
+    return _Rows(_zipped(parts.names), parts.rows * columns) if parts else _Rows("", 0)
+
+
+def _mixed_rows(spots: Spots, i: int, one: Callable[[int], str]) -> _Rows:
+    """The rows from i on that begin with any value."""
+    if i + 1 >= len(spots) or not (columns := _distance(spots, i + 1, MAX_COLUMNS)) or columns < 2:
+        return _Rows("", 0)
+    starts = range(i + 1, i + columns)
+    parts = _parts(spots, starts, columns, MIN_ROWS)
+    if parts is None or any((s := spots[k]) is None or s.count != parts.rows for k in starts):
+        return _Rows("", 0)
+    stop = i + parts.rows * columns
+    first = texts_of(spots[i:stop:columns], lambda k: one(i + k * columns))
+    return _Rows(_zipped([f"[{', '.join(first)}]", *parts.names]), parts.rows * columns)
+
+
+def _distance(spots: Spots, i: int, most: int) -> int:
+    """The distance to the next element of the list of value i; 0 if there is none."""
+    if (first := spots[i]) is None:
+        return 0
+    for j in range(i + 1, min(i + 1 + most, len(spots))):
+        if (spot := spots[j]) is not None and spot.name == first.name:
+            return j - i
+    return 0
+
+
+class _Parts(NamedTuple):
+    """The parts of lists that columns are, and the number of their elements."""
+
+    names: list[str]
+    rows: int
+
+
+def _parts(spots: Spots, starts: range, distance: int, least: int) -> _Parts | None:
+    """The columns that begin at some values, if they have as many rows as are required."""
+    extents = [_extent(spots, i, distance) for i in starts]
+    rows = min(n for n, _ in extents)
+    if rows < least:
+        return None
+    names = []
+    for i, (_, step) in zip(starts, extents, strict=True):
+        spot = spots[i]
+        assert spot is not None
+        if spot.is_whole and (rows < spot.count or abs(step) > 1):
+            return None
+        names.append(_part(spot, rows, step))
+    return _Parts(names, rows)
+
+
+def _extent(spots: Spots, i: int, distance: int) -> tuple[int, int]:
+    """The number of elements of the list of value i, a distance apart, and the step of indices."""
+    last, n, step = spots[i], 1, 0
+    if last is None:
+        return 0, 0
+    for spot in spots[i + distance :: distance]:
+        if spot is None or spot.name != last.name or (n > 1 and spot.index - last.index != step):
+            break
+        step, last, n = spot.index - last.index, spot, n + 1
+    return (n, step) if step else (1, 0)
+
+
+def _part(spot: Spot, rows: int, step: int) -> str:
+    """The part of a list from an element on."""
+    stop = spot.index + rows * step
+    if rows == spot.count and step in (1, -1):
+        return spot.name if step == 1 else f"reversed({spot.name})"
+    first = "" if spot.index == (0 if step > 0 else spot.count - 1) else str(spot.index)
+    last = "" if stop < 0 or stop >= spot.count else str(stop)
+    return f"{spot.name}[{first}:{last}{f':{step}' if step != 1 else ''}]"
+
+
+def _zipped(names: Sequence[str]) -> str:
+    """The elements of one list, or those of several in turn."""
+    if len(names) == 1:
+        return f"*{names[0]}"
+    return f"*(x for of_each in zip({', '.join(names)}) for x in of_each)"
