@@ -13,7 +13,8 @@
 4. A converted value is communicated in the type in which its users compute. A cotangent is reduced
    in the narrow type, before it is widened; with `reduce = f32` after it.
 5. It runs before differentiation, so that gradients have these types too. Operands in other types
-   than f32, and functions in the local view, are not changed.
+   than f32, and functions in the local view, are not changed; a function whose products are all in
+   f64 gets a warning.
 """
 
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ from xdsl.dialects.builtin import (
     bf16,
     f16,
     f32,
+    f64,
 )
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -38,6 +40,7 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.syntax.source import warn
 
 TYPES: dict[str, Attribute] = {"bf16": bf16, "f16": f16, "f32": f32}
 
@@ -60,7 +63,20 @@ class MixedPrecision(GlobalPass):
             yield backward, f"{message}; run mixed-precision before distributed-autodiff"
 
     def rewrite(self, f: Function) -> None:
-        _Casts(f.block, TYPES[self.compute], self.reduce == "f32").run()
+        wide = next((op for op in f.block.ops if _is_wide_product(op)), None)
+        casts = _Casts(f.block, TYPES[self.compute], self.reduce == "f32")
+        casts.run()
+        if wide is not None and not casts.converted:
+            warn(
+                wide, f"expected products of f32 in @{f.name}, got f64: mixed-precision leaves "
+                "them in f64; write the program in f32 (of a module: model.float())",
+            )  # fmt: skip
+
+
+def _is_wide_product(op: Operation) -> bool:
+    """Whether it is a product of f64, which would be narrow if it were of f32."""
+    narrow = isinstance(op, TensorOp) and op.PRECISION == "narrow"
+    return narrow and any(_element(v) == f64 for v in op.operands)
 
 
 class _Casts:

@@ -8,17 +8,19 @@
                                       train.end_repeat
 
 Blocks are found by their structure, not by names, after all other passes: a loop changes neither
-the order of ops nor what is computed. The torch backend runs this pass on what it writes.
+the order of ops nor what is computed. Equal scalar constants become one before, the first. The
+torch backend runs this pass on what it writes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import IntegerAttr, i64
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.analysis.repeats import Blocks, common_name, equal_blocks
 from shardir.dialects import nn, train
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -31,10 +33,31 @@ class OutlineBlocks(FunctionPass):
     name = "outline-blocks"
 
     def rewrite(self, f: Function) -> None:
+        _merge_numbers(f.block)
         # A loop keeps the results of all its runs: those that are repeated in some are apart.
         chosen = RECOMPUTE in f.op.attributes
         for blocks in equal_blocks(list(f.block.ops), equally_kept=chosen):
             _Outline(blocks).write()
+
+
+def _merge_numbers(block: Block) -> None:
+    """Let equal scalar constants be one: those of each block are the same for all."""
+    found: dict[object, nn.ConstantOp] = {}
+    merged: dict[nn.ConstantOp, None] = {}
+    ops = list(block.ops)
+    for op in ops:
+        if not isinstance(op, nn.ConstantOp) or unsharded_type(op.out).get_shape():
+            continue
+        key = (op.value, op.out.type, frozenset(op.attributes.items()))
+        first = found.setdefault(key, op)
+        if first is not op:
+            op.out.replace_all_uses_with(first.out)
+            erase(op)
+            merged[first] = None
+    for op in merged:  # before all blocks
+        if op is not ops[0]:
+            op.detach()
+            block.insert_op_before(op, ops[0])
 
 
 class _Outline:

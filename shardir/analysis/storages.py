@@ -17,9 +17,9 @@ from typing import NamedTuple
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.analysis.loops import Loops
-from shardir.dialects import dist
+from shardir.dialects.dist import WaitOp, is_started
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.train import AfterLoop, CarryOp, ItemOp
+from shardir.dialects.train import AfterLoop, CarriedOp, CarryOp, ItemOp, Loop
 
 
 class Span(NamedTuple):
@@ -54,13 +54,31 @@ def _is_pure(kind: type[Operation]) -> bool:
 
 
 def waits(ops: Sequence[Operation]) -> dict[Operation, int]:
-    """Return the index of the wait for each started collective: until then it reads its operands
-    and holds its buffers. If another run of a loop waits for it, that is not before the end."""
-    found = {op: len(ops) for op in ops if dist.is_started(op)}
-    for i, op in enumerate(ops) if found else ():
-        if isinstance(op, dist.WaitOp) and op.values[0].owner in found:
-            found[op.started] = i
-    return found
+    """Return the index of the last wait for each started collective: until then it reads its
+    operands and holds its buffers. If a run of a loop waits for it, that is not before the end of
+    the loop."""
+    started = [op for op in ops if is_started(op)]
+    if not started:
+        return {}
+    at, loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
+
+    def end(v: SSAValue, of: Loop | None) -> int:
+        ends = [0]
+        for user in dict.fromkeys(use.operation for use in v.uses):
+            loop = loops.around(user) if user in at else None
+            inside = loop is not None and loop is not of
+            here = at.get(loops.ends[loop] if inside and loop is not None else user, len(ops))
+            if isinstance(user, WaitOp):
+                ends.append(here)
+            elif isinstance(user, AfterLoop | CarryOp) and loop is not None:
+                ends += [at[loops.ends[loop]], *(end(x, loops.around(loop)) for x in user.results)]
+            elif isinstance(user, CarriedOp | ItemOp):
+                ends += [here, *(end(x, loop) for x in user.results)]
+            else:
+                ends.append(len(ops))
+        return max(ends)
+
+    return {op: end(op.results[0], loops.around(op)) for op in started}
 
 
 class Storages:

@@ -123,6 +123,19 @@ class Compiled:
         return print_module(self.module)
 
     @property
+    def outlined(self) -> str:
+        """The IR after all passes, with equal blocks of ops, such as the layers of a model, as
+        loops: that which `program` is the text of."""
+        module = copied(self.module)
+
+        def work() -> None:
+            for p in pipelines.build("outline-blocks"):
+                p.apply(self.context, module)
+
+        located(self.source, work)
+        return print_module(module)
+
+    @property
     def program(self) -> str:
         """The Python that every rank runs."""
         return located(self.source, lambda: self.backend.text(self.module))

@@ -25,14 +25,16 @@ from shardir.cost.schedule import level_of
 from shardir.cost.seconds import OpCost
 from shardir.cost.simulator import COMPUTE, SharedRows, SimulatedEvent, Simulation, row_of
 from shardir.diagnostics import ShardirError
-from shardir.dialects import dist, train
+from shardir.dialects import dist, nn, train
 from shardir.rewriting.composites import expanded
 
 NANO = 1e-9
 
-HANDED = (ReturnOp, train.Mark, train.CarryOp, train.CarriedOp, train.ItemOp, train.ItemsOp)
-"""Ops that no event is for: of the function, and of loops over equal blocks, which the module that
-is simulated does not have."""
+HANDED = (
+    ReturnOp, train.Mark, train.CarryOp, train.CarriedOp, train.ItemOp, train.ItemsOp, nn.ConstantOp
+)  # fmt: skip
+"""Ops that no event is for: of the function, of loops over equal blocks, which the module that is
+simulated does not have, and constants, of which equal ones are one in the program."""
 
 
 class MeasuredCall(NamedTuple):
