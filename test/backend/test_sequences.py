@@ -12,7 +12,7 @@ LISTS = {"a": 12, "b": 12, "c": 9, "d": 30}
 
 
 def values(texts: list[str]) -> list[str]:
-    """What a list with these texts has, where a list's elements are texts like b[3]."""
+    """The elements of a list with these texts, where a list's elements are texts like b[3]."""
     held = {name: [f"{name}[{i}]" for i in range(n)] for name, n in LISTS.items()}
     alone = {f"x{i}": f"x{i}" for i in range(100)}
     return eval(f"[{', '.join(texts)}]", {**held, **alone})
@@ -51,8 +51,8 @@ def test_lists_in_turn_are_rows() -> None:
     assert mixed == [f"*(x for of_each in zip([{', '.join(names)}], a) for x in of_each)"]
 
 
-def test_elements_that_are_taken_out_are_written_as_a_whole() -> None:
-    taken = [Spot("c", i, 9, is_whole=True) for i in range(9)]
+def test_elements_that_are_taken_out_are_written_in_full() -> None:
+    taken = [Spot("c", i, 9, is_full=True) for i in range(9)]
     assert texts(taken[:-1]) == [f"c[{i}]" for i in range(8)]
     assert texts(taken) == ["*c"]
 

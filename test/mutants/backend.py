@@ -416,8 +416,8 @@ MUTANTS = [
         "a result takes the place of an element that is freed",
         "The reduced gradient of the first block of a loop is read after it is freed.",
         "shardir/backend/torch/emit/variables.py",
-        "                if var.base is not var:  # an element, which is freed with its value",
-        "                if False:",
+        "if variable.base is not variable or variable.argument:",
+        "if variable.argument:",
         "test/backend/test_freed_values.py",
     ),
     Mutant(
@@ -435,5 +435,21 @@ MUTANTS = [
         "case train.CarriedOp() if k:",
         "case train.CarriedOp() if k and False:",
         "test/run/test_stages.py -k straight",
+    ),
+    Mutant(
+        "parts of lists begin at their first element",
+        "The text of a part of a list has all elements before it too.",
+        "shardir/backend/torch/emit/sequences.py",
+        "else str(spot.index)\n    last",
+        'else ""\n    last',
+        "test/backend/test_sequences.py",
+    ),
+    Mutant(
+        "rows are read from their first run on",
+        "A loop takes what another one left from its first run on, not from its last.",
+        "shardir/backend/torch/emit/loops.py",
+        "{bundle.name}.pop()",
+        "{bundle.name}.pop(0)",
+        "test/filecheck/outline-blocks/saved.ir",
     ),
 ]

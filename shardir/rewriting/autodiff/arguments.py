@@ -58,7 +58,7 @@ class Arguments:
         return self.add_state(type, key, key.rpartition(".")[2], first)
 
     def moved_to_end(self, arg: SSAValue) -> SSAValue:
-        """Move an argument behind all others, and return it."""
+        """Move an argument after all others, and return it."""
         assert isinstance(arg, BlockArgument)
         new = self.block.insert_arg(arg.type, len(self.block.args))
         new.name_hint, new.location = arg.name_hint, arg.location

@@ -95,7 +95,7 @@ class TrainStep:
                     pairs = zip(old[i], end.value, strict=True)
                     new[i] = [self.becomes(was, v) for (was, _), v in pairs]
                     del running[i]
-        if scalars.is_used:  # behind the states of parameters, which are at equal distances then
+        if scalars.is_used:  # after the states of parameters, which are at equal distances then
             scalars.done = self.arguments.moved_to_end(scalars.done)
         made = {
             "gradient_norm": lambda: norm or self.b.constant(0.0, f64),

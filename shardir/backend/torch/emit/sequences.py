@@ -21,19 +21,19 @@ MAX_COLUMNS = 128
 
 class Spot(NamedTuple):
     """An element of a list: the variable of the list, the index, and the number of elements. A list
-    whose elements are taken out is only written as a whole."""
+    whose elements are taken out is only written in full."""
 
     name: str
     index: int
     count: int
-    is_whole: bool = False
+    is_full: bool = False
 
 
 Spots = Sequence[Spot | None]
 """By value its place in a list, if it is in one."""
 
 
-class _Rows(NamedTuple):
+class _RowText(NamedTuple):
     """The text of some values, and the number of values."""
 
     text: str
@@ -51,26 +51,26 @@ def texts_of(spots: Spots, one: Callable[[int], str]) -> list[str]:
     return out
 
 
-def _rows(spots: Spots, i: int) -> _Rows:
+def _rows(spots: Spots, i: int) -> _RowText:
     """The rows from i on, all of whose values are elements of lists."""
     columns = _distance(spots, i, MAX_COLUMNS)
     if not columns:
-        return _Rows("", 0)
+        return _RowText("", 0)
     parts = _parts(spots, range(i, i + columns), columns, MIN_RUN)
-    return _Rows(_zipped(parts.names), parts.rows * columns) if parts else _Rows("", 0)
+    return _RowText(_zipped(parts.names), parts.rows * columns) if parts else _RowText("", 0)
 
 
-def _mixed_rows(spots: Spots, i: int, one: Callable[[int], str]) -> _Rows:
+def _mixed_rows(spots: Spots, i: int, one: Callable[[int], str]) -> _RowText:
     """The rows from i on that begin with any value."""
     if i + 1 >= len(spots) or not (columns := _distance(spots, i + 1, MAX_COLUMNS)) or columns < 2:
-        return _Rows("", 0)
+        return _RowText("", 0)
     starts = range(i + 1, i + columns)
     parts = _parts(spots, starts, columns, MIN_ROWS)
     if parts is None or any((s := spots[k]) is None or s.count != parts.rows for k in starts):
-        return _Rows("", 0)
+        return _RowText("", 0)
     stop = i + parts.rows * columns
     first = texts_of(spots[i:stop:columns], lambda k: one(i + k * columns))
-    return _Rows(_zipped([f"[{', '.join(first)}]", *parts.names]), parts.rows * columns)
+    return _RowText(_zipped([f"[{', '.join(first)}]", *parts.names]), parts.rows * columns)
 
 
 def _distance(spots: Spots, i: int, most: int) -> int:
@@ -83,27 +83,27 @@ def _distance(spots: Spots, i: int, most: int) -> int:
     return 0
 
 
-class _Parts(NamedTuple):
+class _ListParts(NamedTuple):
     """The parts of lists that columns are, and the number of their elements."""
 
     names: list[str]
     rows: int
 
 
-def _parts(spots: Spots, starts: range, distance: int, least: int) -> _Parts | None:
+def _parts(spots: Spots, starts: range, distance: int, minimum: int) -> _ListParts | None:
     """The columns that begin at some values, if they have as many rows as are required."""
     extents = [_extent(spots, i, distance) for i in starts]
     rows = min(n for n, _ in extents)
-    if rows < least:
+    if rows < minimum:
         return None
     names = []
     for i, (_, step) in zip(starts, extents, strict=True):
         spot = spots[i]
         assert spot is not None
-        if spot.is_whole and (rows < spot.count or abs(step) > 1):
+        if spot.is_full and (rows < spot.count or abs(step) > 1):
             return None
         names.append(_part(spot, rows, step))
-    return _Parts(names, rows)
+    return _ListParts(names, rows)
 
 
 def _extent(spots: Spots, i: int, distance: int) -> tuple[int, int]:

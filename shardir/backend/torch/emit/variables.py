@@ -88,7 +88,7 @@ class VariableScope(LocalTypes):
         self.source_line = None
 
     def write_source(self, op: Operation, at: int) -> None:
-        """Write the source line of an op, where it differs from the last one, behind the first of
+        """Write the source line of an op, where it differs from the last one, after the first of
         the op's lines, or before it where that would be too long."""
         line = source_line(op)
         if not line or line == self.source_line:
