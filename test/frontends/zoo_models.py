@@ -26,9 +26,6 @@ DERIVED = {
 }
 """The autograd functions of architectures whose backward is the derivative of their forward."""
 
-CANCELLING = {"VGG", "EfficientNet", "SegFormer"}
-"""Architectures with a bias before a norm: its gradient is 0, and in f32 rounding errors."""
-
 NOT_IMPORTED = {"FNet": "aten.fft_fftn.default"}
 """The op for which there is none: complex numbers."""
 
