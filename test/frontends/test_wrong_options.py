@@ -152,17 +152,17 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: compiled(mesh="dp = 2", cluster="h300"),
         "expected a ready-made cluster, got h300; did you mean h200?",
     ),
-    "stages: of inference": (
-        lambda: shardir.compile(NET, X, train=False, stages="1f1b, ranks = 2"),
-        "expected no stages with train=False, got '1f1b, ranks = 2'; drop stages=...",
+    "clip: of inference": (
+        lambda: shardir.compile(NET, X, train=False, clip="norm, max = 1.0"),
+        "expected no clip with train=False, got 'norm, max = 1.0'; drop clip=...",
     ),
     "stages: number": (
         lambda: compiled(stages=2),
         "expected a text as stages, got 2; stages: `1f1b, ranks = 4`",
     ),
     "stages: microbatches": (
-        lambda: compiled(stages="1f1b, ranks = 2"),
-        "[G14] expected several microbatches of a pipelined step, got one; write accumulate",
+        lambda: compiled(stages="dualpipev, ranks = 2, chunks = 2"),
+        "dualpipev: expected at least 4 microbatches, as many as stages, got 1; use 4 or more",
     ),
     "stages: unknown": (
         lambda: compiled(stages="2f2b, ranks = 2"),
