@@ -23,7 +23,7 @@
    bound on that of any set within the budget (`bound`), and the budget (`memory`).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import DictionaryAttr
@@ -42,8 +42,8 @@ from shardir.dialects.dist import CollectiveOp
 from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.dialects.train import PIPELINE, BackwardOp
 from shardir.rewriting.bases import Function, FunctionPass
-from shardir.rewriting.marks import RECOMPUTE
-from shardir.rewriting.options import float_of, size_of
+from shardir.rewriting.marks import NO_RECOMPUTE, RECOMPUTE, search_budget
+from shardir.rewriting.options import bytes_of, float_of
 from shardir.rewriting.repeating import repeat
 from shardir.search.activations import Activations
 from shardir.search.repetition_choice import choose
@@ -54,8 +54,9 @@ from shardir.search.trial import lowered
 FULL, DOTS = "full", "dots"
 """The policies."""
 
-REST = "fuse-communication,overlap-communication"
-"""The passes that follow, which may need more memory."""
+REST = "fuse-communication"
+"""The passes that follow and may need more memory than the budget; overlap-communication keeps to
+it."""
 
 MAX_CHOICES = 6
 """How many sets are looked for whose program keeps to the budget."""
@@ -73,19 +74,29 @@ class ChooseRecompute(FunctionPass):
 
     name = "choose-recompute"
     recompute: str = ""
-    """What is repeated: all but inputs of layers (`full`), all but products (`dots`), or what keeps
-    to a budget: bytes on a device (`6GB`), or a part of the peak without it (`0.6`)."""
+    """What is repeated: all but inputs of layers (`full`), all but products (`dots`), nothing
+    (`none`), or what keeps to a budget: bytes on a device (`6GB`), or a part of the peak without it
+    (`0.6`); by default what a search relies on."""
     recompute_collectives: bool = False
-    """Whether collectives of the forward part are repeated too; else their results are kept."""
+    """Whether collectives of the forward part are repeated too; else their results are kept. In the
+    budget of a search they may be."""
+    nearest: bool = False
+    """Whether the program with the smallest peak is made if none keeps to the budget; else that is
+    an error."""
 
     def concerns(self, f: Function) -> bool:
         has_backward = any(isinstance(op, BackwardOp) for op in f.block.ops)
-        return bool(self.recompute) and has_backward and frees(f.op)
+        wanted = self.recompute != NO_RECOMPUTE and (
+            self.recompute or search_budget(f.op) is not None
+        )
+        return bool(wanted) and has_backward and frees(f.op)
 
     def check(self, f: Function) -> Iterable[Located]:
         policy = self.recompute in (FULL, DOTS)
-        if not policy and budget(self.recompute) is None:
-            message = "expected full, dots, a budget such as 6GB, or a part of the peak such as 0.6"
+        if not policy and _limit(self.recompute, f.op) is None:
+            message = (
+                "expected full, dots, none, a budget such as 6GB, or a part of the peak such as 0.6"
+            )
             yield f.op, f"{self.name}: {message}, got {self.recompute!r}"
         elif is_laid_out(f.block) and not is_local_body(f.block):
             message = f"expected @{f.name} in the local view, got layouts"
@@ -98,7 +109,7 @@ class ChooseRecompute(FunctionPass):
         if RECOMPUTE in f.op.attributes:
             return  # it was chosen before
         mesh = f.mesh or ONE_DEVICE
-        simulator = Simulator(Activations(f.op, mesh, self._repeats))
+        simulator = Simulator(Activations(f.op, mesh, self._repeats(f)))
         if self.recompute == FULL:
             groups = StepBlocks(simulator.activations).full()
         elif self.recompute == DOTS:
@@ -109,11 +120,17 @@ class ChooseRecompute(FunctionPass):
         found = simulator.run(groups)
         write(f.op, _ops(simulator, found.groups), {"seconds": float_attr(found.seconds)})
 
-    def _repeats(self, op: Operation) -> bool:
-        """Whether an op may be repeated."""
-        if isinstance(op, CollectiveOp) and not self.recompute_collectives:
-            return False
-        return self.recompute != DOTS or not is_product(op)
+    def _repeats(self, f: Function) -> Callable[[Operation], bool]:
+        """Return whether an op may be repeated."""
+        searched = self.recompute not in (FULL, DOTS) and search_budget(f.op) is not None
+        collectives = self.recompute_collectives or searched
+
+        def repeats(op: Operation) -> bool:
+            if isinstance(op, CollectiveOp) and not collectives:
+                return False
+            return self.recompute != DOTS or not is_product(op)
+
+        return repeats
 
     def _keep_within(self, f: Function, mesh: Mesh, simulator: Simulator) -> None:
         """Repeat what keeps the program to the budget.
@@ -121,13 +138,14 @@ class ChooseRecompute(FunctionPass):
         Raises:
             ShardirError: no program that was tried keeps to it.
         """
-        limit = budget(self.recompute)
+        limit = _limit(self.recompute, f.op)
         assert limit is not None
         if isinstance(limit, float):
             limit = int(limit * _program(f, mesh, (), {}).peak)
         blocks = StepBlocks(simulator.activations)
         starts, equal = [blocks.full(k) for k in TOGETHER], blocks.groups()
-        allowed, smallest, bound = limit, None, None
+        allowed, bound = limit, None
+        smallest: tuple[MemoryUse, list[Operation], dict[str, Attribute]] | None = None
         for _ in range(MAX_CHOICES):
             chosen = choose(simulator, allowed, starts, equal)
             ops, seconds = _ops(simulator, chosen.found.groups), chosen.found.seconds
@@ -145,17 +163,21 @@ class ChooseRecompute(FunctionPass):
             if use.peak <= limit:
                 write(f.op, ops, numbers)
                 return
-            if smallest is None or use.peak < smallest.peak:
-                smallest = use
+            if smallest is None or use.peak < smallest[0].peak:
+                smallest = use, ops, numbers
             if chosen.found.peak > allowed:
                 break
             allowed = chosen.found.peak - (use.peak - limit)
         assert smallest is not None
-        largest = [s for s in smallest.storages if s.value.name_hint][:LARGEST]
+        use, ops, numbers = smallest
+        if self.nearest:
+            write(f.op, ops, numbers)
+            return
+        largest = [s for s in use.storages if s.value.name_hint][:LARGEST]
         raise ShardirError(
-            f"{self.name}: expected a peak of at most {limit} B in @{f.name}, got {smallest.peak} "
-            f"B as the smallest that was found, at {called(smallest.op)}: "
-            + ", ".join(f"{part} {n}" for part, n in smallest.parts.items() if n)
+            f"{self.name}: expected a peak of at most {limit} B in @{f.name}, got {use.peak} "
+            f"B as the smallest that was found, at {called(use.op)}: "
+            + ", ".join(f"{part} {n}" for part, n in use.parts.items() if n)
             + "; the largest are "
             + ", ".join(f"%{s.value.name_hint} {s.bytes}" for s in largest)
             + "; use a larger budget, more devices, or microbatches"
@@ -165,12 +187,15 @@ class ChooseRecompute(FunctionPass):
 def budget(text: str) -> int | float | None:
     """Return the bytes of a budget, or the part of the peak without recompute; None for any other
     text."""
-    if (found := size_of((text,))) is not None:
+    if (found := bytes_of(text)) is not None:
         return found
-    if text.isdecimal() and int(text) > 1:
-        return int(text)
     part = float_of((text,))
     return part if part is not None and 0 < part <= 1 else None
+
+
+def _limit(text: str, f: FuncOp) -> int | float | None:
+    """Return the budget of a text; if it is empty, that of a search."""
+    return budget(text) if text else search_budget(f)
 
 
 def _ops(simulator: Simulator, groups: Iterable[int]) -> list[Operation]:

@@ -54,13 +54,13 @@ from shardir.dialects.train import GradientOp, StepOp
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.marks import SEARCHED, resolve_markers
-from shardir.rewriting.options import Bytes
+from shardir.rewriting.options import Bytes, bytes_of
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.search.drawing import writer_of
 from shardir.search.picture import Described, described
 from shardir.search.plan import search_plan
 from shardir.search.solver import DEFAULT_GAP, MAX_TABLE_ENTRIES
-from shardir.search.strategy_plan import write
+from shardir.search.strategy_plan import LoweredPlans, write
 from shardir.search.value_layouts import tied_values
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
@@ -79,6 +79,9 @@ class SearchStrategies(GlobalPass):
     adds to it."""
     memory: Bytes = 0
     """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
+    recompute: str = ""
+    """What is computed again, as of choose-recompute; by default, and with bytes, what keeps to
+    the memory."""
     overlap: bool = True
     """Whether presets whose programs are faster with overlap are chosen instead."""
     graph: str | None = None
@@ -120,10 +123,12 @@ class SearchStrategies(GlobalPass):
             expand(f.block, None)
             ties = tied_values(f.op, f.block)
             resolve_markers(f.block, None)
-            limit = self.memory or f.mesh.cluster_or_default.memory
-            plan = search_plan(
-                f.module, f.op, f.mesh, ties, limit, self.entries, self.gap, self.overlap, report
-            )
+            budget = bytes_of(self.recompute)
+            policy = self.recompute if budget is None else ""
+            lowered = LoweredPlans(f.module, f.op, f.mesh, policy)
+            limits = self.memory or f.mesh.cluster_or_default.memory, budget
+            limit = min((n for n in limits if n), default=None)
+            plan = search_plan(lowered, ties, limit, self.entries, self.gap, self.overlap, report)
             if writer is not None:
                 graphs.append(described(f.name, f.mesh, value_names(f.block), plan))
             write(f.op, plan)

@@ -226,7 +226,7 @@ def with_plan(passes: Sequence[ModulePass], plan: Any) -> list[ModulePass]:
 
 
 def with_recompute(passes: Sequence[ModulePass], recompute: str | float | None) -> list[ModulePass]:
-    """Return the passes with a policy or a budget for choose-recompute.
+    """Return the passes with a policy or a budget for choose-recompute, and for a search.
 
     Raises:
         UsageError: there is no such pass.
@@ -234,14 +234,14 @@ def with_recompute(passes: Sequence[ModulePass], recompute: str | float | None) 
     found: list[Any] = list(passes)
     if recompute is None:
         return found
-    at = [i for i, p in enumerate(found) if p.name == RECOMPUTE]
-    if not at:
+    if not any(p.name == RECOMPUTE for p in found):
         raise UsageError(
             f"expected the pass {RECOMPUTE} for recompute, got none; add it, or a mode"
         )
-    for i in at:
-        found[i] = dataclasses.replace(found[i], recompute=str(recompute))
-    return found
+    return [
+        dataclasses.replace(p, recompute=str(recompute)) if p.name in (RECOMPUTE, SEARCH) else p
+        for p in found
+    ]
 
 
 def planned(passes: Sequence[ModulePass]) -> int:

@@ -9,7 +9,7 @@ from xdsl.ir import Attribute, Block, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import PropagationBarrierOp, RedistributeOp, ShardingGroupOp, layout_of
-from shardir.dialects.nn.properties import float_attr
+from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import arg_attrs
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -18,11 +18,26 @@ RECOMPUTE = "recompute"
 """The attribute of an op, or of an argument, that is computed again in the backward part, and of
 its repetition there; and that of a function in which that was chosen, with the figures."""
 
+NO_RECOMPUTE = "none"
+"""The value of the option `recompute` with which nothing is computed again."""
+
 SEARCHED = "search"
 """The attribute of a function with the result of a search."""
 
 PRESETS = "presets"
 """The field of that attribute with the product of presets that the plan is of."""
+
+
+BUDGET = "memory"
+"""The field of that attribute with the bytes on a device that `choose-recompute` has to keep the
+program of the plan to."""
+
+
+def search_budget(f: FuncOp) -> int | None:
+    """Return the bytes on a device that a search relies on `choose-recompute` to keep to."""
+    found = f.attributes.get(SEARCHED)
+    memory = found.data.get(BUDGET) if isinstance(found, DictionaryAttr) else None
+    return memory.value.data if isinstance(memory, IntegerAttr) else None
 
 
 def recompute_budget(f: FuncOp) -> int | None:
@@ -63,8 +78,9 @@ def search_result(f: FuncOp) -> dict[str, float | str] | None:
     if not isinstance(found, DictionaryAttr):
         return None
     marks = {k: 1 for k, x in found.data.items() if isinstance(x, UnitAttr)}
+    counts = {k: x.value.data for k, x in found.data.items() if isinstance(x, IntegerAttr)}
     texts = {k: x.data for k, x in found.data.items() if isinstance(x, StringAttr)}
-    return found_by_search(f) | texts | marks
+    return found_by_search(f) | counts | texts | marks
 
 
 def set_search_result(f: FuncOp, found: Mapping[str, float | str]) -> None:
@@ -76,6 +92,8 @@ def set_search_result(f: FuncOp, found: Mapping[str, float | str]) -> None:
                 values[name] = StringAttr(x)
             case float():
                 values[name] = float_attr(x)
+            case int() if name == BUDGET:
+                values[name] = int_attr(x)
             case _:
                 values[name] = UnitAttr()
     f.attributes[SEARCHED] = DictionaryAttr(values)

@@ -129,6 +129,13 @@ def size_of(value: tuple[Any, ...]) -> int | None:
     return round(float(found[1]) * UNITS[found[2]])
 
 
+def bytes_of(text: str) -> int | None:
+    """Return the number of bytes of `6GB` or `6000`; None of any other text."""
+    if (found := size_of((text,))) is not None:
+        return found
+    return int(text) if text.isdecimal() and int(text) > 1 else None
+
+
 def text_of(value: tuple[Any, ...]) -> str | None:
     """Return the text of a number; None for any other value."""
     is_number = len(value) == 1 and type(value[0]) in (int, float)

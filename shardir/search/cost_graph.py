@@ -15,7 +15,6 @@ redistribution for each of them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -35,16 +34,13 @@ from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import LateTransfer, Positions
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.domination import Fixed
-from shardir.search.live_bytes import (
-    LONG_LIVED_OPS,
-    live_spans,
-    shard_bytes,
-    unsaved_spans,
-)
+from shardir.search.edges import Edge
+from shardir.search.live_bytes import LONG_LIVED_OPS, shard_bytes, storages_of
 from shardir.search.memory import LiveBytes
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares, ValueTransfer, transfer_seconds
+from shardir.search.unsaved import UnsavedValues
 from shardir.search.value_layouts import (
     Ties,
     Uses,
@@ -56,31 +52,14 @@ from shardir.search.value_layouts import (
 )
 
 
-class Edge(NamedTuple):
-    """The redistributions between two variables: their times with shares of buckets, and the
-    transfers for a value of each variable, at most `max_transfers`, with their `positions`."""
-
-    ends: tuple[int, int]
-    key: tuple
-    max_transfers: int
-    table: Callable[[LatencyShares | None], Table]
-    transfers: Callable[[int, int], list[ValueTransfer]]
-    positions: Positions
-
-    def late_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
-        """Return the transfers of a solution."""
-        i, j = self.ends
-        return [LateTransfer(t, self.positions) for t in self.transfers(choice[i], choice[j])]
-
-
 class CostGraph:
     """The cost graph of a block.
 
     Args:
         ties: values that have the layout of another one.
         counts_memory: redistributions are made for each use, and again for the backward part;
-            long-lived values may have another layout than the one they are made in; and ops of the
-            forward part may be computed again instead of saved.
+            long-lived values may have another layout than the one they are made in.
+        repeats: whether ops of the forward part may be computed again then, instead of saved.
 
     Attributes:
         problem: the sum of costs, less the edges in buckets.
@@ -88,15 +67,17 @@ class CostGraph:
         layouts, value_variable: of each value that has a variable; tied values have one.
         bucket_edges: the edges whose transfers may be in buckets.
         transients: the bytes of redistributed copies, at the ops that they are made for.
-        unsaved: the spans in which a value is not live if it is computed again.
+        unsaved: the values that may be computed again.
     """
 
     def __init__(
-        self, block: Block, source: CandidateSource, ties: Ties, counts_memory: bool = False
-    ):
+        self, block: Block, source: CandidateSource, ties: Ties, counts_memory: bool = False,
+        repeats: bool = True,
+    ):  # fmt: skip
         self.block, self.source, self.mesh, self.ties = block, source, source.mesh, ties
-        self.spans = live_spans(block, ties) if counts_memory else None
-        self.unsaved = unsaved_spans(block, self.spans) if self.spans else {}
+        storages = storages_of(block, ties) if counts_memory else None
+        self.unsaved = UnsavedValues(block, storages if repeats else None)
+        self.spans = dict(storages.spans()) if storages else None
         self.pins: Mapping[Operation, Pin] = {**pins(block, self.mesh, counts_memory)}
         self.problem = CostProblem()
         self.candidates: dict[Operation, Candidates] = {}
@@ -129,9 +110,10 @@ class CostGraph:
             if is_constant:
                 constant.update(op.results)
             candidates = self.source.of(op, is_constant, self._fixed(op))
-            if any(v in self.unsaved for v in op.results):
+            if op in self.unsaved.repeated:
                 candidates = self._with_recomputed(candidates)
             self.candidates[op] = candidates
+        self._most = sum(float(self._op_seconds(op).max()) for op in ops)
         for v in self.block.args:
             if isinstance(v.type, TensorType):
                 self._add_value(v)
@@ -148,6 +130,9 @@ class CostGraph:
             for i, v in enumerate(op.results):
                 if v in self.value_variable:
                     self._add_maker(op, i, v)
+            for other in self.unsaved.needs.get(op, ()):
+                ends = self.op_variable[op], self.op_variable[other]
+                self.problem.add(*ends, self._both(op, other))
         for v, users in self._users.items():
             for op in users:
                 if isinstance(op, TensorOp):
@@ -177,6 +162,22 @@ class CostGraph:
             again = tuple([replace(c, times=2) for c in candidates])
             self._twice[id(candidates)] = candidates + again, candidates
         return self._twice[id(candidates)][0]
+
+    def _both(self, op: Operation, other: Operation) -> Table:
+        """Return the cost of computing an op again without another one: more than any gains."""
+        mine, others = self.candidates[op], self.candidates[other]
+        return self.table(
+            (id(mine), id(others), "both"),
+            lambda: self._most * ((times(mine)[:, None] > 1) & (times(others) == 1)),
+        )
+
+    def computed_once(self, choice: Sequence[int]) -> list[int]:
+        """Return the solution in which nothing is computed again."""
+        found = list(choice)
+        for op in self.unsaved.repeated:
+            i = self.op_variable[op]
+            found[i] %= len(self.candidates[op]) // 2
+        return found
 
     def _op_seconds(self, op: TensorOp) -> Table:
         candidates, runs = self.candidates[op], self._loops.runs(op)

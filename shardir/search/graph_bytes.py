@@ -47,7 +47,7 @@ def _of_value(graph: CostGraph, v: SSAValue, span: Span) -> Iterator[LiveBytes]:
     else:
         return
     table, pin = _shard_bytes(graph, unsharded_type(v), layouts), graph.pin_of(v)
-    gap = graph.unsaved.get(v) if pin is None else pin.unsaved
+    gap = graph.unsaved.gaps.get(v) if pin is None else pin.unsaved
     if gap is None or v not in graph.value_variable:
         yield LiveBytes((i,), table, span)
         return

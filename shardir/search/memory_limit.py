@@ -9,7 +9,7 @@ for all solutions that keep to the limit.
    (Kelley's cutting planes, 1960; Dantzig and Wolfe's columns, 1960). When one comes up again,
    prices give no better bound.
 2. The solution for a price may be over the limit, or far below it. So each is changed until it
-   keeps to the limit, and as long as it gets cheaper (adjust.py).
+   keeps to the limit, and as long as it gets cheaper (adjust.py); not those of large problems.
 3. Where the best solution is not near the bound, and the problem is small, its solutions are
    divided into two parts: a variable has one value, or one of the others. It is one that differs
    between the solutions of the cheapest mix. Each part has prices and a bound of its own; the part
@@ -35,6 +35,9 @@ MAX_PRICED_SOLUTIONS = 16
 
 PART_SOLUTIONS = 4
 """How many problems with prices are solved for a part of them, at most."""
+
+MAX_ADJUSTED = 2500
+"""The variables of a problem whose solutions are adjusted, at most."""
 
 MAX_PART_ENTRIES = 1 << 19
 """The entries of the tables of the problems that are solved for parts, in all."""
@@ -171,7 +174,8 @@ class _LimitedSearch:
 
     def _offer(self, start: list[int], others: Sequence[list[int]]) -> None:
         """Adjust a solution to the limit, and retain it if it is the best so far."""
-        choice = self.adjuster.adjusted(start, others)
+        adjusts = len(start) <= MAX_ADJUSTED
+        choice = self.adjuster.adjusted(start, others) if adjusts else start
         bytes_, cost = float(live(self.held, choice).max()), self.problem.cost(choice)
         if bytes_ < self.fewest:
             self.smallest, self.fewest = choice, bytes_

@@ -6,22 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
-
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import ShardirError
 from shardir.search.bucket_prices import TransferPrices
 from shardir.search.buckets import MAX_SCALINGS, Solve, smallest_shares, solve_with_buckets
 from shardir.search.candidates import candidate_source
 from shardir.search.cost_graph import CostGraph
+from shardir.search.elimination import Solution
 from shardir.search.graph_bytes import argument_bytes, live_bytes
 from shardir.search.memory import live
 from shardir.search.memory_limit import solve_within
 from shardir.search.preset_plans import with_overlap
 from shardir.search.solver import solve
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
+from shardir.search.transfer_costs import LatencyShares
 from shardir.search.value_layouts import Ties
 
 MEMORY_GAP = 2e-3
@@ -38,9 +37,7 @@ ReportLine = Callable[[str], object]
 
 
 def search_plan(
-    module: ModuleOp,
-    f: FuncOp,
-    mesh: Mesh,
+    lowered: LoweredPlans,
     ties: Ties,
     limit: int | None,
     cap: int,
@@ -48,12 +45,12 @@ def search_plan(
     overlap: bool,
     report: ReportLine,
 ) -> StrategyPlan:
-    """Return the fastest plan of a function; with a limit, the fastest one found whose program
-    keeps to it. The bound is that of all plans whose arguments keep to it: the search counts more
-    bytes of other values than some programs need, and a bound for plans of few counted bytes is
-    none for those.
+    """Return the fastest plan of a function; with a limit, the one with the fastest program of
+    those found that keep to it, with what `choose-recompute` repeats. The bound is that of all
+    plans whose arguments keep to it: programs need these, whatever they compute again.
 
     Args:
+        lowered: makes the programs.
         limit: bytes of a device.
         cap: entries of the solver's largest table.
         overlap: whether plans of presets are compared with it by the time with overlap.
@@ -61,7 +58,6 @@ def search_plan(
     Raises:
         ShardirError: no plan keeps to the limit.
     """
-    lowered = LoweredPlans(module, f, mesh)
     plan = _searched(lowered, ties, limit, cap, gap, report)
     return with_overlap(plan, lowered, limit, report) if overlap else plan
 
@@ -74,7 +70,8 @@ def _searched(
     gap: float,
     report: ReportLine,
 ) -> StrategyPlan:
-    """Return the plan with the smallest sum of times."""
+    """Return the plan with the smallest sum of times; within memory the one whose program is
+    fastest."""
 
     def solver(gap: float) -> Solve:
         def progress(objective: float, bound: float) -> None:
@@ -86,50 +83,51 @@ def _searched(
     unlimited = mesh.cluster and replace(mesh.cluster, memory=None)  # no price depends on it
     source, block = candidate_source(replace(mesh, cluster=unlimited)), lowered.f.body.block
     plan = fastest_plan(CostGraph(block, source, ties), solver(gap))
-    if limit is None or (used := lowered.bytes(plan)) <= limit:
+    if limit is None or lowered.bytes(plan) <= limit:
         return plan
-    graph, gap = CostGraph(block, source, ties, counts_memory=True), max(gap, MEMORY_GAP)
+    report(f"a program of {lowered.bytes(plan)} B, of which {limit} B fit")
+    gap = max(gap, MEMORY_GAP)
     bound = bound_within(plan, limit, gap, solver(gap / 2))
-    best: StrategyPlan | None = None
-    fewest, choices = used, list[list[int]]()
-    allowed, low, high = limit, 1, inf  # of the bytes that are counted
+    found = PlansWithin(lowered, limit, report)
+    graph = CostGraph(block, source, ties, counts_memory=True, repeats=lowered.repeats)
+    choices, allowed, low, high = list[list[int]](), limit, 1, inf  # of the bytes that are counted
     for _ in range(MAX_MEMORY_PLANS):
-        report(f"a program of {used} B, of which {limit} B fit")
-        found = plan_within(graph, allowed, gap, solver(gap / 2), choices)
-        used = lowered.bytes(found)
-        fewest = min(fewest, used)
-        solution, counted = found.solution, found.live_bytes
-        report(
-            f"{solution.objective:.6g} s with {counted} B of values; bound with {allowed} B: "
-            f"{solution.bound:.6g} s"
-        )
+        near, before = plan_within(graph, allowed, gap, solver(gap / 2), choices), found.best
+        used, counted = found.offer(near), near.live_bytes
         if used > limit:
             if counted > allowed:
                 break
             high = int(counted * (1 - LIMIT_STEP))
-        elif best is None or solution.objective < best.solution.objective:
-            best, low = found, int(max(allowed, counted) * (1 + LIMIT_STEP))
+        elif found.best is not before:
+            low = int(max(allowed, counted) * (1 + LIMIT_STEP))
         else:
             break
         allowed = int(min(counted + limit - used, high))
         if allowed < low:
             break
+    if lowered.budgets and found.may_be_faster(plan):
+        found.offer(plan)
+    best = found.best
     if best is not None:
         solution = best.solution
         return replace(best, solution=replace(solution, bound=min(bound, solution.objective)))
     raise ShardirError(
-        f"@{name_of(lowered.f)}: expected a plan within {limit} B on a device, got {fewest} B in "
-        "the smallest program found; use more devices, smaller batches, or microbatches"
+        f"@{name_of(lowered.f)}: expected a plan within {limit} B on a device, got {found.fewest} "
+        "B in the smallest program found; use more devices, smaller batches, or microbatches"
     )
 
 
-def fastest_plan(graph: CostGraph, solve: Solve, scalings: int = MAX_SCALINGS) -> StrategyPlan:
+def fastest_plan(graph: CostGraph, solve: Solve) -> StrategyPlan:
     """Return the fastest plan that is found."""
-    solution, shares = solve_with_buckets(
+    return StrategyPlan.of(graph, *_solved(graph, solve, MAX_SCALINGS))
+
+
+def _solved(graph: CostGraph, solve: Solve, scalings: int) -> tuple[Solution, LatencyShares]:
+    """Return the best solution that is found, and the shares of its buckets."""
+    return solve_with_buckets(
         graph.problem_with, graph.bucket_transfers, graph.max_late_transfers,
         TransferPrices(graph.mesh), solve, scalings,
     )  # fmt: skip
-    return StrategyPlan.of(graph, solution, shares)
 
 
 def bound_within(plan: StrategyPlan, limit: int, gap: float, solve: Solve) -> float:
@@ -154,7 +152,44 @@ def plan_within(
         choices: solutions to begin with; those that are found are added.
     """
     held = live_bytes(graph)
-    plan = fastest_plan(
+    solution, shares = _solved(
         graph, lambda problem: solve_within(problem, held, limit, solve, gap, choices), 1
     )
-    return replace(plan, live_bytes=int(live(held, plan.solution.choice).max()))
+    once = graph.computed_once(solution.choice)
+    seconds = solution.objective + graph.problem.cost(once) - graph.problem.cost(solution.choice)
+    plan = StrategyPlan.of(graph, Solution(once, seconds, min(solution.bound, seconds)), shares)
+    return replace(plan, live_bytes=int(live(held, solution.choice).max()))
+
+
+class PlansWithin:
+    """The plans that are tried within a limit of memory.
+
+    Attributes:
+        best: the one with the fastest program that keeps to the limit, if one does.
+        fewest: the bytes of the smallest program.
+    """
+
+    def __init__(self, lowered: LoweredPlans, limit: int, report: ReportLine):
+        self.lowered, self.limit, self.report = lowered, limit, report
+        self.best: StrategyPlan | None = None
+        self.fewest = inf
+
+    def offer(self, plan: StrategyPlan) -> int:
+        """Return the bytes of a plan's program; it becomes the best one if it is."""
+        if self.lowered.budgets:
+            plan = replace(plan, budget=self.limit)
+        cost = self.lowered.cost(plan)
+        used = cost.memory.peak
+        self.report(f"{cost.seconds:.6g} s with overlap, {used} B of which {self.limit} B fit")
+        self.fewest = min(self.fewest, used)
+        if used <= self.limit and (self.best is None or self._is_faster(cost.seconds)):
+            self.best = plan
+        return used
+
+    def may_be_faster(self, plan: StrategyPlan) -> bool:
+        """Whether the program of a plan would be the best one if it had to repeat nothing."""
+        return self.best is None or self._is_faster(self.lowered.cost(plan).seconds)
+
+    def _is_faster(self, seconds: float) -> bool:
+        assert self.best is not None
+        return seconds < self.lowered.cost(self.best).seconds * IMPROVEMENT

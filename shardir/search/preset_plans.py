@@ -15,7 +15,7 @@ from shardir.search.bucket_prices import TransferPrices
 from shardir.search.buckets import shared_seconds, smallest_shares
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
-from shardir.search.graph_bytes import live_bytes
+from shardir.search.graph_bytes import argument_bytes
 from shardir.search.memory import live
 from shardir.search.overlapped import StepTimeline
 from shardir.search.preset_solutions import GroupedSolution, PresetSolutions
@@ -91,18 +91,16 @@ def preset_plans(
             found.append((solution, presets))
             if _shortest(solution) < longest:
                 found.append((solutions.improved(solution), presets))
-    held = live_bytes(graph) if plan.live_bytes else []
+    held = argument_bytes(graph) if limit is not None else []
     seen = {tuple(plan.solution.choice)}
     for solution, presets in sorted(found, key=lambda each: each[0].objective):
         choice = solutions.choice(solution)
         if _shortest(solution) < longest and tuple(choice) not in seen:
             seen.add(tuple(choice))
             p = plan_of(graph, choice, plan.solution.bound, str(presets))
-            if held and limit is not None:
-                p = replace(p, live_bytes=int(live(held, p.solution.choice).max()))
-                if p.live_bytes > limit:
-                    continue
-            yield p
+            p = replace(p, live_bytes=plan.live_bytes, budget=plan.budget)
+            if limit is None or live(held, p.solution.choice).max() <= limit:
+                yield p
 
 
 def _shortest(solution: GroupedSolution) -> float:

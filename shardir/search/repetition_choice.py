@@ -4,7 +4,7 @@
 2. Otherwise the sets of repetition_bound.py, those of policies, and all groups are starts. One that
    is over the limit is moved towards one that keeps to it, just as far as necessary.
 3. Of the best ones single groups are kept again, exchanged for others, and the groups of a block
-   are taken over from an equal block, as long as that saves time.
+   are taken over from an equal block, as long as that saves time, and up to a number of changes.
 
 Every set is simulated, so that the limit holds at each op and at each repetition.
 """
@@ -24,6 +24,9 @@ MAX_IMPROVED = 3
 
 MAX_EXCHANGED = 50_000
 """The number of exchanges that are simulated for one of them at once, times the groups, at most."""
+
+MAX_CHANGES = 1_000_000
+"""The number of changes of sets that are simulated to improve them, times the groups, at most."""
 
 Set = frozenset[int]
 
@@ -67,6 +70,7 @@ def _rank(r: Repetitions, limit: int) -> tuple[float, ...]:
 class _SetImprover:
     def __init__(self, simulator: Simulator, limit: int, equal: Sequence[Sequence[Set]]):
         self.simulator, self.limit, self.equal = simulator, limit, equal
+        self.remaining = MAX_CHANGES // len(simulator.needed)
         self.seconds = {n: simulator.groups[n].seconds for n in simulator.needed}
         self.bytes = {
             n: sum(a.bytes for a in simulator.groups[n].activations) for n in simulator.needed
@@ -156,5 +160,6 @@ class _SetImprover:
         return s
 
     def _better(self, s: Set, other: Set) -> Set:
-        """Return the other set if it is better, else the same."""
-        return other if self._rank(other) < self._rank(s) else s
+        """Return the other set if it is better, else the same; the same if enough were tried."""
+        self.remaining -= 1
+        return other if self.remaining >= 0 and self._rank(other) < self._rank(s) else s

@@ -4,6 +4,7 @@ write           the plan, in the IR
 LoweredPlans    its programs, lowered to be measured
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,13 +15,15 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import values
+from shardir.analysis.roles import frees
 from shardir.cost.report import FunctionCost, cost_of_function
 from shardir.dialects.dist import StrategyAttr, with_layout
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.properties import float_attr
+from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import PIPELINE
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.marks import PRESETS, RECOMPUTE, SEARCHED
+from shardir.rewriting.marks import BUDGET, NO_RECOMPUTE, PRESETS, RECOMPUTE, SEARCHED
 from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import Candidate
 from shardir.search.cost_graph import CostGraph
@@ -29,8 +32,9 @@ from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares
 from shardir.search.trial import lowered
 
-LOWERING = "lower-plan"
-"""The pipeline that makes the program of a plan."""
+LOWERING = "lower-plan{{recompute={} nearest=true}}"
+"""The pipeline that makes the program of a plan, with what the caller asks `choose-recompute` for;
+if nothing keeps to its budget, what is nearest to it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class StrategyPlan:
     shares: LatencyShares
     live_bytes: int = 0
     presets: str = ""
+    budget: int | None = None
 
     @staticmethod
     def of(graph: CostGraph, solution: Solution, shares: LatencyShares) -> "StrategyPlan":
@@ -81,10 +86,19 @@ class StrategyPlan:
 
 
 class LoweredPlans:
-    """The cost of the lowered programs of a function's plans, each lowered once."""
+    """The cost of the lowered programs of a function's plans, each lowered once.
 
-    def __init__(self, module: ModuleOp, f: FuncOp, mesh: Mesh):
-        self.module, self.f, self.mesh = module, f, mesh
+    Args:
+        recompute: what is asked of `choose-recompute`; empty: the budgets of plans.
+    """
+
+    def __init__(self, module: ModuleOp, f: FuncOp, mesh: Mesh, recompute: str = ""):
+        self.module, self.f, self.mesh, self.recompute = module, f, mesh, recompute
+        may = PIPELINE not in f.attributes and frees(f)
+        self.repeats = may and recompute != NO_RECOMPUTE
+        """Whether programs may compute anything again."""
+        self.budgets = may and not recompute
+        """Whether they do to keep to the budgets of their plans."""
         self._costs: dict[int, tuple[StrategyPlan, FunctionCost]] = {}
 
     def cost(self, plan: StrategyPlan) -> FunctionCost:
@@ -103,7 +117,8 @@ class LoweredPlans:
             ops = dict(zip(block.ops, copied.ops, strict=True))
             write(copy, plan.on(ops, dict(zip(values(block), values(copied), strict=True))))
 
-        (program,) = lowered(self.module, self.f, write_on, LOWERING)
+        pipeline = LOWERING.format(json.dumps(self.recompute))
+        (program,) = lowered(self.module, self.f, write_on, pipeline)
         return cost_of_function(program, self.mesh)
 
 
@@ -112,14 +127,14 @@ def write(f: FuncOp, plan: StrategyPlan) -> None:
     for op, candidate in plan.candidates.items():
         if op.operands:
             op.properties["strategy"] = StrategyAttr(candidate.strategy)
-        if candidate.times > 1:
-            op.attributes[RECOMPUTE] = UnitAttr()
     for v, layout in plan.layouts.items():
         set_type(v, with_layout(unsharded_type(v), layout))
     update_signature(f)
     s = plan.solution
     figures = {"objective": s.objective, "bound": s.bound, "gap": s.gap}
     found: dict[str, Attribute] = {k: float_attr(x) for k, x in figures.items()}
+    if plan.budget is not None:
+        found[BUDGET] = int_attr(plan.budget)
     if plan.presets:
         found[PRESETS] = StringAttr(plan.presets)
     if plan.live_bytes:
