@@ -13,7 +13,8 @@
    `recompute=0.6` is that part of the peak without recompute. The repeated ops are the fastest set
    by the time model, of those that are tried (docs/recompute.md); the peak is that of every op, and
    of every repetition.
-3. Results of collectives are kept, unless `recompute-collectives` is true.
+3. Results of collectives are kept, unless `recompute-collectives` is true, or the budget is that of
+   a search: without the option, the limit of memory that layouts were chosen for.
 4. Random numbers are the same again, and views take no memory; values that the step returns, that
    are in another loop, in host memory, or read on another stage, are kept.
 5. It concerns training steps in the local view, and on one device. What is marked by hand was
@@ -75,7 +76,7 @@ class ChooseRecompute(FunctionPass):
     name = "choose-recompute"
     recompute: str = ""
     """What is repeated: all but inputs of layers (`full`), all but products (`dots`), nothing
-    (`none`), or what keeps to a budget: bytes on a device (`6GB`), or a part of the peak without it
+    (`off`), or what keeps to a budget: bytes on a device (`6GB`), or a part of the peak without it
     (`0.6`); by default what a search relies on."""
     recompute_collectives: bool = False
     """Whether collectives of the forward part are repeated too; else their results are kept. In the
@@ -95,7 +96,7 @@ class ChooseRecompute(FunctionPass):
         policy = self.recompute in (FULL, DOTS)
         if not policy and _limit(self.recompute, f.op) is None:
             message = (
-                "expected full, dots, none, a budget such as 6GB, or a part of the peak such as 0.6"
+                "expected full, dots, off, a budget such as 6GB, or a part of the peak such as 0.6"
             )
             yield f.op, f"{self.name}: {message}, got {self.recompute!r}"
         elif is_laid_out(f.block) and not is_local_body(f.block):

@@ -19,15 +19,16 @@ a training step are those of the forward and the backward part together.
    each with one latency.
 4. Parameters and states have the layouts that their updates leave, and may be sharded.
 5. The lowered program of the plan needs at most the memory of a device (`memory`, or that of the
-   cluster). If the program of the fastest plan needs more, the plan is the fastest one found of
-   those that need less, and that repeat the redistributions of the forward part for the backward
-   part.
+   cluster), with what `choose-recompute` computes again for that. If the program of the fastest
+   plan needs more, the plan is the one with the fastest program found of those that keep to it:
+   layouts and recompute are chosen together.
 6. If the program of a product of presets (docs/search.md) is faster with overlap, its plan is
    chosen instead, unless `overlap` is false.
 7. The function's attribute `search` has the sum of estimated times of the plan (`objective`), a
    lower bound on that of every plan (`bound`; within a limit of memory, of every plan whose
    arguments keep to it), the gap, the product of presets that the plan is of
-   (`presets`), and whether redistributions are repeated (`recompute`).
+   (`presets`), whether redistributions are repeated (`recompute`), and the bytes that the plan
+   relies on `choose-recompute` to keep to (`memory`).
 """
 
 from collections.abc import Iterator, Sequence

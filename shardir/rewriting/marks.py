@@ -18,7 +18,7 @@ RECOMPUTE = "recompute"
 """The attribute of an op, or of an argument, that is computed again in the backward part, and of
 its repetition there; and that of a function in which that was chosen, with the figures."""
 
-NO_RECOMPUTE = "none"
+NO_RECOMPUTE = "off"
 """The value of the option `recompute` with which nothing is computed again."""
 
 SEARCHED = "search"

@@ -39,6 +39,9 @@ PART_SOLUTIONS = 4
 MAX_ADJUSTED = 2500
 """The variables of a problem whose solutions are adjusted, at most."""
 
+FEW_PRICED_SOLUTIONS = 5
+"""How many problems with prices are solved for larger ones, at most."""
+
 MAX_PART_ENTRIES = 1 << 19
 """The entries of the tables of the problems that are solved for parts, in all."""
 
@@ -103,6 +106,7 @@ class _LimitedSearch:
         self.problem, self.held, self.limit = problem, held, limit
         self.solve, self.gap = solve, gap
         self.adjuster, self.ops = Adjuster(problem, held, limit), ops_of(held)
+        self.adjusts = len(problem.unary) <= MAX_ADJUSTED
         tables = (*problem.unary, *problem.pairs.values())
         self.ceiling = sum(float(t.max()) for t in tables)
         self.remaining = min(MAX_PART_ENTRIES // sum(t.size for t in tables), MAX_PART_SOLUTIONS)
@@ -113,7 +117,7 @@ class _LimitedSearch:
         """Return the solution; those for the prices of all are added to `choices`."""
         everything = [np.arange(len(u)) for u in self.problem.unary]
         root = _Part(-inf, 0, everything, [self._known(choice) for choice in choices])
-        self._price(root, MAX_PRICED_SOLUTIONS)
+        self._price(root, MAX_PRICED_SOLUTIONS if self.adjusts else FEW_PRICED_SOLUTIONS)
         choices += [k.choice for k in root.known[len(choices) :]]
         parts, closed, numbers = [root], list[float](), 1
         while parts and self.remaining > 0 and self._is_open(parts[0]):
@@ -174,8 +178,7 @@ class _LimitedSearch:
 
     def _offer(self, start: list[int], others: Sequence[list[int]]) -> None:
         """Adjust a solution to the limit, and retain it if it is the best so far."""
-        adjusts = len(start) <= MAX_ADJUSTED
-        choice = self.adjuster.adjusted(start, others) if adjusts else start
+        choice = self.adjuster.adjusted(start, others) if self.adjusts else start
         bytes_, cost = float(live(self.held, choice).max()), self.problem.cost(choice)
         if bytes_ < self.fewest:
             self.smallest, self.fewest = choice, bytes_

@@ -37,6 +37,11 @@ GAP = 1e-3
 MAX_ROUNDS = 40
 """How many problems are solved at most."""
 
+MAX_ROUND_GROUPS = 12_000
+"""The number of problems of large programs, times their groups; FEWEST_ROUNDS at least."""
+
+FEWEST_ROUNDS = 10
+
 ENOUGH = 5e-3
 """The relative difference of the bound to the best of all prices at which no more are solved."""
 
@@ -53,7 +58,8 @@ def bound_within(simulator: Simulator, limit: int) -> tuple[float, list[frozense
     known: list[tuple[list[int], float, Table]] = []
     at, bound = list[int](), 0.0
     choice = [KEPT] * len(problem.groups)
-    for _ in range(MAX_ROUNDS):
+    rounds = min(MAX_ROUNDS, max(FEWEST_ROUNDS, MAX_ROUND_GROUPS // max(1, len(problem.groups))))
+    for _ in range(rounds):
         bytes_ = problem.live(choice)
         known.append((choice, problem.cost(choice), bytes_))
         if bytes_.max() > limit and (peak := int(bytes_.argmax())) not in at:

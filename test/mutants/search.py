@@ -68,7 +68,7 @@ MUTANTS = [
         "shardir/search/plan.py",
         "if self.lowered.budgets:",
         "if False:",
-        "test/search/test_search_memory.py -k keeps_to_the_memory",
+        "test/filecheck/search-strategies/joint.ir",
     ),
     Mutant(
         "what a repetition reads may be free",

@@ -46,5 +46,5 @@ def test_a_budget_is_an_option_of_compile(tmp_path: Path) -> None:
     assert shardir.compile(text, recompute=f"{int(0.9 * peak)}").text == compiled.text
     with pytest.raises(shardir.ShardirError, match="expected the pass choose-recompute"):
         shardir.compile(text, "propagate-strategies", recompute="full")
-    with pytest.raises(shardir.ShardirError, match=r"expected full, dots, none, .* got 'half'"):
+    with pytest.raises(shardir.ShardirError, match=r"expected full, dots, off, .* got 'half'"):
         shardir.compile(text, recompute="half")

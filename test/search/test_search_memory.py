@@ -320,7 +320,7 @@ def test_layouts_with_recompute_are_not_slower_than_layouts_alone(seed: int):
     free = step_within(text, 10**12)
     assert free is not None
     limit = int(free[1] * random.uniform(0.5, 0.95))
-    alone, joint = step_within(text, limit, "none"), step_within(text, limit)
+    alone, joint = step_within(text, limit, "off"), step_within(text, limit)
     if joint is not None:
         assert joint[1] <= limit
     if alone is not None:
@@ -365,7 +365,7 @@ def test_an_error_reports_the_smallest_program_of_all_attempts(monkeypatch: pyte
     assert next(peaks, None) is None, "all of them were tried"
 
 
-def test_a_recomputed_value_counts_until_its_last_forward_use_and_from_its_segments_first_later_one():
+def test_a_recomputed_value_counts_until_its_last_forward_use_and_from_its_first_later_one():
     """At each op the bytes counted for a value are those of its uses before, and from the first
     later one of what its segment makes: the gap ends at the same op for all of a segment."""
     module = search.applied(search.LAYOUT.sub("", GPT), "distributed-autodiff")
