@@ -18,35 +18,51 @@
 4. Random numbers are the same again, and views take no memory; values that the step returns, that
    are in another loop, in host memory, or read on another stage, are kept.
 5. It concerns training steps in the local view, and on one device. What is marked by hand was
-   repeated by the pass `recompute` before.
+   repeated by the pass `recompute` before. In a step with stages a budget is that of each rank, in
+   its schedule (shardir/search/rank_repetitions.py).
 6. A budget that no tried set keeps to is an error, with the smallest peak and what is in it.
 7. The function's attribute `recompute` has the seconds that repetitions take (`seconds`), a lower
    bound on that of any set within the budget (`bound`), and the budget (`memory`).
 """
 
-from collections.abc import Callable, Collection, Iterable
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import is_laid_out, is_local_body
+from shardir.algebra.schedules import Schedule
+from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of
 from shardir.analysis.roles import frees
 from shardir.analysis.storages import live_ops
 from shardir.cost.functions import ONE_DEVICE
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.report import called
+from shardir.cost.stages import memory_of_ranks
 from shardir.diagnostics import Located, ShardirError, report_progress
 from shardir.dialects.dist import CollectiveOp
 from shardir.dialects.nn.properties import float_attr, int_attr
-from shardir.dialects.train import PIPELINE, BackwardOp
+from shardir.dialects.symbols import find_symbol
+from shardir.dialects.train import (
+    PIPELINE,
+    SEARCH,
+    STAGE_AXIS,
+    BackwardOp,
+    pipeline_of,
+    schedule_of,
+)
+from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass
+from shardir.rewriting.copying import copied
 from shardir.rewriting.marks import NO_RECOMPUTE, RECOMPUTE, search_budget
 from shardir.rewriting.options import bytes_of, float_of
 from shardir.rewriting.repeating import repeat
 from shardir.search.activations import Activations
+from shardir.search.rank_repetitions import choose_on_ranks
 from shardir.search.repetition_choice import choose
 from shardir.search.repetition_policies import StepBlocks, is_product
 from shardir.search.repetitions import Simulator
@@ -58,6 +74,9 @@ FULL, DOTS = "full", "dots"
 REST = "fuse-communication"
 """The passes that follow and may need more memory than the budget; overlap-communication keeps to
 it."""
+
+IN_STAGES = "split-stages{},fuse-communication,overlap-communication"
+"""The passes that make the program of a step with stages."""
 
 MAX_CHOICES = 6
 """How many sets are looked for whose program keeps to the budget."""
@@ -81,6 +100,8 @@ class ChooseRecompute(FunctionPass):
     recompute_collectives: bool = False
     """Whether collectives of the forward part are repeated too; else their results are kept. In the
     budget of a search they may be."""
+    schedule: str = ""
+    """A file with the order of each rank, as of split-stages."""
     nearest: bool = False
     """Whether the program with the smallest peak is made if none keeps to the budget; else that is
     an error."""
@@ -102,9 +123,9 @@ class ChooseRecompute(FunctionPass):
         elif is_laid_out(f.block) and not is_local_body(f.block):
             message = f"expected @{f.name} in the local view, got layouts"
             yield f.op, f"{self.name}: {message}; run lower-to-spmd before"
-        elif not policy and PIPELINE in f.op.attributes:
-            message = f"expected a policy for @{f.name}, whose ops have stages, got a budget"
-            yield f.op, f"{self.name}: {message}; use recompute=full or recompute=dots"
+        elif not policy and (p := pipeline_of(f.op)) and p.kind == SEARCH and not self.schedule:
+            message = f"expected a policy for @{f.name}, whose schedule is searched, got a budget"
+            yield f.op, f"{self.name}: {message}; name a schedule, or use recompute=full"
 
     def rewrite(self, f: Function) -> None:
         if RECOMPUTE in f.op.attributes:
@@ -115,6 +136,9 @@ class ChooseRecompute(FunctionPass):
             groups = StepBlocks(simulator.activations).full()
         elif self.recompute == DOTS:
             groups = frozenset(simulator.needed)
+        elif PIPELINE in f.op.attributes:
+            self._keep_ranks_within(f, simulator)
+            return
         else:
             self._keep_within(f, mesh, simulator)
             return
@@ -183,6 +207,50 @@ class ChooseRecompute(FunctionPass):
             + ", ".join(f"%{s.value.name_hint} {s.bytes}" for s in largest)
             + "; use a larger budget, more devices, or microbatches"
         )
+
+    def _keep_ranks_within(self, f: Function, simulator: Simulator) -> None:
+        """Repeat what keeps each rank of a step in stages to the budget.
+
+        Raises:
+            ShardirError: a rank needs more, whatever it repeats.
+        """
+        limit = _limit(self.recompute, f.op)
+        assert limit is not None
+        schedule, peaks = self._in_stages(f, ())
+        if isinstance(limit, float):
+            limit = int(limit * max(peaks))
+
+        def measure(groups: frozenset[int]) -> Sequence[int]:
+            return self._in_stages(f, _ops(simulator, groups))[1] if groups else peaks
+
+        goal = StepBlocks(simulator.activations).full()
+        found = choose_on_ranks(simulator, goal, limit, schedule.placement, measure)
+        most = max(found.peaks)
+        report_progress(f"{self.name} @{f.name}: {most} B of {limit}")
+        if most > limit and not self.nearest:
+            raise ShardirError(
+                f"{self.name}: expected a peak of at most {limit} B on each rank of @{f.name}, got "
+                f"{most} B on rank {found.peaks.index(most)} as the smallest that was found; use a "
+                "larger budget, more stages or devices, or another schedule"
+            )
+        numbers = {"seconds": float_attr(found.seconds), "memory": int_attr(limit)}
+        write(f.op, _ops(simulator, found.groups), numbers)
+
+    def _in_stages(
+        self, f: Function, marked: Collection[Operation]
+    ) -> tuple[Schedule, Sequence[int]]:
+        """Return the schedule of the step in stages, if ops are repeated, and the bytes that each
+        rank needs."""
+        module = copied(f.module)
+        step = find_symbol(module, FuncOp, f.name)
+        assert step is not None
+        ops = dict(zip(f.block.ops, step.body.block.ops, strict=True))
+        write(step, [ops[op] for op in marked], {})
+        given = f"{{schedule={json.dumps(self.schedule)}}}" if self.schedule else ""
+        nested.run(IN_STAGES.format(given), Context(), module)
+        schedule = Schedule.parse(schedule_of(step) or "")
+        mesh = mesh_of(step, module) or Mesh("one", ((STAGE_AXIS, schedule.ranks),))
+        return schedule, [use.peak for use in memory_of_ranks(step, mesh)]
 
 
 def budget(text: str) -> int | float | None:

@@ -108,6 +108,14 @@ MUTANTS = [
         "test/filecheck/choose-recompute",
     ),
     Mutant(
+        "all ranks repeat as much",
+        "Where one rank of a step in stages is over the budget, the others repeat all they can too.",
+        "shardir/search/rank_repetitions.py",
+        "0 if peak <= limit else len(way)",
+        "len(way)",
+        "test/filecheck/choose-recompute/stages_budget.ir",
+    ),
+    Mutant(
         "parameters are split as inputs are",
         "data-parallel splits parameters as it does inputs.",
         "passes/data_parallel.py",

@@ -1,4 +1,4 @@
-"""Values that may be computed again, as the search counts them: programs that do so need no more."""
+"""Values that may be computed again, as the search counts them: programs need no more than that."""
 
 from collections.abc import Iterator
 from random import Random
