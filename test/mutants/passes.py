@@ -109,7 +109,7 @@ MUTANTS = [
     ),
     Mutant(
         "all ranks repeat as much",
-        "Where one rank of a step in stages is over the budget, the others repeat all they can too.",
+        "Where one rank of a step in stages is over the budget, the others repeat something too.",
         "shardir/search/rank_repetitions.py",
         "0 if peak <= limit else len(way)",
         "len(way)",

@@ -111,7 +111,7 @@ def test_a_mode_has_the_options_of_its_passes() -> None:
         ("hybrid{hybrid=false}", "pipeline hybrid has no option hybrid; it has search, schedule, "
          "memory, recompute, recompute-collectives, nearest, save-schedule, max-bytes"),
         ("stand_alone{x=1}", "pipeline single-device has no option x; it has recompute, "
-         "recompute-collectives, nearest"),
+         "recompute-collectives, schedule, nearest"),
         ("auto{memory=lots}", "pass assign-stages: option memory: expected a size such as "
          "16GB or 512MiB, got 'lots'"),
         ("auto{memory=1", "pass pipeline: expected a closing bracket or quote, "
