@@ -29,6 +29,10 @@ MEMORY_GAP = 2e-3
 MAX_MEMORY_PLANS = 5
 """How many plans are looked for whose program keeps to the memory."""
 
+MAX_TRIED_OPS = 2000
+"""The ops of a function of which the fastest plan of all is tried within the memory too, although
+others keep to it: with more, its program takes long to make."""
+
 LIMIT_STEP = 0.02
 """The part of a plan's live bytes by which the limit of the next plan's differs, at least."""
 
@@ -105,7 +109,8 @@ def _searched(
         allowed = int(min(counted + limit - used, high))
         if allowed < low:
             break
-    if lowered.budgets and found.may_be_faster(plan):
+    few = len(plan.candidates) <= MAX_TRIED_OPS or found.best is None
+    if lowered.budgets and few and found.may_be_faster(plan):
         found.offer(plan)
     best = found.best
     if best is not None:

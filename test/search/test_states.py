@@ -58,8 +58,9 @@ train.step @step of @loss <adam, lr = 0.1>
 
 
 def searched(text: str, memory: int = 0) -> ModuleOp:
+    """Return the plan of a step that keeps to the memory by its layouts alone."""
     module = search.applied(text, "distributed-autodiff")
-    SearchStrategies(memory=memory).apply(Context(), module)
+    SearchStrategies(memory=memory, recompute="off").apply(Context(), module)
     return module
 
 
