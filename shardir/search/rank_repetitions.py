@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shardir.dialects.train import stage_of
 from shardir.search.repetitions import Simulator
 
-Measure = Callable[[frozenset[int]], Sequence[int]]
+MeasureRanks = Callable[[frozenset[int]], Sequence[int]]
 """Returns the bytes that each rank needs if some groups are repeated."""
 
 
@@ -31,7 +31,7 @@ def choose_on_ranks(
     goal: frozenset[int],
     limit: int,
     placement: Sequence[int],
-    measure: Measure,
+    measure: MeasureRanks,
 ) -> RankRepetitions:
     """Return the groups that ranks repeat.
 
