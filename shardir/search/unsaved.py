@@ -21,7 +21,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from xdsl.dialects.func import ReturnOp
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.analysis.loops import Loops
 from shardir.analysis.repeats import equal_blocks
@@ -65,7 +65,7 @@ class UnsavedValues:
         self._at, self._loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
         self._segment = list(_segments(ops[:border]))
         self._around = self._loops.around(ops[border])
-        self._values = {
+        self._values: dict[SSAValue, _ForwardValue] = {
             v: self._forward_value(v) for op in ops[:border] for v in op.results
             if storages.root(v) is v and v in spans
         }  # fmt: skip
@@ -124,7 +124,7 @@ class UnsavedValues:
         for operand in op.operands:
             root = self._storages.root(operand)
             maker = root.owner
-            if isinstance(root, BlockArgument) or not maker.operands:
+            if not isinstance(maker, Operation) or not maker.operands:
                 continue
             x = self._values.get(root)
             if x is not None and x.segment == segment and x.first is None and maker in again:
