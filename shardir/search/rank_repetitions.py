@@ -2,8 +2,8 @@
 
 A rank holds what its stages keep of all microbatches that are in flight there, by the schedule; so
 the memory of a set of groups is that of the step in stages (`cost/stages.py`). A rank repeats the
-groups of its own stages alone, those first that take the least time for their bytes, and only as
-many as it needs: a number for each rank, found for all ranks at once by bisection.
+groups of its own stages alone, those first that take the shortest time for their bytes, and only
+as many as it needs: a number for each rank, found for all ranks at once by bisection.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ def choose_on_ranks(
 
 
 def _ways(simulator: Simulator, goal: frozenset[int], placement: Sequence[int]) -> list[list[int]]:
-    """Return the groups of each rank, those of the least time for their bytes first."""
+    """Return the groups of each rank, those of the shortest time for their bytes first."""
     ways: list[list[int]] = [[] for _ in range(1 + max(placement))]
     for n in goal:
         stages = [s for op in simulator.groups[n].ops if (s := stage_of(op)) is not None]
