@@ -233,7 +233,10 @@ class ChooseRecompute(FunctionPass):
                 f"{most} B on rank {found.peaks.index(most)} as the smallest that was found; use a "
                 "larger budget, more stages or devices, or another schedule"
             )
-        numbers = {"seconds": float_attr(found.seconds), "memory": int_attr(limit)}
+        numbers: dict[str, Attribute] = {
+            "seconds": float_attr(found.seconds),
+            "memory": int_attr(limit),
+        }
         write(f.op, _ops(simulator, found.groups), numbers)
 
     def _in_stages(
