@@ -232,7 +232,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "run: nan": (
         lambda: program().run([(X * float("nan"), Y)], steps=1),
-        "got nan in step 1: batches of Python come once; --detect-anomaly finds the first such value",
+        "got nan in step 1: batches of Python come once; --detect-anomaly finds the first such",
     ),
     "run: tensor": (
         lambda: program().save(FOLDER / "o", X),
