@@ -36,15 +36,17 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from shardir.algebra.schedules import Schedule, named_schedules, schedule
-from shardir.analysis.functions import name_of, named
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.schedules import Schedule
+from shardir.analysis.functions import mesh_of, name_of, named
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects import train
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.stages import complete, copy_to_readers, last
-from shardir.search.stage_costs import unit_costs
-from shardir.search.stages import Segments, candidate_cuts, in_flight, split
+from shardir.search.in_flight import in_flight, named_or_smallest
+from shardir.search.stage_costs import UNLIMITED, UnitCosts, costs_in_memory, unit_costs
+from shardir.search.stages import Segments, StageSplit, candidate_cuts, split
 
 StagedRequest = train.StepOp | train.ForwardOp
 """The requests whose ops may have stages."""
@@ -88,11 +90,21 @@ class AssignStages(PassOptions):
         schedule = self.order(request)
         assert request.pipeline is not None
         stages, chunks = request.pipeline.stages, request.pipeline.values["chunks"]
-        costs, mesh = unit_costs(module, f, request.sym_name.data, ops, self.search)
-        cuts = candidate_cuts(ops, stages, chunks)
-        segments = Segments.of(costs, cuts)
+        name, cuts = request.sym_name.data, candidate_cuts(ops, stages, chunks)
+        mesh = mesh_of(f, module) or Mesh("one", (("d", 1),))
         limit = self.memory or mesh.cluster_or_default.memory or inf
-        found = split(segments, schedule.placement, in_flight(schedule), limit)
+
+        def costs(memory: int) -> UnitCosts:
+            return unit_costs(module, f, name, ops, self.search, memory)[0]
+
+        def split_by(costs: UnitCosts) -> StageSplit:
+            segments = Segments.of(costs, cuts)
+            return split(segments, schedule.placement, in_flight(schedule), limit)
+
+        if self.search:
+            found = split_by(costs_in_memory(costs, lambda c: split_by(c).need, limit))
+        else:
+            found = split_by(costs(UNLIMITED))
         if found.cuts is None:
             message = (
                 f"expected stages within {limit} B on a device, got {found.need:.0f} B in the "
@@ -112,21 +124,16 @@ class AssignStages(PassOptions):
             Failure: there is none with these numbers.
         """
         assert request.pipeline is not None
-        kind, numbers = request.pipeline.kind, request.pipeline.values
-        given = numbers["ranks"], request.microbatches, numbers["chunks"]
         try:
             if self.schedule:
                 return Schedule.parse(Path(self.schedule).read_text(encoding="utf-8"))
-            if kind != train.SEARCH:
-                return schedule(kind, *given)
+            if isinstance(request, train.ForwardOp) and request.pipeline.kind == train.SEARCH:
+                numbers = request.pipeline.values
+                given = numbers["ranks"], request.microbatches, numbers["chunks"]
+                return schedule("looped-bfs", *given)
+            return named_or_smallest(request.pipeline, request.microbatches)[1]
         except ShardirError as e:
             raise Failure([(request, str(e))]) from None
-        if isinstance(request, train.ForwardOp):
-            return schedule("looped-bfs", *given)
-        return min(
-            named_schedules(*given).values(),
-            key=lambda s: max(sum(c) for counts in in_flight(s) for c in counts),
-        )
 
 
 def _assign(f: FuncOp, of_model: Sequence[Operation], stages: int) -> list[Located]:

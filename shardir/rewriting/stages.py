@@ -13,8 +13,14 @@ from math import prod
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation, SSAValue
 
+from shardir.dialects import train
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import stage_attrs, stage_of
+
+PARTS: dict[type[Operation], int] = {
+    train.MicrobatchesOp: 1, train.BackwardOp: 2, train.EndMicrobatchesOp: 3,
+}  # fmt: skip
+"""The ops at which the parts of a step start after the first one."""
 
 StageOf = Callable[[SSAValue], int | None]
 """The stage of the op that makes a value; None for one that is on each stage that reads it."""
@@ -34,6 +40,37 @@ def first(found: Sequence[tuple[int, int]]) -> int:
 
 def largest(found: Sequence[tuple[int, int]]) -> int:
     return min(found, key=lambda pair: (-pair[1], pair[0]))[0]
+
+
+CHOICES = (largest, last, first, largest)
+"""How an op without a mark gets its stage, in each part of a step."""
+
+
+def parts_of(ops: Iterable[Operation]) -> tuple[list[Operation], ...]:
+    """Return the ops of each part of a step: what is before the loop over microbatches, the forward
+    part, the backward part, and what is after the loop. Without a loop all are in the middle."""
+    ops = [op for op in ops if not isinstance(op, ReturnOp)]
+    found: tuple[list[Operation], ...] = ([], [], [], [])
+    at = 0 if any(isinstance(op, train.MicrobatchesOp) for op in ops) else 1
+    for op in ops:
+        at = PARTS.get(type(op), at)
+        found[at].append(op)
+    return found
+
+
+def stages_of(ops: Sequence[Operation]) -> dict[Operation, int]:
+    """Return the stages of the ops of a step, marked or inferred from those of their operands;
+    without those that are on each stage that reads them."""
+    found = {op: stage for op in ops if (stage := stage_of(op)) is not None}
+    for part, choose in zip(parts_of(ops), CHOICES, strict=True):
+        for op in part:
+            known = [
+                (found[v.owner], prod(unsharded_type(v).get_shape()))
+                for v in op.operands if isinstance(v.owner, Operation) and v.owner in found
+            ]  # fmt: skip
+            if op not in found and known:
+                found[op] = choose(known)
+    return found
 
 
 def stage_before(v: SSAValue) -> int | None:

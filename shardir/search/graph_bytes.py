@@ -16,24 +16,33 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.search.cost_graph import CostGraph, times
 from shardir.search.live_bytes import shard_bytes
 from shardir.search.memory import LiveBytes
+from shardir.search.stage_bytes import RankBytes
 from shardir.search.value_layouts import ValueLayouts, result_index
 
 
 def argument_bytes(graph: CostGraph) -> list[LiveBytes]:
-    """Return the live bytes of the arguments, which every program holds."""
-    return [
-        LiveBytes((i,), _shard_bytes(graph, unsharded_type(v), graph.layouts[v]), Span(-1, -1))
-        for v, i in graph.value_variable.items() if isinstance(v.owner, Block)
-    ]  # fmt: skip
+    """Return the live bytes of the arguments, which every program holds; of a step in stages those
+    of each rank."""
+    found, ranks = list[LiveBytes](), RankBytes.of(graph.block)
+    for v, i in graph.value_variable.items():
+        if isinstance(v.owner, Block):
+            table = _shard_bytes(graph, unsharded_type(v), graph.layouts[v])
+            held = [LiveBytes((i,), table, Span(-1, -1))]
+            found += held if ranks is None else ranks.of_value(v, held)
+    return found
 
 
 def live_bytes(graph: CostGraph) -> list[LiveBytes]:
-    """Return the live bytes of all values, and of redistributed copies."""
+    """Return the live bytes of all values, and of redistributed copies; of a step in stages those
+    of each rank."""
     assert graph.spans is not None
-    found = list(graph.transients)
+    ranks = RankBytes.of(graph.block)
+    found = graph.transients if ranks is None else map(ranks.at_op, graph.transients)
+    found = list(found)
     for v, span in graph.spans.items():
         if isinstance(v.type, TensorType):
-            found += _of_value(graph, v, span)
+            held = _of_value(graph, v, span)
+            found += held if ranks is None else ranks.of_value(v, held)
     return found
 
 

@@ -6,23 +6,25 @@ number; the ops of its backward part, and those that move its operands, get the 
 would get its stage.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import mesh_among, name_of
 from shardir.cost.memory import LiveStorages
 from shardir.cost.seconds import cost_of
+from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import stage_attrs, stage_of
-from shardir.rewriting.stages import complete, first, largest, last
+from shardir.rewriting.stages import CHOICES, complete, parts_of
 from shardir.search.trial import lowered
 
 LOWERED = "insert-redistributions,distributed-autodiff,recompute,lower-to-spmd"
@@ -31,19 +33,16 @@ UNLIMITED = 1 << 62
 """More bytes than a model has: it need not fit on the devices of one stage."""
 
 SEARCHED = (
-    f"distributed-autodiff,search-strategies{{gap=0.03 memory={UNLIMITED} overlap=false}},"
+    "distributed-autodiff,search-strategies{{gap=0.03 memory={memory} overlap=false}},"
     "insert-redistributions,recompute,lower-to-spmd,simplify-communication"
 )
 """How a copy is lowered: with layouts that are propagated, or that a short search finds."""
 
-PARTS: dict[type[Operation], int] = {
-    train.MicrobatchesOp: 1, train.BackwardOp: 2, train.EndMicrobatchesOp: 3,
-}  # fmt: skip
-"""The ops at which the parts of a step start after the first one: what is before the loop over
-microbatches, the forward part, the backward part, and what is after the loop."""
+MAX_LIMITS = 4
+"""How many limits of the layouts' memory are tried."""
 
-CHOICES = (largest, last, first, largest)
-"""How an op without a mark gets one, by part: as in split-stages."""
+LESS = 0.97
+"""The part of the memory that would be enough, if all bytes were scaled alike, that is tried."""
 
 
 class Held(NamedTuple):
@@ -66,6 +65,7 @@ class UnitCosts:
         extra: the bytes of other values while each op runs.
         crossing: the bytes of a microbatch that ops before each op make and others read in the
             forward part; of the ops, and of their end.
+        peak: of the step in one stage.
     """
 
     seconds: Sequence[float]
@@ -73,15 +73,50 @@ class UnitCosts:
     saved: Sequence[Held]
     extra: Sequence[int]
     crossing: Sequence[int]
+    peak: int = 0
+
+
+def costs_in_memory(
+    costs: Callable[[int], UnitCosts], need: Callable[[UnitCosts], float], limit: float
+) -> UnitCosts:
+    """Return the costs under the fastest layouts with which stages keep to a limit; if none is
+    found, those with the smallest need.
+
+    Args:
+        costs: searches for layouts with which the step in one stage keeps to some bytes. Raises
+            Failure if there are none.
+        need: of the stages.
+    """
+    memory, best, fewest = UNLIMITED, None, inf
+    for _ in range(MAX_LIMITS):
+        try:
+            found = costs(memory)
+        except Failure:
+            if best is None:
+                raise
+            break
+        if (needed := need(found)) < fewest:
+            best, fewest = found, needed
+        if needed <= limit:
+            break
+        memory = int(min(memory, found.peak) * LESS * limit / needed)
+    assert best is not None
+    return best
 
 
 def unit_costs(
-    module: ModuleOp, f: FuncOp, step: str, ops: Sequence[Operation], search: bool
+    module: ModuleOp,
+    f: FuncOp,
+    step: str,
+    ops: Sequence[Operation],
+    search: bool,
+    memory: int = UNLIMITED,
 ) -> tuple[UnitCosts, Mesh]:
     """Return the costs of ops of a function, of which a step of this name is made, and the mesh.
 
     Args:
         search: whether the layouts are those of a search.
+        memory: bytes of the step in one stage, for that search.
 
     Raises:
         Failure: the step can't be lowered.
@@ -94,7 +129,7 @@ def unit_costs(
             if i in numbers:
                 op.attributes |= stage_attrs(numbers[i])
 
-    pipeline = SEARCHED if search else PROPAGATED
+    pipeline = SEARCHED.format(memory=memory) if search else PROPAGATED
     functions = lowered(module, f, mark, pipeline)
     g = next(g for g in functions if name_of(g) == step)
     parent = g.parent_op()
@@ -108,7 +143,7 @@ class _MarkedStep:
 
     def __init__(self, g: FuncOp, mesh: Mesh, count: int):
         self.g, self.mesh, self.count = g, mesh, count
-        parts = _parts(g)
+        parts = parts_of(g.body.block.ops)
         self.forward, self.backward = parts[1:3]
         for part, choose in zip(parts, CHOICES, strict=True):
             complete(part, _mark, choose)
@@ -126,7 +161,8 @@ class _MarkedStep:
         sums = [*self._held({op.out: {_mark(op.x)} for op in self.sums})]
         fixed = [*self._held(arguments), *sums, *sums]
         saved = [*self._held(self.saved)]
-        return UnitCosts(seconds, fixed, saved, self._extra(), self._crossing())
+        peak = max(self.live.needed, default=0)
+        return UnitCosts(seconds, fixed, saved, self._extra(), self._crossing(), peak)
 
     def _read_by(
         self, ops: Iterable[Operation], makers: Collection[Operation | Block]
@@ -176,15 +212,3 @@ class _MarkedStep:
 
 def _mark(v: SSAValue) -> int | None:
     return stage_of(v.owner) if isinstance(v.owner, Operation) else None
-
-
-def _parts(g: FuncOp) -> tuple[list[Operation], ...]:
-    """Return the ops of each part of a step; without a loop all are in it."""
-    found: tuple[list[Operation], ...] = ([], [], [], [])
-    looped = any(isinstance(op, train.MicrobatchesOp) for op in g.body.block.ops)
-    at = 0 if looped else 1
-    for op in g.body.block.ops:
-        at = PARTS.get(type(op), at)
-        if not isinstance(op, ReturnOp):
-            found[at].append(op)
-    return found

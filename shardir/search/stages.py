@@ -17,10 +17,10 @@ from itertools import combinations, pairwise, product
 import numpy as np
 from xdsl.ir import Operation
 
-from shardir.algebra.schedules import Schedule
 from shardir.analysis.repeats import equal_blocks
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.types import size_of
+from shardir.search.in_flight import StageCounts
 from shardir.search.stage_costs import Held, UnitCosts
 
 SLACK = 0.02
@@ -36,26 +36,6 @@ FEW_CUTS = 40
 MAX_STATES = 200_000
 """The number of stages of a rank that are tried for a limit of the slowest one; with more, half as
 many cuts are considered."""
-
-StageCounts = tuple[int, ...]
-"""The microbatches in flight on each stage of a rank."""
-
-
-def in_flight(schedule: Schedule) -> list[list[StageCounts]]:
-    """Return for each rank the microbatches that its stages hold at the same time, from F to the
-    end of B or W: of all moments those at which no other one has as many on each stage."""
-    found: list[list[StageCounts]] = []
-    for rank, order in enumerate(schedule.orders):
-        own = [s for s, r in enumerate(schedule.placement) if r == rank]
-        now, moments = dict.fromkeys(own, 0), set[StageCounts]()
-        for a in order:
-            now[a.stage] += {"F": 1, "I": 0}.get(a.kind, -1)
-            moments.add(tuple(now.values()))
-        found.append([
-            m for m in sorted(moments)
-            if not any(m != n and all(x <= y for x, y in zip(m, n, strict=True)) for n in moments)
-        ])  # fmt: skip
-    return found
 
 
 def candidate_cuts(ops: Sequence[Operation], stages: int, chunks: int) -> list[int]:

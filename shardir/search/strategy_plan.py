@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import values
+from shardir.analysis.functions import mesh_of, name_of, values
 from shardir.analysis.roles import frees
 from shardir.cost.report import FunctionCost, cost_of_function
 from shardir.dialects.dist import StrategyAttr, with_layout
@@ -118,8 +118,11 @@ class LoweredPlans:
             write(copy, plan.on(ops, dict(zip(values(block), values(copied), strict=True))))
 
         pipeline = LOWERING.format(json.dumps(self.recompute))
-        (program,) = lowered(self.module, self.f, write_on, pipeline)
-        return cost_of_function(program, self.mesh)
+        functions = lowered(self.module, self.f, write_on, pipeline, in_stages=True)
+        program = next(g for g in functions if name_of(g) == name_of(self.f))
+        trial = program.parent_op()
+        assert isinstance(trial, ModuleOp)
+        return cost_of_function(program, mesh_of(program, trial) or self.mesh)
 
 
 def write(f: FuncOp, plan: StrategyPlan) -> None:

@@ -15,8 +15,9 @@ from shardir.cost.stages import memory_of_ranks, times_of_step
 from shardir.diagnostics import Failure
 from shardir.dialects import train
 from shardir.pipelines import build
+from shardir.search.in_flight import in_flight
 from shardir.search.stage_costs import unit_costs
-from shardir.search.stages import Segments, candidate_cuts, in_flight
+from shardir.search.stages import Segments, candidate_cuts
 from shardir.syntax.parser import parse
 
 WIDTH, ROWS = 32, 64
@@ -152,3 +153,16 @@ def test_a_split_keeps_to_the_memory() -> None:
     ran(made(), f"assign-stages{{memory={fewest}}}")
     with pytest.raises(Failure, match=f"got {fewest} B"):
         ran(made(), f"assign-stages{{memory={fewest - 1}}}")
+
+
+def test_a_search_keeps_each_rank_to_the_memory() -> None:
+    """The limit is of what a rank has of the stages, not of the step in one stage; where the
+    fastest layouts need more, others are chosen."""
+
+    def made() -> ModuleOp:
+        return parse(re.sub(r", #dist.layout<[^>]*>", "", str(program(6, "1f1b, ranks = 3"))))
+
+    free = peaks(ran(made(), "auto"))
+    limit = int(max(free) * 0.95)
+    assert sum(free) > 2 * limit
+    assert max(peaks(ran(made(), f"auto{{memory={limit}}}"))) <= limit

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from shardir.algebra.schedules import Schedule, schedule
+from shardir.search.in_flight import in_flight
 from shardir.search.stage_costs import Held, UnitCosts
-from shardir.search.stages import SLACK, Segments, in_flight, split
+from shardir.search.stages import SLACK, Segments, split
 
 
 def random_costs(ops: int, chance: random.Random) -> UnitCosts:
