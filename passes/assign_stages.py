@@ -37,13 +37,13 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.schedules import Schedule
+from shardir.algebra.schedules import Schedule, schedule
 from shardir.analysis.functions import mesh_of, name_of, named
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects import train
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.options import Bytes, PassOptions
-from shardir.rewriting.stages import complete, copy_to_readers, last
+from shardir.rewriting.stages import complete, copy_to_readers, last, ops_of_model
 from shardir.search.in_flight import in_flight, named_or_smallest
 from shardir.search.stage_costs import UNLIMITED, UnitCosts, costs_in_memory, unit_costs
 from shardir.search.stages import Segments, StageSplit, candidate_cuts, split
@@ -70,7 +70,7 @@ class AssignStages(PassOptions):
             if isinstance(request, StagedRequest) and request.pipeline is not None:
                 f = request.find()
                 ops = list(f.body.block.ops)[:-1]
-                own = list(_of_model(f, ops))
+                own = list(ops_of_model(f))
                 if len(own) >= request.pipeline.stages and not any(
                     stage_of(op) is not None for op in ops
                 ):
@@ -159,19 +159,6 @@ def _assign(f: FuncOp, of_model: Sequence[Operation], stages: int) -> list[Locat
 
 def _stage(v: SSAValue) -> int | None:
     return stage_of(v.owner) if isinstance(v.owner, Operation) else None
-
-
-def _of_model(f: FuncOp, ops: Sequence[Operation]) -> Iterator[Operation]:
-    """Yield the ops that depend on an input and on a parameter, if there is any."""
-    roles = [a.role for a in train.arguments(f)]
-    needed = {train.Role.INPUT, train.Role.PARAMETER} & {*roles}
-    pairs = zip(f.body.block.args, roles, strict=True)
-    found: dict[SSAValue, set[train.Role]] = {v: {role} for v, role in pairs}
-    for op in ops:
-        kinds = {kind for v in op.operands for kind in found.get(v, ())}
-        found |= dict.fromkeys(op.results, kinds)
-        if needed <= kinds:
-            yield op
 
 
 def _later_operands(ops: Sequence[Operation], stages: int) -> Iterator[Located]:

@@ -23,12 +23,14 @@ import sys
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
+from typing import Protocol
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
+from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, name_of, named, values
@@ -95,15 +97,7 @@ class SearchMesh(PassOptions):
                 make up its units.
         """
         try:
-            cluster = load(self.cluster) if self.cluster else None
-            if cluster is None and declared is not None:
-                cluster = declared.cluster
-            devices = self.devices or (cluster.units[-1] if cluster is not None else 0)
-            devices = devices or (declared.size if declared is not None else 0)
-            if not devices:
-                message = "expected a number of devices, a cluster or a mesh, got none of them"
-                raise ShardirError(f"{message}; write search-mesh{{devices=8}}")
-            name = declared.name if declared else "m"
+            name, devices, cluster = devices_of(self, declared)
             return mesh_candidates(name, devices, self.axes, cluster)
         except ShardirError as e:
             raise Failure(str(e)) from None
@@ -122,6 +116,37 @@ class SearchMesh(PassOptions):
         figures = [n for f, _ in bodies(trial) if (n := found_by_search(f))]
         objective, bound = (sum(n[k] for n in figures) for k in ("objective", "bound"))
         return MeshEstimate(objective, bound)
+
+
+class MeshOptions(Protocol):
+    """The options of a search for a mesh."""
+
+    name: str
+
+    @property
+    def devices(self) -> int: ...
+    @property
+    def cluster(self) -> str: ...
+
+
+def devices_of(options: MeshOptions, declared: Mesh | None) -> tuple[str, int, Cluster | None]:
+    """Return the name of the mesh, the number of devices, and their cluster.
+
+    Raises:
+        Failure: the number is unknown, or there is no such cluster.
+    """
+    try:
+        cluster = load(options.cluster) if options.cluster else None
+    except ShardirError as e:
+        raise Failure(str(e)) from None
+    if cluster is None and declared is not None:
+        cluster = declared.cluster
+    devices = options.devices or (cluster.units[-1] if cluster is not None else 0)
+    devices = devices or (declared.size if declared is not None else 0)
+    if not devices:
+        message = "expected a number of devices, a cluster or a mesh, got none of them"
+        raise Failure(f"{message}; write {options.name}{{devices=8}}")
+    return declared.name if declared else "m", devices, cluster
 
 
 def declare(module: ModuleOp, mesh: Mesh) -> None:

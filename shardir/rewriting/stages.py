@@ -7,10 +7,10 @@ everywhere  one without operands of a stage, such as a constant or the gather of
             on each stage that reads it: there is a copy for each
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 
-from xdsl.dialects.func import ReturnOp
+from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.dialects import train
@@ -118,3 +118,18 @@ def copy_to_readers(ops: Iterable[Operation]) -> None:
                 new.name_hint = old.name_hint
             for reader, index in readers[stage]:
                 reader.operands[index] = same[reader.operands[index]]
+
+
+def ops_of_model(f: FuncOp) -> Iterator[Operation]:
+    """Yield the ops of a function that depend on an input and on a parameter, if there is any."""
+    roles = [a.role for a in train.arguments(f)]
+    needed = {train.Role.INPUT, train.Role.PARAMETER} & {*roles}
+    pairs = zip(f.body.block.args, roles, strict=True)
+    found: dict[SSAValue, set[train.Role]] = {v: {role} for v, role in pairs}
+    for op in f.body.block.ops:
+        if isinstance(op, ReturnOp):
+            continue
+        kinds = {kind for v in op.operands for kind in found.get(v, ())}
+        found |= dict.fromkeys(op.results, kinds)
+        if needed <= kinds:
+            yield op

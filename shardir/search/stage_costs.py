@@ -24,6 +24,7 @@ from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import stage_attrs, stage_of
+from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.stages import CHOICES, complete, parts_of
 from shardir.search.trial import lowered
 
@@ -58,14 +59,17 @@ class UnitCosts:
 
     Attributes:
         seconds: of each op, of its forward and its backward part for one microbatch.
-        fixed: what is held throughout: parameters, states, inputs, and the sums of gradients with
-            what is added to them.
+        forward, weight: the parts of it of the forward part, and of what no other op waits for.
+        once: the seconds of each op in a step, before and after the loop over the microbatches.
+        fixed: what is held throughout: parameters, states, inputs, what is made of them before the
+            loop, and the sums of gradients with what is added to them.
         saved: what is held of each microbatch from its forward part to the end of its backward
             part.
         extra: the bytes of other values while each op runs.
         crossing: the bytes of a microbatch that ops before each op make and others read in the
             forward part; of the ops, and of their end.
-        peak: of the step in one stage.
+        peak: the bytes of the step in one stage.
+        slack: the part by which the step may be faster with other layouts, by their search.
     """
 
     seconds: Sequence[float]
@@ -73,7 +77,11 @@ class UnitCosts:
     saved: Sequence[Held]
     extra: Sequence[int]
     crossing: Sequence[int]
+    forward: Sequence[float] = ()
+    weight: Sequence[float] = ()
+    once: Sequence[float] = ()
     peak: int = 0
+    slack: float = 0.0
 
 
 def costs_in_memory(
@@ -144,25 +152,49 @@ class _MarkedStep:
     def __init__(self, g: FuncOp, mesh: Mesh, count: int):
         self.g, self.mesh, self.count = g, mesh, count
         parts = parts_of(g.body.block.ops)
-        self.forward, self.backward = parts[1:3]
+        self.before, self.forward, self.backward, self.after = parts
         for part, choose in zip(parts, CHOICES, strict=True):
             complete(part, _mark, choose)
+        _number_by_readers(self.before)
         self.live = LiveStorages(g, mesh)
         self.sums = [op for op in self.g.body.block.ops if isinstance(op, train.OfMicrobatches)]
         self.saved = self._read_by(self.backward, {*self.forward})
+        self.made = self._read_by((*self.forward, *self.backward), {*self.before})
 
     def costs(self) -> UnitCosts:
-        seconds = [0.0] * self.count
-        for op in (*self.forward, *self.backward):
-            number, cost = stage_of(op), cost_of(op, self.mesh)
-            if number is not None and cost is not None:
-                seconds[number] += cost.seconds
+        forward, backward = self._seconds(self.forward), self._seconds(self.backward)
+        awaited = self._awaited()
+        weight = self._seconds([op for op in self.backward if op not in awaited])
         arguments = self._read_by(self.g.body.block.ops, {self.g.body.block})
         sums = [*self._held({op.out: {_mark(op.x)} for op in self.sums})]
-        fixed = [*self._held(arguments), *sums, *sums]
-        saved = [*self._held(self.saved)]
-        peak = max(self.live.needed, default=0)
-        return UnitCosts(seconds, fixed, saved, self._extra(), self._crossing(), peak)
+        searched = found_by_search(self.g)
+        return UnitCosts(
+            [f + b for f, b in zip(forward, backward, strict=True)],
+            [*self._held(arguments), *self._held(self.made), *sums, *sums],
+            [*self._held(self.saved)],
+            self._extra(), self._crossing(), forward, weight,
+            self._seconds((*self.before, *self.after)), max(self.live.needed, default=0),
+            1 - searched["bound"] / searched["objective"] if searched.get("objective") else 0.0,
+        )  # fmt: skip
+
+    def _seconds(self, ops: Iterable[Operation]) -> list[float]:
+        """Return the seconds of some ops, by their numbers."""
+        found = [0.0] * self.count
+        for op in ops:
+            number, cost = stage_of(op), cost_of(op, self.mesh)
+            if number is not None and cost is not None:
+                found[number] += cost.seconds
+        return found
+
+    def _awaited(self) -> set[Operation]:
+        """Return the ops of the backward part on which those of earlier numbers depend."""
+        found, backward = set[Operation](), {*self.backward}
+        for op in reversed(self.backward):
+            readers = {use.operation for v in op.results for use in v.uses} & backward
+            number = stage_of(op) or 0
+            if any(r in found or (stage_of(r) or number) < number for r in readers):
+                found.add(op)
+        return found
 
     def _read_by(
         self, ops: Iterable[Operation], makers: Collection[Operation | Block]
@@ -195,20 +227,33 @@ class _MarkedStep:
         return list(accumulate(change[:-1]))
 
     def _extra(self) -> list[int]:
-        """Return the bytes of values that are neither arguments, nor sums, nor saved, and of
-        buffers, while the ops with each number run."""
-        kept = {*self.g.body.block.args, *(op.out for op in self.sums), *self.saved}
+        """Return the bytes of values that are neither held throughout nor saved, and of buffers,
+        while the ops with each number run. Outside of the loop they are those of one op: what else
+        is live there are gradients that are reduced, of other stages too."""
+        kept = {*self.g.body.block.args, *(op.out for op in self.sums)}
+        kept |= {*self.saved, *self.made}
         change = [0] * (len(self.live.ops) + 2)
         for v, (start, end) in self.live.spans.items():
             if v not in kept:
                 change[max(start, 0)] += self.live.sizes[v]
                 change[end + 1] -= self.live.sizes[v]
-        found = [0] * self.count
+        found, looped = [0] * self.count, {*self.forward, *self.backward}
         for op, n, held in zip(self.live.ops, accumulate(change), self.live.held, strict=False):
             if (number := stage_of(op)) is not None:
-                found[number] = max(found[number], n + held)
+                own = n if op in looped else sum(self.live.sizes.get(v, 0) for v in op.results)
+                found[number] = max(found[number], own + held)
         return found
 
 
 def _mark(v: SSAValue) -> int | None:
     return stage_of(v.owner) if isinstance(v.owner, Operation) else None
+
+
+def _number_by_readers(ops: Sequence[Operation]) -> None:
+    """Give ops without a number, such as the conversion of a parameter, that of the first op that
+    reads their results."""
+    for op in reversed(ops):
+        found = (stage_of(use.operation) for v in op.results for use in v.uses)
+        readers = [n for n in found if n is not None]
+        if stage_of(op) is None and readers:
+            op.attributes |= stage_attrs(min(readers))

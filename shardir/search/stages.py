@@ -41,17 +41,21 @@ many cuts are considered."""
 def candidate_cuts(ops: Sequence[Operation], stages: int, chunks: int) -> list[int]:
     """Return the cuts between ops that are considered, with both ends: those between repeated
     blocks and around them, if they are enough for the stages, otherwise all."""
+    bytes_, inner = crossing(ops), cuts_of_blocks(ops)
+    if len(inner) < stages - 1:
+        inner = list(range(1, len(ops)))
+    most = MAX_CUTS.get(chunks, FEW_CUTS)
+    return [0, *sorted(sorted(inner, key=lambda i: (bytes_[i], i))[:most]), len(ops)]
+
+
+def cuts_of_blocks(ops: Sequence[Operation]) -> list[int]:
+    """Return the cuts between ops that are in no repeated block."""
     at = {op: i for i, op in enumerate(ops)}
     inside = {
         i for blocks in equal_blocks(ops) for block in blocks.blocks
         for i in range(at[block[0]] + 1, at[block[-1]] + 1)
     }  # fmt: skip
-    bytes_ = crossing(ops)
-    inner = [i for i in range(1, len(ops)) if i not in inside]
-    if len(inner) < stages - 1:
-        inner = list(range(1, len(ops)))
-    most = MAX_CUTS.get(chunks, FEW_CUTS)
-    return [0, *sorted(sorted(inner, key=lambda i: (bytes_[i], i))[:most]), len(ops)]
+    return [i for i in range(1, len(ops)) if i not in inside]
 
 
 def crossing(ops: Sequence[Operation]) -> Array:

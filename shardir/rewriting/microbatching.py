@@ -1,0 +1,143 @@
+"""Microbatches of a step: its function on a part of the batch, as many times.
+
+    %x: tensor<8x4xf32>                        %x: tensor<2x4xf32>
+    train.step @step of @loss <sgd, ...>   ->  train.step @step of @loss <sgd, ...>
+                                                   accumulate <mean, microbatches = 4>
+
+The step stays the same up to rounding if all that mixes samples is a mean over the batch that the
+loss is linear in:
+
+1. Each input has the batch as its dimension 0. Dimensions are the batch's by the factors of ops
+   (analysis/dimensions.py); a value has at most one.
+2. An op that has no batch in its results reduces it, and is a mean; after it ops are linear.
+3. No op needs the whole batch, as the normalisation over a batch does, and the function has no
+   states and no results besides the loss.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import gcd
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.utils.exceptions import VerifyException
+
+from shardir.analysis.dimensions import DimensionClasses
+from shardir.analysis.functions import values
+from shardir.diagnostics import ShardirError
+from shardir.dialects import train
+from shardir.dialects.dist import tensor
+from shardir.dialects.nn import ReduceOp
+from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.losses import Loss
+from shardir.dialects.nn.types import unsharded_type
+from shardir.rewriting.functions import update_signature
+from shardir.rewriting.rewriter import set_type
+
+MEAN = "mean"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The dimension of each value that is the batch, and a number that divides all of them."""
+
+    dims: dict[SSAValue, int]
+    divisor: int
+
+    @staticmethod
+    def of(request: train.StepOp) -> "Batch":
+        """Return the batch of a step.
+
+        Raises:
+            ShardirError: with other microbatches the step would not be the same.
+        """
+        f = request.find()
+        _check_roles(request, f)
+        ops = [op for op in f.body.block.ops if isinstance(op, TensorOp)]
+        classes = DimensionClasses(ops)
+        inputs = [
+            v for v, a in zip(f.body.block.args, train.arguments(f), strict=True)
+            if a.role is train.Role.INPUT
+        ]  # fmt: skip
+        if not inputs or not all(unsharded_type(v).get_shape() for v in inputs):
+            raise ShardirError("expected inputs with the batch as dimension 0, got one without")
+        batches = {classes.of((v, 0)) for v in inputs}
+        dims, divisor = dict[SSAValue, int](), 0
+        for v in values(f.body.block):
+            if not isinstance(v.type, TensorType):
+                continue
+            shape = unsharded_type(v).get_shape()
+            at = [d for d in range(len(shape)) if classes.of((v, d)) in batches]
+            if len(at) > 1:
+                name = v.name_hint or "a value"
+                raise ShardirError(f"expected one dimension of %{name} with the batch, got two")
+            if at:
+                dims[v], divisor = at[0], gcd(divisor, shape[at[0]])
+        reduced = set[SSAValue]()
+        for op in ops:
+            _check(op, {f for f, c in classes.of_factors(op).items() if c in batches}, reduced)
+        return Batch(dims, divisor)
+
+    def divide(self, f: FuncOp, parts: int) -> None:
+        """Make the batch of a function smaller.
+
+        Raises:
+            ShardirError: an op has the size of the batch as a number.
+        """
+        for v, d in self.dims.items():
+            t = unsharded_type(v)
+            shape = list(t.get_shape())
+            shape[d] //= parts
+            set_type(v, tensor(t.element_type, tuple(shape)))
+        update_signature(f)
+        for op in f.body.block.ops:
+            try:
+                op.verify(verify_nested_ops=False)
+            except VerifyException as e:
+                raise ShardirError(f"expected ops for any batch, got {op.name}: {e}") from None
+
+
+def _check_roles(request: train.StepOp, f: FuncOp) -> None:
+    """Raise ShardirError where a step has more than inputs, parameters and a mean loss."""
+    kind = MEAN if request.accumulate is None else request.accumulate.kind
+    if kind != MEAN:
+        raise ShardirError(f"expected the mean over microbatches, got the {kind}")
+    roles = {a.role for a in train.arguments(f)} - {train.Role.INPUT, train.Role.PARAMETER}
+    if roles:
+        raise ShardirError(f"expected inputs and parameters, got {min(roles)}s")
+    if len(f.function_type.outputs) > 1:
+        raise ShardirError("expected one result, the loss, got several")
+
+
+def _check(op: TensorOp, batch: Iterable[str], reduced: set[SSAValue]) -> None:
+    """Raise ShardirError where an op mixes samples otherwise than by a mean that the loss is linear
+    in. `reduced`: the means so far, and what is made of them."""
+    factors, batch = op.factors(), {*batch}
+    kept = {f for dims in factors.results for dim in dims for f in dim}
+    whole = batch & (factors.replicate | factors.moved | factors.sliding)
+    if whole or (batch - kept and not _is_mean(op)):
+        name = op.results[0].name_hint if op.results else None
+        message = f"expected a mean over the batch, got {op.name} of %{name}, which mixes samples"
+        raise ShardirError(message)
+    if not reduced.isdisjoint(op.operands):
+        if not factors.linear:
+            raise ShardirError(f"expected a loss that is linear in its mean, got {op.name}")
+        reduced.update(op.results)
+    if batch - kept:
+        reduced.update(op.results)
+
+
+def _is_mean(op: Operation) -> bool:
+    match op:
+        case ReduceOp():
+            return op.kind.data == MEAN
+        case Loss():
+            return op.reduction.data == MEAN and "ignore" not in op.properties
+        case _:
+            return False
+
+
+def divisors(n: int) -> Iterator[int]:
+    """Yield the divisors of a number, from 1 on."""
+    yield from (k for k in range(1, n + 1) if n % k == 0)
