@@ -25,7 +25,7 @@ It runs before all passes that decide on layouts: `search-stages{cluster=pod2048
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
@@ -75,33 +75,47 @@ class SearchStages(PassOptions):
     """A ready-made cluster, or a file with one."""
     memory: Bytes = 0
     """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
-    chunks: int = 2
+    chunks: int = 1
     """The number of stages on a rank, at most."""
     gap: float = 0.05
     """The part by which a candidate that is left out by its bound may be faster."""
+    searches: int = 32
+    """The number of searches for layouts, about; 0: as many as bounds leave."""
     lowered: int = 150
     """The number of ops of a function up to which programs are lowered and measured."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        check(op)
+        search = self.search(ctx, op, self.report)
+        assert search.best is not None
+        candidate, estimate, (seconds, need) = search.best
+        self.report(search.summary)
+        self.report(
+            f"{candidate}: {seconds:.6g} s, {need:.0f} B on a device; no other below "
+            f"{search.bound:.6g} s"
+        )
+        write(op, step_of(op), candidate, estimate.cuts)
+
+    def search(
+        self, ctx: Context, module: ModuleOp, report: Callable[[str], object]
+    ) -> JointSearch:
+        """Inline the calls of a module, and search; return the search after its end.
+
+        Raises:
+            Failure: nothing keeps to the memory, or the module has no step to search for.
+        """
+        check(module)
         with collect_warnings():  # those of the program come when it is compiled
-            nested.run("inline-calls", ctx, op)
-            request = step_of(op)
-            trials = _Trials(self, ctx, op, request)
-            space = self.space(op, request, trials)
+            nested.run("inline-calls", ctx, module)
+            trials = _Trials(self, ctx, module, step_of(module))
+            space = self.space(module, step_of(module), trials)
             limit = self.memory or space.meshes[0][0].cluster_or_default.memory or inf
             search = JointSearch(
                 space, trials.costs, trials.cuts, limit,
-                trials.measure if trials.size <= self.lowered else None, self.report, self.gap,
+                trials.measure if trials.size <= self.lowered else None, report, self.gap,
+                self.searches,
             )  # fmt: skip
-            found = search.run()
-        self.report(search.summary)
-        seconds, need = found.measured
-        self.report(
-            f"{found.candidate}: {seconds:.6g} s, {need:.0f} B on a device; no other below "
-            f"{search.bound:.6g} s"
-        )
-        write(op, request, found.candidate, found.estimate.cuts)
+            search.run()
+        return search
 
     def report(self, line: str) -> None:
         print(f"{self.name}: {line}", file=sys.stderr)

@@ -1,28 +1,31 @@
 """The search for the mesh of a stage, the number of stages, the microbatches and the schedule.
 
-All numbers are enumerated. What need not be looked at is ruled out by a bound of the seconds of a
-step, which is compared with the best step so far, less `gap`:
+All numbers are enumerated: a mesh of the devices of one stage, which has the number of ranks; and
+the microbatches, and the stages on each rank. Two bounds of the seconds of a step rule some out:
 
-1. Numbers of ranks, those near the cube root of all devices first, and meshes of the devices of a
-   stage. The layouts of a mesh are searched for with the fewest microbatches. A step with more of them does not take less time for a
-   sample, and the work of all ranks takes them the time of all ops, divided by their number: that
-   is a bound for any number of microbatches and any schedule. It holds for a mesh that has twice
-   the devices along an axis too: two of its devices can be simulated by one, in twice the time.
-   So the bound of a mesh is that of its halves, if they were searched, until it is itself.
-2. On a mesh, the numbers of microbatches and of stages on a rank, in the order of rough estimates.
-   With one stage on each rank, ranks wait for their first microbatch (`waiting_bound`). If the
-   bound is low enough, the layouts are searched for again, with these microbatches, within the
-   memory.
-3. For these layouts each named schedule: the ops are split into stages (stages.py), and the step is
-   simulated. If programs are to be measured, those are lowered whose estimates are below the best
-   step by less than `MARGIN`; otherwise the estimate decides.
+1. One device would take the seconds of all ops, without communication; all devices together take
+   them that time at least, divided by their number.
+2. With more microbatches a step does not take less time for a sample. So the seconds of all ops,
+   under the fastest layouts that are found on a mesh, divided by the ranks, are a bound for all
+   multiples of the number of microbatches.
 
-The bound of a plan of layouts is less than its time by the gap of their search.
+Both know the work of all ranks; with one stage on each rank also that ranks wait for their first
+microbatch (`waiting_bound`). A bound is compared with the best step so far, less `gap`. It is less
+than the time of the plan that it is made of by the gap of the search for layouts.
+
+For what is left the layouts are searched for, the ops are split into stages for each named schedule
+(stages.py), and the step is simulated. If programs are to be measured, those are lowered whose
+estimates are below the best step by less than `MARGIN`; otherwise the estimate decides. Numbers of
+ranks near the cube root of all devices come first, and a few microbatches for each rank.
+
+A search for layouts of a large model takes a second. So their number may be limited. Then only
+those candidates are looked at that seem faster than the best one, by the costs on the same mesh
+with the nearest number of microbatches. The bound of all that is left out is reported.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise
 from math import inf, log2
 from typing import NamedTuple
 
@@ -38,8 +41,8 @@ MARGIN = 0.05
 """The part by which the program of a candidate may be faster than its estimate."""
 
 
-USUAL = 4
-"""The microbatches for each rank that are tried first: ranks wait for a tenth of the time or so."""
+USUAL = 2
+"""The microbatches for each rank that are tried first."""
 
 
 class Candidate(NamedTuple):
@@ -134,7 +137,8 @@ class JointSearch:
         measure: lowers the step of a candidate, whose stages begin at these ops; None where
             programs are not measured.
         report: receives lines.
-        gap: the part by which a candidate that is left out may be faster.
+        gap: the part by which a candidate that is ruled out by a bound may be faster.
+        searches: the number of searches for layouts, about; 0: as many as bounds leave.
     """
 
     space: Space
@@ -144,17 +148,20 @@ class JointSearch:
     measure: Callable[[Candidate, Sequence[int]], StepMeasure] | None
     report: Callable[[str], object]
     gap: float = 0.0
+    searches: int = 0
     fewest: float = inf
     """The bytes that the candidate needs that needs the fewest, of those that were tried."""
     searched: int = 0
     tried: int = 0
+    over: list[Candidate] = field(default_factory=list)
+    """Those that need more memory with the fastest layouts."""
     left_out: list[float] = field(default_factory=list)
     """The bounds of what was left out."""
     errors: list[Failure] = field(default_factory=list)
 
     best: FoundStages | None = None
-    known: dict[Mesh, float] = field(default_factory=dict)
-    """A bound of the seconds of a step on each mesh."""
+    floor: UnitCosts | None = None
+    """The costs on one device."""
     layouts: dict[Mesh, dict[int, UnitCosts]] = field(default_factory=dict)
     """The costs under the fastest layouts of each mesh, by the number of microbatches."""
 
@@ -164,15 +171,15 @@ class JointSearch:
         Raises:
             Failure: there is none, or none keeps to the memory.
         """
-        devices = max(m.size * p for m, p in self.space.meshes)
-        numbers = {p for _, p in self.space.meshes}
-        for ranks in sorted(numbers, key=lambda p: (abs(log2(p) - log2(devices) / 3), -p)):
-            meshes = [m for m, p in self.space.meshes if p == ranks if self._mesh(m, ranks)]
-            for mesh, (m, chunks) in sorted(
-                product(meshes, self.space.each(ranks)), key=lambda each: self._order(ranks, *each)
-            ):
-                if self._is_open(self._bound(of := Candidate(mesh, ranks, m, chunks))):
-                    self._numbers(of)
+        mesh, _ = self.space.meshes[0]
+        one = replace(mesh, axes=(("a", 1),), cluster=mesh.cluster and mesh.cluster.part(1))
+        self.floor = self._costs(one, self.space.microbatches[0])
+        for of in self._in_order():
+            if self._is_open(of) and self._seems_better(of):
+                self._try(of)
+        for of in sorted(self.over, key=self._bound):
+            if self._is_open(of) and (self.best is None or not self.searches):
+                self._try(of, in_memory=True)
         if self.best is not None:
             return self.best
         if self.fewest < inf:
@@ -196,37 +203,58 @@ class JointSearch:
             f"were searched for {self.searched}, schedules for {self.tried}"
         )
 
-    def _is_open(self, bound: float) -> bool:
-        """Whether candidates with a bound may be better than the best one by more than the gap."""
-        if self.best is None or bound < self.best.measured.seconds * (1 - self.gap):
+    def _in_order(self) -> Iterator[Candidate]:
+        """Yield the candidates, schedules aside, in the order in which they are tried."""
+        devices = max(m.size * p for m, p in self.space.meshes)
+        numbers = {p for _, p in self.space.meshes}
+        for ranks in sorted(numbers, key=lambda p: (abs(log2(p) - log2(devices) / 3), -p)):
+            meshes = [m for m, p in self.space.meshes if p == ranks]
+            usual = log2(USUAL * ranks)
+            for m, chunks in sorted(
+                self.space.each(ranks), key=lambda each: (abs(log2(each[0]) - usual), each)
+            ):
+                yield from (Candidate(mesh, ranks, m, chunks) for mesh in meshes)
+
+    def _is_open(self, of: Candidate) -> bool:
+        """Whether a candidate may be better than the best one by more than the gap."""
+        bound = self._bound(of)
+        return self._left_out(
+            bound, self.best is not None and bound >= self.best.measured.seconds * (1 - self.gap)
+        )
+
+    def _seems_better(self, of: Candidate) -> bool:
+        """Whether a candidate is tried, if the number of searches is limited."""
+        known = self.layouts.get(of.mesh, {})
+        if not self.searches or self.best is None or of.microbatches in known:
             return True
-        self.left_out.append(bound)
-        return False
+        estimate = 0.0
+        if known:
+            near = min(known, key=lambda m: abs(log2(m) - log2(of.microbatches)))
+            costs, ranks = known[near], of.ranks
+            waits = sum(costs.forward) * (ranks - 1) / (ranks * of.chunks)
+            work = near * sum(costs.seconds) + sum(costs.once)
+            estimate = work / ranks + waits * near / of.microbatches
+        return self._left_out(
+            self._bound(of),
+            self.searched >= self.searches or estimate >= self.best.measured.seconds,
+        )
 
-    def _mesh(self, mesh: Mesh, ranks: int) -> bool:
-        """Search for layouts on a mesh. Return whether candidates with it may be good enough."""
-        bound = max((self.known.get(half, 0.0) for half in halves(mesh)), default=0.0)
-        self.known[mesh] = bound
-        if not self._is_open(bound):
-            return False
-        fewest = self.space.microbatches[0]
-        if (costs := self._costs(mesh, fewest)) is None:
-            return False
-        self.known[mesh] = max(bound, step_bound(costs, fewest, fewest, ranks, 2))
-        return True
-
-    def _order(self, ranks: int, mesh: Mesh, numbers: tuple[int, int]) -> tuple[float, float]:
-        """Return the key of the order in which numbers of microbatches are tried: first those with
-        which ranks wait a little, and samples are not split more than that needs."""
-        m, chunks = numbers
-        return abs(log2(m) - log2(USUAL * ranks)), self._bound(Candidate(mesh, ranks, m, chunks))
+    def _left_out(self, bound: float, is_left_out: bool) -> bool:
+        """Record the bound of a candidate that is left out; return whether it is not."""
+        if is_left_out:
+            self.left_out.append(bound)
+        return not is_left_out
 
     def _bound(self, of: Candidate) -> float:
-        """Return a bound of the seconds of a candidate, by the layouts that are known on its mesh:
-        those for the largest number of microbatches that divides its own."""
-        found = self.layouts[of.mesh]
-        most = max(m for m in found if of.microbatches % m == 0)
-        return step_bound(found[most], most, of.microbatches, of.ranks, of.chunks)
+        """Return a bound of the seconds of a candidate."""
+        found = 0.0
+        if self.floor is not None:
+            fewest = self.space.microbatches[0]
+            found = step_bound(self.floor, fewest, of, of.mesh.size)
+        for m, costs in self.layouts.get(of.mesh, {}).items():
+            if of.microbatches % m == 0:
+                found = max(found, step_bound(costs, m, of))
+        return found
 
     def _costs(self, mesh: Mesh, microbatches: int) -> UnitCosts | None:
         known = self.layouts.setdefault(mesh, {})
@@ -238,19 +266,22 @@ class JointSearch:
                 self.errors.append(e)
         return known.get(microbatches)
 
-    def _numbers(self, of: Candidate) -> None:
-        """Search for layouts within the memory, and try each schedule."""
-        if self._costs(of.mesh, of.microbatches) is None or not self._is_open(self._bound(of)):
+    def _try(self, of: Candidate, in_memory: bool = False) -> None:
+        """Search for layouts, and try each schedule. Where none keeps to the memory with the
+        fastest layouts, others are searched for later: `in_memory`."""
+        costs = self._costs(of.mesh, of.microbatches)
+        if costs is None or not self._is_open(of):
             return
-        orders = dict[str, Schedule]()
+        cuts, orders = self.cuts(of.ranks * of.chunks, of.chunks), dict[str, Schedule]()
+        if len(cuts) <= of.ranks * of.chunks:
+            return
         if of.ranks > 1:
             orders = dict(self.space.named(of.ranks, of.microbatches, of.chunks))
-        cuts = self.cuts(of.ranks * of.chunks, of.chunks)
-        if (of.ranks > 1 and not orders) or len(cuts) <= of.ranks * of.chunks:
-            return
-        self.tried += 1
         placed = {name: (s.placement, in_flight(s)) for name, s in orders.items()}
-        placed = placed or {"": ((0,), [[(1,)]])}
+        if of.ranks == 1:
+            placed = {"": ((0,), [[(1,)]])}
+        if not placed:
+            return
 
         def splits(costs: UnitCosts) -> dict[str, StageSplit]:
             segments = Segments.of(costs, cuts)
@@ -259,9 +290,15 @@ class JointSearch:
         def need(costs: UnitCosts) -> float:
             return min(s.need for s in splits(costs).values())
 
-        costs = costs_in_memory(
-            lambda memory: self.costs(of.mesh, of.microbatches, memory), need, self.limit
-        )
+        if in_memory:
+            costs = costs_in_memory(
+                lambda memory: self.costs(of.mesh, of.microbatches, memory), need, self.limit
+            )
+        elif need(costs) > self.limit:
+            self.fewest = min(self.fewest, need(costs))
+            self.over.append(of)
+            return
+        self.tried += 1
         found = list[tuple[float, Candidate, StepEstimate]]()
         for name, each in splits(costs).items():
             self.fewest = min(self.fewest, each.need)
@@ -274,7 +311,7 @@ class JointSearch:
         for seconds, candidate, estimate in sorted(found):
             if self.measure is None:
                 self._offer(candidate, estimate, StepMeasure(seconds, estimate.bytes))
-            elif self._is_open(seconds * (1 - MARGIN)):
+            elif self.best is None or seconds * (1 - MARGIN) < self.best.measured.seconds:
                 try:
                     measured = self.measure(candidate, estimate.cuts)
                 except Failure as e:
@@ -291,21 +328,14 @@ class JointSearch:
             self.report(f"{candidate}: {measured.seconds:.6g} s")
 
 
-def halves(mesh: Mesh) -> Iterator[Mesh]:
-    """Yield the meshes with half of the devices along an axis."""
-    cluster = mesh.cluster and mesh.cluster.part(mesh.size // 2) if mesh.size > 1 else None
-    for i, (name, size) in enumerate(mesh.axes):
-        if size % 2 == 0:
-            axes = (*mesh.axes[:i], (name, size // 2), *mesh.axes[i + 1 :])
-            yield replace(mesh, axes=axes, cluster=cluster)
-
-
-def step_bound(costs: UnitCosts, fewest: int, microbatches: int, ranks: int, chunks: int) -> float:
-    """Return a bound of the seconds of a step, by the costs of one with the fewest microbatches."""
-    loop, once = fewest * sum(costs.seconds), sum(costs.once)
-    bound = (loop + once) / ranks
-    if ranks > 1 and chunks == 1 and loop:
-        bound = max(bound, waiting_bound(loop, fewest * sum(costs.forward), microbatches, ranks))
+def step_bound(costs: UnitCosts, microbatches: int, of: Candidate, devices: int = 1) -> float:
+    """Return a bound of the seconds of a candidate, by the costs of a step with a number of
+    microbatches that divides its own. `devices`: those of a stage, if the costs are of one."""
+    loop, once = (x / devices for x in (microbatches * sum(costs.seconds), sum(costs.once)))
+    bound = (loop + once) / of.ranks
+    if of.ranks > 1 and of.chunks == 1 and loop:
+        forward = microbatches * sum(costs.forward) / devices
+        bound = max(bound, waiting_bound(loop, forward, of.microbatches, of.ranks))
     return bound * (1 - costs.slack)
 
 
