@@ -77,8 +77,8 @@ class SearchStages(PassOptions):
     """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
     chunks: int = 1
     """The number of stages on a rank, at most."""
-    gap: float = 0.05
-    """The part by which a candidate that is left out by its bound may be faster."""
+    divide: bool = True
+    """Whether the batch may be divided into microbatches."""
     searches: int = 32
     """The number of searches for layouts, about; 0: as many as bounds leave."""
     lowered: int = 150
@@ -111,7 +111,7 @@ class SearchStages(PassOptions):
             limit = self.memory or space.meshes[0][0].cluster_or_default.memory or inf
             search = JointSearch(
                 space, trials.costs, trials.cuts, limit,
-                trials.measure if trials.size <= self.lowered else None, report, self.gap,
+                trials.measure if trials.size <= self.lowered else None, report,
                 self.searches,
             )  # fmt: skip
             search.run()
@@ -179,11 +179,12 @@ class _Trials:
         f = step.find()
         ops = list(ops_of_model(f))
         self.ops, self.own, self.size = ops, step.microbatches, len(list(f.body.block.ops))
+        self.most_parts = 1
         try:
-            self.most_parts = Batch.of(step).divisor
+            if options.divide:
+                self.most_parts = Batch.of(step).divisor
         except ShardirError as e:
             options.report(f"the batch is not divided: {e}")
-            self.most_parts = 1
         self.most_stages = 1 + len(cuts_of_blocks(ops))
         """Stages have whole blocks of the model, where blocks repeat."""
         self.short = copied(module)

@@ -329,7 +329,10 @@ def of_record(text: str) -> list[ModulePass]:
 def for_devices(passes: Sequence[ModulePass], count: int) -> list[ModulePass]:
     """Return the passes with a search for meshes of so many devices, if there is one."""
     given: Any = passes
-    return [dataclasses.replace(p, devices=count) if p.name == "search-mesh" else p for p in given]
+    return [
+        dataclasses.replace(p, devices=count) if p.name in ("search-mesh", "search-stages") else p
+        for p in given
+    ]
 
 
 def text_of(passes: Sequence[ModulePass]) -> str:

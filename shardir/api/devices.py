@@ -14,6 +14,10 @@ MeshForm = str | Mapping[str, int] | Mesh | Cluster
 """The forms of a mesh; a cluster, or the name of one, in its place is searched for its mesh."""
 
 
+SEARCH = "search"
+"""In place of a schedule, for the number of stages too: they are searched for, with the mesh."""
+
+
 class Devices(NamedTuple):
     """A mesh, its cluster, and the options of the compilation."""
 
@@ -43,6 +47,13 @@ def devices_of(
         near = did_you_mean(mesh, names())
         raise ShardirError(f'expected a mesh, "dp = 2, tp = 4", or a cluster, got {mesh}{near}')
     given = {name: x for name, x in options.items() if name not in ("stages", "sync")}
+    in_stages = options.get("stages") == SEARCH
+    if in_stages and (mesh is not None or (cluster is None and count is None)):
+        raise ShardirError(
+            'expected a cluster or a number of devices with stages="search", which searches for '
+            "the mesh, got a mesh, or none of them; give cluster=..., or a schedule and ranks: "
+            'stages="search, ranks = 4"'
+        )
     if mesh is not None:
         if count is not None:
             raise ShardirError(
@@ -52,7 +63,7 @@ def devices_of(
     if cluster is None and count is None:
         return Devices(None, None, given)
     for option in ("plan", "pipeline", "stages", "sync"):
-        if options.get(option) is not None:
+        if options.get(option) is not None and not (option == "stages" and in_stages):
             raise ShardirError(
                 f"expected a mesh beside a {option}, got none; give mesh=..., or drop {option}: a "
                 "mesh is searched for in the mode auto"
@@ -68,5 +79,8 @@ def devices_of(
     size = cluster_of(cluster).units[-1] if cluster is not None else count
     if count is not None and not 1 <= count <= (size or 0):
         raise ShardirError(f"expected 1 to {size} devices, as the cluster has, got {count}")
-    given["pipeline"] = f"search-mesh{{memory={search.memory}}},{auto}"
+    before = f"search-mesh{{memory={search.memory}}}"
+    if in_stages:  # a batch stays as the examples are
+        before = f"search-stages{{memory={search.memory} divide=false}}"
+    given["pipeline"] = f"{before},{auto}"
     return Devices({"d": count or size or 0}, cluster, given)

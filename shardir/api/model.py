@@ -18,7 +18,7 @@ import torch
 from shardir.algebra.cluster import Cluster
 from shardir.api.batches import microbatches_of, parts_of, repeated
 from shardir.api.compiled import Compiled, compile_module
-from shardir.api.devices import MeshForm, devices_of
+from shardir.api.devices import SEARCH, MeshForm, devices_of
 from shardir.backend.runs import Batches, Options, Report
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_call, checked, described, did_you_mean
@@ -347,7 +347,8 @@ def compile_model(
         sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`. The mesh is that of one
             replica: by default one device.
         stages: `1f1b, ranks = 4`, with train=False of its forward parts. The mesh is that of one
-            stage: by default one device.
+            stage: by default one device. `search`, with a cluster or a number of devices: the mesh,
+            the stages and the schedule of a step are searched for.
         derived: the names of autograd functions (torch.autograd.Function) whose gradients are to be
             those of their forward part; others are errors, since their backward is not exported.
         trace: the backward part is that which autograd runs, of autograd functions too; it is
@@ -379,6 +380,7 @@ def compile_model(
             )
     on = devices_of(mesh, cluster, devices, options | {"stages": stages, "sync": sync})
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
+    stages = None if stages == SEARCH else stages
     alone = {"d": 1} if sync is not None or stages is not None else None
     module = Module(on.mesh if on.mesh is not None else alone, on.cluster)
     in_parts = not train and (accumulate, stages) != (None, None)

@@ -10,8 +10,8 @@ the microbatches, and the stages on each rank. Two bounds of the seconds of a st
    multiples of the number of microbatches.
 
 Both know the work of all ranks; with one stage on each rank also that ranks wait for their first
-microbatch (`waiting_bound`). A bound is compared with the best step so far, less `gap`. It is less
-than the time of the plan that it is made of by the gap of the search for layouts.
+microbatch (`waiting_bound`). A bound is less than the time of the plan that it is made of by the
+gap of the search for layouts.
 
 For what is left the layouts are searched for, the ops are split into stages for each named schedule
 (stages.py), and the step is simulated. If programs are to be measured, those are lowered whose
@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import inf, log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shardir.algebra.estimates import IMPROVEMENT
+from shardir.algebra.estimates import IMPROVEMENT, ranked
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import PipelineCosts, Schedule, named_schedules, simulate
 from shardir.diagnostics import Failure
@@ -40,6 +40,10 @@ from shardir.search.stages import Segments, StageSplit, split
 MARGIN = 0.05
 """The part by which the program of a candidate may be faster than its estimate."""
 
+
+LARGE = 64
+"""The size of an axis above which meshes are tried last: few dimensions are divisible by it, and of
+others the redistributions are planned one by one."""
 
 USUAL = 2
 """The microbatches for each rank that are tried first."""
@@ -137,7 +141,6 @@ class JointSearch:
         measure: lowers the step of a candidate, whose stages begin at these ops; None where
             programs are not measured.
         report: receives lines.
-        gap: the part by which a candidate that is ruled out by a bound may be faster.
         searches: the number of searches for layouts, about; 0: as many as bounds leave.
     """
 
@@ -147,7 +150,6 @@ class JointSearch:
     limit: float
     measure: Callable[[Candidate, Sequence[int]], StepMeasure] | None
     report: Callable[[str], object]
-    gap: float = 0.0
     searches: int = 0
     fewest: float = inf
     """The bytes that the candidate needs that needs the fewest, of those that were tried."""
@@ -206,21 +208,23 @@ class JointSearch:
     def _in_order(self) -> Iterator[Candidate]:
         """Yield the candidates, schedules aside, in the order in which they are tried."""
         devices = max(m.size * p for m, p in self.space.meshes)
-        numbers = {p for _, p in self.space.meshes}
-        for ranks in sorted(numbers, key=lambda p: (abs(log2(p) - log2(devices) / 3), -p)):
-            meshes = [m for m, p in self.space.meshes if p == ranks]
-            usual = log2(USUAL * ranks)
-            for m, chunks in sorted(
-                self.space.each(ranks), key=lambda each: (abs(log2(each[0]) - usual), each)
-            ):
-                yield from (Candidate(mesh, ranks, m, chunks) for mesh in meshes)
+
+        def key(of: Candidate) -> tuple[Any, ...]:
+            largest = max(size for _, size in of.mesh.axes)
+            near = abs(log2(of.ranks) - log2(devices) / 3)
+            few = abs(log2(of.microbatches) - log2(USUAL * of.ranks))
+            return largest > LARGE, near, -of.ranks, few, of.microbatches, of.chunks, largest
+
+        yield from sorted(
+            (Candidate(mesh, ranks, m, chunks) for mesh, ranks in self.space.meshes
+             for m, chunks in self.space.each(ranks)), key=key,
+        )  # fmt: skip
 
     def _is_open(self, of: Candidate) -> bool:
-        """Whether a candidate may be better than the best one by more than the gap."""
+        """Whether a candidate may be better than the best one."""
         bound = self._bound(of)
-        return self._left_out(
-            bound, self.best is not None and bound >= self.best.measured.seconds * (1 - self.gap)
-        )
+        best = inf if self.best is None else self.best.measured.seconds
+        return self._left_out(bound, bound >= best * IMPROVEMENT)
 
     def _seems_better(self, of: Candidate) -> bool:
         """Whether a candidate is tried, if the number of searches is limited."""
@@ -308,7 +312,8 @@ class JointSearch:
             seconds = step_seconds(costs, of.mesh, at, orders.get(name), of.microbatches)
             candidate = of._replace(schedule=name)
             found.append((seconds, candidate, StepEstimate(seconds, each.need, at)))
-        for seconds, candidate, estimate in sorted(found):
+        by_bytes = ranked(found, lambda each: each[0], lambda each: each[2].bytes)
+        for _, (seconds, candidate, estimate) in by_bytes:
             if self.measure is None:
                 self._offer(candidate, estimate, StepMeasure(seconds, estimate.bytes))
             elif self.best is None or seconds * (1 - MARGIN) < self.best.measured.seconds:

@@ -1,4 +1,4 @@
-"""The search for mesh, stages, microbatches and schedule together, and a plan that was trained with.
+"""The search for mesh, stages, microbatches and schedule together, and the plan of a trained model.
 
 PanGu-alpha 207B (Zeng et al., 2021) on the 2,048 devices of the cluster pod2048, with 512 samples
 of 1,024 tokens in a step, products in f16, and no recompute. `searched` is what `search-stages`

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "sums count as means of a batch",
+        "A batch is divided into microbatches although the loss is a sum over it.",
+        "shardir/rewriting/microbatching.py",
+        "return op.kind.data == MEAN",
+        "return True",
+        "test/search/test_search_stages.py",
+    ),
+    Mutant(
         "addends of several stages need layouts",
         "The addends of a gradient that are of several stages are redistributed before a mesh is "
         "decided on.",

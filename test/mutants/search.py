@@ -4,6 +4,22 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "the bound of a pipeline is that of fewer ranks",
+        "A bound of the seconds of all splits into stages is above the time of some.",
+        "shardir/search/joint.py",
+        "(1 - (1 - share / microbatches) ** ranks)",
+        "(1 - (1 - share / microbatches) ** (ranks - 1))",
+        "test/search/test_search_stages.py",
+    ),
+    Mutant(
+        "equal blocks read the values of one",
+        "What a block and the next one read is counted for the block alone, in a longer model.",
+        "shardir/search/shortened.py",
+        "LAST: [b + 1]} for b in",
+        "LAST: [b]} for b in",
+        "test/search/test_search_stages.py",
+    ),
+    Mutant(
         "a split holds one microbatch",
         "The split of a model into stages counts the values of one microbatch on each stage.",
         "shardir/search/stages.py",

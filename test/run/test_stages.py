@@ -26,6 +26,12 @@ FAST = (
 )
 """A cluster on which a search splits tensors of any size."""
 
+SLOW = (
+    "levels [node = 4 {bandwidth = 1e6, latency = 1e-6}], memory = 1000000000 {bandwidth = 1e9}, "
+    "flops {f64 = 1e8}"
+)
+"""A cluster on which it is faster to send the results of a layer than to split it."""
+
 VOCABULARY, WIDTH, LENGTH, BATCH, MICROBATCHES = 24, 16, 8, 4, 4
 STEPS = extent(3, 5)
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -121,6 +127,7 @@ def _by_torch(model: nn.Module) -> tuple[torch.optim.Optimizer, list[float]]:
 CASES = [
     (2, "1f1b, ranks = 2", {"mesh": "dp = 2", "plan": 'values "blocks.1.*" : stage = 1\nfsdp'}),
     (4, "zbv, ranks = 2, chunks = 2", {"mesh": "tp = 2", "plan": "megatron(tp)"}),
+    (2, "search", {"cluster": SLOW, "devices": 4}),
     (2, "1f1b, ranks = 2", {"mesh": "d = 2", "mode": "auto", "cluster": FAST}),
     *((layers, "1f1b, ranks = 4", {}) for layers in (4, 8)),
     *((layers, "1f1b, ranks = 2", {"mesh": "tp = 2", "plan": "megatron(tp)"}) for layers in (4, 8)),

@@ -67,7 +67,7 @@ CLUSTER = (
 
 
 def search_of(
-    module: ModuleOp, options: SearchStages, gap: float
+    module: ModuleOp, options: SearchStages
 ) -> tuple[JointSearch, dict[Candidate, StepMeasure]]:
     """A search of a module, and the programs that it measures."""
     trials, found = _Trials(options, Context(), module, step_of(module)), {}
@@ -81,7 +81,7 @@ def search_of(
     known = MEASURED.setdefault(str(module), {})
     space = options.space(module, step_of(module), trials)
     space = replace(space, schedules=extent(["1f1b", "zb-h1"], []))
-    return JointSearch(space, trials.costs, trials.cuts, inf, measure, str, gap), found
+    return JointSearch(space, trials.costs, trials.cuts, inf, measure, str), found
 
 
 MEASURED: dict[str, dict[Candidate, StepMeasure]] = {}
@@ -93,7 +93,7 @@ def test_no_candidate_of_all_is_faster(monkeypatch: pytest.MonkeyPatch, width: i
     fewer, and finds the fastest one. No bound is above what it is a bound of."""
     options = SearchStages(chunks=extent(1, 2))
     module = parse(program(4, width=width, mesh=CLUSTER))
-    every, measured = search_of(module, options, 0.0)
+    every, measured = search_of(module, options)
     with monkeypatch.context() as patch:
         patch.setattr(JointSearch, "_is_open", lambda *_: True)
         patch.setattr(joint, "MARGIN", 1.0)
@@ -103,7 +103,7 @@ def test_no_candidate_of_all_is_faster(monkeypatch: pytest.MonkeyPatch, width: i
     assert {c.microbatches for c in seconds} == {1, 2, 4}
     for c, each in seconds.items():
         assert every._bound(c) <= each * (1 + 1e-9)
-    found, few = search_of(module, options, 0.0)
+    found, few = search_of(module, options)
     best = found.run()
     assert len(few) < len(measured)
     assert best.measured.seconds <= min(seconds.values()) * (1 + 1e-9)
