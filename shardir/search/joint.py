@@ -40,7 +40,6 @@ from shardir.search.stages import Segments, StageSplit, split
 MARGIN = 0.05
 """The part by which the program of a candidate may be faster than its estimate."""
 
-
 LARGE = 64
 """The size of an axis above which meshes are tried last: few dimensions are divisible by it, and of
 others the redistributions are planned one by one."""
@@ -160,7 +159,6 @@ class JointSearch:
     left_out: list[float] = field(default_factory=list)
     """The bounds of what was left out."""
     errors: list[Failure] = field(default_factory=list)
-
     best: FoundStages | None = None
     floor: UnitCosts | None = None
     """The costs on one device."""
@@ -180,7 +178,8 @@ class JointSearch:
             if self._is_open(of) and self._seems_better(of):
                 self._try(of)
         for of in sorted(self.over, key=self._bound):
-            if self._is_open(of) and (self.best is None or not self.searches):
+            is_left_out = self.best is not None and self.searches > 0
+            if self._is_open(of) and self._left_out(self._bound(of), is_left_out):
                 self._try(of, in_memory=True)
         if self.best is not None:
             return self.best

@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/search/joint.py",
         "(1 - (1 - share / microbatches) ** ranks)",
         "(1 - (1 - share / microbatches) ** (ranks - 1))",
-        "test/search/test_search_stages.py",
+        "test/search/test_search_stages.py::test_no_split_waits_less_than_the_bound",
     ),
     Mutant(
         "equal blocks read the values of one",
@@ -17,7 +17,7 @@ MUTANTS = [
         "shardir/search/shortened.py",
         "LAST: [b + 1]} for b in",
         "LAST: [b]} for b in",
-        "test/search/test_search_stages.py",
+        "test/search/test_search_stages.py::test_costs_of_a_shorter_program_are_those_of_all_blocks",
     ),
     Mutant(
         "a split holds one microbatch",
