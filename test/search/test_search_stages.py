@@ -30,8 +30,9 @@ NORMAL = "train.init = #train.init<normal>"
 
 
 def program(layers: int, batch: int = 4, width: int = 16, mesh: str = "", clauses: str = "") -> str:
-    """Layers of a product, an activation, a product and a residual connection, and a mean of
-    squares. A weight has a conversion of its own, which depends on no input."""
+    """Layers of a product, an activation, a product, a residual connection and an activation, whose
+    gradient reads its result, as the next layer does; and a mean of squares. The negative of a
+    weight depends on no input."""
     x = f"tensor<{batch}x{width}xf32>"
     w = f"tensor<{width}x{width}xf32>"
     args, body, last = [f"%x: {x} {{train.input = #train.init<normal>}}"], [], "%x"
@@ -42,7 +43,8 @@ def program(layers: int, batch: int = 4, width: int = 16, mesh: str = "", clause
             f"%h{i} = nn.matmul {last}, %n{i} : ({x}, {w}) -> {x}",
             f"%a{i} = nn.tanh %h{i} : ({x}) -> {x}",
             f"%y{i} = nn.matmul %a{i}, %d{i} : ({x}, {w}) -> {x}",
-            f"%x{i} = nn.add %y{i}, {last} : ({x}, {x}) -> {x}",
+            f"%r{i} = nn.add %y{i}, {last} : ({x}, {x}) -> {x}",
+            f"%x{i} = nn.tanh %r{i} : ({x}) -> {x}",
         ]
         last = f"%x{i}"
     lines = "\n  ".join(body)
