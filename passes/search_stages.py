@@ -44,10 +44,10 @@ from shardir.dialects.train import stage_attrs, stage_of
 from shardir.passes.search_mesh import check, declare, devices_of
 from shardir.rewriting import nested
 from shardir.rewriting.copying import copied
-from shardir.rewriting.microbatching import Batch, divisors
+from shardir.rewriting.microbatching import BatchDimensions, divisors
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.stages import ops_of_model
-from shardir.search.joint import Candidate, JointSearch, Space, StepMeasure
+from shardir.search.joint import JointSearch, Space, StageCandidate, StepMeasure
 from shardir.search.meshes import mesh_candidates
 from shardir.search.shortened import Shortened
 from shardir.search.stage_costs import UNLIMITED, UnitCosts, unit_costs
@@ -182,7 +182,7 @@ class _Trials:
         self.most_parts = 1
         try:
             if options.divide:
-                self.most_parts = Batch.of(step).divisor
+                self.most_parts = BatchDimensions.of(step).divisor
         except ShardirError as e:
             options.report(f"the batch is not divided: {e}")
         self.most_stages = 1 + len(cuts_of_blocks(ops))
@@ -211,7 +211,7 @@ class _Trials:
             self.known[key] = self.shortened.costs(costs)
         return self.known[key]
 
-    def measure(self, candidate: Candidate, cuts: Sequence[int]) -> StepMeasure:
+    def measure(self, candidate: StageCandidate, cuts: Sequence[int]) -> StepMeasure:
         """Return the figures of the lowered program of a candidate."""
         report_progress(f"{self.options.name}: {candidate}")
         trial = copied(self.module)
@@ -224,7 +224,9 @@ class _Trials:
         return StepMeasure(found.seconds, found.memory.peak)
 
 
-def write(module: ModuleOp, step: train.StepOp, candidate: Candidate, cuts: Sequence[int]) -> None:
+def write(
+    module: ModuleOp, step: train.StepOp, candidate: StageCandidate, cuts: Sequence[int]
+) -> None:
     """Write a candidate into a program: the mesh, the clauses of the step, and marks of stages."""
     declare(module, candidate.mesh)
     ops = list(ops_of_model(step.find()))
@@ -243,7 +245,7 @@ def _accumulate(step: train.StepOp, microbatches: int) -> None:
     if microbatches == step.microbatches:
         return
     parts = microbatches // step.microbatches
-    Batch.of(step).divide(step.find(), parts)
+    BatchDimensions.of(step).divide(step.find(), parts)
     step.properties["accumulate"] = train.AccumulateAttr.read(
         f"mean, microbatches = {microbatches}"
     )

@@ -39,14 +39,14 @@ MEAN = "mean"
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchDimensions:
     """The dimension of each value that is the batch, and a number that divides all of them."""
 
     dims: dict[SSAValue, int]
     divisor: int
 
     @staticmethod
-    def of(request: train.StepOp) -> "Batch":
+    def of(request: train.StepOp) -> "BatchDimensions":
         """Return the batch of a step.
 
         Raises:
@@ -77,7 +77,7 @@ class Batch:
         reduced = set[SSAValue]()
         for op in ops:
             _check(op, {f for f, c in classes.of_factors(op).items() if c in batches}, reduced)
-        return Batch(dims, divisor)
+        return BatchDimensions(dims, divisor)
 
     def divide(self, f: FuncOp, parts: int) -> None:
         """Make the batch of a function smaller.

@@ -48,7 +48,7 @@ USUAL = 2
 """The microbatches for each rank that are tried first."""
 
 
-class Candidate(NamedTuple):
+class StageCandidate(NamedTuple):
     """What is chosen; `mesh` is that of one stage. Without stages `schedule` is empty."""
 
     mesh: Mesh
@@ -83,7 +83,7 @@ class StepMeasure(NamedTuple):
 class FoundStages(NamedTuple):
     """A candidate with its figures; where programs are not measured, they are the estimates."""
 
-    candidate: Candidate
+    candidate: StageCandidate
     estimate: StepEstimate
     measured: StepMeasure
 
@@ -147,14 +147,14 @@ class JointSearch:
     costs: Callable[[Mesh, int, int], UnitCosts]
     cuts: Callable[[int, int], Sequence[int]]
     limit: float
-    measure: Callable[[Candidate, Sequence[int]], StepMeasure] | None
+    measure: Callable[[StageCandidate, Sequence[int]], StepMeasure] | None
     report: Callable[[str], object]
     searches: int = 0
     fewest: float = inf
     """The bytes that the candidate needs that needs the fewest, of those that were tried."""
     searched: int = 0
     tried: int = 0
-    over: list[Candidate] = field(default_factory=list)
+    over: list[StageCandidate] = field(default_factory=list)
     """Those that need more memory with the fastest layouts."""
     left_out: list[float] = field(default_factory=list)
     """The bounds of what was left out."""
@@ -204,28 +204,28 @@ class JointSearch:
             f"were searched for {self.searched}, schedules for {self.tried}"
         )
 
-    def _in_order(self) -> Iterator[Candidate]:
+    def _in_order(self) -> Iterator[StageCandidate]:
         """Yield the candidates, schedules aside, in the order in which they are tried."""
         devices = max(m.size * p for m, p in self.space.meshes)
 
-        def key(of: Candidate) -> tuple[Any, ...]:
+        def key(of: StageCandidate) -> tuple[Any, ...]:
             largest = max(size for _, size in of.mesh.axes)
             near = abs(log2(of.ranks) - log2(devices) / 3)
             few = abs(log2(of.microbatches) - log2(USUAL * of.ranks))
             return largest > LARGE, near, -of.ranks, few, of.microbatches, of.chunks, largest
 
         yield from sorted(
-            (Candidate(mesh, ranks, m, chunks) for mesh, ranks in self.space.meshes
+            (StageCandidate(mesh, ranks, m, chunks) for mesh, ranks in self.space.meshes
              for m, chunks in self.space.each(ranks)), key=key,
         )  # fmt: skip
 
-    def _is_open(self, of: Candidate) -> bool:
+    def _is_open(self, of: StageCandidate) -> bool:
         """Whether a candidate may be better than the best one."""
         bound = self._bound(of)
         best = inf if self.best is None else self.best.measured.seconds
         return self._left_out(bound, bound >= best * IMPROVEMENT)
 
-    def _seems_better(self, of: Candidate) -> bool:
+    def _seems_better(self, of: StageCandidate) -> bool:
         """Whether a candidate is tried, if the number of searches is limited."""
         known = self.layouts.get(of.mesh, {})
         if not self.searches or self.best is None or of.microbatches in known:
@@ -248,7 +248,7 @@ class JointSearch:
             self.left_out.append(bound)
         return not is_left_out
 
-    def _bound(self, of: Candidate) -> float:
+    def _bound(self, of: StageCandidate) -> float:
         """Return a bound of the seconds of a candidate."""
         found = 0.0
         if self.floor is not None:
@@ -269,7 +269,7 @@ class JointSearch:
                 self.errors.append(e)
         return known.get(microbatches)
 
-    def _try(self, of: Candidate, in_memory: bool = False) -> None:
+    def _try(self, of: StageCandidate, in_memory: bool = False) -> None:
         """Search for layouts, and try each schedule. Where none keeps to the memory with the
         fastest layouts, others are searched for later: `in_memory`."""
         costs = self._costs(of.mesh, of.microbatches)
@@ -302,7 +302,7 @@ class JointSearch:
             self.over.append(of)
             return
         self.tried += 1
-        found = list[tuple[float, Candidate, StepEstimate]]()
+        found = list[tuple[float, StageCandidate, StepEstimate]]()
         for name, each in splits(costs).items():
             self.fewest = min(self.fewest, each.need)
             if each.cuts is None:
@@ -323,7 +323,9 @@ class JointSearch:
                     continue
                 self._offer(candidate, estimate, measured)
 
-    def _offer(self, candidate: Candidate, estimate: StepEstimate, measured: StepMeasure) -> None:
+    def _offer(
+        self, candidate: StageCandidate, estimate: StepEstimate, measured: StepMeasure
+    ) -> None:
         """Keep a candidate if it is the best so far."""
         self.fewest = min(self.fewest, measured.bytes)
         before = inf if self.best is None else self.best.measured.seconds
@@ -332,7 +334,7 @@ class JointSearch:
             self.report(f"{candidate}: {measured.seconds:.6g} s")
 
 
-def step_bound(costs: UnitCosts, microbatches: int, of: Candidate, devices: int = 1) -> float:
+def step_bound(costs: UnitCosts, microbatches: int, of: StageCandidate, devices: int = 1) -> float:
     """Return a bound of the seconds of a candidate, by the costs of a step with a number of
     microbatches that divides its own. `devices`: those of a stage, if the costs are of one."""
     loop, once = (x / devices for x in (microbatches * sum(costs.seconds), sum(costs.once)))

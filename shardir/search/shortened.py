@@ -24,7 +24,7 @@ FIRST, SECOND, LAST = range(3)
 """The blocks that stay, of a sequence of equal ones."""
 
 
-class _Place(NamedTuple):
+class _BlockPlace(NamedTuple):
     """Of an op that stays: the sequence of blocks, the block that it is in, and its index there."""
 
     blocks: int
@@ -43,7 +43,7 @@ class Shortened:
     """
 
     numbers: Sequence[int]
-    places: Sequence[_Place | None]
+    places: Sequence[_BlockPlace | None]
     blocks: Sequence[Sequence[Sequence[int]]]
 
     @staticmethod
@@ -53,10 +53,10 @@ class Shortened:
         at = {op: i for i, op in enumerate(ops)}
         sequences = [b.blocks for b in equal_blocks(ops) if len(b.blocks) > LAST + 1]
         same, gone = dict[Operation, Operation](), list[Operation]()
-        places = dict[Operation, _Place]()
+        places = dict[Operation, _BlockPlace]()
         for n, blocks in enumerate(sequences):
             for block, which in zip((*blocks[:2], blocks[-1]), (FIRST, SECOND, LAST), strict=True):
-                places |= {op: _Place(n, which, i) for i, op in enumerate(block)}
+                places |= {op: _BlockPlace(n, which, i) for i, op in enumerate(block)}
             for block in blocks[2:-1]:
                 same |= dict(zip(block, blocks[1], strict=True))
                 gone += block

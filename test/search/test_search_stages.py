@@ -18,10 +18,10 @@ from shardir.dialects import train
 from shardir.dialects.dist import MeshOp
 from shardir.interpret import run
 from shardir.passes.search_stages import SearchStages, _Trials, step_of
-from shardir.rewriting.microbatching import Batch
+from shardir.rewriting.microbatching import BatchDimensions
 from shardir.rewriting.stages import ops_of_model
 from shardir.search import joint
-from shardir.search.joint import Candidate, JointSearch, StepMeasure, waiting_bound
+from shardir.search.joint import JointSearch, StageCandidate, StepMeasure, waiting_bound
 from shardir.search.shortened import Shortened
 from shardir.search.stage_costs import unit_costs
 from shardir.syntax.parser import parse
@@ -70,11 +70,11 @@ CLUSTER = (
 
 def search_of(
     module: ModuleOp, options: SearchStages
-) -> tuple[JointSearch, dict[Candidate, StepMeasure]]:
+) -> tuple[JointSearch, dict[StageCandidate, StepMeasure]]:
     """A search of a module, and the programs that it measures."""
     trials, found = _Trials(options, Context(), module, step_of(module)), {}
 
-    def measure(candidate: Candidate, cuts: tuple[int, ...]) -> StepMeasure:
+    def measure(candidate: StageCandidate, cuts: tuple[int, ...]) -> StepMeasure:
         if candidate not in known:
             known[candidate] = trials.measure(candidate, cuts)
         found[candidate] = known[candidate]
@@ -86,7 +86,7 @@ def search_of(
     return JointSearch(space, trials.costs, trials.cuts, inf, measure, str), found
 
 
-MEASURED: dict[str, dict[Candidate, StepMeasure]] = {}
+MEASURED: dict[str, dict[StageCandidate, StepMeasure]] = {}
 
 
 @pytest.mark.parametrize("width", extent([64], [16, 64, 256]))
@@ -194,7 +194,7 @@ def test_a_loss_is_the_mean_of_its_microbatches() -> None:
     draw = np.random.default_rng(0)
     values = [draw.normal(size=a.type.get_shape()).astype(np.float32) for a in f.body.block.args]
     (full,) = run(module, "loss", values)
-    batch = Batch.of(step)
+    batch = BatchDimensions.of(step)
     assert batch.divisor == 6
     batch.divide(f, 3)
     module.verify()
@@ -229,7 +229,7 @@ def test_a_batch_is_only_divided_where_the_step_stays_the_same(name: str) -> Non
     text = program(1)
     assert old in text
     with pytest.raises(ShardirError, match=re.escape(message)):
-        Batch.of(step_of(parse(text.replace(old, new))))
+        BatchDimensions.of(step_of(parse(text.replace(old, new))))
 
 
 def test_a_given_pipeline_stays() -> None:
