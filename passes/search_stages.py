@@ -41,12 +41,12 @@ from shardir.diagnostics import Failure, ShardirError, report_progress
 from shardir.dialects import train
 from shardir.dialects.dist import MeshOp
 from shardir.dialects.train import stage_attrs, stage_of
-from shardir.passes.search_mesh import check, declare, devices_of
 from shardir.rewriting import nested
 from shardir.rewriting.copying import copied
 from shardir.rewriting.microbatching import BatchDimensions, divisors
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.stages import ops_of_model
+from shardir.search.declared_mesh import check, declare, devices_of
 from shardir.search.joint import JointSearch, Space, StageCandidate, StepMeasure
 from shardir.search.meshes import mesh_candidates
 from shardir.search.shortened import Shortened
@@ -186,7 +186,7 @@ class _Trials:
         except ShardirError as e:
             options.report(f"the batch is not divided: {e}")
         self.most_stages = 1 + len(cuts_of_blocks(ops))
-        """Stages have whole blocks of the model, where blocks repeat."""
+        """Stages are not cut within blocks of the model, where blocks repeat."""
         self.short = copied(module)
         self.shortened = Shortened.shorten(step_of(self.short).find())
         self.known: dict[tuple[Mesh, int, int], UnitCosts] = {}

@@ -10,7 +10,7 @@ loss is linear in:
 1. Each input has the batch as its dimension 0. Dimensions are the batch's by the factors of ops
    (analysis/dimensions.py); a value has at most one.
 2. An op that has no batch in its results reduces it, and is a mean; after it ops are linear.
-3. No op needs the whole batch, as the normalisation over a batch does, and the function has no
+3. No op needs all samples, as the normalisation over a batch does, and the function has no
    states and no results besides the loss.
 """
 
@@ -115,8 +115,8 @@ def _check(op: TensorOp, batch: Iterable[str], reduced: set[SSAValue]) -> None:
     in. `reduced`: the means so far, and what is made of them."""
     factors, batch = op.factors(), {*batch}
     kept = {f for dims in factors.results for dim in dims for f in dim}
-    whole = batch & (factors.replicate | factors.moved | factors.sliding)
-    if whole or (batch - kept and not _is_mean(op)):
+    undivided = batch & (factors.replicate | factors.moved | factors.sliding)
+    if undivided or (batch - kept and not _is_mean(op)):
         name = op.results[0].name_hint if op.results else None
         message = f"expected a mean over the batch, got {op.name} of %{name}, which mixes samples"
         raise ShardirError(message)

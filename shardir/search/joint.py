@@ -350,7 +350,7 @@ def waiting_bound(loop: float, forward: float, microbatches: int, ranks: int) ->
     ops, of which the forward part has the same share everywhere.
 
     Rank r waits for the forward part of the stages before, h_r, and then works: T >= h_r + m w_r.
-    The split for which all of these are equal has the least T. With f = forward / loop it has
+    The split for which all of these are equal has the minimum T. With f = forward / loop it has
     T - h_(r+1) = (T - h_r) (1 - f / m), and the sum of all w_r is T (1 - (1 - f / m)^p) / f.
     """
     share = forward / loop

@@ -43,7 +43,7 @@ MAX_LIMITS = 4
 """How many limits of the layouts' memory are tried."""
 
 LESS = 0.97
-"""The part of the memory that would be enough, if all bytes were scaled alike, that is tried."""
+"""The part of the memory that would be enough, if all bytes scaled equally, that is tried."""
 
 
 class Held(NamedTuple):
