@@ -49,7 +49,7 @@ USUAL = 2
 
 
 class StageCandidate(NamedTuple):
-    """What is chosen; `mesh` is that of one stage. Without stages `schedule` is empty."""
+    """A choice; `mesh` is that of one stage. Without stages `schedule` is empty."""
 
     mesh: Mesh
     ranks: int
@@ -90,7 +90,7 @@ class FoundStages(NamedTuple):
 
 @dataclass
 class Space:
-    """What is enumerated.
+    """The numbers and meshes that are enumerated.
 
     Attributes:
         meshes: with the number of ranks of each.
@@ -198,7 +198,7 @@ class JointSearch:
 
     @property
     def summary(self) -> str:
-        """How many candidates were looked at."""
+        """The numbers of candidates that were looked at."""
         return (
             f"of {self.space.size} numbers of ranks, microbatches and chunks with a mesh, layouts "
             f"were searched for {self.searched}, schedules for {self.tried}"
