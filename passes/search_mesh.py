@@ -88,7 +88,7 @@ class SearchMesh(PassOptions):
                 make up its units.
         """
         try:
-            name, devices, cluster = devices_of(self, declared)
+            name, devices, cluster = devices_of(self.name, self.devices, self.cluster, declared)
             return mesh_candidates(name, devices, self.axes, cluster)
         except ShardirError as e:
             raise Failure(str(e)) from None

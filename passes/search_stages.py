@@ -127,7 +127,7 @@ class SearchStages(PassOptions):
             Failure: the number of devices is unknown, or no mesh has so many.
         """
         declared = next((o.mesh for o in module.body.ops if isinstance(o, MeshOp)), None)
-        name, devices, cluster = devices_of(self, declared)
+        name, devices, cluster = devices_of(self.name, self.devices, self.cluster, declared)
         given, own = request.pipeline, request.microbatches
         ranks = [p for p in divisors(devices) if p <= trials.most_stages]
         if given is not None:

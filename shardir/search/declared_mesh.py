@@ -2,7 +2,6 @@
 program's annotations hold on any mesh."""
 
 from itertools import count
-from typing import Protocol
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.dialects.func import FuncOp
@@ -20,35 +19,30 @@ from shardir.dialects.train import arguments
 from shardir.rewriting.functions import bodies
 
 
-class MeshOptions(Protocol):
-    """The options of a search for a mesh."""
-
-    name: str
-
-    @property
-    def devices(self) -> int: ...
-    @property
-    def cluster(self) -> str: ...
-
-
-def devices_of(options: MeshOptions, declared: Mesh | None) -> tuple[str, int, Cluster | None]:
+def devices_of(
+    name: str, devices: int, cluster: str, declared: Mesh | None
+) -> tuple[str, int, Cluster | None]:
     """Return the name of the mesh, the number of devices, and their cluster.
+
+    Args:
+        name: of the pass.
+        devices, cluster: its options; 0 and empty where they are open.
 
     Raises:
         Failure: the number is unknown, or there is no such cluster.
     """
     try:
-        cluster = load(options.cluster) if options.cluster else None
+        found = load(cluster) if cluster else None
     except ShardirError as e:
         raise Failure(str(e)) from None
-    if cluster is None and declared is not None:
-        cluster = declared.cluster
-    devices = options.devices or (cluster.units[-1] if cluster is not None else 0)
+    if found is None and declared is not None:
+        found = declared.cluster
+    devices = devices or (found.units[-1] if found is not None else 0)
     devices = devices or (declared.size if declared is not None else 0)
     if not devices:
         message = "expected a number of devices, a cluster or a mesh, got none of them"
-        raise Failure(f"{message}; write {options.name}{{devices=8}}")
-    return declared.name if declared else "m", devices, cluster
+        raise Failure(f"{message}; write {name}{{devices=8}}")
+    return declared.name if declared else "m", devices, found
 
 
 def declare(module: ModuleOp, mesh: Mesh) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 from math import inf
@@ -16,6 +17,7 @@ from xdsl.dialects.func import FuncOp
 from shardir.diagnostics import Failure, ShardirError
 from shardir.dialects import train
 from shardir.dialects.dist import MeshOp
+from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret import run
 from shardir.passes.search_stages import SearchStages, _Trials, step_of
 from shardir.rewriting.microbatching import BatchDimensions
@@ -74,7 +76,7 @@ def search_of(
     """A search of a module, and the programs that it measures."""
     trials, found = _Trials(options, Context(), module, step_of(module)), {}
 
-    def measure(candidate: StageCandidate, cuts: tuple[int, ...]) -> StepMeasure:
+    def measure(candidate: StageCandidate, cuts: Sequence[int]) -> StepMeasure:
         if candidate not in known:
             known[candidate] = trials.measure(candidate, cuts)
         found[candidate] = known[candidate]
@@ -195,7 +197,10 @@ def test_a_loss_is_the_mean_of_its_microbatches() -> None:
     step = step_of(module)
     f = step.find()
     draw = np.random.default_rng(0)
-    values = [draw.normal(size=a.type.get_shape()).astype(np.float32) for a in f.body.block.args]
+    values = [
+        draw.normal(size=unsharded_type(a).get_shape()).astype(np.float32)
+        for a in f.body.block.args
+    ]
     (full,) = run(module, "loss", values)
     batch = BatchDimensions.of(step)
     assert batch.divisor == 6
