@@ -119,9 +119,7 @@ def test_the_memory_is_kept_to() -> None:
     options = SearchStages(chunks=1, lowered=0)
     module = parse(program(4, batch=64, mesh=CLUSTER))
     trials = _Trials(options, Context(), module, step_of(module))
-    space = options.space(module, step_of(module), trials)
-    meshes = [(mesh, ranks) for mesh, ranks in space.meshes if ranks == 2]
-    space = replace(space, meshes=meshes, microbatches=[4])
+    space = replace(options.space(module, step_of(module), trials), microbatches=[4])
 
     def found(limit: float) -> JointSearch:
         search = JointSearch(space, trials.costs, trials.cuts, limit, None, str)
