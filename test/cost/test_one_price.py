@@ -191,7 +191,7 @@ def test_bound_objective_and_lowered_programs_agree(cluster: str | None) -> None
 def test_objective_and_lowered_programs_have_the_same_buckets(
     law: str, cluster: str, numbers: Sequence[int]
 ) -> None:
-    """Where tensors take several collectives, one after the other, and in repeated layers."""
+    """If tensors take several collectives, one after the other, and in repeated layers."""
     found = laws.check(law, cluster, numbers, print)
     assert found and not any(r["violations"] for r in found), found
 

@@ -216,8 +216,8 @@ MUTANTS = [
         "marks of a search are not saved",
         "A saved plan lacks the mark that redistributions are repeated for the backward part.",
         "shardir/rewriting/marks.py",
-        "return found_by_search(f) | texts | marks",
-        "return found_by_search(f) | texts",
+        "return found_by_search(f) | counts | texts | marks",
+        "return found_by_search(f) | counts | texts",
         "test/search/test_search_memory.py -k keeps_to_the_memory",
     ),
     Mutant(

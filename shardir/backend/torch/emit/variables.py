@@ -139,7 +139,8 @@ class VariableScope(LocalTypes):
         before = op.operands
         if isinstance(op, dist.CollectiveOp | dist.WaitOp):  # a result is the operand of its index
             before = (op.operands[v.index],)
-            hint = hint or self.variables[before[0]].name
+            held = self.variables.get(before[0])  # of a collective in flight the first has one
+            hint = hint or (held.name if held is not None else None)
         for x in before if hint is not None else ():
             if (var := self.variables.get(x)) is not None:
                 if hint is None or _base(x.name_hint or var.name) != _base(hint):

@@ -12,8 +12,8 @@ NAMES = 3
 SOURCE = re.compile(r"\bat (\S+:\d+)\b")
 """A line of the source in the comment of a collective."""
 
-HEADING = re.compile(r"(\S+:\d+)(, \w+)?")
-"""The comment before what is computed of a line of the source."""
+COMMENT = re.compile(r"(?:^|\s)# (\S+:\d+)$")
+"""The comment of what is computed of a line of the source, on its first line or before it."""
 
 BETWEEN_STEPS = "the exchange between two steps"
 
@@ -93,18 +93,14 @@ class LineTexts:
         found = list(dict.fromkeys(SOURCE.findall(" ".join(block))))
         if found:
             return (*found[:NAMES], *(["..."] if len(found) > NAMES else []))
-        headings = (
-            HEADING.fullmatch(self._lines[at].strip().removeprefix("#").strip())
-            for at in range(line - 2, first - 1, -1)
-            if self._lines[at].strip().startswith("#")
-        )
-        last = next(filter(None, headings), None)
+        comments = (COMMENT.search(self._lines[at]) for at in range(line - 1, first - 1, -1))
+        last = next(filter(None, comments), None)
         return (last[1],) if last is not None else ()
 
     def _first_source(self, function: ast.FunctionDef) -> tuple[str, ...]:
         """Return the first line of the source that a function names."""
         for text in self._lines[function.lineno : function.end_lineno]:
-            if found := HEADING.fullmatch(text.strip().removeprefix("#").strip()):
+            if found := COMMENT.search(text):
                 return (found[1],)
         return ()
 

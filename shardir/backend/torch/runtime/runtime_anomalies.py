@@ -19,8 +19,8 @@ CHECKED_STEPS = 16
 """The number of steps after which losses are read from a GPU, and checked."""
 
 
-_HEADING = re.compile(r"\s*# (\S+:\d+(, \w+)?)")
-"""The comment before what is computed of a line of the source."""
+_SOURCE = re.compile(r"(?:^|\s)# (\S+:\d+)$")
+"""The comment of what is computed of a line of the source, on its first line or before it."""
 
 
 class NotFiniteError(Exception):
@@ -109,8 +109,11 @@ class Watch(TorchDispatchMode):
         if frame is None:
             return ""
         lines = self.program.read_text(encoding="utf-8").splitlines()[: frame.f_lineno]
-        headings = (_HEADING.fullmatch(line) for line in reversed(lines))
-        source = next((f" ({found[1]})" for found in headings if found), "")
+        comments = (_SOURCE.search(line) for line in reversed(lines))
+        source = next((found[1] for found in comments if found), "")
+        parts = (line for line in reversed(lines) if line.startswith("def ") or "# ---- " in line)
+        part = ", backward" if source and "---- backward ----" in next(parts, "") else ""
+        source = f" ({source}{part})" if source else ""
         return f" at {self.program.name}:{frame.f_lineno}{source}"
 
 
