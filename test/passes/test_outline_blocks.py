@@ -165,7 +165,7 @@ def test_a_step_is_the_same_with_loops(
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("pipeline", ["train", "auto"])
+@pytest.mark.parametrize("pipeline", extent(["train"], ["train", "auto"]))
 def test_the_local_view_is_the_same_with_loops(name: str, pipeline: str) -> None:
     before = passed(parse(STEPS[name]), pipeline)
     after = passed(before, "outline-blocks")

@@ -5,6 +5,7 @@ import re
 from functools import partial
 
 import pytest
+from extent import long_form
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -155,6 +156,7 @@ def test_a_split_keeps_to_the_memory() -> None:
         ran(made(), f"assign-stages{{memory={fewest - 1}}}")
 
 
+@long_form
 def test_a_search_keeps_each_rank_to_the_memory() -> None:
     """The limit is of what a rank has of the stages, not of the step in one stage; where the
     fastest layouts need more, others are chosen."""

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from extent import long_form
 from forked import run_ranks, server, started
 
 pytest.importorskip("torch")
@@ -43,6 +44,7 @@ def test_the_exit_code_of_a_rank_is_reported(tmp_path: Path, line: str, wanted: 
         assert out.endswith(wanted)
 
 
+@long_form
 def test_a_rank_that_hangs_is_killed(tmp_path: Path) -> None:
     line = "open(f'pid{sys.argv[-1]}', 'w').write(str(os.getpid())); time.sleep(1000)"
     line = line.replace("f'pid", f"f'{tmp_path}/pid")

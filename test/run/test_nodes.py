@@ -332,6 +332,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(subprocess_handler, name, value)
 
 
+@long_form
 @pytest.mark.usefixtures("in_this_process")
 def test_restarts_end_where_they_cannot_help(tmp_path):
     """A rank that fails each time is the error of the last start, with what it has printed. The

@@ -81,6 +81,7 @@ def test_a_rank_that_is_stopped(tmp_path):
     ], rest)  # fmt: skip
 
 
+@long_form
 def test_a_rank_that_is_slow(tmp_path):
     lines = "if calls == 5 and mesh.rank == 3: time.sleep(60)"
     first, *rest = message(program(tmp_path, PRODUCT, lines), 3)
@@ -129,6 +130,7 @@ def test_ranks_of_other_machines(tmp_path):
     ], lines[at + 1 : at + 5])  # fmt: skip
 
 
+@long_form
 def test_ranks_of_stages(tmp_path):
     """Ranks 0 and 1 are the first stage. Rank 1 stops in its backward part, before it has ended its
     last forward part; rank 3 waits for what that makes."""

@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from extent import extent
+from extent import extent, long_form
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -115,6 +115,7 @@ def test_no_candidate_of_all_is_faster(monkeypatch: pytest.MonkeyPatch, width: i
     assert found.bound <= best.measured.seconds
 
 
+@long_form
 def test_the_memory_is_kept_to() -> None:
     options = SearchStages(chunks=1, lowered=0)
     module = parse(program(4, batch=64, mesh=CLUSTER))
