@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from xdsl.dialects.builtin import TensorType
-from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
+from xdsl.dialects.builtin import FunctionType, TensorType
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, BlockArgument, Region, SSAValue
 
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import laid_out, layout_of, tensor
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import Argument, InitAttr, state_attrs
+from shardir.dialects.train import (
+    Argument,
+    InitAttr,
+    Request,
+    set_arg_attrs,
+    set_result_attrs,
+    state_attrs,
+)
 from shardir.rewriting.rewriter import Rewriter
 
 ArgAttributes = dict[str, Attribute]
@@ -36,6 +44,23 @@ class Arguments:
         if mesh is None:
             return layout or (own if own is not None and own.host else None)
         return layout.simplified(mesh) if layout else own
+
+    def as_function(self, request: Request, results: list[ArgAttributes]) -> FuncOp:
+        """Return the function that is requested, with the block as its body; `results` are the
+        attributes of its results."""
+        end = self.block.last_op
+        assert isinstance(end, ReturnOp)
+        types = [a.type for a in self.block.args], [v.type for v in end.operands]
+        if (region := self.block.parent) is not None:
+            region.detach_block(self.block)
+        name = request.sym_name.data
+        f = FuncOp(name, FunctionType.from_lists(*types), Region(self.block))
+        f.location = request.location
+        if any(self.attributes):
+            set_arg_attrs(f, self.attributes)
+        if any(results):
+            set_result_attrs(f, results)
+        return f
 
     def add(self, type: Attribute, name: str, attributes: ArgAttributes) -> SSAValue:
         """Add an argument."""

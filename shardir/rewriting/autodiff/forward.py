@@ -13,9 +13,9 @@
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import AnyFloat, FunctionType, TensorType
+from xdsl.dialects.builtin import AnyFloat, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.dist import layout_of
@@ -27,8 +27,6 @@ from shardir.dialects.train import (
     arg_attrs,
     of_microbatches,
     result_attrs,
-    set_arg_attrs,
-    set_result_attrs,
     updated_arguments,
 )
 from shardir.rewriting.autodiff.activity import Activity
@@ -100,18 +98,7 @@ class ForwardFunction:
 
     def function(self) -> FuncOp:
         """Return the function with the block as its body."""
-        end = self.block.last_op
-        assert isinstance(end, ReturnOp)
-        types = [a.type for a in self.block.args], [v.type for v in end.operands]
-        if (region := self.block.parent) is not None:
-            region.detach_block(self.block)
-        name = self.request.sym_name.data
-        f = FuncOp(name, FunctionType.from_lists(*types), Region(self.block))
-        f.location = self.request.location
-        if any(self.arguments.attributes):
-            set_arg_attrs(f, self.arguments.attributes)
-        if any(self.result_attributes):
-            set_result_attrs(f, self.result_attributes)
+        f = self.arguments.as_function(self.request, self.result_attributes)
         if self.request.pipeline is not None:
             f.attributes[PIPELINE] = self.request.pipeline
         return f

@@ -11,9 +11,9 @@
    }
 """
 
-from xdsl.dialects.builtin import AnyFloat, FunctionType, TensorType
+from xdsl.dialects.builtin import AnyFloat, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import name_of
@@ -35,8 +35,6 @@ from shardir.dialects.train import (
     metric_names,
     remove_state_layouts,
     result_attrs,
-    set_arg_attrs,
-    set_result_attrs,
     updated_arguments,
     updates_attrs,
 )
@@ -181,20 +179,8 @@ class Differentiation:
 
     def function(self) -> FuncOp:
         """Return the function with the block as its body."""
-        end = self.block.last_op
-        assert isinstance(end, ReturnOp)
-        types = [a.type for a in self.block.args], [v.type for v in end.operands]
-        if (region := self.block.parent) is not None:
-            region.detach_block(self.block)
-        f = FuncOp(
-            self.request.sym_name.data, FunctionType.from_lists(*types), Region(self.block)
-        )  # fmt: skip
-        f.location = self.request.location
-        if any(self.arguments.attributes):
-            set_arg_attrs(f, self.arguments.attributes)
-            remove_state_layouts(f)  # the types of the states have them
-        if any(self.result_attributes):
-            set_result_attrs(f, self.result_attributes)
+        f = self.arguments.as_function(self.request, self.result_attributes)
+        remove_state_layouts(f)  # the types of the states have them
         if isinstance(self.request, StepOp):
             mark_step(f)
             for name, requested in ((SYNC, self.request.sync), (PIPELINE, self.request.pipeline)):
