@@ -9,7 +9,7 @@ MUTANTS ?= 2000
 JOBS ?= 2
 FAULTS ?= 200
 
-.PHONY: demo test test-all mutants programs fuzz faults lint clean
+.PHONY: demo test test-gpu test-all mutants programs fuzz faults lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 $(VENV)/ready: pyproject.toml
@@ -33,6 +33,9 @@ test: lint  ## the checks of the source, then every test
 
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test
+
+test-gpu:  ## test/run on the GPUs of this machine: by NCCL on one rank, by Gloo on several
+	SHARDIR_TEST_DEVICE=cuda NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal test/run
 
 mutants: $(VENV)/ready  ## plant errors, each of which the tests of its package must catch
 	$(BIN)/python test/mutants/run.py --jobs $(JOBS)

@@ -31,6 +31,7 @@ def load(
     weights: str | Path | Mapping[str, torch.Tensor] | None = None,
     *,
     backend: str = "gloo",
+    device: str | None = None,
     seed: int = 0,
     timeout: float = 300.0,
     compile: bool = False,
@@ -45,6 +46,7 @@ def load(
             `CompiledModel.load_weights` takes. Other states that it has are taken too.
         backend: the library of collectives, where torch.distributed is not initialized: gloo on
             CPUs, nccl on GPUs.
+        device: cpu or cuda, by default cpu with gloo; with gloo and cuda ranks share GPUs.
         seed: of initial values, where there are no weights.
         timeout: the longest wait for a rank, in seconds.
         compile: whether to hand what is between collectives to torch.compile.
@@ -58,7 +60,7 @@ def load(
     else:
         atexit.register(_leave)
     with _errors():
-        given = {"backend": backend, "seed": seed, "timeout": timeout}
+        given = {"backend": backend, "device": device, "seed": seed, "timeout": timeout}
         options = runtime_module("runtime_options").RunOptions.of(given)
         plan = runtime_module("runtime_plan").load_plan(directory)
         mesh = runtime_module("runtime_process").join_ranks(plan, options)

@@ -16,8 +16,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+import runtime_channels
 import runtime_mesh
-import runtime_stage_transfers
 import torch
 from extent import extent
 from runtime_mesh import Mesh
@@ -235,7 +235,7 @@ class Program:
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_stage_transfers, "dist", Distributed)
+    monkeypatch.setattr(runtime_channels, "dist", Distributed)
 
 
 def changed(lines: list[str], chance: random.Random) -> list[str]:
@@ -315,6 +315,9 @@ class Groups:
     def new_group(self, ranks: list[int], **_: Any) -> int:
         self.made.append(ranks)
         return len(self.made) - 1
+
+    def get_backend(self) -> str:
+        return "nccl"
 
     def send(self, x: torch.Tensor, peer: int, group: int) -> None:
         self.first.append(("send", peer, group))

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import runtime_blocks
+import runtime_channels
 import torch
+from device import DEVICE
 
 from shardir.backend.torch.runtime import runtime as rt
 
@@ -51,7 +53,7 @@ def integers(seed, shape, dtype="float32"):
 
 
 def tensor(array, dtype="float32"):
-    return torch.tensor(np.array(array)).to(getattr(torch, dtype))
+    return torch.tensor(np.array(array)).to(DEVICE, getattr(torch, dtype))
 
 
 def check(got, want, dtype="float32"):
@@ -103,7 +105,7 @@ class Cases:
                 each[first], each[second] = pairs.T
                 want = REDUCE[op](each, axis=0)
                 got = self.rt.all_reduce(self.mesh, tensor(each[self.me], dtype), op, self.axes)
-                found = got.double().numpy()
+                found = got.double().cpu().numpy()
                 assert np.array_equal(found, want, equal_nan=True), f"{op} {found} not {want}"
 
     def all_reduce_in_place(self):
@@ -138,7 +140,7 @@ class Cases:
         x = tensor(full[self.me : self.me + 1])
         check(self.rt.all_gather(self.mesh, x, 0, self.axes), full)
         x = tensor(self.unsharded((8, 2)))[:2].t()  # not contiguous
-        check(self.rt.all_gather(self.mesh, x, 1, self.axes), np.tile(x.numpy(), (1, self.n)))
+        check(self.rt.all_gather(self.mesh, x, 1, self.axes), np.tile(x.cpu().numpy(), (1, self.n)))
         for dtype in DTYPES:
             full = self.unsharded((self.n, 3), dtype)
             x = tensor(full[self.me : self.me + 1], dtype)
@@ -297,6 +299,16 @@ class Cases:
             check(there, each[0] if self.me == last else np.zeros(shape))
             check(back, each[last] if self.me == 0 else np.zeros(shape))
         self.mesh.wait()
+
+    def by_host(self):
+        """As between CUDA tensors on Gloo."""
+        plain = runtime_channels.is_by_host
+        runtime_channels.is_by_host = lambda x: True
+        try:
+            self.permute()
+            self.send_recv()
+        finally:
+            runtime_channels.is_by_host = plain
 
     def gather_global(self):
         for size in [8, 10, 1]:

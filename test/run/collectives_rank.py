@@ -19,10 +19,11 @@ if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
         if hasattr(dist, newer):
             delattr(dist, newer)
 
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 # as beside a program
 sys.path.append(f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
 from collective_cases import FEWER, NAMES, Cases, check, integers, shards, tensor
+from device import DEVICE
 
 from shardir.backend.torch.runtime import runtime as rt
 
@@ -39,7 +40,7 @@ def main(mesh_text, rank, store):
         world_size=world,
         timeout=timedelta(seconds=30),
     )
-    mesh = rt.Mesh(mesh_axes, rank)
+    mesh = rt.Mesh(mesh_axes, rank, torch.device(DEVICE))
     failures = []
     if world == 8:
         for axes in [(("d", 2, 2),), (("d", 2, 4),), ("d",), (("d", 1, 2), ("d", 4, 2))]:

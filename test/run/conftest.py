@@ -6,6 +6,16 @@ from functools import cache
 from typing import Any
 
 import pytest
+from device import DEVICE
+
+from shardir.backend.torch.runtime.runtime_options import RunOptions
+
+if DEVICE != "cpu":  # where a test names none
+    of_options = RunOptions.words
+    RunOptions.words = lambda self: [
+        *of_options(self),
+        *([] if self.device else ["--device", DEVICE]),
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,10 @@ import torch
 
 import shardir
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from device import DEVICE
+
 directory, weights, port, rank = sys.argv[1:]
 os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
                "MASTER_PORT": port}  # fmt: skip
@@ -20,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
 import generate  # noqa: E402 - of the examples
 
 torch.set_num_threads(1)
-program = shardir.load(directory, timeout=60)
+program = shardir.load(directory, device=DEVICE, timeout=60)
 print(generate.generate(program, 12).tolist())
 program.reset()
 program.load_weights(weights)

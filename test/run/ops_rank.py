@@ -21,7 +21,7 @@ import torch.distributed as dist
 sys.path.insert(0, f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
 sys.path.append(str(Path(__file__).parents[1]))  # the module of the custom op's case
 
-rt = import_module("runtime")
+rt, DEVICE = import_module("runtime"), import_module("device").DEVICE
 
 TYPES = {
     "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
@@ -39,7 +39,7 @@ def main(directory: Path, rank: int) -> None:
         store=dist.FileStore(str(directory / "store"), 4),
         rank=rank, world_size=4, timeout=timedelta(seconds=20),
     )  # fmt: skip
-    mesh = rt.Mesh([("a", 2), ("b", 2)], rank)
+    mesh = rt.Mesh([("a", 2), ("b", 2)], rank, torch.device(DEVICE))
     out, failures = {}, []
     for name, function, elements in json.loads((directory / "jobs.json").read_text()):
         space: dict[str, Any] = {"__name__": name}
@@ -47,7 +47,8 @@ def main(directory: Path, rank: int) -> None:
         exec(compile(path.read_text(), str(path), "exec"), space)
         with np.load(directory / f"{name}.npz") as given:
             arguments = [
-                torch.tensor(given[f"{i}_{rank}"]).to(TYPES[e]) for i, e in enumerate(elements)
+                torch.tensor(given[f"{i}_{rank}"]).to(DEVICE, TYPES[e])
+                for i, e in enumerate(elements)
             ]
         try:
             with torch.no_grad():
@@ -56,7 +57,7 @@ def main(directory: Path, rank: int) -> None:
             failures.append(f"{name}: {traceback.format_exc(limit=-3)}")
             continue
         for i, x in enumerate(results if isinstance(results, tuple) else (results,)):
-            out[f"{name}_{i}"] = x.to(WIDER.get(x.dtype, x.dtype)).numpy()
+            out[f"{name}_{i}"] = x.to("cpu", WIDER.get(x.dtype, x.dtype)).numpy()
     np.savez(directory / f"results_{rank}.npz", **out)
     print("\n".join(failures) or f"rank {rank}: all ran")
     dist.barrier()

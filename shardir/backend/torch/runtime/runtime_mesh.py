@@ -157,7 +157,7 @@ class Mesh:
         """
         groups = sorted({tuple(self.members(axes, rank)) for rank in range(self.size)})
         for ends in ((ranks[source], ranks[target]) for ranks in groups):
-            if self.device.type == "cpu":
+            if dist.get_backend() == "gloo":
                 self._channels[ends] = dist.group.WORLD
             elif ends not in self._channels:
                 made = self._new_group(ends, f"{ends[0]} to {ends[1]}")

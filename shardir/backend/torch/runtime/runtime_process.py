@@ -151,8 +151,6 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
         )
     device = device_of(options, int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count())
     if device.type == "cuda":
-        if options.backend == "gloo" and plan.channels:
-            raise PlanError("--device cuda: expected nccl for transfers between ranks, got gloo")
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=options.timeout)
     if plan.size > 1 and not joined:

@@ -10,10 +10,9 @@ A part of the runtime; needs only torch.
 from typing import Any
 
 import runtime as rt
-import runtime_buffers as buffers
+import runtime_channels as channels
 import runtime_position as position
 import torch
-import torch.distributed as dist
 from runtime_mesh import Mesh
 from runtime_stage_order import StageValue
 from torch import Tensor
@@ -55,8 +54,7 @@ def start_send(mesh: Mesh, x: Tensor, peer: int) -> StageTransfer:
     """Start to send a tensor to a rank."""
     x, work = x.contiguous(), None
     if x.numel():
-        channel = mesh.channel(mesh.rank, peer)
-        work = dist.isend(buffers.in_transport_dtype(x), peer, group=channel)
+        work = channels.start_send(mesh, x, peer)
     return StageTransfer(work, x, peer)
 
 
@@ -64,8 +62,7 @@ def start_receive(mesh: Mesh, type: StageValue, peer: int) -> StageTransfer:
     """Post the receive of a value of a rank."""
     x, work = _made(torch.empty, mesh, type), None
     if x.numel():
-        channel = mesh.channel(peer, mesh.rank)
-        work = dist.irecv(buffers.in_transport_dtype(x), peer, group=channel)
+        work = channels.start_receive(mesh, x, peer)
     return StageTransfer(work, x, peer)
 
 

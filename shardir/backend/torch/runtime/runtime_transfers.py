@@ -4,10 +4,10 @@ A part of the runtime (runtime.py defines axes, groups and shards); needs only t
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import runtime_buffers as buffers
+import runtime_channels as channels
 import torch
 import torch.distributed as dist
 from runtime_mesh import Axes, Mesh, bounds, shard_size
@@ -94,11 +94,11 @@ def permute(
         out = make(x.shape if shape is None else shape, dtype=x.dtype, device=x.device)
     transfers = []
     if source is not None and source != me and out.numel():
-        transfers.append(_start(dist.irecv, mesh, out, group.ranks[source], mesh.rank))
+        transfers.append(channels.start_receive(mesh, out, group.ranks[source]))
     if x.numel():
         x = x.contiguous()
         sent = [group.ranks[t] for s, t in pairs if s == me != t]
-        transfers += [_start(dist.isend, mesh, x, mesh.rank, target) for target in sent]
+        transfers += [channels.start_send(mesh, x, target) for target in sent]
     for work in transfers:
         work.wait()
     return out
@@ -121,7 +121,7 @@ def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
     while mesh._sends and mesh._sends[0][0].is_completed():
         mesh._sends.popleft()
     if x.numel():
-        mesh.hold([(_start(dist.isend, mesh, x, mesh.rank, group.ranks[target]), x)])
+        mesh.hold([(channels.start_send(mesh, x, group.ranks[target]), x)])
 
 
 @recorded
@@ -137,16 +137,10 @@ def recv(
         return mesh._to_self[group.ranks].popleft()
     out = torch.empty(tuple(shape), dtype=dtype, device=mesh.device)
     if out.numel():
-        _start(dist.irecv, mesh, out, group.ranks[source], mesh.rank).wait()
+        channels.start_receive(mesh, out, group.ranks[source]).wait()
     return out
 
 
 def _connect(mesh: Mesh, axes: Axes, source: int, target: int) -> None:
     if source != target:
         mesh.connect(axes, source, target)
-
-
-def _start(call: Callable[..., Any], mesh: Mesh, x: Tensor, source: int, target: int) -> Any:
-    """Start to send or receive on the channel between two ranks; return the work."""
-    view, other = buffers.in_transport_dtype(x), target if source == mesh.rank else source
-    return call(view, other, group=mesh.channel(source, target))

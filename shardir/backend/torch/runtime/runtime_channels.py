@@ -1,0 +1,45 @@
+"""Messages between two ranks, on their channel (`Mesh.connect`).
+
+Gloo transfers no CUDA tensors between two ranks: there they pass through host memory.
+
+A part of the runtime; needs only torch.
+"""
+
+from typing import Any
+
+import runtime_buffers as buffers
+import torch
+import torch.distributed as dist
+from runtime_mesh import Mesh
+from torch import Tensor
+
+
+def start_send(mesh: Mesh, x: Tensor, peer: int) -> Any:
+    """Start to send a contiguous tensor to a rank; return the work, which may need the tensor."""
+    x, channel = buffers.in_transport_dtype(x), mesh.channel(mesh.rank, peer)
+    return dist.isend(x.cpu() if is_by_host(x) else x, peer, group=channel)
+
+
+def start_receive(mesh: Mesh, x: Tensor, peer: int) -> Any:
+    """Post the receive of a contiguous tensor from a rank; return the work."""
+    x, channel = buffers.in_transport_dtype(x), mesh.channel(peer, mesh.rank)
+    if not is_by_host(x):
+        return dist.irecv(x, peer, group=channel)
+    host = torch.empty_like(x, device="cpu")
+    return _ReceiveByHost(dist.irecv(host, peer, group=channel), host, x)
+
+
+def is_by_host(x: Tensor) -> bool:
+    """Whether messages pass through host memory."""
+    return x.is_cuda and dist.get_backend() == "gloo"
+
+
+class _ReceiveByHost:
+    """The work of a receive into host memory, from which `wait` copies it."""
+
+    def __init__(self, work: Any, host: Tensor, x: Tensor):
+        self._work, self._host, self._x = work, host, x
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._x.copy_(self._host)
