@@ -46,6 +46,21 @@ def test_an_update_does_not_depend_on_the_order_of_elements_in_memory(
     torch.testing.assert_close(tensors[0], expected.detach())
 
 
+@pytest.mark.parametrize(
+    ("update", "optimizer"), [(adam, torch.optim.Adam), (adamw, torch.optim.AdamW)]
+)
+def test_an_update_in_bf16_is_that_of_exact_numbers(update: Any, optimizer: Any) -> None:
+    """Of the same states and gradient in double precision, rounded once."""
+    numbers = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
+    w, g = torch.randn(2, 500, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = w.double().requires_grad_()
+    own = optimizer([expected], 0.1, (0.8, 0.9), 1e-3, 0.1, foreach=False)
+    expected.grad = g.double()
+    own.step()
+    update(w, torch.zeros_like(w), torch.zeros_like(w), g, torch.tensor(1), 0.1, **numbers)
+    torch.testing.assert_close(w, expected.detach().bfloat16(), rtol=2**-7, atol=0)
+
+
 def test_torch_has_the_ranks_of_a_group_by_number() -> None:
     for ranks in permutations((1, 3, 4)):
         group = Group(ranks, 3, None)

@@ -164,8 +164,7 @@ class EmissionScope(ListScope):
 
     def _is_in_place(self, op: Operation) -> bool:
         """Whether an op allocates nothing: an update by a fused kernel."""
-        fused = isinstance(op, train.AdamOp | train.AdamWOp)
-        return fused and self.element(op.w) in ("f32", "f64")
+        return isinstance(op, train.AdamOp | train.AdamWOp)
 
     def _free(self) -> None:
         """Write the line that frees what nothing reads."""

@@ -176,11 +176,9 @@ def _root(s: EmissionScope, op: train.Adams | train.LambDirectionOp, v: str) -> 
     return f"({v} / {correction}).sqrt_().add_({float_of(op, 'eps')!r})"
 
 
-def _fused_step(s: EmissionScope, op: Operation) -> SSAValue | None:
+def _fused_step(op: train.AdamOp | train.AdamWOp) -> SSAValue | None:
     """The number of the step from which torch's fused kernel computes the corrections of an update
-    itself; None for an update without one: the kernel is for f32 and f64."""
-    if not isinstance(op, train.AdamOp | train.AdamWOp) or s.element(op.w) not in ("f32", "f64"):
-        return None
+    itself; None where they are of another origin."""
     one, two = op.correction1.owner, op.correction2.owner
     if not (isinstance(one, train.BiasCorrectionOp) and isinstance(two, train.BiasCorrectionOp)):
         return None
@@ -198,7 +196,7 @@ def _fused(s: EmissionScope, op: train.AdamOp | train.AdamWOp, step: SSAValue) -
 
 
 def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
-    if (step := _fused_step(s, op)) is not None:
+    if (step := _fused_step(op)) is not None:
         return _fused(s, op, step)
     g, temporary = _held(s, op)
     m, v = _moments(s, op, g)
@@ -207,7 +205,7 @@ def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
 
 
 def _adamw(s: EmissionScope, op: train.AdamWOp) -> Text:
-    if (step := _fused_step(s, op)) is not None:
+    if (step := _fused_step(op)) is not None:
         return _fused(s, op, step)
     w, decay = _own(s, op, op.new_w, op.w), float_of(op, "weight_decay")
     if decay:

@@ -203,16 +203,15 @@ def cross_entropy_grad(
 ) -> Tensor:
     """(softmax(logits) - target) dy, where the target is 1 at the label, smoothed; 0 where the
     label is `ignore`."""
-    counts = None if ignore is None else labels != ignore
-    if counts is not None:
+    if ignore is not None:
+        counts = labels != ignore
         labels, dy = labels.where(counts, 0), dy.where(counts, 0.0)
     out = logits.softmax(-1)
     at = labels.long().unsqueeze(-1)  # scatter_add_ itself checks them
     out.scatter_add_(-1, at, out.new_full((), smoothing - 1.0).expand(at.shape))
     if smoothing:
         out.sub_(smoothing / logits.shape[-1])
-    out.mul_(dy.unsqueeze(-1))
-    return out if counts is None else out.where(counts.unsqueeze(-1), 0.0)
+    return out.mul_(dy.unsqueeze(-1))
 
 
 def layer_norm_grad(
