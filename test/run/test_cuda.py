@@ -1,6 +1,6 @@
 # ruff: noqa: E402 (there may be no torch, and no GPU)
-"""Programs on a GPU, by NCCL with one rank, against the same on a CPU; needs a GPU (`make test-gpu`,
-docs/testing.md). The other tests of this folder run on GPUs by Gloo."""
+"""Programs on a GPU, by NCCL with one rank, against the same on a CPU (`make test-gpu`). The other
+tests of this folder run on GPUs by Gloo."""
 
 from pathlib import Path
 

@@ -176,9 +176,11 @@ def _root(s: EmissionScope, op: train.Adams | train.LambDirectionOp, v: str) -> 
     return f"({v} / {correction}).sqrt_().add_({float_of(op, 'eps')!r})"
 
 
-def _fused_step(op: train.AdamOp | train.AdamWOp) -> SSAValue | None:
+def _fused_step(op: Operation) -> SSAValue | None:
     """The number of the step from which torch's fused kernel computes the corrections of an update
-    itself; None where they are of another origin."""
+    itself; None for an update without one, or with corrections of another origin."""
+    if not isinstance(op, train.AdamOp | train.AdamWOp):
+        return None
     one, two = op.correction1.owner, op.correction2.owner
     if not (isinstance(one, train.BiasCorrectionOp) and isinstance(two, train.BiasCorrectionOp)):
         return None
@@ -265,7 +267,7 @@ def _learning_rate(s: EmissionScope, op: train.LearningRateOp) -> Text:
 
 
 def _bias_correction(s: EmissionScope, op: train.BiasCorrectionOp) -> Text:
-    if all(_fused_step(s, use.operation) is not None for use in op.out.uses):
+    if all(_fused_step(use.operation) is not None for use in op.out.uses):
         return None
     return f"1 - {float_of(op, 'beta')!r} ** {s.operand(op.step)}.double()"
 
