@@ -179,6 +179,11 @@ class Cases:
         try:
             self.all_gather_large_fused()
             self.reduce_scatter_large_fused()
+            each = self.each((2 * self.n, 3), "bool")
+            found = self.rt.reduce_scatter(
+                self.mesh, tensor(each[self.me], "bool"), "sum", 0, self.axes
+            )
+            check(found, shards(np.max(np.stack(each), axis=0), 0, self.n)[self.me], "bool")
         finally:
             runtime_blocks.is_library = plain
 
@@ -307,6 +312,8 @@ class Cases:
         try:
             self.permute()
             self.send_recv()
+            self.all_gather_fused()
+            self.reduce_scatter()
         finally:
             runtime_channels.is_by_host = plain
 

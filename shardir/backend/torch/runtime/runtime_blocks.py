@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import runtime_buffers as buffers
+import runtime_channels as channels
 import torch.distributed as dist
 from runtime_mesh import Group
 from torch import Tensor
@@ -23,7 +24,7 @@ _TAG = 1
 
 def is_library(x: Tensor) -> bool:
     """Whether the library's collectives move blocks: NCCL's, several at once without copies."""
-    return x.is_cuda
+    return x.is_cuda and not channels.is_by_host(x)
 
 
 class Works(list):
@@ -64,13 +65,14 @@ def scatter(
     group: Group, blocks: Sequence[Tensor], outs: Sequence[Tensor], reduction: Any, wait: bool
 ) -> Any:
     """Reduce row k of each of `blocks` [n, size] to `outs` [size] of rank k."""
-    given = [x.view(-1) for x in blocks]
+    given = [buffers.in_transport_dtype(x).view(-1) for x in blocks]
+    outs = [buffers.in_transport_dtype(x) for x in outs]
     if len(given) == 1:
         how: dict[str, Any] = {"group": group.process_group, "async_op": not wait}
         return _scatter_into(outs[0], given[0], reduction, **how)
     options = dist.ReduceScatterOptions()
     options.reduceOp = reduction
-    work = group.process_group.reduce_scatter_tensor_coalesced([*outs], given, options)
+    work = group.process_group.reduce_scatter_tensor_coalesced(outs, given, options)
     return _ended(work, wait)
 
 
@@ -83,10 +85,14 @@ def _exchange(group: Group, sent: Sequence[Any], received: Sequence[Any], wait: 
     me, works, to = group.order[group.index], Works(), group.process_group
     others = [(me + k) % group.size for k in range(1, group.size)]
     for x in received:
-        works += [to.recv([x[k]], k, _TAG) for k in reversed(others)]
+        works += [_receive(to, x[k], k) for k in reversed(others)]
     for x in sent:
-        works += [to.send([x[k]], k, _TAG) for k in others]
+        works += [to.send([channels.sent(x[k])], k, _TAG) for k in others]
     return _ended(works, wait)
+
+
+def _receive(process_group: Any, x: Tensor, rank: int) -> Any:
+    return channels.received(x, lambda x: process_group.recv([x], rank, _TAG))
 
 
 def _ended(work: Any, wait: bool) -> Any:

@@ -5,6 +5,7 @@ Gloo transfers no CUDA tensors between two ranks: there they pass through host m
 A part of the runtime; needs only torch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import runtime_buffers as buffers
@@ -17,21 +18,31 @@ from torch import Tensor
 def start_send(mesh: Mesh, x: Tensor, peer: int) -> Any:
     """Start to send a contiguous tensor to a rank; return the work, which may need the tensor."""
     x, channel = buffers.in_transport_dtype(x), mesh.channel(mesh.rank, peer)
-    return dist.isend(x.cpu() if is_by_host(x) else x, peer, group=channel)
+    return dist.isend(sent(x), peer, group=channel)
 
 
 def start_receive(mesh: Mesh, x: Tensor, peer: int) -> Any:
     """Post the receive of a contiguous tensor from a rank; return the work."""
     x, channel = buffers.in_transport_dtype(x), mesh.channel(peer, mesh.rank)
-    if not is_by_host(x):
-        return dist.irecv(x, peer, group=channel)
-    host = torch.empty_like(x, device="cpu")
-    return _ReceiveByHost(dist.irecv(host, peer, group=channel), host, x)
+    return received(x, lambda x: dist.irecv(x, peer, group=channel))
 
 
 def is_by_host(x: Tensor) -> bool:
     """Whether messages pass through host memory."""
     return x.is_cuda and dist.get_backend() == "gloo"
+
+
+def sent(x: Tensor) -> Tensor:
+    """Return the tensor that is sent for x."""
+    return x.cpu() if is_by_host(x) else x
+
+
+def received(x: Tensor, start: Callable[[Tensor], Any]) -> Any:
+    """Return the work of a receive into x, which `start` posts for the tensor that it is given."""
+    if not is_by_host(x):
+        return start(x)
+    host = torch.empty_like(x, device="cpu")
+    return _ReceiveByHost(start(host), host, x)
 
 
 class _ReceiveByHost:

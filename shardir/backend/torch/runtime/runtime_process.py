@@ -31,6 +31,9 @@ _OTHERS = {
 """The kinds of errors whose cause is another rank, by parts of torch's messages: it did not answer
 in time, or its connection was lost."""
 
+_ON_DEVICE = "device-side assert"
+"""What torch says where a check of an emitted program fails on a GPU: those are of indices."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
 
@@ -64,6 +67,8 @@ def as_rank(work: Callable[[RunOptions, Events], int | None]) -> None:
         print(f"error: {error}", file=sys.stderr)
     except Exception as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0][:1000]
+        if _ON_DEVICE in message:
+            message += ": an index is out of range; --backend gloo --device cpu says which"
         events.send(always=True, event="error", kind=_kind(error), message=message)
         traceback.print_exc()
     except KeyboardInterrupt:

@@ -168,7 +168,7 @@ def _reduce_blocks(group: Group, blocks: list[Tensor], op: str, wait: bool) -> b
     moved = [k for k, out in enumerate(outs) if out.numel()]
     received, work = list[Tensor](), None
     given, made = [blocks[k] for k in moved], [outs[k] for k in moved]
-    if moved and runtime_blocks.is_library(given[0]) and given[0].dtype != torch.bool:
+    if moved and runtime_blocks.is_library(given[0]):
         work = runtime_blocks.scatter(group, given, made, reduction, wait)
     elif moved:  # Gloo has only the sum here, and is 1.4 (16 MB) to 2.7 (4 KB) times slower
         received = [x.new_empty(group.size - 1, x.shape[1]) for x in given]
