@@ -3,6 +3,7 @@
 tests of this folder run on GPUs by Gloo."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +26,11 @@ TOLERANCE = {"mixed_precision": 2e-2}
 """Relative; of f32 else 1e-4: products on GPUs sum in another order."""
 
 
-def states(program: Path, folder: Path, **options: object) -> dict[str, np.ndarray]:
+def states(program: Path, folder: Path, **options: Any) -> dict[str, np.ndarray]:
     folder.mkdir(exist_ok=True)
     dump = folder / "dump.npz"
-    run(program, Options(**{"steps": STEPS, "timeout": 120, "dump": dump, **options}))
+    given: dict[str, Any] = {"steps": STEPS, "timeout": 120, "dump": dump, **options}
+    run(program, Options(**given))
     return dict(np.load(dump))
 
 
@@ -51,8 +53,8 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(
 ) -> None:
     compiled = shardir.compile_file(EXAMPLES / f"{example}.ir", mode="stand_alone")
     program, saved = compiled.save(tmp_path / "program"), tmp_path / "saved"
-    expected = states(program, tmp_path / "whole", backend="nccl")
-    states(program, tmp_path / "half", backend="nccl", steps=2, checkpoints=saved, save_every=1)
+    expected = states(program, tmp_path / "uninterrupted", backend="nccl")
+    states(program, tmp_path / "first", backend="nccl", steps=2, checkpoints=saved, save_every=1)
     found = states(program, tmp_path / "rest", backend="nccl", resume=saved)
     for name, x in expected.items():
         if name.startswith("states/"):

@@ -20,6 +20,7 @@ from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import executed
+from shardir.backend.torch.emit.biases import bias_addition, with_biases
 from shardir.backend.torch.emit.program import of_outlined, outlined
 from shardir.cost.schedule import level_of
 from shardir.cost.seconds import OpCost
@@ -35,6 +36,10 @@ HANDED = (
 )  # fmt: skip
 """Ops that no event is for: of the function, of loops over equal blocks, which the module that is
 simulated does not have, and constants, of which equal ones are one in the program."""
+
+
+Run = tuple[Operation, float, float]
+"""An op in a call, with its begin and end in seconds."""
 
 
 class MeasuredCall(NamedTuple):
@@ -54,12 +59,12 @@ class ProgramLines:
         module: in the local view, after all passes.
 
     Attributes:
-        module: the same without composites: the ops are of this one.
+        module: the same without composites, as it is emitted: the ops are of this one.
         text: that of the program.
     """
 
     def __init__(self, module: ModuleOp):
-        self.module = expanded(module)
+        self.module = with_biases(expanded(module))
         loops = outlined(self.module)
         made = of_outlined(loops)
         self.text = made.text
@@ -85,12 +90,12 @@ class ProgramLines:
         mesh = simulation.cost.mesh
         costs = {e.cost.op: e.cost for rank in simulation.ranks for e in rank.events}
         for call in recorded:
-            runs = list(self._runs(call))
+            runs = list(_with_additions(self._runs(call)))
             events = sorted(_events(runs, costs, mesh), key=lambda e: e.begin)
             spans = [[*what, a * NANO, b * NANO] for *what, a, b in call["spans"]]
             yield MeasuredCall(call["begin"] * NANO, call["end"] * NANO, events, spans)
 
-    def _runs(self, call: Mapping[str, Any]) -> Iterator[tuple[Operation, float, float]]:
+    def _runs(self, call: Mapping[str, Any]) -> Iterator[Run]:
         """Yield the ops of a call with their begin and end; an op has one line or several."""
         counts, last = Counter[int](), 0
         op: Operation | None = None
@@ -110,6 +115,14 @@ class ProgramLines:
             yield op, begin, end
 
 
+def _with_additions(runs: Iterator[Run]) -> Iterator[Run]:
+    """Yield the ops, and those that add a bias after their products: they have no line."""
+    for op, begin, end in runs:
+        yield op, begin, end
+        if (add := bias_addition(op)) is not None:
+            yield add, end, end
+
+
 def _run(f: FuncOp) -> Iterator[Operation]:
     """Yield the ops of a function in the order in which they run, with those of equal blocks, in a
     loop or not, one block after the other."""
@@ -119,7 +132,7 @@ def _run(f: FuncOp) -> Iterator[Operation]:
 
 
 def _events(
-    runs: list[tuple[Operation, float, float]], costs: Mapping[Operation, OpCost], mesh: Mesh
+    runs: list[Run], costs: Mapping[Operation, OpCost], mesh: Mesh
 ) -> Iterator[SimulatedEvent]:
     """Yield the events of the ops of a call."""
     rows, started, flights = (

@@ -23,6 +23,7 @@ from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
 from shardir.backend.torch.emit import names
+from shardir.backend.torch.emit.biases import with_biases
 from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
 from shardir.backend.torch.emit.scope import EmissionScope, Program, foreign_names
@@ -149,7 +150,7 @@ def emitted(
     Raises:
         Failure: the module holds what the backend has no text for.
     """
-    return of_outlined(outlined(expanded(module)), rank, single, straight_line)
+    return of_outlined(outlined(with_biases(expanded(module))), rank, single, straight_line)
 
 
 def of_outlined(

@@ -11,6 +11,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import maybe_shared
 from shardir.analysis.roles import frees, lent_arguments, retained_arguments
 from shardir.analysis.storages import Storages, live_ops
+from shardir.backend.torch.emit.biases import bias_addition, biased
 from shardir.backend.torch.emit.literals import Number, number_text
 from shardir.backend.torch.emit.names import WIDTH, Names, comment, printable, tuple_text
 from shardir.backend.torch.emit.origins import source_line
@@ -62,6 +63,8 @@ class VariableScope(LocalTypes):
         for op in self.ops:
             for result, operand in maybe_shared(op, self.mesh):
                 self.storages.join(result, operand)
+            if biased(op) is not None:
+                self.storages.join(op.results[0], op.operands[0])
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
         self._literals: dict[SSAValue, str] = {}
@@ -136,6 +139,8 @@ class VariableScope(LocalTypes):
         hint, users = v.name_hint, {use.operation for use in v.uses}
         if len(users) == 1 and isinstance(first := users.pop(), train.CarriedOp):
             hint = first.out.name_hint or hint  # the loop's variable, from its first run on
+        elif (add := bias_addition(op)) is not None:
+            hint = add.out.name_hint or hint
         before = op.operands
         if isinstance(op, dist.CollectiveOp | dist.WaitOp):  # a result is the operand of its index
             before = (op.operands[v.index],)

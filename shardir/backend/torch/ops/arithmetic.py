@@ -5,6 +5,7 @@ from math import isnan
 
 from xdsl.ir import Operation
 
+from shardir.backend.torch.emit.biases import biased
 from shardir.backend.torch.emit.literals import number_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.common import infix, method
@@ -49,8 +50,15 @@ def _neg(s: EmissionScope, op: nn.NegOp) -> Text:
     return f"-{s.operand(op.x)}"
 
 
+_sum = infix("+")
+
+
+def _add(s: EmissionScope, op: nn.AddOp) -> Text:
+    return op.lhs if biased(op) is not None else _sum(s, op)
+
+
 TORCH: dict[type[Operation], Entry] = {
-    nn.AddOp: infix("+"),
+    nn.AddOp: _add,
     nn.SubOp: infix("-"),
     nn.MulOp: _mul,
     nn.DivOp: _div,

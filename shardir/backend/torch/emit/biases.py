@@ -1,0 +1,63 @@
+"""Products to which a vector is added, which torch computes in one call: `F.linear(x, w, bias)`."""
+
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import AnyFloat, ModuleOp, TensorType
+from xdsl.ir import Operation
+
+from shardir.backend.torch.emit.einsum import kinds_of
+from shardir.dialects import nn
+from shardir.rewriting.copying import copied
+
+
+def with_biases(module: ModuleOp) -> ModuleOp:
+    """The module with each product right before the op that adds a vector to it: the vector exists
+    there, and bits do not depend on what a schedule of collectives puts between. Itself if they
+    are."""
+    if not list(_apart(module)):
+        return module
+    module = copied(module)
+    for product, add in list(_apart(module)):
+        block = add.parent_block()
+        assert block is not None
+        product.detach()
+        block.insert_op_before(product, add)
+    return module
+
+
+def _apart(module: ModuleOp) -> Iterator[tuple[nn.Contraction, Operation]]:
+    """Yield products, each with the op that adds a vector to it, where another op is between."""
+    for op in module.walk():
+        if (product := biased(op)) is not None and op.prev_op is not product:
+            yield product, op
+
+
+def biased(op: Operation) -> nn.Contraction | None:
+    """The product to which an op adds a vector of its columns, if nothing else reads it."""
+    if not isinstance(op, nn.AddOp):
+        return None
+    product, type = op.lhs.owner, op.out.type
+    if not isinstance(product, nn.Contraction) or weight_is_transposed(product) is None:
+        return None
+    bias = op.rhs.type
+    assert isinstance(type, TensorType) and isinstance(bias, TensorType)
+    fits = bias.get_shape() == type.get_shape()[-1:] and op.lhs.type == type
+    alone = op.lhs.has_one_use() and product.parent_block() is op.parent_block()
+    return product if fits and alone and isinstance(type.element_type, AnyFloat) else None
+
+
+def bias_addition(product: Operation) -> nn.AddOp | None:
+    """The op after a product, if it adds a vector to it."""
+    add = product.next_op
+    return add if isinstance(add, nn.AddOp) and biased(add) is product else None
+
+
+def weight_is_transposed(product: nn.Contraction) -> bool | None:
+    """Whether the right operand has the result's columns as its rows, as F.linear takes it; None if
+    it is not a matrix that all rows of the left one are multiplied by."""
+    x, y, z = product.letters
+    kinds = kinds_of(x, y, z)
+    wide = x == kinds.left + kinds.summed and z == kinds.left + kinds.right and not kinds.batch
+    if not wide or not kinds.left or len(kinds.summed) != 1 or len(kinds.right) != 1:
+        return None
+    return y == kinds.right + kinds.summed
