@@ -41,6 +41,9 @@ class Factors:
     """Factors along which elements depend on their neighbours, as in a sliding window: devices may
     need elements that others hold (`TensorOp.exchange`). Dimensions that have such a factor, or a
     moved one, may differ in size, so explicit sizes of one's shards do not apply to the other."""
+    repeated: frozenset[str] = frozenset()
+    """Factors on which the results that lack them do not depend: devices that split one of these
+    compute such a result each."""
     sparse: frozenset[str] = frozenset()
     """Factors of a value of which the op reads few elements, those at its indices: an all-gather of
     the value may move far more than the elements that are needed."""
@@ -55,7 +58,7 @@ class Factors:
     def _hash(self) -> int:
         return hash((
             self.sizes, self.operands, self.results, self.replicate, self.reduction, self.moved,
-            self.sliding, self.sparse,
+            self.sliding, self.repeated, self.sparse,
         ))  # fmt: skip
 
     def __str__(self) -> str:
@@ -66,10 +69,12 @@ class Factors:
         kinds = f" reduce {self.reduction} {', '.join(reduced)}" if reduced else ""
         replicated = f" replicate {', '.join(sorted(self.replicate))}" if self.replicate else ""
         moved = f" move {', '.join(sorted(self.moved))}" if self.moved else ""
+        repeat = f" repeat {', '.join(sorted(self.repeated))}" if self.repeated else ""
         slide = f" slide {', '.join(sorted(self.sliding))}" if self.sliding else ""
         return (
             f"{', '.join(map(dims, self.operands))} -> {', '.join(map(dims, self.results))} "
-            f"{{{', '.join(f'{f}={n}' for f, n in self.sizes)}}}{kinds}{replicated}{moved}{slide}"
+            f"{{{', '.join(f'{f}={n}' for f, n in self.sizes)}}}"
+            f"{kinds}{replicated}{repeat}{moved}{slide}"
         )
 
     @staticmethod
@@ -83,6 +88,7 @@ class Factors:
         linear: str = "",
         moved: Sequence[str] = (),
         sliding: Sequence[str] = (),
+        repeated: Sequence[str] = (),
         sparse: Sequence[str] = (),
         dealt: Sequence[str] = (),
     ) -> "Factors":
@@ -108,7 +114,7 @@ class Factors:
         return Factors(
             tuple(sizes.items()), dims[: len(operands)], dims[len(operands) :],
             frozenset(replicate), reduction, linear, frozenset(moved), frozenset(sliding),
-            frozenset(sparse), tuple(dealt),
+            frozenset(repeated), frozenset(sparse), tuple(dealt),
         )  # fmt: skip
 
     @cached_property
@@ -133,14 +139,14 @@ class Factors:
 
     @cached_property
     def reduced(self) -> frozenset[str]:
-        """The factors of the operands that some result lacks."""
-        ours = {f for v in self.operands for d in v for f in d}
+        """The factors of the operands that some result lacks, and sums over."""
+        ours = {f for v in self.operands for d in v for f in d} - self.repeated
         return frozenset(f for f in ours for v in self.results if all(f not in d for d in v))
 
     @cached_property
     def per_result(self) -> tuple[tuple[str, ...], ...]:
-        """For each result, the operands' factors that it lacks, in order."""
-        ours = {f for v in self.operands for d in v for f in d}
+        """For each result, the operands' factors that it lacks, and sums over, in order."""
+        ours = {f for v in self.operands for d in v for f in d} - self.repeated
         return tuple(
             tuple(f for f, _ in self.sizes if f in ours and all(f not in d for d in v))
             for v in self.results

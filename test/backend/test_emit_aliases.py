@@ -36,7 +36,7 @@ USES = {
     "rt": ("dist.all_gather %A dim 0 over <a>", ROWS, [ALL]),
     "moves": ("dist.exchange %A over <a>", ROWS, [COLUMNS]),
     "ops": ("nn.topk %A k 2 axis 1", F32, ["tensor<4x2xf32>", "tensor<4x2xi64>"]),
-    "ops_attention": ("nn.attention_grad %A, %A, %A, %A causal", F32, [F32] * 3),
+    "ops_attention": ("nn.attention %A, %A, %A causal logsumexp", F32, [F32, "tensor<4xf32>"]),
     "ops_positions": ("nn.sinusoid <halves> %A base 1.0e4", I32, ["tensor<4x6x8xf32>"]),
     "ops_random": ("nn.random <normal> %A stream 1", KEY, [F32]),
     "sliding": ("nn.max_pool_grad %A, %A window <3> padding <1, 1>", IMAGE, [IMAGE]),

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "masked queries have infinite sums",
+        "The gradients of queries that attend to no key are not zeros, where torch has no kernel.",
+        "shardir/backend/torch/runtime/ops_attention.py",
+        "lse = lse.masked_fill(lse.isneginf(), 0.0)",
+        "lse = lse + 0.0",
+        "test/dialects/test_attention.py -k kernels",
+    ),
+    Mutant(
         "lines of a loop are of its first block",
         "In a trace every run of a loop over equal blocks has the ops of the first one.",
         "shardir/backend/torch/measured.py",

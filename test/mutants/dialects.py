@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant(
         "causal masks start at row 0",
         "A shard of the rows of attention is masked as the first one.",
-        "shardir/dialects/nn/attention.py",
+        "shardir/dialects/nn/scores.py",
         "at = [device.start(x, len(k.shape) - 2) for x in self.operands[:2]]",
         "at = [0, 0]",
         "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k attention-causal",
@@ -167,10 +167,18 @@ MUTANTS = [
     Mutant(
         "the scores are scaled after the product",
         "Attention over sharded keys multiplies queries and keys before the scale.",
-        "shardir/dialects/nn/attention.py",
+        "shardir/dialects/nn/scores.py",
         'b.einsum(self.equation("Qmd,Knd->Qmn"), scaled, k)',
         'b.scale(b.einsum(self.equation("Qmd,Knd->Qmn"), self.spread(b, q), k), self.factor())',
         "test/dialects/test_half_precision.py",
+    ),
+    Mutant(
+        "the sums of rows leave out the maximum",
+        "The logarithms of the sums of an attention's rows are those of scores less their maximum.",
+        "shardir/dialects/nn/attention.py",
+        "found.append(b.reshape(b.add(top, b.value(LogOp, total)), rows))",
+        "found.append(b.reshape(b.value(LogOp, total), rows))",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k attention-plain",
     ),
     Mutant(
         "reshapes have parts",

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "all attentions make the sums of their rows",
+        "Attention that no gradient passes through makes what gradients read.",
+        "shardir/rewriting/autodiff/saved_results.py",
+        "if not isinstance(op, TensorOp) or not any(v in activity.active for v in op.results):",
+        "if not isinstance(op, TensorOp):",
+        "test/dialects/test_attention.py -k differentiated",
+    ),
+    Mutant(
         "sums count as means of a batch",
         "A batch is divided into microbatches although the loss is a sum over it.",
         "shardir/rewriting/microbatching.py",

@@ -36,6 +36,7 @@ from shardir.dialects.nn.properties import *
 from shardir.dialects.nn.random import *
 from shardir.dialects.nn.reduction import *
 from shardir.dialects.nn.rows import *
+from shardir.dialects.nn.scores import *
 from shardir.dialects.nn.selection import *
 from shardir.dialects.nn.shape import *
 from shardir.dialects.nn.slicing import *

@@ -1,6 +1,7 @@
 """Reverse-mode differentiation of functions of the global view, with layouts or without.
 
 function.py        a request -> a function with its forward part, backward part and results
+saved_results.py   results that gradients read, made in the forward part
 activity.py        the values that depend on differentiated arguments
 transposition.py   the backward part: each op of the forward part transposed, last first
 cotangents.py      the cotangents of values, and the layout in which their addends are added

@@ -41,6 +41,7 @@ from shardir.dialects.train import (
 from shardir.rewriting.autodiff.arguments import ArgAttributes, Arguments
 from shardir.rewriting.autodiff.backward import BackwardPart
 from shardir.rewriting.autodiff.microbatches import add_loop
+from shardir.rewriting.autodiff.saved_results import add_saved_results
 from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.hoisting import hoist_redistributions
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -99,6 +100,8 @@ class Differentiation:
 
     def run(self) -> None:
         """Add the backward part, and return the requested results."""
+        self.backward.activity.match(self.block.ops)
+        add_saved_results(self.block, self.backward.activity)
         last = self.block.last_op
         assert isinstance(last, ReturnOp)
         pairs = list(zip(last.operands, self.given, strict=True))
@@ -106,7 +109,6 @@ class Differentiation:
         self.block.erase_op(last)
         self.backward.given = {i: _before_its_return(v) for v, i in pairs if i is not None}
         forward = list(self.block.ops)
-        self.backward.activity.match(forward)
         step = self.backward.step
         if step is not None and step.is_loop:
             returned = add_loop(self.backward, step, forward, returned)

@@ -30,14 +30,15 @@ def _options(s: EmissionScope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[
 
 
 def _attention(s: EmissionScope, op: nn.AttentionOp) -> Text:
-    s.use("F")
+    s.use("ops_attention" if op.logsumexp is not None else "F")
+    call = "F.scaled_dot_product_attention" if op.logsumexp is None else "ops_attention.forward"
     given = [s.operand(v) for v in (op.q, op.k, op.v)]
-    return f"F.scaled_dot_product_attention({', '.join([*given, *_options(s, op)])})"
+    return f"{call}({', '.join([*given, *_options(s, op)])})"
 
 
 def _attention_grad(s: EmissionScope, op: nn.AttentionGradOp) -> Text:
     s.use("ops_attention")
-    given = [s.operand(v) for v in (op.q, op.k, op.v, op.dy)]
+    given = [s.operand(v) for v in (op.q, op.k, op.v, op.dy, op.out, op.lse)]
     return f"ops_attention.backward({', '.join([*given, *_options(s, op)])})"
 
 

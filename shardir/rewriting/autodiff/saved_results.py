@@ -1,0 +1,36 @@
+"""Results that gradients read beside those of the source: the forward part makes them too.
+
+   %o = nn.attention %q, %k, %v
+-> %o, %o_lse = nn.attention %q, %k, %v logsumexp      if a cotangent of %o is asked for
+
+So the backward part need not compute them again. Functions that are not differentiated stay as
+they are.
+"""
+
+from xdsl.ir import Block
+
+from shardir.dialects.nn.base import TensorOp
+from shardir.rewriting.autodiff.activity import Activity
+from shardir.rewriting.rewriter import Rewriter
+
+
+def add_saved_results(block: Block, activity: Activity) -> None:
+    """Let the active ops of a forward part have the results that their gradients read."""
+    rewriter = Rewriter()
+    activity.mark(block.ops)
+    for op in list(block.ops):
+        if not isinstance(op, TensorOp) or not any(v in activity.active for v in op.results):
+            continue
+        if (more := op.saving()) is None:
+            continue
+        props, types = more
+        own = [v.type for v in op.results]
+        new = rewriter.before(op).copy(
+            op, types=[*own, *types], properties={**op.properties, **props}
+        )
+        made, saved = new.results[: len(own)], new.results[len(own) :]
+        for name, v in zip(props, saved, strict=True):
+            v.name_hint = f"{made[0].name_hint}_{name}" if made[0].name_hint else None
+        activity.active.update(v for v, old in zip(made, op.results, strict=True)
+                               if old in activity.active)  # fmt: skip
+        rewriter.replace(op, made)
