@@ -298,8 +298,8 @@ def _run_part(run, part, k, _run_part=_StepRun._run_part):
     _run_part(run, part._replace(function=function), k)
 
 
-def _post_until(run, message, _post_until=_StepRun._post_until):
-    _post_until(run, message)
+def _post(run, at, _post=_StepRun._post):
+    _post(run, at)
     for (name, k), transfer in run.pending.items():
         _alive.setdefault(name, {})[k] = weakref.ref(transfer.x)
 
@@ -313,7 +313,7 @@ def _run(run, _run=_StepRun.run):
 
 
 _StepRun._called, _StepRun._run_part = _called, _run_part
-_StepRun._post_until, _StepRun.run = _post_until, _run
+_StepRun._post, _StepRun.run = _post, _run
 """
 """Counts the tensors of each value that are alive while a function runs."""
 

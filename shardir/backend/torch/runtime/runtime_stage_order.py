@@ -6,6 +6,7 @@ A part of the runtime; needs only torch.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -180,11 +181,10 @@ class LoopOrder:
         for name, of in tables.collected.items():
             self.collected[of].append(name)
         coming = {r: tables.sent(r, rank) for r in others}
-        self.coming = {r: [message for message, _ in keys] for r, keys in coming.items()}
-        """What each other rank sends, in the order in which it does."""
-        self.position = {m: i for keys in self.coming.values() for i, m in enumerate(keys)}
         self.made_at = {m: i for keys in coming.values() for m, i in keys}
         """The position in the sender's loop of the part that makes a message."""
+        self.posts = self._posts(tables, rank, [[m for m, _ in keys] for keys in coming.values()])
+        """The receives that are posted before each part of the loop, and after the last one."""
         self.received_at: dict[tuple[LoopValue, int], float] = {}
         """The position in the receiver's loop by which it has received a message of this rank: of
         the first part there that reads it, or a later message of this rank."""
@@ -193,6 +193,24 @@ class LoopOrder:
             at = math.inf
             for message, _ in reversed(tables.sent(rank, r)):
                 at = self.received_at[message, r] = min(at, first.get(message, math.inf))
+
+    def _posts(
+        self, tables: StageTables, rank: int, channels: Sequence[Sequence[LoopValue]]
+    ) -> list[list[LoopValue]]:
+        """Return the receives that are posted before each part of the loop, and after the last: of
+        what it and the next one read, and of what is sent before that on the same of `channels`."""
+        place = {m: (c, i) for c, channel in enumerate(channels) for i, m in enumerate(channel)}
+        posted = [0] * len(channels)
+        reads = [[tables.read(name, k) for name in part.inputs] for part, k in self.loop]
+        states = [tables.states[name].next for name in tables.kept_states(rank)]
+        ahead = [[*chain(*reads[i : i + 2])] for i in range(len(reads))]
+        found: list[list[LoopValue]] = []
+        for messages in (*ahead, [(name, tables.microbatches - 1) for name in states]):
+            found.append([])
+            for channel, last in (place[m] for m in messages if m in place):
+                found[-1] += channels[channel][posted[channel] : last + 1]
+                posted[channel] = max(posted[channel], last + 1)
+        return found
 
     @staticmethod
     def _first_reads(tables: StageTables, rank: int) -> dict[LoopValue, int]:

@@ -7,6 +7,7 @@
 A part of the runtime; needs only torch.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import runtime as rt
@@ -46,8 +47,12 @@ def zeros(mesh: Mesh, type: StageValue) -> Tensor:
 
 
 def _made(make: Any, mesh: Mesh, type: StageValue) -> Tensor:
-    shape = [b - a for a, b in rt.local_bounds(mesh, type.shape, type.dims)]
-    return make(shape, dtype=type.dtype, device=mesh.device)
+    return make(_shape(mesh, type), dtype=type.dtype, device=mesh.device)
+
+
+@lru_cache(maxsize=1024)
+def _shape(mesh: Mesh, type: StageValue) -> tuple[int, ...]:
+    return tuple(b - a for a, b in rt.local_bounds(mesh, type.shape, type.dims))
 
 
 def start_send(mesh: Mesh, x: Tensor, peer: int) -> StageTransfer:

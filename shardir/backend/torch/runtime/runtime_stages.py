@@ -75,7 +75,6 @@ class _StepRun:
         """The number of parts that are to read each of them."""
         self.owned: set[str] = set()
         """The sums that are in memory of their own."""
-        self.posted = dict.fromkeys(self.order.coming, 0)
         self.pending: dict[LoopValue, StageTransfer] = {}
         self.sends: dict[int, deque[_Send]] = defaultdict(deque)
         """By target, the sends of the loop that are not waited for yet, in order."""
@@ -84,9 +83,9 @@ class _StepRun:
     def run(self) -> list[Tensor | None]:
         self._outside("begin")
         for i, (part, k) in enumerate(self.order.loop):
-            for ahead in self.order.loop[i : i + 2]:
-                self._post(*ahead)
+            self._post(i)
             self._run_part(part, k)
+        self._post(-1)
         for name in self.step.kept_states(self.rank):
             self.values[self.step.states[name].last] = self._state(name, self.step.microbatches)
         for sends in self.sends.values():
@@ -191,22 +190,10 @@ class _StepRun:
 
     # ---- between ranks ----
 
-    def _post(self, part: StagePart, k: int) -> None:
-        """Post the receives of what a part reads of other ranks."""
-        for name in part.inputs:
-            if (message := self.step.read(name, k)) is not None:
-                self._post_until(message)
-
-    def _post_until(self, message: LoopValue) -> None:
-        """Post the receive of a value, and of those that are sent before it."""
-        if message not in self.order.position:
-            return
-        source = self._source(message)
-        coming = self.order.coming[source]
-        while self.posted[source] <= self.order.position[message]:
-            first = coming[self.posted[source]]
-            self.pending[first] = self._receive(first[0], source)
-            self.posted[source] += 1
+    def _post(self, at: int) -> None:
+        """Post the receives before a part of the loop."""
+        for message in self.order.posts[at]:
+            self.pending[message] = self._receive(message[0], self._source(message))
 
     def _source(self, message: LoopValue) -> int:
         return self.step.rank_of[self.step.transfers[message[0]].source]
@@ -215,7 +202,6 @@ class _StepRun:
         """Return a value that another rank has sent. It proves that this one has received what its
         parts have read until it made the value: the sends of that are over."""
         message = name, k
-        self._post_until(message)
         x = self._received(name, k, self.pending.pop(message))
         source, made_at = self._source(message), self.order.made_at[message]
         sends = self.sends[source]
