@@ -19,7 +19,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from shardir.analysis.loops import Loops
 from shardir.dialects.dist import WaitOp, is_started
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.train import AfterLoop, CarriedOp, CarryOp, ItemOp, Loop
+from shardir.dialects.train import AfterLoop, CarriedOp, CarryOp, ItemOp, ItemsOp, Loop
 
 
 class Span(NamedTuple):
@@ -99,7 +99,7 @@ class Storages:
         self._born |= {v: i for i, op in enumerate(ops) for v in op.results}
         self.held: dict[Operation, list[SSAValue]] = {}
         """By the end of a loop the values from before it that nothing reads later."""
-        loops = Loops(ops)
+        self._loops = loops = Loops(ops)
         self._extend(ops, loops)
         self._root: dict[SSAValue, SSAValue] = {}
         self._members: dict[SSAValue, list[SSAValue]] = {}
@@ -220,6 +220,19 @@ class Storages:
                 found |= taken
                 todo += taken
         return found
+
+    def is_of_each_run(self, op: ItemsOp) -> bool:
+        """Whether the values of all runs of a loop have memory of their own: each run makes it, and
+        no other result of the loop is in it. Call it when all other values are joined."""
+        values, loop = self.members(self.root(op.x)), self._loops.around(op)
+        for v in values:
+            maker = v.owner
+            if not isinstance(maker, Operation) or isinstance(maker, CarriedOp | ItemOp):
+                return False
+            if self._loops.around(maker) is not loop:
+                return False
+        users = [use.operation for v in values for use in v.uses]
+        return [x for x in users if isinstance(x, CarryOp | ItemsOp)] == [op]
 
     def is_free(self, v: SSAValue, op: Operation, lent: Collection[SSAValue] = ()) -> bool:
         """Whether `op` may write into the memory of `v`: the function made it, or it is of an

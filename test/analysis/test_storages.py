@@ -11,7 +11,7 @@ from shardir.analysis.aliasing import copies, maybe_shared, shared, views
 from shardir.analysis.roles import retained_arguments, ties
 from shardir.analysis.storages import Span, Storages, live_ops
 from shardir.cost.functions import functions
-from shardir.dialects.train import Argument, Role
+from shardir.dialects.train import Argument, ItemsOp, Role
 from shardir.syntax.parser import parse
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples").rglob("*.ir"))
@@ -117,6 +117,42 @@ def test_a_collective_reads_until_its_wait():
     a = neg.results[0]
     assert dict(storages.spans())[a] == Span(0, 3)
     assert [storages.is_last(a, op) for op in (reduce, exp, wait)] == [True, False, True]
+
+
+RUNS = """func.func @f(%x: tensor<4x4xf32>, %w: tensor<4x4xf32>) -> (TYPES) {
+  %h = train.carried %x : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  train.repeat 2
+  %y = nn.matmul %h, %w : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %t = nn.transpose %y perm <1, 0> : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %n = nn.tanh %h : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  ITEMS
+  %z = train.carry %n, %h : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  train.end_repeat
+  func.return RESULTS : TYPES
+}"""
+
+
+@pytest.mark.parametrize(
+    ("listed", "own"),
+    [("y", [True]), ("t", [True]), ("yt", [False] * 2), ("h", [False]), ("n", [False]),
+     ("x", [False]), ("yn", [True, False])],
+)  # fmt: skip
+def test_what_the_runs_of_a_loop_make_is_apart(listed: str, own: list[bool]):
+    """A list has memory of each run, unless another one has a view of it, it is what the next run
+    begins with, or it is from before."""
+    one = "tensor<4x4xf32>"
+    items = "\n  ".join(
+        f"%{v}0, %{v}1 = train.items %{v} : ({one}) -> ({one}, {one})" for v in listed
+    )
+    results = [f"%{v}{i}" for v in listed for i in range(2)] + ["%z"]
+    text = RUNS.replace("ITEMS", items).replace("RESULTS", ", ".join(results))
+    f = function(text.replace("TYPES", ", ".join([one] * len(results))))
+    storages = Storages(f.body.block.args, ops := list(f.body.block.ops))
+    lists = [op for op in ops if isinstance(op, ItemsOp)]
+    for op in ops:
+        for v, other in () if op in lists else maybe_shared(op, None):
+            storages.join(v, other)
+    assert [storages.is_of_each_run(op) for op in lists] == own
 
 
 def test_roles_are_read_from_attributes():

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "two lists of one memory are apart",
+        "A value of a loop is overwritten while another list, or the next run, reads it.",
+        "shardir/analysis/storages.py",
+        "return [x for x in users if isinstance(x, CarryOp | ItemsOp)] == [op]",
+        "return op in users",
+        "test/analysis/test_storages.py -k apart",
+    ),
+    Mutant(
         "blocks read values from anywhere",
         "Blocks are equal whose first one reads other values of its own.",
         "shardir/analysis/repeats.py",

@@ -60,11 +60,18 @@ class VariableScope(LocalTypes):
         dist.matching_sends(self.block.ops)
         self.ops = live_ops(list(self.block.ops))
         self.storages = Storages(self.block.args, self.ops)
+        items = [op for op in self.ops if isinstance(op, train.ItemsOp)]
         for op in self.ops:
-            for result, operand in maybe_shared(op, self.mesh):
+            for result, operand in () if op in items else maybe_shared(op, self.mesh):
                 self.storages.join(result, operand)
             if biased(op) is not None:
                 self.storages.join(op.results[0], op.operands[0])
+        for op in items:
+            if self.storages.is_of_each_run(op):
+                self.storages.pin(op.x)  # the list retains it
+            else:
+                for result in op.outs:
+                    self.storages.join(result, op.x)
         self.variables: dict[SSAValue, Variable] = {}
         self.numbers: dict[SSAValue, Number] = {}
         self._literals: dict[SSAValue, str] = {}
