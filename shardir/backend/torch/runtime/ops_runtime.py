@@ -347,14 +347,33 @@ def adam(
         lr: a number, or a scalar in double precision.
         numbers: beta1, beta2, eps and weight_decay.
     """
-    _run(torch._fused_adam_, w, m, v, g, step, lr, numbers)
+    if torch.compiler.is_compiling():
+        _adam(w, m, v, g.add(w, alpha=numbers["weight_decay"]), step, lr, **numbers)
+    else:
+        _run(torch._fused_adam_, w, m, v, g, step, lr, numbers)
 
 
 def adamw(
     w: Tensor, m: Tensor, v: Tensor, g: Tensor, step: Tensor, lr: Any, **numbers: float
 ) -> None:
     """The same, with the decay of the weight decoupled."""
-    _run(torch._fused_adamw_, w, m, v, g, step, lr, numbers)
+    if torch.compiler.is_compiling():
+        w.mul_(1 - numbers["weight_decay"] * lr)
+        _adam(w, m, v, g, step, lr, **numbers)
+    else:
+        _run(torch._fused_adamw_, w, m, v, g, step, lr, numbers)
+
+
+def _adam(
+    w: Tensor, m: Tensor, v: Tensor, g: Tensor, step: Tensor, lr: Any, beta1: float, beta2: float,
+    eps: float, weight_decay: float,
+) -> None:  # fmt: skip
+    """The update of Adam after the decay of the weight, which torch.compile makes one kernel of: it
+    does not take those of _run."""
+    m.lerp_(g, 1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    correction1, correction2 = (1 - beta ** step.double() for beta in (beta1, beta2))
+    w.sub_(m * (lr / correction1) / ((v / correction2).sqrt() + eps))
 
 
 def _run(

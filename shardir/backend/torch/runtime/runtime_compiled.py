@@ -59,4 +59,5 @@ def _compiled(f: Callable) -> Callable:
 
 def _failed(error: RuntimeError) -> PlanError:
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return PlanError(f"--compile: torch.compile fails here: {lines[0]}; leave it out")
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return PlanError(f"--compile: torch.compile fails here: {said}; leave it out")
