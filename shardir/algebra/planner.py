@@ -5,7 +5,7 @@ third layout, of all (detours.py), as long as that is faster.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import combinations, count, pairwise
 from typing import NamedTuple
@@ -36,6 +36,17 @@ def known_path(
     return known.steps(shape, itemsize, source, target) if known else None
 
 
+@dataclass(slots=True)
+class Move:
+    """A move from a layout: its latency, a lower bound of the latencies after it, and its time when
+    it has been priced. The searches with other weights of the bound use it again."""
+
+    step: CollectiveStep
+    latency: float
+    rest: float
+    seconds: float | None = None
+
+
 class QueueEntry(NamedTuple):
     """A path that may lead to the fastest plan: the first to be followed is the smallest."""
 
@@ -50,13 +61,8 @@ class QueueEntry(NamedTuple):
     """The layout after them, and the elements that the value retains there."""
     retained: int
     steps: tuple[CollectiveStep, ...]
-    following: CollectiveStep | None = None
+    following: Move | None = None
     """One step more, which is not priced yet."""
-
-    @property
-    def ahead(self) -> Layout:
-        """The layout after the last step."""
-        return self.following.layout if self.following else self.layout
 
 
 class Search:
@@ -68,6 +74,7 @@ class Search:
         self.refused = -1
         self.best: tuple[float, tuple[CollectiveStep, ...]] | None = None
         self.bounds: dict[Layout, float] = {}
+        self.found: dict[Layout, list[Move]] = {}
 
     def run(self) -> tuple[CollectiveStep, ...] | None:
         p = self.problem
@@ -75,7 +82,7 @@ class Search:
             self.offer(steps)
         minimum = seconds_bound(p.mesh, p.shape, p.source, p.target, self.itemsize)
         if self.best is None or minimum < self.best[0] * IMPROVEMENT:
-            proven = [self.expand(weight) for weight in MAX_PRICED][-1]
+            proven = any(map(self.expand, MAX_PRICED))
             if not (proven or self.problem.crosses) and self.memory is None:
                 while self.detour():
                     pass
@@ -88,7 +95,7 @@ class Search:
             found = self.after(layout, step, retained)
             if found is None:
                 return
-            seconds, retained, layout = seconds + found[0], found[1], step.layout
+            seconds, retained, layout = seconds + self.price(layout, step), found, step.layout
         if self.best is None or seconds < self.best[0] * IMPROVEMENT:
             self.best = seconds, tuple(steps)
 
@@ -97,23 +104,25 @@ class Search:
         p = self.problem
         return 0 if self.memory is None else elements(p.mesh, p.shape, p.source)
 
-    def after(
-        self, layout: Layout, step: CollectiveStep, retained: int
-    ) -> tuple[float, int] | None:
-        """Return the time of a step, and the elements that its result retains; None where it needs
-        more than the memory."""
+    def after(self, layout: Layout, step: CollectiveStep, retained: int) -> int | None:
+        """Return the elements that the result of a step retains; None where it needs more than the
+        memory."""
         p = self.problem
         if self.memory is not None:
             peak, retained = step_memory(p.mesh, p.shape, layout, step, retained)
             if (needed := peak * self.itemsize) > self.memory:
                 self.refused = needed if self.refused < 0 else min(needed, self.refused)
                 return None
-        return step_seconds(p.mesh, p.shape, layout, step, self.itemsize), retained
+        return retained
+
+    def price(self, layout: Layout, step: CollectiveStep) -> float:
+        """Return the time of a step."""
+        return step_seconds(self.problem.mesh, self.problem.shape, layout, step, self.itemsize)
 
     def expand(self, weight: float) -> bool:
         """Search by A* from the source, as long as a plan can be faster than the best, with the
-        bound of what is left times `weight`; return whether it ended. A step is priced when its
-        bound is the lowest: most steps never are."""
+        bound of what is left times `weight`; return whether none is faster than the best then. A
+        step is priced when its bound is the lowest: most steps never are."""
         p, serial, priced = self.problem, count(), 0
         target, start = p.spelled(p.target), (p.spelled(p.source), self.retained())
         seen = {start: 0.0}
@@ -127,24 +136,27 @@ class Search:
                 continue
             if following is not None:
                 priced += 1
-                if (found := self.after(layout, following, retained)) is not None:
-                    seconds, key = so_far + found[0], (following.layout, found[1])
-                    rest = self.bound(following.layout)
+                step = following.step
+                if (kept := self.after(layout, step, retained)) is not None:
+                    if following.seconds is None:
+                        following.seconds = self.price(layout, step)
+                    seconds, key = so_far + following.seconds, (step.layout, kept)
+                    rest = self.bound(step.layout)
                     if seconds < min(best - rest, seen.get(key, best)):
                         seen[key] = seconds
                         order = seconds + weight * rest, n, next(serial)
-                        heappush(todo, QueueEntry(*order, seconds, *key, (*steps, following)))
+                        heappush(todo, QueueEntry(*order, seconds, *key, (*steps, step)))
             elif layout == target:
                 self.best = so_far, steps
-                return True
+                return weight == 1
             else:
-                for step, rest in self.following(layout, so_far, best):
-                    limit, seconds = best - rest, so_far + self.latency(step)
+                for move, rest in self.following(layout, so_far, best):
+                    limit, seconds = best - rest, so_far + move.latency
                     if self.memory is None:  # nothing is retained, so only the fastest path counts
-                        limit = min(limit, seen.get((step.layout, retained), limit))
+                        limit = min(limit, seen.get((move.step.layout, retained), limit))
                     if seconds < limit:
                         order = seconds + weight * rest, n + 1, next(serial)
-                        heappush(todo, QueueEntry(*order, so_far, layout, retained, steps, step))
+                        heappush(todo, QueueEntry(*order, so_far, layout, retained, steps, move))
         return not todo
 
     def detour(self) -> bool:
@@ -191,16 +203,24 @@ class Search:
         assert search.best is not None, "an exchange is a plan"
         return search.best[1]
 
-    def following(
-        self, layout: Layout, so_far: float, best: float
-    ) -> Iterator[tuple[CollectiveStep, float]]:
+    def following(self, layout: Layout, so_far: float, best: float) -> Iterator[tuple[Move, float]]:
         """Yield the moves by which a plan may be faster than `best`, each with the lower bound of
         the time after it."""
-        p = self.problem
-        for move in p.moves(layout):
-            step = replace(move, layout=p.spelled(move.layout)) if p.crosses else move
-            if so_far + self.latency(step) < best - latency_bound(p.mesh, step.layout, p.target):
-                yield step, self.bound(step.layout)
+        for move in self.moves(layout):
+            if so_far + move.latency < best - move.rest:
+                yield move, self.bound(move.step.layout)
+
+    def moves(self, layout: Layout) -> list[Move]:
+        """Return the moves from a layout."""
+        if (found := self.found.get(layout)) is None:
+            p, found = self.problem, []
+            for step in p.moves(layout):
+                if p.crosses:
+                    step = replace(step, layout=p.spelled(step.layout))
+                least = latency_bound(p.mesh, step.layout, p.target)
+                found.append(Move(step, self.latency(step), least))
+            self.found[layout] = found
+        return found
 
     def bound(self, layout: Layout) -> float:
         """Return a lower bound of the time from a layout to the target."""
