@@ -45,6 +45,11 @@ class LoopMinimum(NamedTuple):
     saved: int
     ops: int = 2
 
+    @property
+    def extent(self) -> int:
+        """The fewest ops in which there can be a loop."""
+        return max(self.blocks * self.ops, self.saved + self.ops)
+
 
 class Blocks(NamedTuple):
     """Equal blocks of ops, one after the other."""
@@ -82,9 +87,12 @@ def equal_blocks(
         equally_kept: whether the same results of all blocks are read in the backward part.
     """
     found: list[Blocks] = []
+    least = LoopMinimum(minimum, saved)
+    if len(ops) < least.extent:
+        return found
     codes = _codes(ops, equally_kept)
     at = {op: i for i, op in enumerate(ops)}
-    _search(ops, codes, at, LoopMinimum(minimum, saved), found)
+    _search(ops, codes, at, least, found)
     return sorted(found, key=lambda b: at[b.blocks[0][0]])
 
 
@@ -140,6 +148,8 @@ def _search(
     parts = [(0, len(ops))]
     while parts:
         start, stop = parts.pop()
+        if stop - start < minimum.extent:
+            continue
         for first, period, extent in _runs(codes[start:stop], minimum):
             if blocks := _blocks(ops, at, start + first, period, extent, minimum):
                 found.append(blocks)

@@ -10,6 +10,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
@@ -64,7 +65,8 @@ def parse_options(text: str, what: str) -> ArgSpec:
         raise UsageError(f"{what}: {message.strip()} (in {text!r})") from None
 
 
-def option_types(cls: type[ArgSpecConvertible]) -> dict[str, Any]:
+@cache
+def option_types(cls: type[ArgSpecConvertible]) -> Mapping[str, Any]:
     """Return the options of a pass or target, each with its annotated type."""
     hints = get_type_hints(cls, include_extras=True)
     fields = dataclasses.fields(cls)

@@ -13,6 +13,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
+from xdsl.passes import ModulePass
 
 from shardir.algebra.mesh import Mesh
 from shardir.backend.torch.emit import names
@@ -46,9 +48,14 @@ TABLE = {**TORCH, **TORCH_DIST}
 def outlined(module: ModuleOp) -> ModuleOp:
     """The module with its equal blocks as loops: itself if it has none."""
     made = copied(module)
-    for p in build("outline-blocks"):
+    for p in _outlining():
         p.apply(Context(), made)
     return made if _loops(made) > _loops(module) else module
+
+
+@cache
+def _outlining() -> list[ModulePass]:
+    return build("outline-blocks")
 
 
 def _loops(module: ModuleOp) -> int:
