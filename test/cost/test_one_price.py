@@ -177,7 +177,7 @@ def text(axes: Axes) -> str:
 def test_bound_objective_and_lowered_programs_agree(cluster: str | None) -> None:
     """Of random programs, with and without layouts of their arguments."""
     random = Random(str(cluster))
-    for _ in range(extent(2, 60)):
+    for _ in range(extent(1, 60)):
         holds(random_step(unlimited(random.choice(meshes(cluster))), random, 3), random)
 
 

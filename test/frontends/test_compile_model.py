@@ -22,6 +22,7 @@ from shardir.frontends.torch.importer import FUNCTION
 from shardir.interpret.evaluator import run
 from shardir.passes.search_mesh import BOUND_GAP
 
+torch.manual_seed(0)
 X, Y = torch.randn(8, 4), torch.randint(3, (8,))
 SGD = "sgd, lr = 0.1"
 

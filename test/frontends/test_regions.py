@@ -73,6 +73,7 @@ def test_a_reentrant_checkpoint_without_a_gradient_trains_nothing_within() -> No
 
 
 def test_a_module_within_autocast_is_imported_as_it_runs_there() -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
 
     def loss(y: torch.Tensor) -> torch.Tensor:

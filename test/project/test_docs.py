@@ -18,11 +18,9 @@ What a page may hold, and what is checked of it:
 
 import importlib
 import importlib.util
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import chdir
@@ -31,6 +29,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from forked import run_ranks
 
 from shardir.diagnostics import Failure, ParseErrors
 from shardir.diagnostics.codes import CODES
@@ -356,12 +355,9 @@ def test_walk_through_works(page: Path, tmp_path: Path) -> None:
     words = [s.path for s in todo if s.path.startswith("test/") and not s.how]
     words += [w for m in CHECKS.findall(page.read_text()) for w in shlex.split(m)]
     assert words, "a walk-through ends with a test"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *words],
-        cwd=root, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    script = Path(__file__).parent / "walk.py"
+    (output,) = run_ranks(script, 1, [root, *words], LIMIT_SECONDS)
+    assert output.endswith("(ended with 0)"), output
 
 
 def test_walk_throughs_are_found() -> None:

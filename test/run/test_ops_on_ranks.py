@@ -36,7 +36,7 @@ from shardir.backend.torch.emit.program import program_text
 from shardir.dialects.dist import global_shape, type_layout
 from shardir.interpret.values import assemble, split
 
-LAYOUTS, SECONDS = extent(3, 8), 120
+LAYOUTS, SECONDS = extent(2, 8), 120
 
 
 @dataclass

@@ -79,7 +79,7 @@ PROGRAMS = {
     "mlp": programs.mlp(layers=1, batch=16, dim=32, hidden=64),
 }
 CHOICES = [*product(PROGRAMS, (1, 2, 3), LINKS)]
-CHOICES = extent([c for c in CHOICES if c[0] == "mlp"] + [CHOICES[2]], CHOICES)
+CHOICES = extent([c for c in CHOICES if c[0] == "mlp"], CHOICES)
 
 
 def axes_text(axes: tuple[tuple[str, int], ...]) -> str:
