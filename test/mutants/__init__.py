@@ -1,8 +1,8 @@
 """Planted errors, each of which the tests of its package must catch: `make mutants`.
 
-A file of this folder has the mutants of the package of its name, in a list MUTANTS. caught.json has
-the test that caught each one in its last run; `make mutants` writes it, `python
-test/mutants/run.py NAME` the record of one.
+A file of this folder has the mutants of the package of its name, or of a part of it, as
+backend_runtime.py, in a list MUTANTS. caught.json has the test that caught each one in its last
+run; `make mutants` writes it, `python test/mutants/run.py NAME` the record of one.
 """
 
 import hashlib
@@ -44,22 +44,27 @@ class Mutant(NamedTuple):
         if text.count(self.old) != 1:
             raise ValueError(
                 f"{self.name}: expected its old text once in {self.file}, "
-                f"got it {text.count(self.old)} times; rewrite it in test/mutants/{self.package}.py"
+                f"got it {text.count(self.old)} times; rewrite it in test/mutants"
             )
         return text.replace(self.old, self.new)
-
-
-def packages() -> list[str]:
-    """Return the names of the packages that have mutants."""
-    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in TOOLS)
 
 
 TOOLS = ("__init__", "run")
 
 
+def parts() -> list[str]:
+    """Return the names of the files with mutants."""
+    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in TOOLS)
+
+
+def packages() -> list[str]:
+    """Return the names of the packages that have mutants."""
+    return list(dict.fromkeys(part.partition("_")[0] for part in parts()))
+
+
 def mutants() -> list[Mutant]:
     """Return all mutants, by package."""
-    return [m for p in packages() for m in import_module(f"mutants.{p}").MUTANTS]
+    return [m for part in parts() for m in import_module(f"mutants.{part}").MUTANTS]
 
 
 class Catch(NamedTuple):

@@ -36,6 +36,14 @@ MUTANTS = [
         "test/algebra/test_meshes.py::test_axes_are_cut_once_at_each_level",
     ),
     Mutant(
+        "the first plan is the fastest",
+        "A plan that was found with the bound of what is left more than once counts as proven.",
+        "shardir/algebra/planner.py",
+        "return weight == 1",
+        "return True",
+        "test/algebra/test_plan_brute_force.py test/algebra/test_every_path.py",
+    ),
+    Mutant(
         "a detour is not the fastest",
         "Of the layouts by way of which there are two exchanges that of a fast first one is taken.",
         "shardir/algebra/detours.py",

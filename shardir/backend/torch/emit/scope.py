@@ -8,8 +8,9 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.storages import reads
 from shardir.backend.torch.emit import names
+from shardir.backend.torch.emit.list_variables import Element
 from shardir.backend.torch.emit.literals import fold
-from shardir.backend.torch.emit.loops import Element, ListScope
+from shardir.backend.torch.emit.loops import LoopScope
 from shardir.backend.torch.emit.names import Names, joined
 from shardir.backend.torch.emit.variables import OpLine
 from shardir.diagnostics import Failure
@@ -51,7 +52,7 @@ class Program:
         return name
 
 
-class EmissionScope(ListScope):
+class EmissionScope(LoopScope):
     """The emission of one function: names, lines, and the queries of the ops' entries."""
 
     def __init__(self, program: Program, f: FuncOp, name: str):
