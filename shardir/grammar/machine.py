@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from shardir.grammar.tables import Production, tables_of
+from shardir.grammar.tables import Production, Terminal, tables_of
 
 SKIP = r"(?:\s++|//[^\n]*+)*+"
 _skip = re.compile(SKIP, re.ASCII)
@@ -36,18 +36,26 @@ class UnexpectedError(Exception):
         self.got, self.expected = got, expected
 
 
+Matcher = Callable[[str, int, int], re.Match[str] | None]
+
+MAX_SINGLE = 8
+"""The number of terminals that a state tries one by one before it has one regex for all of them:
+Python compiles that as long as a short text is parsed, and those of terminals serve all states."""
+
+
 class Row:
     """The actions of one state. They are read when the state is first reached: most never are."""
 
-    __slots__ = ("goto", "is_read", "match", "number", "reduce", "shift", "words")
+    __slots__ = ("goto", "is_read", "lexed", "match", "number", "reduce", "shift", "words")
 
     def __init__(self, number: int):
         self.number = number
         self.is_read = False
+        self.lexed = 0
         self.shift: dict[str, tuple[Row, Callable[[str, int, int], Any] | None]] = {}
         self.reduce: dict[str, tuple[Callable[[list[Any]], Any], int, str]] = {}
         self.goto: dict[str, Row] = {}
-        self.match: Any = None
+        self.match: Matcher | None = None
         self.words: dict[str, dict[str, str]] = {}
 
     @property
@@ -76,29 +84,37 @@ class Machine:
         self.terminals = {t.name: t for t in tables.terminals}
         makes = convert or {}
         self.makes = {name: makes.get(name, token) for name in tables.kept}
-        self.rows = [Row(number) for number in range(len(tables.states))]
-        self.first = {start: self.rows[n] for start, n in tables.first.items()}
-        self.final = {start: self.rows[n] for start, n in tables.final.items()}
+        self.rows: dict[int, Row] = {}
+        self.first = {start: self._row(n) for start, n in tables.first.items()}
+        self.final = {start: self._row(n) for start, n in tables.final.items()}
+        self.singles: dict[str, Matcher] = {}
+        """The regex of each terminal."""
 
     @property
     def literals(self) -> dict[str, str]:
         """The texts of punctuation and keywords."""
         return {t.name: t.text for t in self.terminals.values() if t.is_literal}
 
+    def _row(self, number: int) -> Row:
+        if (row := self.rows.get(number)) is None:
+            row = self.rows[number] = Row(number)
+        return row
+
     def _read(self, row: Row) -> None:
         """Read the actions of a state."""
-        tables, rows = self.tables, self.rows
+        tables = self.tables
         state = tables.state(row.number)
-        row.shift = {name: (rows[to], self.makes.get(name)) for name, to in state.shift.items()}
-        row.goto = {name: rows[to] for name, to in state.goto.items()}
+        row.shift = {n: (self._row(to), self.makes.get(n)) for n, to in state.shift.items()}
+        row.goto = {name: self._row(to) for name, to in state.goto.items()}
         for number, among in state.reduce:
             rule = tables.rule(number)
             reduction = _reduction(rule, self.actions), rule.size, rule.origin
             row.reduce |= dict.fromkeys(tables.lookaheads[among], reduction)
         row.is_read = True
 
-    def _prepare(self, row: Row) -> Any:
-        """Return the regex of a state, made on first use: most states never lex."""
+    def _prepare(self, row: Row) -> Matcher:
+        """Return what finds the next terminal in a state, made on first use: most states never
+        lex."""
         if not row.is_read:
             self._read(row)
         defs = [self.terminals[k] for k in row.kinds if k in self.terminals]
@@ -111,14 +127,24 @@ class Machine:
         inner = {name for w in row.words.values() for name in w.values()}
         defs = [t for t in defs if t.name not in inner]
         defs.sort(key=lambda t: (-t.priority, t.is_literal, -len(t.text), t.name))
-        parts = []
-        for t in defs:
-            regex = t.text
-            if t.is_literal:
-                regex = re.escape(t.text) + (r"(?![\w$.])" if WORD.fullmatch(t.text) else "")
-            parts.append(f"(?P<{t.name}>{regex})")
-        row.match = re.compile(SKIP + f"(?:{'|'.join(parts) or '(?!)'})", re.ASCII).match
-        return row.match
+        singles = [self._single(t) for t in defs]
+
+        def match(text: str, pos: int, stop: int) -> re.Match[str] | None:
+            row.lexed += 1
+            if row.lexed > MAX_SINGLE:
+                regexes = "|".join(map(_regex, defs)) or "(?!)"
+                row.match = re.compile(f"{SKIP}(?:{regexes})", re.ASCII).match
+                return row.match(text, pos, stop)
+            return next(filter(None, (single(text, pos, stop) for single in singles)), None)
+
+        row.match = match
+        return match
+
+    def _single(self, t: Terminal) -> Matcher:
+        """Return the regex of a terminal alone."""
+        if (found := self.singles.get(t.name)) is None:
+            found = self.singles[t.name] = re.compile(SKIP + _regex(t), re.ASCII).match
+        return found
 
     def run(
         self,
@@ -199,6 +225,14 @@ class Machine:
             if not rows[-1].is_read:
                 self._read(rows[-1])
         return True
+
+
+def _regex(t: Terminal) -> str:
+    """Return the regex of a terminal, in a group of its name."""
+    regex = t.text
+    if t.is_literal:
+        regex = re.escape(t.text) + (r"(?![\w$.])" if WORD.fullmatch(t.text) else "")
+    return f"(?P<{t.name}>{regex})"
 
 
 def _reduction(rule: Production, actions: object) -> Callable[[list[Any]], Any]:

@@ -10,9 +10,12 @@ wrong.
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,14 @@ def retained(key: str, compute: Callable[[], Any]) -> Any:
     with contextlib.suppress(OSError):  # the disk is full, or the folder read-only
         _retain(file, data)
     return json.loads(data)
+
+
+@cache
+def version(package: str) -> str:
+    """Return the version of an installed package. Python's own function parses all metadata."""
+    found = distribution(package)
+    line = re.search(r"^Version: *(\S+)", found.read_text("METADATA") or "", re.M)
+    return line[1] if line else found.version
 
 
 def cache_folder() -> Path:

@@ -5,14 +5,14 @@
 To compute the tables of all ops takes a second, to read them a hundredth of it, without Lark.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardir.grammar.retained import retained
+from shardir.grammar.retained import retained, version
 
 
 class Terminal(NamedTuple):
@@ -49,7 +49,8 @@ class State(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The tables of a grammar. Their `rules` and `states` are lists as a file has them.
+    """The tables of a grammar. Their `rules` are lists as a file has them, their `states` texts of
+    JSON, since few are used.
 
     `kept` are the terminals that have a value in some rule, `spelt` the literals that each regex
     matches, `lookaheads` the sets of terminals of the states' reductions.
@@ -60,7 +61,7 @@ class Tables(NamedTuple):
     spelt: dict[str, list[str]]
     rules: list[Any]
     lookaheads: list[list[str]]
-    states: list[Any]
+    states: list[str]
     first: dict[str, int]
     final: dict[str, int]
 
@@ -69,7 +70,7 @@ class Tables(NamedTuple):
         return rule._replace(picks=[(child, inlined) for child, inlined in rule.picks])
 
     def state(self, number: int) -> State:
-        return State(*self.states[number])
+        return State(*json.loads(self.states[number]))
 
 
 def tables_of(grammar: str, starts: Sequence[str]) -> Tables:
@@ -121,7 +122,7 @@ def computed(grammar: str, starts: Sequence[str]) -> Tables:
         for number, names in reduced.items():
             among = lookaheads.setdefault(tuple(sorted(names)), len(lookaheads))
             state.reduce.append((number, among))
-        states.append(state)
+        states.append(json.dumps(state, separators=(",", ":")))
     return Tables(
         terminals, sorted(kept), _spelt(terminals), [_rule(r) for r in lark.rules],
         [[*names] for names in lookaheads], states,

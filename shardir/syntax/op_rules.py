@@ -7,14 +7,13 @@ rules.lines()          # group_0: "strategy" ANGLES
 
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xdsl.dialects.utils.enum_attribute import EnumAttribute
 from xdsl.irdl import IRDLOperation
 
-from shardir.grammar.retained import retained
+from shardir.grammar.retained import retained, version
 from shardir.syntax import formats, omitted
 from shardir.syntax.formats import OpFormat, Reader, Rules
 

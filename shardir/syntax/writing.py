@@ -2,7 +2,6 @@
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +27,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    fresh = target.with_name(f".shardir.{secrets.token_hex(8)}")
+    fresh = target.with_name(f".shardir.{os.urandom(8).hex()}")
     with fresh.open("xb") as file:
         try:
             if mode is not None:
