@@ -127,12 +127,18 @@ class BlockChanges:
 
 
 class Body:
-    """The body of a function, in which one attempt at a time is made; `given` starts nothing."""
+    """The body of a function, in which one attempt at a time is made; `given` starts nothing.
+
+    `limit` has the bytes that an attempt may need: at first those that are allowed, if that is
+    known, and the peak of `given` when something needs more. To count is most of the pass."""
 
     def __init__(self, f: FuncOp, mesh: Mesh):
         self.f, self.mesh, self.block = f, mesh, f.body.block
         self.costs, self._changes = Costs(self.block, mesh), BlockChanges()
         self.given = self._now = Attempt(self.costs.of_block(self.block))
+        self.limit, self._is_final = allowed_memory(f, mesh), False
+        if not self.limit:
+            self._raise_limit()
 
     def be(self, attempt: Attempt) -> None:
         """Bring the block to the state of an attempt."""
@@ -150,7 +156,20 @@ class Body:
         self._now = Attempt(self.costs.of_block(self.block), excluded, numbers, cutting)
         return self._now
 
-    def memory(self, attempt: Attempt) -> dict[Operation, int]:
+    def over(self, attempt: Attempt) -> list[Operation]:
+        """Return the ops that need more than the limit, those that need most first."""
+        needed = self._memory(attempt)
+        found = [op for op, bytes in needed.items() if bytes > self.limit]
+        if found and not self._is_final:
+            self._raise_limit()
+            return self.over(attempt)
+        return sorted(found, key=needed.__getitem__, reverse=True)
+
+    def _raise_limit(self) -> None:
+        self.limit = max(self.limit, *self._memory(self.given).values())
+        self._is_final = True
+
+    def _memory(self, attempt: Attempt) -> dict[Operation, int]:
         """Return the bytes that are live at each op."""
         self.be(attempt)
         return memory_at_ops(self.f, self.mesh)
@@ -165,21 +184,20 @@ class Body:
 
 def _overlap(f: FuncOp, mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
+    if not any(can_start(op, mesh) for op in f.body.block.ops):
+        return
     body = Body(f, mesh)
     cuttings = (False, True) if _is_cut(body.block, body.costs) else (False,)
     attempts = [body.attempt(frozenset(), cutting=cutting) for cutting in cuttings]
     kept = body.given
-    if any(attempt.gains_over(kept) for attempt in attempts):
-        peak = max(body.memory(kept).values())
-        limit = max(peak, allowed_memory(f, mesh))
-        for attempt in sorted(attempts, key=lambda a: a.seconds):
-            within = _within(limit, body, attempt) if attempt.gains_over(kept) else None
-            if within is not None and within.gains_over(kept):
-                kept = within
+    for attempt in sorted(attempts, key=lambda a: a.seconds):
+        within = _within(body, attempt) if attempt.gains_over(kept) else None
+        if within is not None and within.gains_over(kept):
+            kept = within
     body.be(kept)
 
 
-def _within(limit: int, body: Body, attempt: Attempt) -> Attempt | None:
+def _within(body: Body, attempt: Attempt) -> Attempt | None:
     """Return an attempt within memory; None if MAX_ATTEMPTS are beyond it.
 
     The collectives that are in flight where one needs more memory than the limit are excluded from
@@ -187,11 +205,9 @@ def _within(limit: int, body: Body, attempt: Attempt) -> Attempt | None:
     """
     excluded = frozenset[int]()
     for _ in range(MAX_ATTEMPTS):
-        needed = body.memory(attempt)
-        over = [op for op, bytes in needed.items() if bytes > limit]
+        over = body.over(attempt)
         if not over:
             return attempt
-        over.sort(key=needed.__getitem__, reverse=True)
         excluded |= _to_exclude(body.block, over, attempt.numbers)
         attempt = body.attempt(excluded, cutting=attempt.cutting)
     return None

@@ -31,8 +31,8 @@ MUTANTS = [
         "the memory limit is doubled",
         "overlap-communication starts collectives until twice the memory is in use.",
         "passes/overlap_communication.py",
-        "if bytes > limit]",
-        "if bytes > 2 * limit]",
+        "if bytes > self.limit]",
+        "if bytes > 2 * self.limit]",
         "test/passes/test_overlap.py -k memory",
     ),
     Mutant(
