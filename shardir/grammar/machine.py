@@ -36,11 +36,12 @@ class UnexpectedError(Exception):
         self.got, self.expected = got, expected
 
 
-Matcher = Callable[[str, int, int], re.Match[str] | None]
+Matcher = Callable[[str, int, int], Any]
+"""Returns the match of a terminal from a position on, or None; its last group is the terminal."""
 
 MAX_SINGLE = 8
-"""The number of terminals that a state tries one by one before it has one regex for all of them:
-Python compiles that as long as a short text is parsed, and those of terminals serve all states."""
+"""The number of times that a state tries its terminals one by one, before it gets one regex for all
+of them: to compile that takes longer than to parse a short text; those of terminals are shared."""
 
 
 class Row:
@@ -129,7 +130,7 @@ class Machine:
         defs.sort(key=lambda t: (-t.priority, t.is_literal, -len(t.text), t.name))
         singles = [self._single(t) for t in defs]
 
-        def match(text: str, pos: int, stop: int) -> re.Match[str] | None:
+        def match(text: str, pos: int, stop: int) -> Any:
             row.lexed += 1
             if row.lexed > MAX_SINGLE:
                 regexes = "|".join(map(_regex, defs)) or "(?!)"

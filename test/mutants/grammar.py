@@ -20,6 +20,14 @@ MUTANTS = [
         "test/grammar/test_retained_tables.py",
     ),
     Mutant(
+        "terminals are tried from the last",
+        "A state takes a name for a keyword, or a part of a terminal for all of it.",
+        "shardir/grammar/machine.py",
+        "for single in singles)",
+        "for single in reversed(singles))",
+        "test/grammar/test_machine.py test/syntax/test_parser.py",
+    ),
+    Mutant(
         "an absent child is dropped",
         "A reduction gets no None for an optional child that is absent.",
         "shardir/grammar/machine.py",
