@@ -37,7 +37,7 @@ def known_path(
 
 
 @dataclass(slots=True)
-class Move:
+class PricedMove:
     """A move from a layout: its latency, a lower bound of the latencies after it, and its time when
     it has been priced. The searches with other weights of the bound use it again."""
 
@@ -61,7 +61,7 @@ class QueueEntry(NamedTuple):
     """The layout after them, and the elements that the value retains there."""
     retained: int
     steps: tuple[CollectiveStep, ...]
-    following: Move | None = None
+    following: PricedMove | None = None
     """One step more, which is not priced yet."""
 
 
@@ -74,7 +74,7 @@ class Search:
         self.refused = -1
         self.best: tuple[float, tuple[CollectiveStep, ...]] | None = None
         self.bounds: dict[Layout, float] = {}
-        self.found: dict[Layout, list[Move]] = {}
+        self.found: dict[Layout, list[PricedMove]] = {}
 
     def run(self) -> tuple[CollectiveStep, ...] | None:
         p = self.problem
@@ -203,22 +203,24 @@ class Search:
         assert search.best is not None, "an exchange is a plan"
         return search.best[1]
 
-    def following(self, layout: Layout, so_far: float, best: float) -> Iterator[tuple[Move, float]]:
+    def following(
+        self, layout: Layout, so_far: float, best: float
+    ) -> Iterator[tuple[PricedMove, float]]:
         """Yield the moves by which a plan may be faster than `best`, each with the lower bound of
         the time after it."""
         for move in self.moves(layout):
             if so_far + move.latency < best - move.rest:
                 yield move, self.bound(move.step.layout)
 
-    def moves(self, layout: Layout) -> list[Move]:
+    def moves(self, layout: Layout) -> list[PricedMove]:
         """Return the moves from a layout."""
         if (found := self.found.get(layout)) is None:
             p, found = self.problem, []
             for step in p.moves(layout):
                 if p.crosses:
                     step = replace(step, layout=p.spelled(step.layout))
-                least = latency_bound(p.mesh, step.layout, p.target)
-                found.append(Move(step, self.latency(step), least))
+                rest = latency_bound(p.mesh, step.layout, p.target)
+                found.append(PricedMove(step, self.latency(step), rest))
             self.found[layout] = found
         return found
 

@@ -87,12 +87,12 @@ def equal_blocks(
         equally_kept: whether the same results of all blocks are read in the backward part.
     """
     found: list[Blocks] = []
-    least = LoopMinimum(minimum, saved)
-    if len(ops) < least.extent:
+    fewest = LoopMinimum(minimum, saved)
+    if len(ops) < fewest.extent:
         return found
     codes = _codes(ops, equally_kept)
     at = {op: i for i, op in enumerate(ops)}
-    _search(ops, codes, at, least, found)
+    _search(ops, codes, at, fewest, found)
     return sorted(found, key=lambda b: at[b.blocks[0][0]])
 
 
