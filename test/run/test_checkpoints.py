@@ -281,12 +281,28 @@ def test_what_cannot_be_resumed_says_why(damage, message, checkpoint, programs, 
     path = tmp_path / checkpoint.name
     shutil.copytree(checkpoint, path)
     damage(path)
-    plan = runtime_module("runtime_plan").load_plan(programs["one"])
+    with pytest.raises(runtime_module("runtime_plan").PlanError, match=message):
+        _begin(programs["one"], resume=path)
+
+
+def test_a_checkpoint_without_its_manifest_is_no_reason_to_begin_anew(
+    checkpoint, programs, tmp_path
+):
+    """One command starts a run and goes on with it; what it finds damaged stays as it is."""
+    path = tmp_path / checkpoint.name
+    shutil.copytree(checkpoint, path)
+    (path / "checkpoint.json").unlink()
+    with pytest.raises(runtime_module("runtime_plan").PlanError, match="expected a manifest"):
+        _begin(programs["one"], resume=tmp_path, checkpoints=tmp_path)
+    assert _file(path).read_bytes() == _file(checkpoint).read_bytes()
+
+
+def _begin(program: Path, **options: Path) -> None:
+    """Begin a run of 5 steps on one rank."""
+    plan = runtime_module("runtime_plan").load_plan(program)
     states = runtime_module("runtime_states").States(plan, runtime_module("runtime").Mesh([]), 3)
-    options = runtime_module("runtime_options").RunOptions(steps=5, seed=3, resume=path)
-    step = plan.functions[0]
-    saving = runtime_module("runtime_saving").saving(options, states, step, None)
-    with pytest.raises(runtime_module("runtime_plan").PlanError, match=message), saving:
+    asked = runtime_module("runtime_options").RunOptions(steps=5, seed=3, **options)
+    with runtime_module("runtime_saving").saving(asked, states, plan.functions[0], None):
         pass
 
 

@@ -67,10 +67,11 @@ def step_of(path: Path) -> int:
 
 
 def complete(folder: Path) -> list[Path]:
-    """Return the complete checkpoints of a folder, the earliest first."""
-    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    """Return the complete checkpoints of a folder, the earliest first. A folder gets the name of
+    one when it is complete; what is missing since then is damage, which `read` reports."""
+    names = os.listdir(folder) if folder.is_dir() else []
     found = [folder / name for name in names if re.fullmatch(r"step-\d{8,}", name)]
-    return sorted((p for p in found if (p / NAME).is_file()), key=step_of)
+    return sorted(found, key=step_of)
 
 
 def is_checkpoint(path: Path) -> bool:
