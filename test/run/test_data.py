@@ -17,6 +17,7 @@ from extent import extent
 torch = pytest.importorskip("torch")
 
 import runtime as rt
+import runtime_files
 from runtime_arrays import ArrayError, array_in, sequences
 from runtime_data import AHEAD, Inputs
 from runtime_files import PAGE, ArrayReader
@@ -89,14 +90,17 @@ def test_a_wrong_file_is_one_clear_message(name, entry, write, message, tmp_path
     assert name in str(caught.value)
 
 
+@pytest.mark.parametrize("mapped", [1 << 27, 0])
 @pytest.mark.parametrize("inner", [1, PAGE // 4])
-def test_a_part_is_read_without_the_rest(inner, tmp_path, monkeypatch):
-    """Any ranges of a tensor, of rows in any order; in long runs no byte of another rank."""
+def test_a_part_is_read_without_the_rest(inner, mapped, tmp_path, monkeypatch):
+    """Any ranges of a tensor, of rows in any order; in long runs no byte of another rank. Short
+    rows of small files are mapped, of large ones they are read."""
+    monkeypatch.setattr(runtime_files, "MAPPED", mapped)
     x = np.random.default_rng(0).integers(0, 100, (5, 4, 3, inner)).astype("<i4")
     np.save(tmp_path / "x.npy", x)
     reader, seen = ArrayReader(array_in(tmp_path / "x.npy")), []
-    fill = reader._fill
-    monkeypatch.setattr(reader, "_fill", lambda m, start: (seen.append(len(m)), fill(m, start)))
+    bytes_at = reader._bytes
+    monkeypatch.setattr(reader, "_bytes", lambda at, n: (seen.append(n), bytes_at(at, n))[1])
     cuts = [[(0, 5), (2, 4), (3, 3)], [(0, 4), (1, 3)], [(0, 3), (1, 2)], [(0, inner), (0, 1)]]
     for bounds in itertools.product(*cuts):
         window = tuple(slice(*b) for b in bounds)
@@ -106,10 +110,12 @@ def test_a_part_is_read_without_the_rest(inner, tmp_path, monkeypatch):
         assert found.tolist() == x[[3, 0, 1, 4, 4]][(slice(None), *window[1:])].tolist()
         if bounds[3] == (0, PAGE // 4):
             assert sum(seen) == found.nbytes
+    assert (reader._map is None) == (mapped == 0 or inner == PAGE // 4)
 
 
-@pytest.mark.parametrize("columns", [7, PAGE])
-def test_a_file_that_becomes_shorter_is_an_error(columns, tmp_path):
+@pytest.mark.parametrize(("columns", "mapped"), [(7, 1 << 27), (7, 0), (PAGE, 0)])
+def test_a_file_that_becomes_shorter_is_an_error(columns, mapped, tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime_files, "MAPPED", mapped)
     np.save(tmp_path / "x.npy", np.ones((12, columns)))
     reader = ArrayReader(array_in(tmp_path / "x.npy"))
     for _ in range(2):

@@ -31,7 +31,7 @@ def anonymous() -> dict[int, int]:
             lines = (process / "status").read_text().splitlines()
             fields = dict(line.split(":\t", 1) for line in lines)
             parents[int(process.name)] = int(fields["PPid"])
-            if fields["Name"].startswith("rank "):
+            if fields["Name"].startswith("rank ") and "RssAnon" in fields:  # not one that ended
                 found[int(process.name)] = fields
     mine = {pid: f for pid, f in found.items() if parents.get(parents[pid]) == os.getpid()}
     return {pid: int(f["RssAnon"].split()[0]) << 10 for pid, f in mine.items()}

@@ -35,8 +35,9 @@ PAGE = 4096
 """The bytes that are read at a time, at least: a file is read from disk in pages."""
 
 
-MAPPED_PAGES = 1 << 12
-"""The pages of a file that stay mapped, about."""
+MAPPED = 1 << 27
+"""The bytes of an array with short runs that is mapped as a whole. Of a larger one each run is read
+by a call of the system: pages that are mapped for one run take longer, and count as memory."""
 
 warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to the map
 
@@ -49,7 +50,6 @@ class ArrayReader:
         self.array = array
         self._file = array.path.open("rb", buffering=0)
         self._map: Tensor | None = None
-        self._touched = 0
 
     def read(self, bounds: Sequence[tuple[int, int]], rows: Tensor | None = None) -> Tensor:
         """Return the part in a range [start, stop) of each dimension; with `rows` these rows, and
@@ -99,41 +99,35 @@ class ArrayReader:
             are_next: whether each begins at a multiple of the length.
         """
         item, dtype = BYTES[self.array.dtype], DTYPES[self.array.dtype]
-        size, k = length * item, 0
+        size, place = length * item, self.array.offset
         if not len(at) or not size:
             return torch.empty(0, dtype=dtype)
-        if len(at) > 1 and size < PAGE:
+        if len(at) > 1 and size < PAGE and math.prod(self.array.shape) * item <= MAPPED:
             return self._gathered(at, size, are_next).view(dtype)
-        starts = at.tolist()
-        memory = bytearray(len(starts) * size)
-        while k < len(starts):
-            last = k + 1
-            while last < len(starts) and starts[last] == starts[last - 1] + length:
-                last += 1
-            self._fill(memoryview(memory)[k * size : last * size], starts[k] * item)
-            k = last
+        ends = [*((at.diff() != length).nonzero().flatten() + 1).tolist(), len(at)]
+        begins = (at[[0, *ends[:-1]]] * item + place).tolist()
+        counts = [(end - first) * size for first, end in zip([0, *ends], ends, strict=False)]
+        memory = bytearray().join(map(self._bytes, begins, counts))
         return torch.frombuffer(memory, dtype=dtype)
 
-    def _fill(self, memory: memoryview, start: int) -> None:
-        done = 0
-        while done < len(memory):
-            place = self.array.offset + start + done
-            count = os.preadv(self._file.fileno(), [memory[done:]], place)
-            if not count:
+    def _bytes(self, place: int, count: int) -> bytes:
+        """Return `count` bytes of the file from `place` on."""
+        found = os.pread(self._file.fileno(), count, place)
+        while len(found) < count:  # a call reads 2 GB at most
+            more = os.pread(self._file.fileno(), count - len(found), place + len(found))
+            if not more:
                 raise self._cut_off()
-            done += count
+            found += more
+        return found
 
     def _gathered(self, starts: Tensor, size: int, are_next: bool) -> Tensor:
         """Return the bytes of short runs, by a map of the file: a call of the system for each would
-        take longer than its copy. Pages are given back when there are many."""
+        take longer than its copy."""
         if os.fstat(self._file.fileno()).st_size < self.array.end:
             raise self._cut_off()
-        if self._map is None or self._touched > MAPPED_PAGES:
+        if self._map is None:
             pages = mmap.mmap(self._file.fileno(), self.array.end, prot=mmap.PROT_READ)
-            pages.madvise(mmap.MADV_RANDOM)  # a page at a time, as it is needed
             self._map = torch.frombuffer(pages, dtype=torch.uint8, offset=self.array.offset)
-            self._touched = 0
-        self._touched += len(starts) * (PAGE + size) // PAGE  # as many as a run is in, on average
         item = BYTES[self.array.dtype]
         # Torch copies rows of a matrix twice as fast as those that overlap.
         step = size if are_next else item
