@@ -240,8 +240,8 @@ def traffic(module: ModuleOp, name: str, mesh: Mesh) -> tuple[int, float]:
 
 def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "normal") -> Array:
     """Return a random array of a type: `normal`, `positive` (0.5 to 2), `share` (0.1 to 0.9),
-    `ties` (few different values), `halves` (-2.5 to 2.5), or indices: `below:n`, or
-    `slices:d:m,n`, those of the fields along dimension d within slices of m and n."""
+    `small` (-0.5 to 0.5), `ties` (few different values), `halves` (-2.5 to 2.5), or indices:
+    `below:n`, or `slices:d:m,n`, those of the fields along dimension d within slices of m and n."""
     if kind.startswith("below:"):
         values: Any = rng.integers(0, int(kind[6:]), shape)
     elif kind.startswith("slices:"):
@@ -262,6 +262,8 @@ def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "n
         values = rng.integers(-5, 6, shape) / 2
     elif kind == "share":
         values = rng.uniform(0.1, 0.9, shape)
+    elif kind == "small":
+        values = rng.uniform(-0.5, 0.5, shape)
     elif kind == "ties":
         values = rng.integers(-1, 2, shape)
     else:

@@ -200,8 +200,9 @@ def test_every_op_has_its_text():
         plain_ops = {op for op in ops if not issubclass(op, Composite)}
         assert plain_ops == set(FAMILIES.get(family, {})), family
     updates = [*train.UPDATES, *train.SCALARS]
-    assert {*updates, *train.MARKS, *train.LOOP} == set(FAMILIES["train"])
-    assert set(FAMILIES) <= {*nn.FAMILIES, "train"}
+    assert {*train.UPDATES} == set(FAMILIES["updates"])
+    assert {*train.SCALARS, *train.MARKS, *train.LOOP} == set(FAMILIES["train"])
+    assert set(FAMILIES) <= {*nn.FAMILIES, "train", "updates"}
     sends = dist.SendOp, dist.RecvOp, dist.WaitOp
     assert {*dist.OPS.values(), *sends} == set(TORCH_DIST)
     assert {*nn.Nn.operations, *updates} == {case.op for case in CASES}

@@ -12,7 +12,8 @@ import pytest
 import runtime_buffers as buffers
 import runtime_reductions as reductions
 import torch
-from ops_runtime import adam, adamw, in_slices, trust_ratio
+from ops_runtime import in_slices, trust_ratio
+from ops_updates import adagrad, adam, adamw
 from runtime_mesh import Group, Mesh, shard_size
 
 
@@ -59,6 +60,23 @@ def test_an_update_in_bf16_is_that_of_exact_numbers(update: Any, optimizer: Any)
     own.step()
     update(w, torch.zeros_like(w), torch.zeros_like(w), g, torch.tensor(1), 0.1, **numbers)
     torch.testing.assert_close(w, expected.detach().bfloat16(), rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("turned", range(3))
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1, dtype=torch.float64)])
+def test_adagrad_does_not_depend_on_the_order_of_elements_in_memory(turned: int, lr: Any) -> None:
+    given = [torch.randn(5, 7, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    expected = given[0].clone().requires_grad_()
+    own = torch.optim.Adagrad([expected], 0.1, weight_decay=0.1, eps=1e-3, foreach=False)
+    w, total, g = (x.clone().t().contiguous().t() if i == turned else x.clone()
+                   for i, x in enumerate((given[0], torch.zeros(5, 7), given[1])))  # fmt: skip
+    for step in (1, 2):
+        expected.grad = given[step]
+        own.step()
+        g.copy_(given[step])
+        adagrad(w, total, g, lr, eps=1e-3, weight_decay=0.1)
+    torch.testing.assert_close(w, expected.detach())
+    torch.testing.assert_close(total, own.state[expected]["sum"])
 
 
 def test_torch_has_the_ranks_of_a_group_by_number() -> None:

@@ -35,10 +35,25 @@ from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime.runtime import Mesh
 from shardir.dialects import dist, train
 from shardir.dialects.builder import OpBuilder
+from shardir.frontends.torch.optimizers import read
 from shardir.interpret import run
 from shardir.syntax.parser import parse
 
 O = torch.optim
+
+
+def nadam(parameters: Any, *numbers: Any, **more: Any) -> Any:
+    """Return torch's NAdam with a product of momenta in double precision."""
+    optimizer = O.NAdam(parameters, *numbers, **more)
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        mean, square = torch.zeros_like(p), torch.zeros_like(p)
+        product = torch.ones((), dtype=torch.float64)
+        optimizer.state[p] = {
+            "step": torch.zeros(()), "mu_product": product, "exp_avg": mean, "exp_avg_sq": square,
+        }  # fmt: skip
+    return optimizer
+
+
 TORCH: dict[str, Callable[[Any], Any]] = {
     "sgd, lr = 0.1": lambda p: O.SGD(p, 0.1),
     "sgd, lr = 0.1, weight_decay = 0.01": lambda p: O.SGD(p, 0.1, weight_decay=0.01),
@@ -53,6 +68,21 @@ TORCH: dict[str, Callable[[Any], Any]] = {
         p, 0.01, (0.8, 0.9), 0.01
     ),
     "adamw, lr = 0.01": lambda p: O.AdamW(p, 0.01),
+    "rmsprop, lr = 0.01": lambda p: O.RMSprop(p, 0.01),
+    "rmsprop, lr = 0.01, alpha = 0.9, momentum = 0.8, centered = 1, weight_decay = 0.1": (
+        lambda p: O.RMSprop(p, 0.01, 0.9, weight_decay=0.1, momentum=0.8, centered=True)
+    ),
+    "adagrad, lr = 0.1": lambda p: O.Adagrad(p, 0.1),
+    "adagrad, lr = 0.1, lr_decay = 0.1, initial = 0.5, eps = 0.01, weight_decay = 0.1": (
+        lambda p: O.Adagrad(p, 0.1, 0.1, 0.1, 0.5, 0.01)
+    ),
+    "adamax, lr = 0.01, beta1 = 0.8, eps = 0.01, weight_decay = 0.1": lambda p: O.Adamax(
+        p, 0.01, (0.8, 0.999), 0.01, 0.1
+    ),
+    "nadam, lr = 0.01, weight_decay = 0.1": lambda p: nadam(p, 0.01, weight_decay=0.1),
+    "nadam, lr = 0.01, beta1 = 0.8, momentum_decay = 0.1, weight_decay = 0.1, decoupled = 1": (
+        lambda p: nadam(p, 0.01, (0.8, 0.999), 1e-8, 0.1, 0.1, True)
+    ),
     "adafactor, lr = 0.3, weight_decay = 0.1": lambda p: O.Adafactor(
         p, 0.3, eps=(1e-7, 1e-3), weight_decay=0.1
     ),
@@ -239,6 +269,37 @@ def test_parameters_may_have_numbers_of_their_own():
     groups = [{"params": [w]}, {"params": [c], "weight_decay": 0.0}, {"params": [u], "lr": 0.005},
               {"params": [s], "lr": 0.0}]  # fmt: skip
     compare(ours, parameters, by_torch(O.AdamW(groups, 0.01), parameters))
+
+
+INSTANCES: dict[str, Callable[[Any], Any]] = {
+    "RMSprop": lambda p: O.RMSprop(
+        p, 0.01, alpha=0.8, eps=0.01, weight_decay=0.1, momentum=0.5, centered=True
+    ),
+    "Adagrad": lambda p: O.Adagrad(
+        p, 0.1, lr_decay=0.2, weight_decay=0.1, initial_accumulator_value=0.3, eps=0.01
+    ),
+    "Adamax": lambda p: O.Adamax(p, 0.01, betas=(0.8, 0.9), eps=0.01, weight_decay=0.1),
+    "NAdam": lambda p: nadam(
+        p, 0.01, betas=(0.8, 0.9), eps=0.01, weight_decay=0.1, momentum_decay=0.1,
+        decoupled_weight_decay=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", INSTANCES)
+def test_an_optimizer_of_torch_has_all_its_settings(optimizer: str):
+    """And two groups of parameters; its text is that of what it computes."""
+    values, parameters = start()
+    w, c, u, s = parameters
+    groups = [{"params": [w, s]}, {"params": [c, u], "lr": 0.02, "weight_decay": 0.0}]
+    theirs = INSTANCES[optimizer](groups)
+    found = read(theirs, {id(p): n for n, p in zip("wcus", parameters, strict=True)})
+    own = {
+        name: {"lr_scale": scale, "weight_decay": found.weight_decays[name]}
+        for name, scale in found.lr_scales.items()
+    }
+    ours = Ours(compiled(module_of(found.text, LAYOUTS["both"], own)), values)
+    compare(ours, parameters, by_torch(theirs, parameters))
 
 
 # ---- schedules ----

@@ -32,7 +32,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "optimizer: unknown text": (
         lambda: compiled(optimizer="adamz, lr = 0.1"),
-        "expected a train.optimizer of adafactor, adam, adamw, lamb, lars, momentum, nesterov,",
+        "expected a train.optimizer of adafactor, adagrad, adam, adamax, adamw, lamb, lars,",
     ),
     "optimizer: option text": (
         lambda: compiled(optimizer="sgd, rate = 0.1"),
@@ -44,11 +44,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "optimizer: class": (
         lambda: compiled(optimizer=torch.optim.AdamW),
-        "expected an optimizer of torch.optim, AdamW, Adam, SGD, Adafactor, or a text such as",
+        "SGD, Adafactor, RMSprop, Adagrad, NAdam, Adamax, or a text such as",
     ),
     "optimizer: number": (
         lambda: compiled(optimizer=0.1),
-        "expected an optimizer of torch.optim, AdamW, Adam, SGD, Adafactor, or a text such as",
+        "SGD, Adafactor, RMSprop, Adagrad, NAdam, Adamax, or a text such as",
     ),
     "optimizer: maximize": (
         optimized(torch.optim.AdamW, maximize=True),
@@ -58,9 +58,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         optimized(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.1),
         "expected an SGD without dampening, got 0.1",
     ),
-    "optimizer: centered": (
-        optimized(torch.optim.RMSprop, centered=True),
-        "expected an optimizer of torch.optim, AdamW, Adam, SGD, Adafactor, or a text such as",
+    "optimizer: ours do not have": (
+        optimized(torch.optim.Rprop),
+        'RMSprop, Adagrad, NAdam, Adamax, or a text such as "adamw, lr = 1e-3", got Rprop',
+    ),
+    "optimizer: no switch": (
+        lambda: compiled(optimizer="rmsprop, lr = 0.1, centered = 2"),
+        "[G10] expected centered to be at least 0 and at most 1, got 2",
     ),
     "optimizer: others parameters": (
         lambda: compiled(optimizer=torch.optim.SGD(net().parameters(), lr=0.1)),

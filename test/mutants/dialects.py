@@ -60,6 +60,22 @@ MUTANTS = [
         "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k batch_norm",
     ),
     Mutant(
+        "the momentum of the next step is that of this one",
+        "NAdam weighs the mean of the gradient by the momentum of its own step.",
+        "shardir/dialects/train/optimizers/nadam.py",
+        "momentum(b.add(scalars.time, b.constant(1.0, f64)))",
+        "momentum(scalars.time)",
+        "test/dialects/test_optimizers.py -k nadam",
+    ),
+    Mutant(
+        "a sum begins at zero",
+        "Adagrad's sum of squares does not begin at its initial value.",
+        "shardir/dialects/train/optimizers/adagrad.py",
+        'p.state("sum", first=p.hyperparameters["initial"])',
+        'p.state("sum")',
+        "test/dialects/test_optimizers.py -k adagrad",
+    ),
+    Mutant(
         "eps1 of Adafactor is not squared",
         "Adafactor's second moment is bounded from below by eps1, not by its square.",
         "shardir/dialects/train/optimizers/adafactor.py",

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a centered optimizer is not centered",
+        "RMSprop of torch is imported without the mean of its gradients.",
+        "shardir/frontends/torch/optimizers.py",
+        "centered = {int(g['centered'])}",
+        "centered = 0",
+        "test/dialects/test_optimizers.py -k settings",
+    ),
+    Mutant(
         "a write to a view is lost",
         "The result of an op that returns a view is a tensor of its own where it has no inverse.",
         "shardir/frontends/torch/importer.py",

@@ -13,11 +13,14 @@ from shardir.dialects.nn.properties import float_attr, int_attr
 NUMBER = ("f64", SCALAR)
 
 
-def update(op: type[train.Update], shape: Shape, **options: float) -> Case:
-    """Second moments and numbers are positive."""
+def update(
+    op: type[train.Update], shape: Shape, states: tuple[str, ...] = ("normal", "positive"),
+    **options: float,
+) -> Case:  # fmt: skip
+    """Second moments and numbers are positive; `states` are the kinds of the states' numbers."""
     n, numbers = 2 + len(op.STATES), len(op.SCALARS)
     props: dict[str, Attribute] = {n: float_attr(x) for n, x in options.items()}
-    kinds = ("normal",) * min(n, 3) + ("positive",) * (n - min(n, 3) + numbers)
+    kinds = ("normal", "normal", *states[: n - 2], *("positive",) * numbers)
     operands = (shape,) * n + (NUMBER,) * numbers
     name = "x".join(map(str, shape)) + ("-decay" if options["weight_decay"] else "")
     return Case(name, op, operands, props=props, kinds=kinds, gradient=False)
@@ -51,7 +54,15 @@ CASES: list[Case] = [
       for op in (train.MomentumOp, train.NesterovOp, train.LarsOp)
       for shape, d in ((EVEN, 0.01), (ODD, 0.0), (SCALAR, 0.1))],
     *[update(op, shape, **ADAM, weight_decay=d)
-      for op in (train.AdamOp, train.AdamWOp, train.LambDirectionOp)
+      for op in (train.AdamOp, train.AdamWOp, train.AdamaxOp, train.NAdamOp, train.NAdamWOp,
+                 train.LambDirectionOp)
+      for shape, d in ((EVEN, 0.01), (ODD, 0.0), (SCALAR, 0.1))],
+    *[update(op, shape, ("positive", "small"), **more, eps=0.1, weight_decay=d)
+      for op, more in (
+          (train.AdagradOp, {}),
+          (train.RmsDirectionOp, {"alpha": 0.8}),
+          (train.CenteredRmsDirectionOp, {"alpha": 0.8}),
+      )
       for shape, d in ((EVEN, 0.01), (ODD, 0.0), (SCALAR, 0.1))],
     rate("constant, rate = 0.5, warmup = 3"),
     rate("cosine, rate = 0.5, steps = 5, end = 0.1, warmup = 2"),
@@ -108,6 +119,40 @@ def _adam(op: Any, w: Any, g: Any, m: Any, v: Any, c1: Any, c2: Any, lr: Any = 0
             return w - lr * (direction + decay * w), m, v
         case _:
             return direction + decay * w, m, v
+
+
+def _adamax(op: Any, w: Any, g: Any, m: Any, n: Any, c1: Any, lr: Any) -> Any:
+    beta1, beta2, eps, decay = _given(op, "beta1", "beta2", "eps", "weight_decay")
+    g = g + decay * w
+    m, n = beta1 * m + (1 - beta1) * g, torch.stack([beta2 * n, g.abs() + eps]).amax(0)
+    return w - lr / c1 * m / n, m, n
+
+
+def _nadam(op: Any, w: Any, g: Any, m: Any, v: Any, c2: Any, a: Any, b: Any, lr: Any) -> Any:
+    beta1, beta2, eps, decay = _given(op, "beta1", "beta2", "eps", "weight_decay")
+    if isinstance(op, train.NAdamWOp):
+        w = w * (1 - lr * decay)
+    else:
+        g = g + decay * w
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+    root = (v / c2).sqrt() + eps
+    return w - lr * a * g / root - lr * b * m / root, m, v
+
+
+def _adagrad(op: Any, w: Any, g: Any, s: Any, lr: Any) -> Any:
+    eps, decay = _given(op, "eps", "weight_decay")
+    s = s + (g + decay * w) ** 2
+    return w - lr * (g + decay * w) / (s.sqrt() + eps), s
+
+
+def _rms_direction(op: Any, w: Any, g: Any, v: Any, m: Any = None) -> Any:
+    alpha, eps, decay = _given(op, "alpha", "eps", "weight_decay")
+    g = g + decay * w
+    v = alpha * v + (1 - alpha) * g**2
+    if m is None:
+        return g / (v.sqrt() + eps), v
+    m = alpha * m + (1 - alpha) * g
+    return g / ((v - m**2).sqrt() + eps), v, m
 
 
 def _learning_rate(op: train.LearningRateOp, done: torch.Tensor) -> torch.Tensor:
@@ -181,6 +226,12 @@ REFERENCES: dict[type[Operation], Reference] = {
     train.AdamOp: _adam,
     train.AdamWOp: _adam,
     train.LambDirectionOp: _adam,
+    train.AdamaxOp: _adamax,
+    train.NAdamOp: _nadam,
+    train.NAdamWOp: _nadam,
+    train.AdagradOp: _adagrad,
+    train.RmsDirectionOp: _rms_direction,
+    train.CenteredRmsDirectionOp: _rms_direction,
     train.LearningRateOp: _learning_rate,
     train.BiasCorrectionOp: lambda op, step: 1 - op.beta.value.data ** step.double(),
     train.TrustRatioOp: _trust_ratio,

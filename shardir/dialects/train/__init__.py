@@ -42,12 +42,16 @@ from shardir.dialects.train.optimizer import (
     sum_of_squares,
 )
 from shardir.dialects.train.optimizers import OPTIMIZERS, UPDATES, OptimizerAttr
+from shardir.dialects.train.optimizers.adagrad import AdagradOp
 from shardir.dialects.train.optimizers.adam import AdamOp
+from shardir.dialects.train.optimizers.adamax import AdamaxOp
 from shardir.dialects.train.optimizers.adamw import AdamWOp
 from shardir.dialects.train.optimizers.lamb import LambDirectionOp
 from shardir.dialects.train.optimizers.lars import LarsOp
 from shardir.dialects.train.optimizers.momentum import MomentumOp
+from shardir.dialects.train.optimizers.nadam import NAdamOp, NAdamWOp
 from shardir.dialects.train.optimizers.nesterov import NesterovOp
+from shardir.dialects.train.optimizers.rmsprop import CenteredRmsDirectionOp, RmsDirectionOp
 from shardir.dialects.train.options import (
     ATTRS,
     AccumulateAttr,
@@ -173,8 +177,10 @@ __all__ = [
     "UPDATES",
     "AccumulateAttr",
     "AccumulateOp",
+    "AdagradOp",
     "AdamOp",
     "AdamWOp",
+    "AdamaxOp",
     "Adams",
     "AfterLoop",
     "Argument",
@@ -182,6 +188,7 @@ __all__ = [
     "BiasCorrectionOp",
     "CarriedOp",
     "CarryOp",
+    "CenteredRmsDirectionOp",
     "ClipAttr",
     "CollectOp",
     "EndLoop",
@@ -204,6 +211,8 @@ __all__ = [
     "MicrobatchOp",
     "MicrobatchesOp",
     "MomentumOp",
+    "NAdamOp",
+    "NAdamWOp",
     "NesterovOp",
     "NextLossScaleOp",
     "OfMicrobatches",
@@ -214,6 +223,7 @@ __all__ = [
     "Read",
     "RepeatOp",
     "Request",
+    "RmsDirectionOp",
     "Role",
     "Scalar",
     "ScheduleAttr",

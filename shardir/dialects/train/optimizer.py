@@ -6,11 +6,11 @@ the other parameters: `distributed-autodiff` advances the generators of all para
 returns the new parameter, followed by the new states.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from xdsl.dialects.builtin import f64
+from xdsl.dialects.builtin import f64, i64
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
@@ -39,14 +39,30 @@ BETA1, BETA2 = (OptionSpec(float, x, minimum=0.0, maximum=1.0, ends="[)") for x 
 class StepScalars:
     """The scalars that all parameters of a step share. Each is created once, at its first use.
 
-    `counted` adds the number of steps done, a state of the step.
+    `new_state` adds a scalar state of the step, from its name, element type and first value.
     """
 
-    def __init__(self, b: OpBuilder, optimizer: OptionsAttr, counted: Callable[[], SSAValue]):
-        self.b, self.optimizer, self.counted = b, optimizer, counted
-        self._created: dict[tuple[str, float], SSAValue] = {}
+    def __init__(
+        self, b: OpBuilder, optimizer: OptionsAttr,
+        new_state: Callable[[str, Attribute, float], SSAValue],
+    ):  # fmt: skip
+        self.b, self.optimizer, self.new_state = b, optimizer, new_state
+        self._created: dict[tuple[str, Hashable], SSAValue] = {}
+        self.states: dict[str, tuple[SSAValue, SSAValue]] = {}
+        """The states of the step beside the number of steps, before and after it."""
 
-    def once(self, name: str, value: float, make: Callable[[], SSAValue]) -> SSAValue:
+    def state(
+        self, name: str, element: Attribute, first: float, update: Callable[[SSAValue], SSAValue]
+    ) -> SSAValue:
+        """The new value of a scalar state of the step, which is `first` before the first one."""
+        if name not in self.states:
+            before = self.new_state(name, element, first)
+            after = update(before)
+            after.name_hint = before.name_hint
+            self.states[name] = before, after
+        return self.states[name][1]
+
+    def once(self, name: str, value: Hashable, make: Callable[[], SSAValue]) -> SSAValue:
         key = name, value
         if key not in self._created:
             self._created[key] = created = make()
@@ -56,7 +72,7 @@ class StepScalars:
     @cached_property
     def done(self) -> SSAValue:
         """The number of steps done before this one."""
-        return self.counted()
+        return self.new_state("count", i64, 0.0)
 
     @cached_property
     def step(self) -> SSAValue:
@@ -114,13 +130,13 @@ class ParameterStep:
     hyperparameters: dict[str, float]
     """The optimizer's, with the parameter's own `weight_decay`; without `lr`."""
     lr: SSAValue
-    new_state: Callable[[str, Sequence[int]], SSAValue]
+    new_state: Callable[[str, Sequence[int], float], SSAValue]
 
-    def state(self, name: str, dims: Sequence[int] | None = None) -> SSAValue:
+    def state(self, name: str, dims: Sequence[int] | None = None, first: float = 0.0) -> SSAValue:
         """The state `name`, of the parameter's shape and layout, or those of its dimensions `dims`
-        only. It starts as zeros."""
+        only. Its elements are `first` before the first step."""
         rank = len(unsharded_type(self.w).get_shape())
-        return self.new_state(name, range(rank) if dims is None else dims)
+        return self.new_state(name, range(rank) if dims is None else dims, first)
 
     def scalar(self, name: str) -> SSAValue:
         """One of the SCALARS of an update."""
@@ -138,6 +154,10 @@ class ParameterStep:
         for new, old in zip(results, (operands[0], *operands[2:]), strict=False):
             new.name_hint = old.name_hint
         return results
+
+    def without_decay(self) -> "ParameterStep":
+        """The same, of a gradient that has the decay of the weight, or of none."""
+        return replace(self, hyperparameters={**self.hyperparameters, "weight_decay": 0.0})
 
     def descend(self, w: SSAValue, direction: SSAValue, rate: SSAValue) -> list[SSAValue]:
         """w - rate direction"""

@@ -44,11 +44,36 @@ def _adafactor(g: ParamGroup) -> str:
     )
 
 
+def _rmsprop(g: ParamGroup) -> str:
+    return (
+        f"rmsprop, lr = {{lr}}, alpha = {g['alpha']!r}, eps = {g['eps']!r}, momentum = "
+        f"{g['momentum']!r}, centered = {int(g['centered'])}, weight_decay = {{decay}}"
+    )
+
+
+def _adagrad(g: ParamGroup) -> str:
+    return (
+        f"adagrad, lr = {{lr}}, lr_decay = {g['lr_decay']!r}, initial = "
+        f"{g['initial_accumulator_value']!r}, eps = {g['eps']!r}, weight_decay = {{decay}}"
+    )
+
+
+def _nadam(g: ParamGroup) -> str:
+    return (
+        f"nadam, lr = {{lr}}, {_betas(g)}, weight_decay = {{decay}}, momentum_decay = "
+        f"{g['momentum_decay']!r}, decoupled = {int(g['decoupled_weight_decay'])}"
+    )
+
+
 FORMS = {
     torch.optim.AdamW: lambda g: f"adamw, lr = {{lr}}, {_betas(g)}, weight_decay = {{decay}}",
     torch.optim.Adam: lambda g: f"adam, lr = {{lr}}, {_betas(g)}, weight_decay = {{decay}}",
     torch.optim.SGD: _sgd,
     torch.optim.Adafactor: _adafactor,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.NAdam: _nadam,
+    torch.optim.Adamax: lambda g: f"adamax, lr = {{lr}}, {_betas(g)}, weight_decay = {{decay}}",
 }
 """The text of a group's hyperparameters, by the optimizer's class."""
 

@@ -93,13 +93,15 @@ class Arguments:
         return new
 
     def add_state_of(
-        self, w: SSAValue, layout: Layout | None, key: str, name: str, dims: Sequence[int]
-    ) -> SSAValue:
-        """Add a state of a parameter, which has some of its dimensions, split as in the layout."""
+        self, w: SSAValue, layout: Layout | None, key: str, name: str, dims: Sequence[int],
+        first: float = 0.0,
+    ) -> SSAValue:  # fmt: skip
+        """Add a state of a parameter, which has some of its dimensions, split as in the layout; its
+        elements are `first` before the first step."""
         t = unsharded_type(w)
         shape = tuple(t.get_shape()[d] for d in dims)
         type = tensor(t.element_type, shape)
         if layout is not None:
             mine = replace(layout, dims=tuple(layout.dims[d] for d in dims))
             type = laid_out(t.element_type, shape, mine)
-        return self.add_state(type, f"{key}.{name}", f"{w.name_hint or 'w'}_{name}")
+        return self.add_state(type, f"{key}.{name}", f"{w.name_hint or 'w'}_{name}", first)

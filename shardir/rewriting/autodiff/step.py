@@ -78,10 +78,11 @@ class TrainStep:
         if found:
             prepared = prepare(self.b, self.request, self.scale, found, "gradient_norm" in wanted)
             found, self.finite, norm = prepared.gradients, prepared.finite, prepared.norm
-        count = f"{self.name}.count"
         scalars = train.StepScalars(
             self.b, self.request.optimizer,
-            lambda: self.arguments.add_scalar_state(self.b, count, i64),
+            lambda name, element, first: self.arguments.add_scalar_state(
+                self.b, f"{self.name}.{name}", element, first
+            ),
         )  # fmt: skip
         keys = {i: self.arguments.annotation(i).key or "" for i in gradients}
         old = {i: [(self.arguments[i], keys[i])] for i in gradients}
@@ -95,7 +96,10 @@ class TrainStep:
                     pairs = zip(old[i], end.value, strict=True)
                     new[i] = [self.becomes(was, v) for (was, _), v in pairs]
                     del running[i]
-        if scalars.is_used:  # after the states of parameters, which are at equal distances then
+        # After the states of parameters, which are at equal distances then.
+        states = {n: (self.arguments.moved_to_end(before), after)
+                  for n, (before, after) in scalars.states.items()}  # fmt: skip
+        if scalars.is_used:
             scalars.done = self.arguments.moved_to_end(scalars.done)
         made = {
             "gradient_norm": lambda: norm or self.b.constant(0.0, f64),
@@ -104,7 +108,8 @@ class TrainStep:
         self.metrics = [(made[name](), name) for name in wanted]
         results = [(v, key) for i in gradients for v, (_, key) in zip(new[i], old[i], strict=True)]
         if scalars.is_used:
-            results.append((self.becomes(scalars.done, scalars.step), count))
+            states["count"] = scalars.done, scalars.step
+        results += [(self.becomes(*of), f"{self.name}.{n}") for n, of in states.items()]
         if self.scale is not None and self.finite is not None:
             results += self.next_scale(self.scale, self.finite)
         return results
@@ -127,8 +132,9 @@ class TrainStep:
         w, key, parameter = self.arguments[i], old[0][1], self.arguments.annotation(i)
         layout = self.arguments.state_layout(i, self.b.mesh)
 
-        def state(name: str, dims: Sequence[int]) -> SSAValue:
-            old.append((self.arguments.add_state_of(w, layout, key, name, dims), f"{key}.{name}"))
+        def state(name: str, dims: Sequence[int], first: float) -> SSAValue:
+            made = self.arguments.add_state_of(w, layout, key, name, dims, first)
+            old.append((made, f"{key}.{name}"))
             return old[-1][0]
 
         numbers = self.request.optimizer.values

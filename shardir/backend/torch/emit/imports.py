@@ -16,6 +16,7 @@ MODULES = {
     "ops_attention": "ops_attention",
     "ops_positions": "ops_positions",
     "ops_random": "ops_random",
+    "ops_updates": "ops_updates",
     "sliding": "ops_sliding",
     "stages": "runtime_stages",
     "windows": "ops_windows",

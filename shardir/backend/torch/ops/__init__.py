@@ -2,8 +2,8 @@
 
 An entry takes the scope and the op, and returns an expression, or a value whose variable the result
 shares, or None when it has written its own lines. The files are
-found by their names, which are those of the families in `shardir/dialects/nn/`; train.py has the
-ops of the train dialect.
+found by their names, which are those of the families in `shardir/dialects/nn/`; updates.py has the
+updates of parameters, train.py the other ops of the train dialect.
 """
 
 from xdsl.ir import Operation

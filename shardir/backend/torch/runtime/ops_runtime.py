@@ -337,62 +337,6 @@ def learning_rate_at(done: Tensor, rate: float, points: tuple[tuple, ...]) -> Te
     return rate * (factors[last] + (factors[first] - factors[last]) * left)
 
 
-def adam(
-    w: Tensor, m: Tensor, v: Tensor, g: Tensor, step: Tensor, lr: Any, **numbers: float
-) -> None:
-    """Update the parameter w and the moments m and v, all of one floating type, in place.
-
-    Args:
-        step: the number of this step, from 1; a scalar.
-        lr: a number, or a scalar in double precision.
-        numbers: beta1, beta2, eps and weight_decay.
-    """
-    if torch.compiler.is_compiling():
-        _adam(w, m, v, g.add(w, alpha=numbers["weight_decay"]), step, lr, **numbers)
-    else:
-        _run(torch._fused_adam_, w, m, v, g, step, lr, numbers)
-
-
-def adamw(
-    w: Tensor, m: Tensor, v: Tensor, g: Tensor, step: Tensor, lr: Any, **numbers: float
-) -> None:
-    """The same, with the decay of the weight decoupled."""
-    if torch.compiler.is_compiling():
-        w.mul_(1 - numbers["weight_decay"] * lr)
-        _adam(w, m, v, g, step, lr, **numbers)
-    else:
-        _run(torch._fused_adamw_, w, m, v, g, step, lr, numbers)
-
-
-def _adam(
-    w: Tensor, m: Tensor, v: Tensor, g: Tensor, step: Tensor, lr: Any, beta1: float, beta2: float,
-    eps: float, weight_decay: float,
-) -> None:  # fmt: skip
-    """The update of Adam after the decay of the weight, which torch.compile makes one kernel of: it
-    does not take those of _run."""
-    m.lerp_(g, 1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    correction1, correction2 = (1 - beta ** step.double() for beta in (beta1, beta2))
-    w.sub_(m * (lr / correction1) / ((v / correction2).sqrt() + eps))
-
-
-def _run(
-    kernel: Any, w: Tensor, m: Tensor, v: Tensor, g: Tensor, step: Tensor, lr: Any,
-    numbers: dict[str, float],
-) -> None:  # fmt: skip
-    if isinstance(lr, Tensor) and w.is_cuda:
-        lr = lr.float()  # the kernel reads it in that type
-    # The kernel goes through memory in its order: all are to have that of a contiguous tensor.
-    own = [x.contiguous() for x in (w, m, v)]
-    kernel(
-        [own[0]], [g.contiguous()], [own[1]], [own[2]], [], [step.float()],
-        lr=lr, amsgrad=False, maximize=False, **numbers,
-    )  # fmt: skip
-    for x, new in zip((w, m, v), own, strict=True):
-        if new is not x:
-            x.copy_(new)
-
-
 def trust_ratio(w: Tensor, u: Tensor, coefficient: float, weight_decay: float) -> Tensor:
     """coefficient |w| / (|u| + weight_decay |w|), from squares; 1 where a norm is 0."""
     w, u = w.sqrt(), u.sqrt()

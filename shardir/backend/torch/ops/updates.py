@@ -1,0 +1,262 @@
+"""Updates of parameters, which change them and their states in place, or copies of them where they
+are not the step's to change.
+"""
+
+from collections.abc import Sequence
+
+from xdsl.ir import Operation, OpResult, SSAValue
+
+from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
+from shardir.dialects import train
+from shardir.dialects.nn.properties import float_of
+
+NAdams = train.NAdamOp | train.NAdamWOp
+Rated = train.SgdOp | train.WithVelocity | train.AdagradOp | train.AdamaxOp | NAdams
+"""Updates with a learning rate, of which a multiple is subtracted."""
+
+Moments = train.Adams | train.LambDirectionOp | NAdams
+"""Updates with the running means of the gradient and of its square."""
+
+
+def _own(s: EmissionScope, op: Operation, new: OpResult, old: SSAValue) -> str:
+    """The variable of a parameter or state, which becomes the new one."""
+    name = s.operand(old)
+    if s.may_update(old, op):
+        s.storages.join(new, old)
+        s.same(new, old)
+        return name
+    made = s.define(new, new.name_hint or "updated").name
+    s.line(f"{made} = {name}.clone()")
+    return made
+
+
+def _decayed(s: EmissionScope, op: train.Update) -> str:
+    """The gradient and the decay of the weight."""
+    w, g = map(s.operand, op.operands[:2])
+    decay = float_of(op, "weight_decay")
+    return f"{g}.add({w}, alpha={decay!r})" if decay else g
+
+
+def _number(s: EmissionScope, number: SSAValue, beside: SSAValue) -> str:
+    """A number in double precision beside a tensor, whose type the result is to have: torch gives
+    it that type unless the tensor is a scalar too."""
+    if (text := s.scalar(number)) is not None:
+        return text
+    typed = s.shape_of(beside) or s.element(beside) == "f64"
+    return s.operand(number) if typed else f"{s.operand(number)}.to({s.dtype(beside)})"
+
+
+def _less(s: EmissionScope, w: str, op: Rated, step: str) -> None:
+    """w -= lr step"""
+    if (rate := s.scalar(op.lr)) is not None:
+        s.line(f"{w}.sub_({step}, alpha={rate})")
+    else:
+        s.line(f"{w}.sub_({_number(s, op.lr, op.w)} * {step})")
+
+
+def _sgd(s: EmissionScope, op: train.SgdOp) -> Text:
+    g = _decayed(s, op)
+    _less(s, _own(s, op, op.new_w, op.w), op, g)
+    return None
+
+
+def _momentum(s: EmissionScope, op: train.MomentumOp) -> Text:
+    factor, decay = float_of(op, "momentum"), float_of(op, "weight_decay")
+    tail = f".add_({s.operand(op.w)}, alpha={decay!r})" if decay else ""
+    v, w = _own(s, op, op.new_v, op.v), _own(s, op, op.new_w, op.w)
+    s.line(f"{v}.mul_({factor!r}).add_({s.operand(op.g)}){tail}")
+    _less(s, w, op, v)
+    return None
+
+
+def _nesterov(s: EmissionScope, op: train.NesterovOp) -> Text:
+    factor = float_of(op, "momentum")
+    g, temporary = _held(s, op)
+    v, w = _own(s, op, op.new_v, op.v), _own(s, op, op.new_w, op.w)
+    s.line(f"{v}.mul_({factor!r}).add_({g})")
+    _less(s, w, op, f"{g}.add({v}, alpha={factor!r})")
+    return _released(s, temporary)
+
+
+def _lars(s: EmissionScope, op: train.LarsOp) -> Text:
+    g = _decayed(s, op)
+    v, w = _own(s, op, op.new_v, op.v), _own(s, op, op.new_w, op.w)
+    s.line(f"{v}.mul_({float_of(op, 'momentum')!r}).add_({_number(s, op.lr, op.w)} * {g})")
+    s.line(f"{w}.sub_({v})")
+    return None
+
+
+def _moments(s: EmissionScope, op: Moments, g: str) -> tuple[str, str]:
+    """The variables of the new moments, brought up to date."""
+    beta1, beta2 = float_of(op, "beta1"), float_of(op, "beta2")
+    m, v = _own(s, op, op.new_m, op.m), _own(s, op, op.new_v, op.v)
+    s.line(f"{m}.lerp_({g}, {1 - beta1!r})")
+    s.line(f"{v}.mul_({beta2!r}).addcmul_({g}, {g}, value={1 - beta2!r})")
+    return m, v
+
+
+def _root(s: EmissionScope, op: Moments, v: str) -> str:
+    correction = _number(s, op.correction2, op.w)
+    return f"({v} / {correction}).sqrt_().add_({float_of(op, 'eps')!r})"
+
+
+def fused_step(op: Operation) -> SSAValue | None:
+    """The number of the step from which torch's fused kernel computes the corrections of an update
+    itself; None for an update without one, or with corrections of another origin."""
+    if not isinstance(op, train.AdamOp | train.AdamWOp):
+        return None
+    one, two = op.correction1.owner, op.correction2.owner
+    if not (isinstance(one, train.BiasCorrectionOp) and isinstance(two, train.BiasCorrectionOp)):
+        return None
+    same = one.step is two.step and (one.beta, two.beta) == (op.beta1, op.beta2)
+    return one.step if same else None
+
+
+def _fused(s: EmissionScope, op: train.AdamOp | train.AdamWOp, step: SSAValue) -> Text:
+    return _by_kernel(s, op, ("beta1", "beta2", "eps", "weight_decay"), s.operand(step))
+
+
+def _by_kernel(
+    s: EmissionScope, op: train.AdamOp | train.AdamWOp | train.AdagradOp, numbers: Sequence[str],
+    *more: str,
+) -> Text:  # fmt: skip
+    """The call of torch's fused kernel, in runtime/ops_updates.py."""
+    s.use("ops_updates")
+    states = [_own(s, op, *of) for of in zip(op.results, (op.w, *op.operands[2:]), strict=False)]
+    given = [s.operand(op.g), *more, s.scalar(op.lr) or s.operand(op.lr)]
+    named = (f"{n}={float_of(op, n)!r}" for n in numbers)
+    s.line(f"ops_updates.{op.name.split('.')[1]}({', '.join([*states, *given, *named])})")
+    return None
+
+
+def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
+    if (step := fused_step(op)) is not None:
+        return _fused(s, op, step)
+    g, temporary = _held(s, op)
+    m, v = _moments(s, op, g)
+    _step(s, op, _own(s, op, op.new_w, op.w), m, v)
+    return _released(s, temporary)
+
+
+def _adamw(s: EmissionScope, op: train.AdamWOp) -> Text:
+    if (step := fused_step(op)) is not None:
+        return _fused(s, op, step)
+    w = _own(s, op, op.new_w, op.w)
+    _decay(s, op, w)
+    m, v = _moments(s, op, s.operand(op.g))
+    _step(s, op, w, m, v)
+    return None
+
+
+def _decay(s: EmissionScope, op: train.AdamWOp | train.NAdamWOp, w: str) -> None:
+    """w -= lr weight_decay w"""
+    if decay := float_of(op, "weight_decay"):
+        s.line(f"{w}.mul_(1 - {decay!r} * {_number(s, op.lr, op.w)})")
+
+
+def _step(s: EmissionScope, op: train.AdamOp | train.AdamWOp, w: str, m: str, v: str) -> None:
+    """w -= lr m / (correction1 root)"""
+    correction, rate = (_number(s, x, op.w) for x in (op.correction1, op.lr))
+    if s.scalar(op.lr) is not None:
+        divisor, factor = correction, f"-{rate}"
+    else:
+        divisor, factor = f"{correction} / {rate}", "-1"
+    s.line(f"{w}.addcdiv_({m}, {_root(s, op, v)}.mul_({divisor}), value={factor})")
+
+
+def _lamb_direction(s: EmissionScope, op: train.LambDirectionOp) -> Text:
+    decay = float_of(op, "weight_decay")
+    m, v = _moments(s, op, s.operand(op.g))
+    made = s.define(op.new_w, op.new_w.name_hint or "direction").name
+    correction = _number(s, op.correction1, op.w)
+    s.line(f"{made} = {m} / {_root(s, op, v)}.mul_({correction})")
+    if decay:
+        s.line(f"{made}.add_({s.operand(op.w)}, alpha={decay!r})")
+    return None
+
+
+def _held(s: EmissionScope, op: train.Update) -> tuple[str, str | None]:
+    """The gradient and the decay of the weight, in a variable; that variable if it is new."""
+    g = _decayed(s, op)
+    if g == s.operand(op.operands[1]):
+        return g, None
+    name = s.names.new("decayed")
+    s.line(f"{name} = {g}")
+    return name, name
+
+
+def _released(s: EmissionScope, temporary: str | None) -> None:
+    if temporary is not None:
+        s.line(f"del {temporary}")
+
+
+def _adagrad(s: EmissionScope, op: train.AdagradOp) -> Text:
+    if s.element(op.w) in ("f32", "f64"):
+        return _by_kernel(s, op, ("eps", "weight_decay"))
+    g, temporary = _held(s, op)
+    total, w = _own(s, op, op.new_s, op.s), _own(s, op, op.new_w, op.w)
+    s.line(f"{total}.addcmul_({g}, {g})")
+    _less(s, w, op, f"({g} / {total}.sqrt().add_({float_of(op, 'eps')!r}))")
+    return _released(s, temporary)
+
+
+def _adamax(s: EmissionScope, op: train.AdamaxOp) -> Text:
+    g, temporary = _held(s, op)
+    m, n, w = (_own(s, op, *of) for of in ((op.new_m, op.m), (op.new_n, op.n), (op.new_w, op.w)))
+    beta1, beta2, eps = (float_of(op, x) for x in ("beta1", "beta2", "eps"))
+    s.line(f"{m}.lerp_({g}, {1 - beta1!r})")
+    s.line(f"torch.maximum({n}.mul_({beta2!r}), {g}.abs().add_({eps!r}), out={n})")
+    _less(s, w, op, f"({m} / ({n} * {_number(s, op.correction1, op.w)}))")
+    return _released(s, temporary)
+
+
+def _nadam(s: EmissionScope, op: train.NAdamOp) -> Text:
+    g, temporary = _held(s, op)
+    _nadam_step(s, op, _own(s, op, op.new_w, op.w), g)
+    return _released(s, temporary)
+
+
+def _nadamw(s: EmissionScope, op: train.NAdamWOp) -> Text:
+    w = _own(s, op, op.new_w, op.w)
+    _decay(s, op, w)
+    _nadam_step(s, op, w, s.operand(op.g))
+    return None
+
+
+def _nadam_step(s: EmissionScope, op: NAdams, w: str, g: str) -> None:
+    m, v = _moments(s, op, g)
+    a, b = (_number(s, x, op.w) for x in (op.of_gradient, op.of_mean))
+    _less(s, w, op, f"({g} * {a}).add_({m} * {b}).div_({_root(s, op, v)})")
+
+
+def _rms_direction(
+    s: EmissionScope, op: train.RmsDirectionOp | train.CenteredRmsDirectionOp
+) -> Text:
+    g, temporary = _held(s, op)
+    alpha, v = float_of(op, "alpha"), _own(s, op, op.new_v, op.v)
+    s.line(f"{v}.mul_({alpha!r}).addcmul_({g}, {g}, value={1 - alpha!r})")
+    variance = f"{v}.sqrt()"
+    if isinstance(op, train.CenteredRmsDirectionOp):
+        m = _own(s, op, op.new_m, op.m)
+        s.line(f"{m}.lerp_({g}, {1 - alpha!r})")
+        variance = f"{v}.addcmul({m}, {m}, value=-1).sqrt_()"
+    made = s.define(op.new_w, op.new_w.name_hint or "direction").name
+    s.line(f"{made} = {g} / {variance}.add_({float_of(op, 'eps')!r})")
+    return _released(s, temporary)
+
+
+TORCH: dict[type[Operation], Entry] = {
+    train.SgdOp: _sgd,
+    train.MomentumOp: _momentum,
+    train.NesterovOp: _nesterov,
+    train.AdagradOp: _adagrad,
+    train.AdamOp: _adam,
+    train.AdamWOp: _adamw,
+    train.AdamaxOp: _adamax,
+    train.NAdamOp: _nadam,
+    train.NAdamWOp: _nadamw,
+    train.RmsDirectionOp: _rms_direction,
+    train.CenteredRmsDirectionOp: _rms_direction,
+    train.LambDirectionOp: _lamb_direction,
+    train.LarsOp: _lars,
+}
