@@ -82,9 +82,14 @@ def test_training_equals_numpy_and_one_device(tmp_path, capsys):
 def test_torchrun_starts_it_too(tmp_path):
     mesh = {"name": "m", "axes": [["dp", 2], ["tp", 1]]}
     directory = sample.write(tmp_path / "dir", mesh=mesh)
+    path = directory / "program.py"
+    named = r"\1    print(open('/proc/self/comm').read())\n"
+    text, count = re.subn(r"(def step\(.*\):\n)", named, path.read_text())
+    assert count == 1
+    path.write_text(text)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     ran = subprocess.run(
-        [*torchrun, directory / "program.py", "--steps", "5"],
+        [*torchrun, path, "--steps", "5"],
         env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
@@ -93,6 +98,8 @@ def test_torchrun_starts_it_too(tmp_path):
     (last,) = re.findall(r"step: step 5, loss (\S+)", ran.stdout)
     assert float(last) == pytest.approx(losses[-1], rel=1e-4)
     assert "predict: y = f32 [16, 3]" in ran.stdout
+    if sys.platform == "linux":
+        assert {"rank 0", "rank 1"} <= {*ran.stdout.splitlines()}
 
 
 def test_nothing_of_a_program_runs_after_its_end(tmp_path, monkeypatch):

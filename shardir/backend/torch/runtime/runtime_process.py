@@ -101,8 +101,11 @@ def _options() -> RunOptions:
 
 
 def _behave(options: RunOptions) -> None:
-    """End with the launcher, and use one thread on a CPU."""
+    """End with the launcher, and use one thread on a CPU. On Linux ps and top show the rank."""
     launcher = os.environ.get("SHARDIR_LAUNCHER")
+    if sys.platform == "linux":
+        name = f"rank {os.environ.get('RANK', '0')}"
+        ctypes.CDLL(None).prctl(15, name.encode())  # PR_SET_NAME
     if launcher and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != int(launcher):
