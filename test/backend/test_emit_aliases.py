@@ -18,6 +18,7 @@ from shardir.dialects.nn.custom import forget_custom_op, register_custom_op
 from shardir.syntax.parser import default_parser, parse
 
 F32, I32, KEY, IMAGE = "tensor<4x6xf32>", "tensor<4x6xi32>", "tensor<i64>", "tensor<2x4x8xf32>"
+F64 = "tensor<f64>"
 ROWS = "tensor<2x6xf32, #dist.local<@m, [{a}, {}]>>"
 COLUMNS = "tensor<4x3xf32, #dist.local<@m, [{}, {a}]>>"
 ALL = "tensor<4x6xf32, #dist.local<@m, [{}, {}]>>"
@@ -39,6 +40,7 @@ USES = {
     "ops_attention": ("nn.attention %A, %A, %A causal logsumexp", F32, [F32, "tensor<4xf32>"]),
     "ops_positions": ("nn.sinusoid <halves> %A base 1.0e4", I32, ["tensor<4x6x8xf32>"]),
     "ops_random": ("nn.random <normal> %A stream 1", KEY, [F32]),
+    "ops_updates": ("train.adagrad %A, %A, %A, %A eps 0.1 weight_decay 0.0", F64, [F64] * 2),
     "sliding": ("nn.max_pool_grad %A, %A window <3> padding <1, 1>", IMAGE, [IMAGE]),
     "windows": ("nn.unfold %A dim 1 step 2 offset 0", F32, ["tensor<4x2x3xf32>"]),
 }
@@ -90,8 +92,10 @@ def outcomes(name: str, **names: list[str]) -> list[torch.Tensor]:
 
 def sample(text: str, seed: int) -> torch.Tensor:
     """Return a tensor of a type, for a mesh of one rank."""
-    shape = {KEY: (), IMAGE: (2, 4, 8)}.get(text, (4, 6))
+    shape = {KEY: (), F64: (), IMAGE: (2, 4, 8)}.get(text, (4, 6))
     x = (torch.arange(torch.Size(shape).numel()).view(shape) + seed) % 7
+    if text == F64:
+        return x.double() - 3
     return x if text == KEY else x.int() if text == I32 else x.float() - 3
 
 
