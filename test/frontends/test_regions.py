@@ -37,7 +37,7 @@ class Layers(nn.Module):
         return (x * x).sum()
 
 
-X = torch.randn(8, 4)
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("reentrant", [None, True, False])
@@ -73,7 +73,7 @@ def test_a_reentrant_checkpoint_without_a_gradient_trains_nothing_within() -> No
 
 
 def test_a_module_within_autocast_is_imported_as_it_runs_there() -> None:
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # of one weight in twenty a gradient is a sum that cancels in bf16
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
 
     def loss(y: torch.Tensor) -> torch.Tensor:
