@@ -1,15 +1,19 @@
 """The batches that a program of a model runs on."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, described
 from shardir.dialects.train import ForwardOp
+from shardir.frontends.torch.capture import flat_inputs
+from shardir.frontends.torch.importer import Imported
+from shardir.frontends.torch.weights import array_of
 
 
 def repeated(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -43,3 +47,86 @@ def parts_of(batch: Any, count: int) -> list[Any]:
         return x.chunk(count)[k] if x.ndim and x.shape[0] % count == 0 else x
 
     return [tree_map_only(torch.Tensor, partial(part, k), batch) for k in range(count)]
+
+
+def arrays_of_all(imported: Imported, batches: Iterable[Any], local: bool) -> Iterator[list[Any]]:
+    """Yield the arrays of batches, as `arrays_of` has them; those of a list or a loader again and
+    again. `local`: a batch is a list of one for each rank."""
+    for count, batch in repeated(batches):
+        arrays = [arrays_of(imported, count, x, local) for x in (batch if local else [batch])]
+        yield arrays if local else arrays[0]
+
+
+def arrays_of(imported: Imported, number: int, batch: Any, local: bool = False) -> list[Any]:
+    """Return the arrays of a batch, in the order of the inputs. `local`: it is that of one rank, of
+    another shape.
+
+    Raises:
+        ShardirError: it has other inputs than the examples.
+    """
+    found, arrays = _inputs(imported, number, batch), []
+    for name, like in imported.inputs:
+        x = found[name]
+        if not isinstance(x, torch.Tensor) or (x.shape != like.shape and not local):
+            got = list(x.shape) if isinstance(x, torch.Tensor) else described(x)
+            raise ShardirError(
+                f"expected {name} of {list(like.shape)} in batch {number}, got {got}; compile "
+                "with inputs as the batches have them"
+            )
+        if x.dtype != like.dtype:
+            raise ShardirError(
+                f"expected {name} of {like.dtype} in batch {number}, got {x.dtype}; use "
+                f".to({like.dtype})"
+            )
+        if x.is_meta:
+            raise ShardirError(
+                f"expected the values of {name} in batch {number}, got the meta device; pass "
+                "batches with values"
+            )
+        arrays.append(array_of(x))
+    return arrays
+
+
+def examples_of(imported: Imported) -> list[Any]:
+    """Return the arrays of the example inputs, as those of a batch."""
+    return [array_of(x) for _, x in imported.inputs]
+
+
+def rows_of(imported: Imported, batches: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the rows of each input, of all batches, by its name.
+
+    Raises:
+        ShardirError: there are no batches.
+    """
+    if not batches:
+        raise ShardirError("expected batches, got none")
+    names = [name for name, _ in imported.inputs]
+    return {name: np.concatenate([x if x.ndim else x[None] for x in found])
+            for name, found in zip(names, zip(*batches, strict=True), strict=True)}  # fmt: skip
+
+
+def _inputs(imported: Imported, number: int, batch: Any) -> Mapping[str, Any]:
+    """Return the inputs of a batch, by their names. Raises ShardirError where they are others than
+    those of the examples."""
+    labelled = any(name.startswith("labels") for name, _ in imported.inputs)
+    pair = isinstance(batch, tuple | list) and len(batch) == 2
+    inputs, labels = batch if pair and labelled else (batch, None)
+    try:
+        found = dict(flat_inputs(imported.model, inputs, labels))
+    except ShardirError as e:
+        raise ShardirError(f"batch {number}: {e}") from None
+    constants = imported.constants
+    wanted = [name for name, _ in imported.inputs]
+    if not {*wanted} <= found.keys() <= {*wanted, *constants}:
+        form = "(inputs, labels)" if labelled else "inputs"
+        raise ShardirError(
+            f"expected {', '.join(wanted)} in batch {number}, got "
+            f"{', '.join(found) or 'none'}; give {form} as the examples were given"
+        )
+    for name in constants.keys() & found.keys():
+        if type(found[name]) is not type(constants[name]) or found[name] != constants[name]:
+            raise ShardirError(
+                f"expected {name} = {constants[name]!r} in batch {number}, as in the examples, "
+                f"got {described(found[name])}; compile with a tensor in its place"
+            )
+    return found

@@ -6,17 +6,23 @@ program.run(batches, steps=100)
 model.load_state_dict(program.state_dict())
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from shardir.algebra.cluster import Cluster
-from shardir.api.batches import microbatches_of, parts_of, repeated
+from shardir.api.batches import (
+    arrays_of,
+    arrays_of_all,
+    examples_of,
+    microbatches_of,
+    parts_of,
+    rows_of,
+)
 from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import SEARCH, MeshForm, devices_of
 from shardir.backend.runs import Batches, Options, Report
@@ -24,7 +30,7 @@ from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_call, checked, described, did_you_mean
 from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch import optimizers, weight_files, weights
-from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture, flat_inputs
+from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture
 from shardir.frontends.torch.importer import FUNCTION, MODEL, STEP, Imported, import_model
 from shardir.frontends.torch.outputs import Outputs
 from shardir.syntax.files import scratch_folder
@@ -89,7 +95,11 @@ class CompiledModel(Compiled):
         """
         with scratch_folder() as folder:
             weights.write(folder / WEIGHTS, self.values)
-            weights.save(folder / DATA, self._data(batches))
+            if batches is None:  # a function reads its microbatches, a step such rows again
+                found = [examples_of(self.imported)] * microbatches_of(self.given)
+            else:
+                found = [arrays_of(self.imported, i, x) for i, x in enumerate(batches)]
+            weights.save(folder / DATA, rows_of(self.imported, found))
             written = replace(self, base_dir=folder)
             given = {"per_rank": per_rank, "straight_line": straight_line}
             return super(CompiledModel, written).save(directory, **given)
@@ -121,81 +131,11 @@ class CompiledModel(Compiled):
             if batches is None:
                 report = self.backend.run(program, given)
             else:
-                made = Batches(self._made(batches, local), local)
+                made = Batches(arrays_of_all(self.imported, batches, local), local)
                 report = self.backend.run(program, given, batches=made)
             if report.stopped is None:
                 self.values.update(weights.read_dump(dump, self.values))
         return report
-
-    def _made(self, batches: Iterable[Any], local: bool = False) -> Iterator[list[Any]]:
-        """Yield the arrays of batches, in the order of the inputs; those of a list or a loader
-        again and again."""
-        for count, batch in repeated(batches):
-            arrays = [self._arrays(count, x, local) for x in (batch if local else [batch])]
-            yield arrays if local else arrays[0]
-
-    def _arrays(self, number: int, batch: Any, local: bool = False) -> list[Any]:
-        """The arrays of a batch, in the order of the inputs."""
-        found, arrays = self._inputs(number, batch), []
-        for name, like in self.imported.inputs:
-            x = found[name]
-            if not isinstance(x, torch.Tensor) or (x.shape != like.shape and not local):
-                got = list(x.shape) if isinstance(x, torch.Tensor) else described(x)
-                raise ShardirError(
-                    f"expected {name} of {list(like.shape)} in batch {number}, got {got}; compile "
-                    "with inputs as the batches have them"
-                )
-            if x.dtype != like.dtype:
-                raise ShardirError(
-                    f"expected {name} of {like.dtype} in batch {number}, got {x.dtype}; use "
-                    f".to({like.dtype})"
-                )
-            if x.is_meta:
-                raise ShardirError(
-                    f"expected the values of {name} in batch {number}, got the meta device; pass "
-                    "batches with values"
-                )
-            arrays.append(weights.array_of(x))
-        return arrays
-
-    def _data(self, batches: Iterable[Any] | None) -> dict[str, Any]:
-        """The rows of each input, of all batches."""
-        if batches is None:  # a function reads its microbatches, a step such rows again
-            rows = [[weights.array_of(x) for _, x in self.imported.inputs]]
-            rows *= microbatches_of(self.given)
-        else:
-            rows = [self._arrays(i, batch) for i, batch in enumerate(batches)]
-        if not rows:
-            raise ShardirError("expected batches, got none")
-        names = [name for name, _ in self.imported.inputs]
-        return {name: np.concatenate([x if x.ndim else x[None] for x in found])
-                for name, found in zip(names, zip(*rows, strict=True), strict=True)}  # fmt: skip
-
-    def _inputs(self, number: int, batch: Any) -> dict[str, Any]:
-        """The inputs of a batch, by their names. Raises ShardirError where they are others than
-        those of the examples."""
-        labelled = any(name.startswith("labels") for name, _ in self.imported.inputs)
-        pair = isinstance(batch, tuple | list) and len(batch) == 2
-        inputs, labels = batch if pair and labelled else (batch, None)
-        try:
-            found = dict(flat_inputs(self.imported.model, inputs, labels))
-        except ShardirError as e:
-            raise ShardirError(f"batch {number}: {e}") from None
-        constants = self.imported.constants
-        wanted = [name for name, _ in self.imported.inputs]
-        if not {*wanted} <= found.keys() <= {*wanted, *constants}:
-            form = "(inputs, labels)" if labelled else "inputs"
-            raise ShardirError(
-                f"expected {', '.join(wanted)} in batch {number}, got "
-                f"{', '.join(found) or 'none'}; give {form} as the examples were given"
-            )
-        for name in constants.keys() & found.keys():
-            if type(found[name]) is not type(constants[name]) or found[name] != constants[name]:
-                raise ShardirError(
-                    f"expected {name} = {constants[name]!r} in batch {number}, as in the examples, "
-                    f"got {described(found[name])}; compile with a tensor in its place"
-                )
-        return found
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The values of parameters and buffers, as the module's `load_state_dict` takes them:
