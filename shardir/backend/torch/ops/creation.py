@@ -43,8 +43,11 @@ def _iota(s: EmissionScope, op: nn.IotaOp) -> Text:
         return text
     column = ["1"] * len(sizes)
     column[dim] = sizes[dim]
+    text = f"{text}.view({tuple_text(column)})"
+    if column == list(sizes):
+        return text
     s.storages.pin(op.out)
-    return f"{text}.view({tuple_text(column)}).expand({tuple_text(sizes)})"
+    return f"{text}.expand({tuple_text(sizes)})"
 
 
 def part_text(s: EmissionScope, v: SSAValue) -> str:
