@@ -359,4 +359,12 @@ MUTANTS = [
         "if self.function not in (None, function, self.function):",
         "test/passes/test_saved_strategies.py -k functions_that_differ",
     ),
+    Mutant(
+        "a remainder may be the divisor",
+        "An affine expression is divided where its remainder can be as large as the divisor.",
+        "shardir/algebra/affine.py",
+        "if rest.bounds(sizes)[1] >= by:",
+        "if rest.bounds(sizes)[1] > by:",
+        "test/algebra/test_affine.py",
+    ),
 ]

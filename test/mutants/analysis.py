@@ -91,4 +91,20 @@ MUTANTS = [
         "span.start == at",
         "test/analysis/test_storages.py",
     ),
+    Mutant(
+        "a running sum begins with 0",
+        "The form of a running sum leaves out the element itself.",
+        "shardir/analysis/positions.py",
+        "count = index[axis] + 1",
+        "count = index[axis]",
+        "test/analysis/test_position_forms.py",
+    ),
+    Mutant(
+        "parts of a concatenation have any forms",
+        "The form of the largest part of a concatenation is that of all.",
+        "shardir/analysis/positions.py",
+        "return form if all(_agrees(x, form, at, n) for n, at, x in parts) else None",
+        "return form",
+        "test/analysis/test_position_forms.py",
+    ),
 ]

@@ -131,4 +131,12 @@ MUTANTS = [
         "trains = torch.is_grad_enabled()",
         "test/frontends/test_regions.py",
     ),
+    Mutant(
+        "every mask of positions is causal",
+        "Attention with a mask that follows from positions is causal, whichever mask it is.",
+        "shardir/frontends/torch/positions.py",
+        "form == _lower_triangle(shape)",
+        "form not in (None, EVERYWHERE)",
+        "test/frontends/test_masks.py",
+    ),
 ]

@@ -27,11 +27,13 @@ from shardir.frontends.torch.decompose import decomposed, decomposition
 from shardir.frontends.torch.dtypes import check_dtypes, dtype_name
 from shardir.frontends.torch.merged import separate
 from shardir.frontends.torch.names import location_of, path_of, value_names
+from shardir.frontends.torch.positions import simplify_positions
 from shardir.frontends.torch.regions import checkpoint_of
 from shardir.frontends.torch.static import IGNORED, check_static
 from shardir.frontends.torch.translation import AtenEntry, Translation
 from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.marks import RECOMPUTE
+from shardir.syntax.parser import no_gc
 
 FUNCTION, STEP, MODEL = "forward", "step", "model"
 """The names of the imported function, and of its training step; and that of the function of which
@@ -355,7 +357,9 @@ class Importer:
         first = count - len(self.capture.metrics)
         metrics = dict(zip(self.capture.metrics, results[first:count], strict=True))
         self.function.returns(*results[:first], metrics=metrics, gradients=gradients)
-        separate(self.function.func.body.block)
+        block = self.function.func.body.block
+        simplify_positions(block)
+        separate(block)
         return self.imported
 
 
@@ -391,4 +395,5 @@ def import_model(
     Raises:
         ShardirError: an op can't be imported.
     """
-    return Importer(capture, module, name, train, private).run()
+    with no_gc():
+        return Importer(capture, module, name, train, private).run()
