@@ -10,7 +10,7 @@ from shardir.algebra.collectives import AxisState, CollectiveStep, move
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
-from shardir.algebra.routes import parts
+from shardir.algebra.routes import full_axes, parts
 from shardir.algebra.traffic import cut
 
 REPLICATED, SHARDED, PARTIAL, ROOT = AxisState
@@ -35,14 +35,17 @@ class RedistributionProblem:
     def runs(self) -> tuple[Axes, ...]:
         """The groups of sub-axes over which one move splits a dimension: those that are adjacent in
         either layout, and each alone; also the axes that neither uses, since a reduction may be
-        shared among the devices along them."""
+        shared among the devices along them. And of uneven dimensions those of a full axis, since
+        shards over one sub-axis do not contain those over two."""
         found: dict[Axes, None] = {}
         for axes in (*self.target.dims, *self.source.dims):
             for i in range(len(axes)):
                 found.update(dict.fromkeys(axes[i:j] for j in range(i + 1, len(axes) + 1)))
         for sub_axes in self.spellings:
-            each = self.mesh.cut(self.mesh.names, sub_axes)
-            found.update(((a,), None) for a in each if self.mesh.extent((a,)) > 1)
+            each = [self.mesh.cut((name,), sub_axes) for name in full_axes(self.mesh)]
+            found.update(((a,), None) for axes in each for a in axes)
+            if any(n % self.mesh.size for n in self.shape):
+                found.update(dict.fromkeys(each))
         return tuple(found)
 
     @property
@@ -110,8 +113,8 @@ class RedistributionProblem:
             yield from self._moves(*(cut(self.mesh, l, sub_axes) for l in (now, self.target)))
 
     def _moves(self, now: Layout, target: Layout) -> Iterator[CollectiveStep]:
-        yield from self._local(now)
-        yield from self._reductions(now)
+        yield from self.local_moves(now)
+        yield from self.reductions(now)
         for dim, have in enumerate(now.dims):
             for n in range(1, len(have) + 1):
                 rest, axes = have[:-n], have[-n:]
@@ -125,7 +128,7 @@ class RedistributionProblem:
                         yield self.move(SHARDED, SHARDED, now, axes, other, dim)
         yield from _exchanges(self.mesh, self.runs, target, now)
 
-    def _local(self, now: Layout) -> Iterator[CollectiveStep]:
+    def local_moves(self, now: Layout) -> Iterator[CollectiveStep]:
         for axes in self.runs:
             if self.free(now, axes):
                 for dim, have in enumerate(now.dims):
@@ -145,7 +148,7 @@ class RedistributionProblem:
                 if self.nests(dim, rest, have):
                     yield self.move(SHARDED, PARTIAL, now, axes, dim)
 
-    def _reductions(self, now: Layout) -> Iterator[CollectiveStep]:
+    def reductions(self, now: Layout) -> Iterator[CollectiveStep]:
         left = now.partial
         if now.reduction == "any":
             if left := self.left(now):

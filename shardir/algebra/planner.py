@@ -1,7 +1,9 @@
-"""The search for the fastest plan between two layouts: candidates, A*, and detours.
+"""The search for the fastest plan between two layouts: candidates, A*, meetings and detours.
 
-Without a proof that the plan is the fastest, parts of it are replaced by two exchanges by way of a
-third layout, of all (detours.py), as long as that is faster.
+The first searches of A* find some plan, plans whose ends meet in an exchange (meeting.py) a better
+one, and the last search proves it or ends early. Without a proof that the plan is the fastest,
+parts of it are replaced by two exchanges by way of a third layout, of all (detours.py), as long as
+that is faster.
 """
 
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.detours import detour
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.meeting import meeting
 from shardir.algebra.mesh import Mesh, sizes_of
 from shardir.algebra.moves import Recipe, RedistributionProblem
 from shardir.algebra.routes import routes
@@ -23,6 +26,10 @@ from shardir.algebra.steps import elements, step_memory, step_seconds, steps_sec
 MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
 """The number of steps that A* prices at the maximum, by the weight of the bound of what is left:
 first it searches for a plan that takes at most twice the minimum time, then for the fastest."""
+
+MEETING = 1.2
+"""The weight before whose search plans that meet in an exchange are tried (meeting.py): the fastest
+plan found so far limits them, and they limit the searches after them."""
 
 
 def known_path(
@@ -82,8 +89,13 @@ class Search:
             self.offer(steps)
         minimum = seconds_bound(p.mesh, p.shape, p.source, p.target, self.itemsize)
         if self.best is None or minimum < self.best[0] * IMPROVEMENT:
-            proven = any(map(self.expand, MAX_PRICED))
-            if not (proven or self.problem.crosses) and self.memory is None:
+            all_forms, proven = self.memory is None and not p.crosses, False
+            for weight in MAX_PRICED:
+                if all_forms and weight == MEETING:
+                    self.meet()
+                if proven := self.expand(weight):
+                    break
+            if all_forms and not proven:
                 while self.detour():
                     pass
         return None if self.best is None else self.best[1]
@@ -158,6 +170,13 @@ class Search:
                         order = seconds + weight * rest, n + 1, next(serial)
                         heappush(todo, QueueEntry(*order, so_far, layout, retained, steps, move))
         return not todo
+
+    def meet(self) -> None:
+        """Take the fastest plan whose ends meet in an exchange, if it is faster."""
+        assert self.best is not None, "an exchange is a plan"
+        limit = self.best[0] * IMPROVEMENT
+        if steps := meeting(self.problem, self.itemsize, limit, self.bound).steps:
+            self.offer([*steps])
 
     def detour(self) -> bool:
         """Put two exchanges in place of some steps of the plan, where they are faster; return

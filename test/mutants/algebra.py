@@ -52,6 +52,22 @@ MUTANTS = [
         "test/algebra/test_route_costs.py::test_a_detour_is_the_fastest_two_exchanges",
     ),
     Mutant(
+        "ends meet in the shortest exchange",
+        "Where the ends of plans meet, the fastest exchange is taken instead of the fastest plan.",
+        "shardir/algebra/meeting.py",
+        "+ sums[i, j]",
+        "",
+        "test/algebra/test_meeting.py::test_a_meeting_is_the_fastest_plan_with_an_exchange",
+    ),
+    Mutant(
+        "no move splits over a full axis that neither layout has",
+        "Shards over one of its sub-axes do not contain those over two where they are uneven.",
+        "shardir/algebra/moves.py",
+        "found.update(dict.fromkeys(each))",
+        "pass",
+        "test/algebra/test_plan_redistribution.py::test_no_path_through_a_third_layout_is_faster",
+    ),
+    Mutant(
         "a reduced factor leaves nothing partial",
         "A matmul split along its summed dimension has a complete result.",
         "shardir/algebra/factors.py",

@@ -1,0 +1,77 @@
+"""Plans whose ends meet in an exchange: as fast as brute force, and where A* ends early."""
+
+from itertools import pairwise, permutations
+from math import inf
+from random import Random
+
+import numpy as np
+from extent import extent
+
+from shardir.algebra.bound import seconds_bound
+from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.exchange import exchange_axes
+from shardir.algebra.layout import Layout
+from shardir.algebra.meeting import meeting
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.moves import RedistributionProblem
+from shardir.algebra.notation import parse_layout
+from shardir.algebra.redistribution import estimated_seconds
+from shardir.algebra.routes import Routes
+from shardir.algebra.steps import step_seconds, steps_seconds
+from shardir.cost.clusters import load
+
+BEFORE = (
+    "all_slice",
+    "all_reduce",
+    "reduce_scatter",
+    "replicated_to_partial",
+    "sharded_to_partial",
+)
+AFTER = ("all_slice", "all_gather", "replicated_to_partial", "sharded_to_partial")
+
+
+def test_a_meeting_is_the_fastest_plan_with_an_exchange() -> None:
+    """Between slices and reductions before, and slices and gathers after: all paths, by
+    Floyd and Warshall over the moves of each part."""
+    mesh, shape = Mesh("m", (("a", 4), ("b", 4)), load("pod2048").part(16)), (6400, 4800)
+    known = Routes(mesh, 2, "sum", mesh.cut(mesh.names, mesh.level_sub_axes))
+    every, n = known.layouts, len(known.layouts)
+    head, exchange, tail = (np.full((n, n), inf) for _ in range(3))
+    for table in (head, exchange, tail):
+        np.fill_diagonal(table, 0)
+    for (i, j), step in known.moves.items():
+        for table, kinds in ((head, BEFORE), (tail, AFTER)):
+            if step.kind in kinds:
+                table[i, j] = step_seconds(mesh, shape, every[i], step, 4)
+    for i, j in permutations(range(n), 2):
+        if every[i].partial == every[j].partial:
+            step = CollectiveStep("exchange", exchange_axes(every[i], every[j]), every[j])
+            exchange[i, j] = step_seconds(mesh, shape, every[i], step, 4)
+    for table in (head, tail):
+        for k in range(n):
+            np.minimum(table, table[:, [k]] + table[[k]], out=table)
+    random, exchanged = Random(0), 0
+    for _ in range(extent(16, 100)):
+        i, j = random.sample(range(n), 2)
+        best = (head[i][:, None] + exchange + tail[:, j]).min()
+        problem = RedistributionProblem.of(mesh, shape, every[i], every[j])
+        found = meeting(problem, 4, 1.0, lambda _: 0.0)
+        by_steps = steps_seconds(mesh, shape, problem.source, found.steps, 4)
+        np.testing.assert_allclose([found.seconds, by_steps], best, rtol=1e-9)
+        exchanged += any(step.kind == "exchange" for step in found.steps)
+    assert exchanged > 3, "few plans have an exchange"
+
+
+def test_a_meeting_is_as_fast_as_by_way_of_a_third_layout() -> None:
+    """Where A* from the source ends with a plan that takes longer: of 64 devices, each sum of four
+    of which is to be split as neither end is."""
+    mesh, shape = Mesh("m", (("a", 8), ("b", 8)), load("h200").part(64)), (32000, 32000)
+    ends = "[{a:(1)2}, {b:(4)2}], partial sum {a:(2)4}", "[{a, b}, {}]", "[{b:(1)2, a:(1)4}, {}]"
+    layouts = [parse_layout(f"@m, {end}") for end in ends]
+    limit = sum(estimated_seconds(shape, mesh, *pair, 4) for pair in pairwise(layouts))
+    problem = RedistributionProblem.of(mesh, shape, layouts[0], layouts[-1])
+
+    def rest(layout: Layout) -> float:
+        return seconds_bound(mesh, shape, layout, problem.target, 4)
+
+    assert 0 < meeting(problem, 4, limit, rest).seconds < limit
