@@ -1,7 +1,7 @@
 """The search for the fastest plan between two layouts: candidates, A*, meetings and detours.
 
 The first searches of A* find some plan, plans whose ends meet in an exchange (meeting.py) a better
-one, and the last search proves it or ends early. Without a proof that the plan is the fastest,
+one, and the last searches prove it or end early. Without a proof that the plan is the fastest,
 parts of it are replaced by two exchanges by way of a third layout, of all (detours.py), as long as
 that is faster.
 """

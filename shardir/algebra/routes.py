@@ -3,11 +3,11 @@
     <a = 2, b = 4>, two dimensions: a and b each split dimension 0 or 1, are partial, or do neither:
     18 layouts, for both may split a dimension in either order. The edges are the single moves.
 
-An axis whose size is composite and no power of two is cut into sub-axes of a power of two and of
-primes: collectives over 2 and 3 devices, one after the other, wait for fewer messages than one over
-6, a ring. An only axis of another size is cut in two, so that two dimensions may be split over it.
-An axis that crosses the units of a level is cut there, so that a collective within a unit and one
-across units can be of different kinds; where that gives too many layouts, it is not.
+Axes are cut into sub-axes of primes where that gives few layouts: a path may split two dimensions
+over one axis, or move a part of it. Where there are more, an axis that crosses the units of a level
+is cut there, so that a collective within a unit and one across units can be of different kinds; and
+one whose size is composite and no power of two into a power of two and odd primes: collectives over
+2 and 3 devices, one after the other, wait for fewer messages than one over 6, a ring.
 
 A path may go through uneven shards, by named collectives: a dimension is split unevenly from being
 unsharded, and what moves is the largest shard. Exchanges of uneven shards have no closed form.
@@ -32,7 +32,7 @@ from shardir.algebra.exchange_costs import Table, exchange_costs, exchange_forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.named_costs import NamedMove, named_costs
-from shardir.algebra.traffic import Indices
+from shardir.algebra.traffic import Indices, sub_axes_of_primes
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
@@ -62,8 +62,10 @@ def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
         return None
     cut = parts(mesh)
     by_level = mesh.cut(cut, mesh.level_sub_axes)
-    if _count(rank, len(by_level)) <= MAX_ORDERED_LAYOUTS:
-        return Routes(mesh, rank, reduction, by_level)
+    primes = tuple([prime for prime, _ in sub_axes_of_primes(mesh, cut)])
+    for axes in (mesh.cut(cut, primes), by_level):
+        if _count(rank, len(axes)) <= MAX_ORDERED_LAYOUTS:
+            return Routes(mesh, rank, reduction, axes)
     for axes in (cut, full_axes(mesh)):
         if (rank + 2) ** len(axes) <= MAX_LAYOUTS:
             return Routes(mesh, rank, reduction, axes)

@@ -133,7 +133,7 @@ def _counted(
 
 
 @lru_cache(maxsize=65536)
-def _primes(mesh: Mesh, axes: Axes) -> tuple[tuple[Axis, Axis], ...]:
+def sub_axes_of_primes(mesh: Mesh, axes: Axes) -> tuple[tuple[Axis, Axis], ...]:
     """Return the sub-axes of prime sizes into which axes are cut, each with its axis."""
     found = []
     for axis in axes:
@@ -160,7 +160,7 @@ class Places(NamedTuple):
 @lru_cache(maxsize=65536)
 def places(mesh: Mesh, have: Axes, want: Axes) -> Places | None:
     """Return the places of a dimension; None where sizes differ in one."""
-    old, new = _primes(mesh, have), _primes(mesh, want)
+    old, new = sub_axes_of_primes(mesh, have), sub_axes_of_primes(mesh, want)
     parts, pairs = [], []
     for place, (a, axis) in enumerate(old):
         b = new[place][0] if place < len(new) else None

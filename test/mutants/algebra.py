@@ -68,6 +68,14 @@ MUTANTS = [
         "test/algebra/test_plan_redistribution.py::test_no_path_through_a_third_layout_is_faster",
     ),
     Mutant(
+        "paths of a search are over full axes alone",
+        "Between layouts of few axes no path is by way of a sub-axis.",
+        "shardir/algebra/routes.py",
+        "for axes in (mesh.cut(cut, primes), by_level):",
+        "for axes in (by_level,):",
+        "test/algebra/test_plan_redistribution.py::test_no_path_through_a_third_layout_is_faster",
+    ),
+    Mutant(
         "a reduced factor leaves nothing partial",
         "A matmul split along its summed dimension has a complete result.",
         "shardir/algebra/factors.py",

@@ -148,7 +148,7 @@ MUTANTS = [
         "shardir/search/prices.py",
         "np.maximum(-dual[:rows], 0.0)",
         "np.maximum(-dual[:rows], 0.0) / 2",
-        "test/search/test_search_memory.py -k prices",
+        "test/search/test_prices.py",
     ),
     Mutant(
         "adjusted plans exceed the limit",

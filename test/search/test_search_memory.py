@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from extent import extent
-from scipy.optimize import linprog
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, ModuleOp
 from xdsl.ir import Operation
@@ -40,7 +39,6 @@ from shardir.search.graph_bytes import live_bytes
 from shardir.search.live_bytes import shard_bytes
 from shardir.search.memory import LiveBytes, live, priced
 from shardir.search.memory_limit import solve_within
-from shardir.search.prices import prices
 from shardir.search.problem import CostProblem
 from shardir.search.solver import MAX_TABLE_ENTRIES, solve
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
@@ -155,53 +153,6 @@ def test_a_price_adds_its_bytes_at_each_op(seed: int):
     price = rng.random(len(live(held, choice)))
     wanted = problem.cost(choice) + price @ live(held, choice)
     assert priced(problem, held, price).cost(choice) == pytest.approx(wanted, rel=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_prices_are_those_of_the_linear_program(seed: int):
-    """HiGHS finds the same bound, and the same cost of a mix, for random solutions and limits."""
-    rng = np.random.default_rng(seed)
-    n, rows = int(rng.integers(0, 12)), int(rng.integers(0, 5))
-    costs, excess = rng.integers(1, 50, n).astype(float), rng.integers(-9, 10, (n, rows)) / 8
-    check_prices(costs, excess, 1000.0)
-
-
-def test_prices_where_limits_are_nearly_equal():
-    """Bytes at neighbouring ops of a training step: smaller pivots leave a singular basis."""
-    costs = np.array([646, 478, 628, 533, 562, 720, 724, 667, 583]) * 1e-6
-    bytes_ = np.array([  # of each limit, the solutions
-        [20760, 40584, 20746, 121112, 407818, 20760, 20760, 20746, 63768],
-        [72343, 90119, 5643, 5657, 11275, 54297, 5657, 5643, 11289],
-        [14614, 34438, 14600, 71958, 401672, 14614, 14614, 14600, 57622],
-        [14614, 34438, 14600, 71958, 401672, 14614, 14614, 14600, 57622],
-        [14615, 34439, 14601, 71959, 401673, 14615, 14615, 14601, 57623],
-        [59927, 63367, 11273, 11287, 11273, 11287, 11287, 11273, 11287],
-        [39318, 28294, 268680, 8470, 8456, 8598, 8598, 8456, 24854],
-        [30999, 50823, 145673, 188695, 14601, 14615, 145687, 14601, 14615],
-        [29207, 49031, 144137, 158487, 144137, 144151, 13079, 13065, 144151],
-        [47639, 67463, 17417, 62487, 15369, 17431, 148503, 15369, 17431],
-        [29207, 49031, 13065, 27415, 13065, 13079, 144151, 144137, 13079],
-        [12823, 32647, 143881, 172567, 143881, 143895, 143895, 143881, 12823],
-        [12823, 32647, 12809, 41495, 12809, 12823, 12823, 12809, 143895],
-        [12567, 32391, 12553, 55575, 143625, 143639, 12567, 143625, 143639],
-    ]).T  # fmt: skip
-    check_prices(costs, bytes_ / 23948 - 1, 0.0056)
-
-
-def check_prices(costs: np.ndarray, excess: np.ndarray, ceiling: float) -> None:
-    """Assert that prices are those of HiGHS."""
-    n, rows = excess.shape
-    found = prices(costs, excess, ceiling)
-    wanted = linprog(
-        [*costs, ceiling], A_ub=np.vstack([excess, np.zeros((1, rows))]).T if rows else None,
-        b_ub=np.zeros(rows) if rows else None, A_eq=np.ones((1, n + 1)), b_eq=[1.0],
-    )  # fmt: skip
-    assert (found.price >= 0).all() and (found.weights >= -1e-9).all()
-    bound = min([*(costs + excess @ found.price), ceiling])
-    assert bound == pytest.approx(wanted.fun, rel=1e-9)
-    rest = 1 - found.weights.sum()
-    assert found.weights @ costs + rest * ceiling == pytest.approx(wanted.fun, rel=1e-9)
-    assert (found.weights @ excess <= 1e-9).all()
 
 
 @pytest.mark.parametrize("seed", range(40))
