@@ -21,13 +21,18 @@
    repeated by the pass `recompute` before. In a step with stages a budget is that of each rank, in
    its schedule (shardir/search/rank_repetitions.py).
 6. A budget that no tried set keeps to is an error, with the smallest peak and what is in it.
-7. The function's attribute `recompute` has the seconds that repetitions take (`seconds`), a lower
-   bound on that of any set within the budget (`bound`), and the budget (`memory`).
+7. With `offload`, what a budget keeps may be in host memory instead: activations from their last
+   read in the forward part to the first in the backward part, and the states of updates in all of
+   the step, with the update. Copies overlap as the simulated step says; the program is the faster
+   one of the choice with host memory and that without it.
+8. The function's attribute `recompute` has the seconds that repetitions and waits for copies take
+   (`seconds`), a lower bound on that of any set within the budget (`bound`), and the budget
+   (`memory`).
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr
@@ -38,10 +43,11 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import Schedule
 from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of
 from shardir.analysis.roles import frees
-from shardir.analysis.storages import live_ops
 from shardir.cost.functions import ONE_DEVICE
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.report import called
+from shardir.cost.schedule import elapsed
+from shardir.cost.seconds import works_of
 from shardir.cost.stages import memory_of_ranks
 from shardir.diagnostics import Located, ShardirError, report_progress
 from shardir.dialects.dist import CollectiveOp
@@ -58,22 +64,21 @@ from shardir.dialects.train import (
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.copying import copied
-from shardir.rewriting.marks import NO_RECOMPUTE, RECOMPUTE, search_budget
+from shardir.rewriting.marks import NO_RECOMPUTE, RECOMPUTE, SEARCHED, search_budget
+from shardir.rewriting.offloading import SavedValues, save
 from shardir.rewriting.options import bytes_of, float_of
-from shardir.rewriting.repeating import repeat
 from shardir.search.activations import Activations
 from shardir.search.rank_repetitions import choose_on_ranks
 from shardir.search.repetition_choice import choose
 from shardir.search.repetition_policies import StepBlocks, is_product
-from shardir.search.repetitions import Simulator
+from shardir.search.repetitions import Simulator, repeated, saved_values
 from shardir.search.trial import lowered
 
 FULL, DOTS = "full", "dots"
 """The policies."""
 
-REST = "fuse-communication"
-"""The passes that follow and may need more memory than the budget; overlap-communication keeps to
-it."""
+REST, OVERLAP = "fuse-communication", "overlap-communication"
+"""The pass that follows and may need more memory than the budget; and the one that keeps to it."""
 
 IN_STAGES = "split-stages{},fuse-communication,overlap-communication"
 """The passes that make the program of a step with stages."""
@@ -100,6 +105,8 @@ class ChooseRecompute(FunctionPass):
     recompute_collectives: bool = False
     """Whether collectives of the forward part are repeated too; else their results are kept. In the
     budget of a search they may be."""
+    offload: bool = False
+    """Whether values may be kept in host memory, within a budget."""
     schedule: str = ""
     """A file with the order of each rank, as of split-stages."""
     nearest: bool = False
@@ -111,11 +118,16 @@ class ChooseRecompute(FunctionPass):
         wanted = self.recompute != NO_RECOMPUTE and (
             self.recompute or search_budget(f.op) is not None
         )
-        return bool(wanted) and has_backward and frees(f.op)
+        lacks = self.offload and SEARCHED not in f.op.attributes
+        return bool(wanted or lacks) and has_backward and frees(f.op)
 
     def check(self, f: Function) -> Iterable[Located]:
-        policy = self.recompute in (FULL, DOTS)
-        if not policy and _limit(self.recompute, f.op) is None:
+        policy = self.recompute in (FULL, DOTS, NO_RECOMPUTE)
+        if self.offload and (policy or (not self.recompute and search_budget(f.op) is None)):
+            got = self.recompute or "none"
+            message = f"expected a budget with offload, got {got}; use bytes, such as 6GB"
+            yield f.op, f"{self.name}: {message}"
+        elif not policy and _limit(self.recompute, f.op) is None:
             message = (
                 "expected full, dots, off, a budget such as 6GB, or a part of the peak such as 0.6"
             )
@@ -123,6 +135,12 @@ class ChooseRecompute(FunctionPass):
         elif is_laid_out(f.block) and not is_local_body(f.block):
             message = f"expected @{f.name} in the local view, got layouts"
             yield f.op, f"{self.name}: {message}; run lower-to-spmd before"
+        elif self.offload and f.mesh is None:
+            message = f"expected layouts with offload, got none in @{f.name}; use a mesh"
+            yield f.op, f"{self.name}: {message}"
+        elif self.offload and PIPELINE in f.op.attributes:
+            message = f"expected no stages with offload, got @{f.name} in stages; use layouts"
+            yield f.op, f"{self.name}: {message} `on host`"
         elif not policy and (p := pipeline_of(f.op)) and p.kind == SEARCH and not self.schedule:
             message = f"expected a policy for @{f.name}, whose schedule is searched, got a budget"
             yield f.op, f"{self.name}: {message}; name a schedule, or use recompute=full"
@@ -133,7 +151,7 @@ class ChooseRecompute(FunctionPass):
         mesh = f.mesh or ONE_DEVICE
         simulator = Simulator(Activations(f.op, mesh, self._repeats(f)))
         if self.recompute == FULL:
-            groups = StepBlocks(simulator.activations).full()
+            groups = StepBlocks(simulator).full()
         elif self.recompute == DOTS:
             groups = frozenset(simulator.needed)
         elif PIPELINE in f.op.attributes:
@@ -143,7 +161,8 @@ class ChooseRecompute(FunctionPass):
             self._keep_within(f, mesh, simulator)
             return
         found = simulator.run(groups)
-        write(f.op, _ops(simulator, found.groups), {"seconds": float_attr(found.seconds)})
+        saved = repeated(simulator, found.groups)
+        write(f.op, saved, {"seconds": float_attr(found.seconds)}, mesh)
 
     def _repeats(self, f: Function) -> Callable[[Operation], bool]:
         """Return whether an op may be repeated."""
@@ -158,7 +177,7 @@ class ChooseRecompute(FunctionPass):
         return repeats
 
     def _keep_within(self, f: Function, mesh: Mesh, simulator: Simulator) -> None:
-        """Repeat what keeps the program to the budget.
+        """Repeat, or keep in host memory, what keeps the program to the budget.
 
         Raises:
             ShardirError: no program that was tried keeps to it.
@@ -166,38 +185,21 @@ class ChooseRecompute(FunctionPass):
         limit = _limit(self.recompute, f.op)
         assert limit is not None
         if isinstance(limit, float):
-            limit = int(limit * _program(f, mesh, (), {}).peak)
-        blocks = StepBlocks(simulator.activations)
-        starts, equal = [blocks.full(k) for k in TOGETHER], blocks.groups()
-        allowed, bound = limit, None
-        smallest: tuple[MemoryUse, list[Operation], dict[str, Attribute]] | None = None
-        for _ in range(MAX_CHOICES):
-            chosen = choose(simulator, allowed, starts, equal)
-            ops, seconds = _ops(simulator, chosen.found.groups), chosen.found.seconds
-            bound = min(seconds, chosen.bound if bound is None else bound)
-            numbers: dict[str, Attribute] = {
-                "seconds": float_attr(seconds),
-                "bound": float_attr(bound),
-                "memory": int_attr(limit),
-            }
-            use = _program(f, mesh, ops, numbers)
-            report_progress(
-                f"{self.name} @{f.name}: {use.peak} B of {limit}, {seconds:.3g} s of repetitions, "
-                f"at least {bound:.3g} s"
-            )
-            if use.peak <= limit:
-                write(f.op, ops, numbers)
-                return
-            if smallest is None or use.peak < smallest[0].peak:
-                smallest = use, ops, numbers
-            if chosen.found.peak > allowed:
-                break
-            allowed = chosen.found.peak - (use.peak - limit)
-        assert smallest is not None
-        use, ops, numbers = smallest
-        if self.nearest:
-            write(f.op, ops, numbers)
+            given = Tried(SavedValues(), 0.0, 0.0)
+            limit = int(limit * memory_of(_program(f, given, 0), mesh).peak)
+        tried = [self._within(f, mesh, simulator, limit)]
+        if self.offload:
+            with_host = Simulator(simulator.activations, hosted=True)
+            tried.append(self._within(f, mesh, with_host, limit))
+            bound = tried[1].bound
+            tried = [replace(t, bound=min(t.seconds, bound)) for t in tried]
+        best = min(tried, key=lambda t: (max(0, t.peak - limit), t.step))
+        if best.peak <= limit or self.nearest:
+            write(f.op, best.saved, best.numbers(limit), mesh)
             return
+        use = best.use
+        assert use is not None
+        more = "microbatches, or offload=true" if f.mesh and not self.offload else "or microbatches"
         largest = [s for s in use.storages if s.value.name_hint][:LARGEST]
         raise ShardirError(
             f"{self.name}: expected a peak of at most {limit} B in @{f.name}, got {use.peak} "
@@ -205,8 +207,42 @@ class ChooseRecompute(FunctionPass):
             + ", ".join(f"{part} {n}" for part, n in use.parts.items() if n)
             + "; the largest are "
             + ", ".join(f"%{s.value.name_hint} {s.bytes}" for s in largest)
-            + "; use a larger budget, more devices, or microbatches"
+            + f"; use a larger budget, more devices, {more}"
         )
+
+    def _within(self, f: Function, mesh: Mesh, simulator: Simulator, limit: int) -> "Tried":
+        """Return the choice whose program keeps to a limit; else the one with the smallest peak."""
+        blocks = StepBlocks(simulator)
+        starts, equal = [blocks.full(k) for k in TOGETHER], blocks.groups()
+        allowed, bound, smallest = limit, None, None
+        for _ in range(MAX_CHOICES):
+            chosen = choose(simulator, allowed, starts, equal)
+            seconds = chosen.found.seconds
+            bound = min(seconds, chosen.bound if bound is None else bound)
+            hosted = sum(map(simulator.bytes, chosen.found.hosted))
+            found = Tried(saved_values(simulator, chosen.found), seconds, bound, hosted)
+            use = memory_of(_program(f, found, limit), mesh)
+            report_progress(
+                f"{self.name} @{f.name}: {use.peak} B of {limit}, {seconds:.3g} s more, "
+                f"at least {bound:.3g} s"
+            )
+            found = replace(found, use=use)
+            if use.peak <= limit:
+                return replace(found, step=self._step_seconds(f, mesh, found, limit))
+            if smallest is None or use.peak < smallest.peak:
+                smallest = found
+            if chosen.found.peak > allowed:
+                break
+            allowed = chosen.found.peak - (use.peak - limit)
+        assert smallest is not None
+        return smallest
+
+    def _step_seconds(self, f: Function, mesh: Mesh, tried: "Tried", limit: int) -> float:
+        """Return the seconds of a program with overlap; 0 where no programs are compared."""
+        if not self.offload:
+            return 0.0
+        ops = _program(f, tried, limit, f"{REST},{OVERLAP}").body.block.ops
+        return elapsed((w.cost(mesh) for w in works_of(list(ops), mesh)), mesh)
 
     def _keep_ranks_within(self, f: Function, simulator: Simulator) -> None:
         """Repeat what keeps each rank of a step in stages to the budget.
@@ -216,14 +252,14 @@ class ChooseRecompute(FunctionPass):
         """
         limit = _limit(self.recompute, f.op)
         assert limit is not None
-        schedule, peaks = self._in_stages(f, ())
+        schedule, peaks = self._in_stages(f, SavedValues())
         if isinstance(limit, float):
             limit = int(limit * max(peaks))
 
         def measure(groups: frozenset[int]) -> Sequence[int]:
-            return self._in_stages(f, _ops(simulator, groups))[1] if groups else peaks
+            return self._in_stages(f, repeated(simulator, groups))[1] if groups else peaks
 
-        goal = StepBlocks(simulator.activations).full()
+        goal = StepBlocks(simulator).full()
         found = choose_on_ranks(simulator, goal, limit, schedule.placement, measure)
         most = max(found.peaks)
         report_progress(f"{self.name} @{f.name}: {most} B of {limit}")
@@ -237,18 +273,16 @@ class ChooseRecompute(FunctionPass):
             "seconds": float_attr(found.seconds),
             "memory": int_attr(limit),
         }
-        write(f.op, _ops(simulator, found.groups), numbers)
+        write(f.op, repeated(simulator, found.groups), numbers, f.mesh or ONE_DEVICE)
 
-    def _in_stages(
-        self, f: Function, marked: Collection[Operation]
-    ) -> tuple[Schedule, Sequence[int]]:
-        """Return the schedule of the step in stages, if ops are repeated, and the bytes that each
-        rank needs."""
+    def _in_stages(self, f: Function, saved: SavedValues) -> tuple[Schedule, Sequence[int]]:
+        """Return the schedule of the step in stages, with a choice of what is saved, and the bytes
+        that each rank needs."""
         module = copied(f.module)
         step = find_symbol(module, FuncOp, f.name)
         assert step is not None
         ops = dict(zip(f.block.ops, step.body.block.ops, strict=True))
-        write(step, [ops[op] for op in marked], {})
+        write(step, saved.on(ops), {}, f.mesh or ONE_DEVICE)
         given = f"{{schedule={json.dumps(self.schedule)}}}" if self.schedule else ""
         nested.run(IN_STAGES.format(given), Context(), module)
         schedule = Schedule.parse(schedule_of(step) or "")
@@ -270,27 +304,48 @@ def _limit(text: str, f: FuncOp) -> int | float | None:
     return budget(text) if text else search_budget(f)
 
 
-def _ops(simulator: Simulator, groups: Iterable[int]) -> list[Operation]:
-    return [op for n in groups for op in simulator.groups[n].ops]
-
-
-def write(f: FuncOp, marked: Collection[Operation], numbers: dict[str, Attribute]) -> None:
-    """Repeat ops in the backward part of a function, and record the numbers of the choice."""
-    ops = list(f.body.block.ops)
-    start = max(i for i, op in enumerate(ops) if isinstance(op, BackwardOp))
-    after = set(ops[start + 1 :])
-    repeat(f.body.block, set(marked), [op for op in live_ops(ops) if op in after])
+def write(f: FuncOp, saved: SavedValues, numbers: dict[str, Attribute], mesh: Mesh) -> None:
+    """Repeat ops in the backward part of a function, keep values in host memory, and record the
+    numbers of the choice."""
+    save(f, saved, mesh)
     f.attributes[RECOMPUTE] = DictionaryAttr(numbers)
 
 
-def _program(
-    f: Function, mesh: Mesh, marked: Collection[Operation], numbers: dict[str, Attribute]
-) -> MemoryUse:
-    """Return the memory of the function after the passes that follow, if ops are repeated."""
+def _program(f: Function, tried: "Tried", limit: int, passes: str = REST) -> FuncOp:
+    """Return the function after the passes that follow, if its choice is `tried`."""
 
     def write_on(copy: FuncOp) -> None:
         ops = dict(zip(f.block.ops, copy.body.block.ops, strict=True))
-        write(copy, [ops[op] for op in marked], numbers)
+        write(copy, tried.saved.on(ops), tried.numbers(limit), f.mesh or ONE_DEVICE)
 
-    (copy,) = lowered(f.module, f.op, write_on, REST)
-    return memory_of(copy, mesh)
+    (copy,) = lowered(f.module, f.op, write_on, passes)
+    return copy
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A choice within a budget.
+
+    Attributes:
+        hosted: the bytes of activations and states that are in host memory.
+        seconds: those of its repetitions and copies, and `bound` of any choice.
+        step: those of the program with overlap, where programs are compared.
+    """
+
+    saved: SavedValues
+    seconds: float
+    bound: float
+    hosted: int = 0
+    use: MemoryUse | None = None
+    step: float = 0.0
+
+    @property
+    def peak(self) -> int:
+        assert self.use is not None
+        return self.use.peak
+
+    def numbers(self, limit: int) -> dict[str, Attribute]:
+        """Return the attributes of a function with the choice."""
+        numbers = {"seconds": float_attr(self.seconds), "bound": float_attr(self.bound)}
+        hosted = {"hosted": int_attr(self.hosted)} if self.hosted else {}
+        return {**numbers, **hosted, "memory": int_attr(limit)}

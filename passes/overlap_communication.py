@@ -13,7 +13,8 @@
    overhead.
 2. A collective whose results are no larger than its operands (all-reduce, reduce-scatter,
    all-to-all), or a copy to the host, starts when its operands are available, which frees memory
-   early.
+   early. The copy is waited for where it has ended, which frees its operand; others before their
+   first use.
 3. One whose results are larger (all-gather), or a copy from the host, starts as late as the
    computation before its first use hides it, by the time model of the mesh's cluster. Without
    cluster or rates that is Gloo's.
@@ -233,7 +234,8 @@ def _start(
     at = {op: i for i, op in enumerate(block.ops)}
     for op in schedule.costs:
         if schedule.hides(op):
-            _wait(op, min(users(op, schedule.loops), key=at.__getitem__), changes)
+            user = min(users(op, schedule.loops), key=at.__getitem__)
+            _wait(op, min(user, schedule.freed(op) or user, key=at.__getitem__), changes)
     return numbers
 
 

@@ -225,23 +225,24 @@ def with_plan(passes: Sequence[ModulePass], plan: Any) -> list[ModulePass]:
     return found
 
 
-def with_recompute(passes: Sequence[ModulePass], recompute: str | float | None) -> list[ModulePass]:
-    """Return the passes with a policy or a budget for choose-recompute, and for a search.
+def with_recompute(
+    passes: Sequence[ModulePass], recompute: str | float | None, offload: bool = False
+) -> list[ModulePass]:
+    """Return the passes with a policy or a budget for choose-recompute, and for a search; and
+    whether values may be in host memory.
 
     Raises:
         UsageError: there is no such pass.
     """
     found: list[Any] = list(passes)
-    if recompute is None:
+    if recompute is None and not offload:
         return found
     if not any(p.name == RECOMPUTE for p in found):
-        raise UsageError(
-            f"expected the pass {RECOMPUTE} for recompute, got none; add it, or a mode"
-        )
-    return [
-        dataclasses.replace(p, recompute=str(recompute)) if p.name in (RECOMPUTE, SEARCH) else p
-        for p in found
-    ]
+        given = "offload" if recompute is None else "recompute"
+        raise UsageError(f"expected the pass {RECOMPUTE} for {given}, got none; add it, or a mode")
+    text = {} if recompute is None else {"recompute": str(recompute)}
+    options = {RECOMPUTE: text | ({"offload": True} if offload else {}), SEARCH: text}
+    return [dataclasses.replace(p, **options.get(p.name, {})) for p in found]
 
 
 def planned(passes: Sequence[ModulePass]) -> int:

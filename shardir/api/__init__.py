@@ -45,6 +45,7 @@ def compile(
     mode: str | None = None,
     plan: PlanForm | None = None,
     recompute: str | float | None = None,
+    offload: bool = False,
     save_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
     target: str | Backend = DEFAULT,

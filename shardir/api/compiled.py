@@ -44,6 +44,7 @@ def compile_module(
     mode: str | None = None,
     plan: PlanForm | None = None,
     recompute: str | float | None = None,
+    offload: bool = False,
     save_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
     target: str | Backend = DEFAULT,
@@ -59,6 +60,7 @@ def compile_module(
             `fsdp`, a file, or a plan in Python: `{"*.weight": "[{dp}]"}`, or a list of such pairs.
         recompute: what is computed again in the backward part: `full`, `dots`, or what keeps to a
             budget, bytes on a device (`6GB`) or a part of the peak without it (0.6).
+        offload: whether activations and states may be in host memory, within a budget.
         save_strategies: the file to which all strategies and layouts are written, as a plan.
         base_dir: the folder of relative paths of data files, by default that of `name`.
         target: the backend, or its name.
@@ -68,7 +70,7 @@ def compile_module(
     """
     text = pipelines.pipeline_of(pipeline, mode, pipelines.DEFAULT)
     passes = pipelines.with_plan(pipelines.build(text), plan)
-    passes = pipelines.with_recompute(passes, recompute)
+    passes = pipelines.with_recompute(passes, recompute, offload)
     passes = pipelines.with_files(passes, save_strategies)
     with no_gc():
         if isinstance(text_or_module, str):

@@ -67,6 +67,11 @@ def grows(op: dist.AsyncOp) -> bool:
     return sum(map(_on_device, op.outs)) > sum(map(_on_device, op.values))
 
 
+def frees(op: dist.AsyncOp) -> bool:
+    """Whether an op is a copy to the host, after which the device may not need the operands."""
+    return isinstance(op, dist.CopyOp) and not grows(op)
+
+
 def _on_device(v: SSAValue) -> int:
     """Return the bytes of a value in the memory of a device."""
     layout = dist.layout_of(v)
@@ -155,6 +160,8 @@ class StartSchedule:
             )
         self.starts: dict[Operation, int] = {}
         self.ends: dict[Operation, int] = {}
+        self._free = 0.0
+        """When the copies to the host so far have ended."""
         for op in self.costs:
             self._start_early(op)
         free: dict[str, float] = {}
@@ -171,7 +178,12 @@ class StartSchedule:
                 end = self.ends.get(maker)
                 ready = max(ready, self.at[maker] + 1 if end is None else end)
         ready = self._in_loop(op, ready)
-        done = bisect_left(self.begins, self.begins[ready] + self.costs[op].seconds, lo=ready)
+        begin = self.begins[ready]
+        if frees(op):
+            begin = self._free = max(begin, self._free) + self.costs[op].seconds
+        else:
+            begin += self.costs[op].seconds
+        done = bisect_left(self.begins, begin, lo=ready)
         self.starts[op] = ready
         self.ends[op] = min(done, self.latest[op])
 
@@ -196,6 +208,14 @@ class StartSchedule:
             return self.at[mine] + 1
         assert there is not None
         return self.at[self.loops.ends[there]] + 1
+
+    def freed(self, op: dist.AsyncOp) -> Operation | None:
+        """Return the op before which a copy to the host has ended, after which its operand is not
+        needed; None of another collective, and where that op is in another loop."""
+        if not frees(op):
+            return None
+        found = self.others[min(self.ends[op], len(self.others) - 1)]
+        return found if self.loops.around(found) is self.loops.around(op) else None
 
     def first_use(self, op: Operation) -> int:
         """Return the position of the first op that uses a result."""

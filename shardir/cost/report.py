@@ -34,7 +34,7 @@ from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_step
 from shardir.dialects import dist, train
 from shardir.dialects.locations import file_location
 from shardir.dialects.nn.types import size_of
-from shardir.rewriting.marks import RECOMPUTE, recompute_bound, recompute_budget
+from shardir.rewriting.marks import RECOMPUTE, hosted_bytes, recompute_bound, recompute_budget
 
 LARGEST = 8
 """The number of storages that are named."""
@@ -47,17 +47,21 @@ HEAD = ("op", "location", "flops", "bytes", "seconds", "exposed", "")
 @dataclass(frozen=True)
 class Recomputed:
     """The ops of the backward part that repeat some of the forward part: how many, their seconds,
-    the bytes of their results, views aside; and a lower bound on the seconds within the budget of
-    bytes, where `choose-recompute` had one."""
+    the bytes of their results, views aside; the bytes that are in host memory instead; and a lower
+    bound on the seconds within the budget of bytes, where `choose-recompute` had one: with host
+    memory on those of repetitions and of waits for copies."""
 
     ops: int
     seconds: float
     bytes: int
     bound: float | None = None
     budget: int | None = None
+    hosted: int = 0
 
     def __str__(self) -> str:
         line = f"{self.ops} ops, {_s(self.seconds)} s, {self.bytes} B that are not kept"
+        if self.hosted:
+            line += f", {self.hosted} B in host memory"
         if self.bound is None:
             return line
         return f"{line}; at least {_s(self.bound)} s within {self.budget} B"
@@ -241,12 +245,13 @@ def recomputed(f: FuncOp, costs: Sequence[OpCost], mesh: Mesh) -> Recomputed | N
     ops = list(f.body.block.ops)
     start = next((i for i, op in enumerate(ops) if isinstance(op, train.BackwardOp)), len(ops))
     again = {op for op in ops[start:] if RECOMPUTE in op.attributes}
-    if not again:
+    hosted = hosted_bytes(f)
+    if not again and not hosted:
         return None
     seconds = sum(c.seconds for c in costs if c.op in again)
     made = [v for op in again for v in op.results if v not in dict(views(op, mesh))]
     found, budget = recompute_bound(f), recompute_budget(f)
-    return Recomputed(len(again), seconds, sum(map(size_of, made)), found, budget)
+    return Recomputed(len(again), seconds, sum(map(size_of, made)), found, budget, hosted)
 
 
 def _row(c: OpCost, exposed: float | None) -> tuple[str, ...]:

@@ -58,6 +58,12 @@ def recompute_bound(f: FuncOp) -> float | None:
     return bound.value.data if isinstance(bound, FloatAttr) else None
 
 
+def hosted_bytes(f: FuncOp) -> int:
+    """Return the bytes that it keeps in host memory in place of the device's."""
+    found = _chosen(f).get("hosted")
+    return found.value.data if isinstance(found, IntegerAttr) else 0
+
+
 def _chosen(f: FuncOp) -> dict[str, Attribute]:
     found = f.attributes.get(RECOMPUTE)
     return dict(found.data) if isinstance(found, DictionaryAttr) else {}

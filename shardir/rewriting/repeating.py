@@ -6,7 +6,9 @@ train.backward           train.backward
                          %d   = nn.mul %g, %h_0
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, Operation, SSAValue
@@ -14,24 +16,40 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.rewriting.marks import RECOMPUTE
 
 
-def repeat(block: Block, marked: Collection[Operation], after: Sequence[Operation]) -> None:
+class Load(NamedTuple):
+    """A copy from the host in place of a value, in no block; its place among the repetitions is
+    that of op `made`."""
+
+    copy: Operation
+    made: Operation
+
+
+def repeat(
+    block: Block,
+    marked: Collection[Operation],
+    after: Sequence[Operation],
+    loads: Mapping[SSAValue, Load] = MappingProxyType({}),
+) -> None:
     """Let the ops `after` a `train.backward` use repetitions of the marked ops before it.
 
     A repetition is placed right before the first op that uses it, or that uses what is made of it;
     those at one place are in the order of the ops that they repeat. It has the mark `recompute`,
-    which the ops themselves lose.
+    which the ops themselves lose. A value with a load is not repeated, but copied there.
     """
-    if not marked:
+    if not marked and not loads:
         return
-    at = {op: i for i, op in enumerate(block.ops) if op in marked}
+    places = {op: i for i, op in enumerate(block.ops)}
+    at = {op: places[op] for op in marked}
+    at |= {load.copy: places[load.made] for load in loads.values()}
+    of_load = {load.copy: v for v, load in loads.items()}
     again: dict[SSAValue, SSAValue] = {}
 
     def missing(op: Operation) -> set[Operation]:
-        """Return the marked ops that an op needs and that are not repeated yet."""
+        """Return the marked ops and loads that an op needs and that are not there yet."""
         found, todo = set[Operation](), [op]
         while todo:
             for v in todo.pop().operands:
-                source = v.owner
+                source = loads[v].copy if v in loads else v.owner
                 if source in at and v not in again and source not in found:
                     assert isinstance(source, Operation)
                     found.add(source)
@@ -40,6 +58,10 @@ def repeat(block: Block, marked: Collection[Operation], after: Sequence[Operatio
 
     for op in after:
         for source in sorted(missing(op), key=at.__getitem__):
+            if source in of_load:
+                block.insert_op_before(source, op)
+                again[of_load[source]] = source.results[0]
+                continue
             copy = source.clone()
             copy.attributes[RECOMPUTE] = UnitAttr()
             copy.operands = [again.get(v, v) for v in source.operands]

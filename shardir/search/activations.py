@@ -55,6 +55,7 @@ class ActivationGroup:
 
     Attributes:
         repeatable: whether they may be repeated.
+        pinned: whether what they make stays on the device: it is read where no repetition may be.
         seconds: the estimated time to repeat them.
         buffers: of its collectives, the op and the bytes of its buffers.
         needed: whether the backward part reads it, or a group that may be repeated for it.
@@ -62,6 +63,7 @@ class ActivationGroup:
 
     ops: list[Operation]
     repeatable: bool
+    pinned: bool
     seconds: float
     activations: list[SavedActivation]
     buffers: list[tuple[int, int]]
@@ -84,7 +86,7 @@ class Activations:
 
     def __init__(self, f: FuncOp, mesh: Mesh, repeats: Callable[[Operation], bool]):
         self.live = live = LiveStorages(f, mesh)
-        self.ops, self.mesh = live.ops, mesh
+        self.f, self.ops, self.mesh = f, live.ops, mesh
         self.start = max(i for i, op in enumerate(self.ops) if isinstance(op, BackwardOp))
         self._loops = Loops(f.body.block.ops)
         self.groups = self._groups(*self._members(repeats))
@@ -106,29 +108,31 @@ class Activations:
             return i
 
         fixed, at = set[int](), self.live.at
+        pinned = self._pinned = set[int]()
         loop = self._loops.around(self.ops[self.start])
         for i, op in enumerate(self.ops):
             for v in reads(op):
                 maker = self._maker(v)
                 if maker is not None and not self._may_read(op, maker, loop):
-                    fixed.add(maker)
+                    pinned.add(maker)
             if i >= self.start:
                 continue
             repeatable = isinstance(op, TensorOp | dist.CollectiveOp | dist.WaitOp)
             if not repeatable or isinstance(op, train.Update) or not repeats(op):
                 fixed.add(i)
             if self._loops.around(op) is not loop or any(map(is_on_host, op.results)):
-                fixed.add(i)
+                pinned.add(i)
             for v in op.results:
                 owner = self.live.root(v).owner
                 if not isinstance(owner, Operation):
-                    fixed.add(i)  # a view of an argument
+                    pinned.add(i)  # a view of an argument
                 elif (a := root(at[owner])) != (b := root(i)):
                     root_of[max(a, b)] = min(a, b)
         members: dict[int, list[int]] = {}
         for i in range(self.start):
             members.setdefault(root(i), []).append(i)
         found = ([], [])
+        fixed |= pinned
         for group in members.values():
             found[fixed.isdisjoint(group)].append(group)
         return found
@@ -176,7 +180,8 @@ class Activations:
         buffers = [(i, self.live.buffers[op][0]) for i, op in zip(numbers, ops, strict=True)
                    if op in self.live.buffers]  # fmt: skip
         seconds = sum(c.seconds for c in costs if c is not None)
-        return ActivationGroup(ops, repeatable, seconds, made, buffers)
+        pinned = not self._pinned.isdisjoint(numbers)
+        return ActivationGroup(ops, repeatable, pinned, seconds, made, buffers)
 
     # ---- who reads them ----
 

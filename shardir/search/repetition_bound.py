@@ -1,9 +1,18 @@
 """A lower bound on the time of repetitions within a limit of memory, and sets that are near it.
 
-Each group of activations is dropped, kept, or repeated in one of some parts of the backward part;
-what a repeated group reads is kept, or repeated in the same part or before. That is a sum of costs
-of pairs, with live bytes, as the search for strategies has. Counted are only bytes that are live
-wherever in its part a group is repeated: so the minimum is a lower bound.
+Each group of activations is dropped, kept, or repeated or loaded from the host in one of some parts
+of the backward part; what a repeated group reads is kept, or repeated or loaded in the same part or
+before. That is a sum of costs of pairs, with live bytes, as the search for strategies has. Counted
+are only bytes that are live wherever in its part a group is repeated: so the minimum is a lower
+bound.
+
+Of copies on the link to the host, L seconds in all, only those can be hidden that the step's own T
+seconds and the repetitions are long. With A the seconds of repetitions, and those that computation
+loses to copies beside it, the time is at least
+
+    max(A, L - T) >= (1 - x) A + x (L - T)    for each x from 0 to 1
+
+x is one more price.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +27,8 @@ from shardir.search.repetitions import Simulator
 from shardir.search.solver import solve
 
 DROPPED, KEPT, REPEATED = range(3)
-"""The values of a group's variable; the last one and those after it are repetitions in the parts of
-the backward part, in order."""
+"""The values of a variable; the last one and those after it are repetitions in the parts of the
+backward part, in order, and then loads from the host in them."""
 
 PARTS = 10
 """The number of parts, at most."""
@@ -56,8 +65,8 @@ def bound_within(simulator: Simulator, limit: int) -> tuple[float, list[frozense
     problem, limit = _RelaxedProblem(simulator), max(1, limit)
     ceiling = problem.ceiling
     known: list[tuple[list[int], float, Table]] = []
-    at, bound = list[int](), 0.0
-    choice = [KEPT] * len(problem.groups)
+    at, bound, duration = list[int](), 0.0, simulator.duration if simulator.offloads else 0.0
+    choice = [KEPT] * len(problem.unary)
     rounds = min(MAX_ROUNDS, max(FEWEST_ROUNDS, MAX_ROUND_GROUPS // max(1, len(problem.groups))))
     for _ in range(rounds):
         bytes_ = problem.live(choice)
@@ -66,20 +75,20 @@ def bound_within(simulator: Simulator, limit: int) -> tuple[float, list[frozense
             at.append(peak)
         costs = np.array([cost for _, cost, _ in known])
         excess = np.array([b[at] / limit - 1 for _, _, b in known]).reshape(len(known), len(at))
+        if simulator.offloads:
+            busy = [problem.linked(c) - duration - cost for c, cost, _ in known]
+            excess = np.column_stack((excess, busy))
         price, weights = prices(costs, excess, ceiling)
-        each = np.zeros(len(bytes_))
+        link = min(1.0, float(price[-1])) if simulator.offloads else 0.0
+        each, price = np.zeros(len(bytes_)), price[: len(at)]
         each[at] = price / limit
-        found = solve(problem.priced(each), gap=GAP)
-        bound, choice = max(bound, found.bound - float(price.sum())), found.choice
+        found = solve(problem.priced(each, link), gap=GAP)
+        bound = max(bound, found.bound - float(price.sum()) - link * duration)
+        choice = found.choice
         reached = weights @ costs + (1 - weights.sum()) * ceiling
         if reached - bound <= ENOUGH * reached or any(choice == c for c, _, _ in known):
             break
-    every = frozenset(simulator.needed)
-    sets = [
-        frozenset(n for n, x in zip(problem.groups, c, strict=True) if x >= REPEATED) & every
-        for c, _, _ in known
-    ]
-    return bound, list(dict.fromkeys(sets))
+    return bound, list(dict.fromkeys(problem.chosen(c) for c, _, _ in known))
 
 
 class _ConditionalBytes(NamedTuple):
@@ -95,10 +104,12 @@ class _ConditionalBytes(NamedTuple):
 
 
 class _RelaxedProblem:
-    """A variable for each group that the backward part needs, or groups that are made of it.
+    """A variable for each group that the backward part needs, or groups that are made of it, and
+    one for each update whose states may be on the host: KEPT, or the last value if they are.
 
     Attributes:
-        groups: the group of each variable.
+        groups: the group of each variable, and updates: the choice of each after them.
+        hosted: the choice of each group that may be in host memory.
         parts: of each part of the backward part the first and the last op before which something
             may be repeated.
         pairs: the variables of a group and of one that reads it.
@@ -111,14 +122,27 @@ class _RelaxedProblem:
         few = FEW * sum(sizes)
         self.groups = [n for n, g in enumerate(groups) if g.needed and sizes[n] > few]
         self.of = {n: i for i, n in enumerate(self.groups)}
+        offloads = simulator.offloads
+        self.hosted = {o.group: c for c, o in offloads.items() if o.group is not None}
+        self.updates = [c for c, o in offloads.items() if o.group is None]
         self.parts = self._parts()
-        self.values = REPEATED + len(self.parts)
-        self.forbidden = FORBIDDEN * max(1e-9, sum(groups[n].seconds for n in simulator.needed))
-        self.unary = np.array([self._costs(n) for n in self.groups])
+        self.loaded = REPEATED + len(self.parts)
+        self.values = self.loaded + (len(self.parts) if offloads else 0)
+        all_seconds = sum(map(simulator.seconds, simulator.choices))
+        all_seconds += sum(o.seconds for o in offloads.values())
+        self.forbidden = FORBIDDEN * max(1e-9, all_seconds)
+        rows = [*map(self._costs, self.groups), *map(self._costs_of_update, self.updates)]
+        self.unary = np.array(rows)
+        self.link = np.zeros(self.unary.shape)
+        """The seconds of copies on the link, less the cost of the value."""
+        for i, c in enumerate([*map(self.hosted.get, self.groups), *self.updates]):
+            self.link[i, self.loaded :] = 0.0 if c is None else offloads[c].seconds
+        self.link -= np.where(self.unary < self.forbidden, self.unary, 0.0)
         self.before = np.zeros((self.values, self.values))  # what is read, and what reads it
-        for part in range(REPEATED, self.values):
-            self.before[DROPPED, part] = self.forbidden
-            self.before[part + 1 :, part] = self.forbidden
+        for k in range(len(self.parts)):
+            self.before[DROPPED, REPEATED + k] = self.forbidden
+            for begin in range(REPEATED, self.values, len(self.parts)):
+                self.before[begin + k + 1 : begin + len(self.parts), REPEATED + k] = self.forbidden
         self.pairs = list(
             dict.fromkeys(
                 (self.of[n], self.of[m])
@@ -133,6 +157,9 @@ class _RelaxedProblem:
             for a in groups[n].activations:
                 alone += self._alone(self.of[n], a)
                 both += self._until_reader(self.of[n], a, at)
+        for i, c in enumerate(self.updates, len(self.groups)):
+            size, last = offloads[c].bytes, len(self.fixed) - 1
+            alone.append(_ConditionalBytes(i, KEPT, 0, size, 0, last))
         self.alone = np.array(alone, np.int64).reshape(-1, 6).T
         self.both = np.array(both, np.int64).reshape(-1, 6).T
 
@@ -145,6 +172,23 @@ class _RelaxedProblem:
         """The cost of a solution, without prices."""
         own = self.unary[np.arange(len(choice)), choice].sum()
         return float(own + sum(self.before[choice[i], choice[j]] for i, j in self.pairs))
+
+    def linked(self, choice: Sequence[int]) -> float:
+        """The seconds of a solution's copies."""
+        each = self.link + np.where(self.unary < self.forbidden, self.unary, 0.0)
+        hosted = np.array(choice) >= self.loaded
+        return float(each[np.arange(len(choice)), choice][hosted].sum())
+
+    def chosen(self, choice: Sequence[int]) -> frozenset[int]:
+        """The set of choices of a solution."""
+        found, every = set[int](), set(self.simulator.needed)
+        for n, x in zip(self.groups, choice, strict=False):
+            if x >= self.loaded:
+                found.add(self.hosted[n])
+            elif x >= REPEATED and n in every:
+                found.add(n)
+        hosted = zip(self.updates, choice[len(self.groups) :], strict=True)
+        return frozenset(found | {c for c, x in hosted if x >= self.loaded})
 
     def live(self, choice: Sequence[int]) -> Table:
         """The live bytes of a solution at each op."""
@@ -160,11 +204,11 @@ class _RelaxedProblem:
                   -np.concatenate((size[alone], more[both])))  # fmt: skip
         return self.fixed + np.cumsum(change)[:-1]
 
-    def priced(self, price: Table) -> CostProblem:
-        """The problem with a price for each byte at each op."""
+    def priced(self, price: Table, link: float = 0.0) -> CostProblem:
+        """The problem with a price for each byte at each op, and one for the link's seconds."""
         until = np.concatenate(([0.0], np.cumsum(price)))
         of, value, _, size, start, end = self.alone
-        unary = self.unary.copy()
+        unary = self.unary + link * self.link
         np.add.at(unary, (of, value), size * (until[end + 1] - until[start]))
         k, mine, other, more, begin, stop = self.both
         tables = np.tile(self.before, (len(self.pairs), 1, 1))
@@ -176,8 +220,9 @@ class _RelaxedProblem:
         return found
 
     def _parts(self) -> list[tuple[int, int]]:
-        groups = [self.simulator.groups[n] for n in self.simulator.needed]
+        groups = [self.simulator.groups[n] for n in {*self.simulator.needed, *self.hosted}]
         places = sorted({a.first for g in groups for a in g.activations if a.first is not None})
+        places = places or [self.simulator.activations.start]
         return [(int(p[0]), int(p[-1])) for p in np.array_split(places, PARTS) if len(p)]
 
     def _costs(self, n: int) -> Table:
@@ -186,13 +231,25 @@ class _RelaxedProblem:
         first = min((a.first for a in g.activations if a.first is not None), default=None)
         costs = np.full(self.values, g.seconds if g.repeatable else self.forbidden)
         costs[[DROPPED, KEPT]] = 0.0 if first is None else self.forbidden, 0.0
+        hosted = self.hosted.get(n)
+        costs[self.loaded :] = self.forbidden if hosted is None else self.simulator.seconds(hosted)
         if first is not None:
-            costs[REPEATED:][[begin > first for begin, _ in self.parts]] = self.forbidden
+            late = [begin > first for begin, _ in self.parts]
+            costs[REPEATED : self.loaded][late] = self.forbidden
+            if self.simulator.offloads:
+                costs[self.loaded :][late] = self.forbidden
+        return costs
+
+    def _costs_of_update(self, choice: int) -> Table:
+        """The cost of each value of an update: its states are kept, or are on the host."""
+        costs = np.full(self.values, self.forbidden)
+        costs[[KEPT, -1]] = 0.0, self.simulator.seconds(choice)
         return costs
 
     def _fixed(self) -> Table:
         """The bytes at each op of everything that is live in all solutions."""
         total = self.simulator.activations.fixed.astype(np.float64)
+        total -= sum(o.bytes for o in self.simulator.offloads.values())
         for g in self.simulator.groups:
             for a in g.activations:
                 total[a.made : a.read + 1] += a.bytes
@@ -207,7 +264,9 @@ class _RelaxedProblem:
         until = self._until(a)
         values = [(KEPT, a.read + 1)]
         if a.first is not None:
-            values += [(x, min(last, a.first)) for x, (_, last) in enumerate(self.parts, REPEATED)]
+            for begin in range(REPEATED, self.values, len(self.parts)):
+                ends = [min(last, a.first) for _, last in self.parts]
+                values += list(enumerate(ends, begin))
         yield from (
             _ConditionalBytes(i, x, 0, a.bytes, begin, until)
             for x, begin in values
@@ -229,6 +288,7 @@ class _RelaxedProblem:
             for part, (first, _) in enumerate(self.parts, REPEATED):
                 begin = until + 1
                 if value >= REPEATED:
-                    begin = max(0 if a.last is None else begin, self.parts[value - REPEATED][1])
+                    _, made = self.parts[(value - REPEATED) % len(self.parts)]
+                    begin = max(0 if a.last is None else begin, made)
                 if begin < first:
                     yield _ConditionalBytes(k, value, part, a.bytes, begin, first - 1)

@@ -1,10 +1,11 @@
-"""The groups of activations to repeat, so that a step keeps to a limit of bytes, and is fast.
+"""The groups of activations to repeat, and what to keep in host memory, so that a step keeps to a
+limit of bytes, and is fast.
 
-1. Where few groups can be repeated, all sets of them are simulated: the choice is a minimum.
+1. Where there are few choices, all sets of them are simulated: the choice is a minimum.
 2. Otherwise the sets of repetition_bound.py, those of policies, and all groups are starts. One that
    is over the limit is moved towards one that keeps to it, just as far as necessary.
-3. Of the best ones single groups are kept again, exchanged for others, and the groups of a block
-   are taken over from an equal block, as long as that saves time, and up to a number of changes.
+3. Of the best ones single choices are taken back, exchanged for others, and those of a block are
+   taken over from an equal block, as long as that saves time, and up to a number of changes.
 
 Every set is simulated, so that the limit holds at each op and at each repetition.
 """
@@ -16,17 +17,17 @@ from itertools import combinations
 from shardir.search.repetition_bound import bound_within
 from shardir.search.repetitions import Repetitions, Simulator
 
-MAX_EXACT_GROUPS = 10
-"""With at most so many groups all sets are simulated."""
+MAX_EXACT_CHOICES = 10
+"""With at most so many choices all sets are simulated."""
 
 MAX_IMPROVED = 3
 """The number of sets that are improved."""
 
 MAX_EXCHANGED = 50_000
-"""The number of exchanges that are simulated for one of them at once, times the groups, at most."""
+"""The number of exchanges that are simulated for one set at once, times the choices, at most."""
 
 MAX_CHANGES = 1_000_000
-"""The number of changes of sets that are simulated to improve them, times the groups, at most."""
+"""The number of changes of sets that are simulated to improve them, times the choices, at most."""
 
 Set = frozenset[int]
 
@@ -47,34 +48,43 @@ def choose(
 
     Args:
         starts: sets to begin with.
-        equal: of each sequence of equal blocks, the groups of each block, in the same order.
+        equal: of each sequence of equal blocks, the choices of each block, in the same order.
     """
     nothing = simulator.run(())
     if nothing.peak <= limit:
         return RepetitionChoice(nothing, 0.0)
-    needed = simulator.needed
-    if len(needed) <= MAX_EXACT_GROUPS:
-        sets = (frozenset(s) for n in range(len(needed) + 1) for s in combinations(needed, n))
+    choices = simulator.choices
+    if len(choices) <= MAX_EXACT_CHOICES:
+        sets = (frozenset(s) for n in range(len(choices) + 1) for s in combinations(choices, n))
         best = min((simulator.run(s) for s in sets), key=lambda r: _rank(r, limit))
         return RepetitionChoice(best, best.seconds)
     bound, found = bound_within(simulator, limit)
-    known = list(dict.fromkeys([*found, *starts, frozenset(needed)]))
+    every = [frozenset(simulator.needed), *hosted_sets(simulator)]
+    known = list(dict.fromkeys([*found, *starts, *every]))
     return RepetitionChoice(_SetImprover(simulator, limit, equal).best_of(known), bound)
 
 
 def _rank(r: Repetitions, limit: int) -> tuple[float, ...]:
     """The order of sets: those that keep to the limit by their time, then by their peaks."""
-    return max(0, r.peak - limit), r.seconds, len(r.groups)
+    return max(0, r.peak - limit), r.seconds, len(r.groups) + len(r.hosted)
+
+
+def hosted_sets(simulator: Simulator) -> list[Set]:
+    """Return sets with host memory: all states, all activations, both, and the states with all
+    repetitions."""
+    if not simulator.offloads:
+        return []
+    states = frozenset(c for c, o in simulator.offloads.items() if o.group is None)
+    others = frozenset(simulator.offloads) - states
+    return [states, others, states | others, states.union(simulator.needed)]
 
 
 class _SetImprover:
     def __init__(self, simulator: Simulator, limit: int, equal: Sequence[Sequence[Set]]):
         self.simulator, self.limit, self.equal = simulator, limit, equal
-        self.remaining = MAX_CHANGES // len(simulator.needed)
-        self.seconds = {n: simulator.groups[n].seconds for n in simulator.needed}
-        self.bytes = {
-            n: sum(a.bytes for a in simulator.groups[n].activations) for n in simulator.needed
-        }
+        self.remaining = MAX_CHANGES // len(simulator.choices)
+        self.seconds = {n: simulator.seconds(n) for n in simulator.choices}
+        self.bytes = {n: simulator.bytes(n) for n in simulator.choices}
 
     def best_of(self, known: Sequence[Set]) -> Repetitions:
         """Return the best set that is made of known ones."""
@@ -99,7 +109,7 @@ class _SetImprover:
         changed = True
         while changed and not self._fits(s):
             changed = False
-            for n in self.simulator.needed:
+            for n in self.simulator.choices:
                 if self._rank(s ^ {n}) < self._rank(s):
                     s, changed = s ^ {n}, True
         return s
@@ -131,13 +141,14 @@ class _SetImprover:
         return s
 
     def _with_fewer(self, s: Set) -> Set:
-        """Keep groups again, the slowest ones first."""
-        for n in sorted(self.simulator.run(s).groups, key=self.seconds.__getitem__, reverse=True):
+        """Take choices back, the slowest ones first."""
+        found = self.simulator.run(s)
+        for n in sorted((*found.groups, *found.hosted), key=self.seconds.__getitem__, reverse=True):
             s = self._better(s, s - {n})
         return s
 
     def _with_equal_blocks(self, s: Set) -> Set:
-        """Repeat in a block what is repeated in an equal one."""
+        """Choose in a block what is chosen in an equal one."""
         for blocks in self.equal:
             for block in blocks:
                 patterns = {tuple(n in s for n in other) for other in map(sorted, blocks)}
@@ -147,7 +158,7 @@ class _SetImprover:
         return s
 
     def _exchanged(self, s: Set) -> Set:
-        """Repeat a group in place of one that takes longer."""
+        """Exchange a choice for one that takes a shorter time by itself."""
         left = MAX_EXCHANGED // len(self.seconds)
         others = sorted(set(self.seconds) - s, key=self.seconds.__getitem__)
         for n in sorted(s, key=self.seconds.__getitem__, reverse=True):

@@ -9,7 +9,8 @@ from xdsl.ir import Operation
 
 from shardir.analysis.repeats import equal_blocks
 from shardir.dialects.nn.base import TensorOp
-from shardir.search.activations import Activations, SavedActivation
+from shardir.search.activations import SavedActivation
+from shardir.search.repetitions import Simulator
 
 FEWEST_BLOCKS, FEWEST_SAVED = 2, 4
 """The fewest equal blocks that are blocks of a model, and the fewest ops in all but one of them."""
@@ -21,10 +22,11 @@ def is_product(op: Operation) -> bool:
 
 
 class StepBlocks:
-    """The equal blocks of the forward part, and the groups in them."""
+    """The equal blocks of the forward part, and the choices in them."""
 
-    def __init__(self, activations: Activations):
-        self.activations = activations
+    def __init__(self, simulator: Simulator):
+        self.simulator, self.activations = simulator, simulator.activations
+        activations = self.activations
         forward = activations.ops[: activations.start]
         self.found = [b.blocks for b in equal_blocks(forward, FEWEST_BLOCKS, FEWEST_SAVED)]
 
@@ -50,11 +52,15 @@ class StepBlocks:
         )  # fmt: skip
 
     def groups(self) -> list[list[frozenset[int]]]:
-        """Return the groups of each block, of equal blocks in which they correspond."""
-        of = {op: n for n, g in enumerate(self.activations.groups)
-              if g.needed and g.repeatable for op in g.ops}  # fmt: skip
+        """Return the choices of each block, of equal blocks in which they correspond."""
+        groups, of = self.activations.groups, dict[Operation, list[int]]()
+        for choice in self.simulator.choices:
+            offload = self.simulator.offloads.get(choice)
+            group = choice if offload is None else offload.group
+            for op in () if group is None else groups[group].ops:
+                of.setdefault(op, []).append(choice)
         found = [
-            [frozenset(of[op] for op in block if op in of) for block in blocks]
+            [frozenset(n for op in block for n in of.get(op, ())) for block in blocks]
             for blocks in self.found
         ]
         return [blocks for blocks in found if len({len(b) for b in blocks}) == 1]

@@ -1,33 +1,43 @@
-"""The memory and the time of a step in which some groups are repeated: what `LiveStorages` counts
-in the program of `rewriting/repeating.py`, without making it.
+"""The memory and the time of a step in which some groups are repeated, and some in host memory:
+what `LiveStorages` counts in the program of `rewriting/repeating.py` and `offloading.py`, without
+making it.
+
+A choice has a number: of a group that is repeated its own; of what is in host memory the number of
+groups, and its number among `offloads`.
 
 Places are numbers: of op i, i * (n + 1), where the function has n ops; of the repetition of op j
 that is right before op i, the number of op i - 1, and j + 1. So repetitions at one place are in the
 order of the ops.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from shardir.cost.seconds import cost_of
 from shardir.dialects.nn.base import Array
+from shardir.rewriting.offloading import SavedValues
 from shardir.search.activations import Activations
+from shardir.search.offloads import exposed, link_events, offloads
 
 
 @dataclass(frozen=True)
 class Repetitions:
-    """The memory and the time of a step in which the groups of a set are repeated.
+    """The memory and the time of a step with a set of choices.
 
     Attributes:
-        groups: those of them that the backward part needs.
-        seconds: the time of the repetitions.
+        groups: those that are repeated, of which the backward part needs all.
+        hosted: what is in host memory.
+        seconds: the time of the repetitions, and that in which computation waits for copies or
+            loses by them.
         peak: the bytes at the place that needs most.
         op: the last op of the function that has begun at that place.
         bytes: of the storages that are repeated, and so not kept.
     """
 
     groups: tuple[int, ...]
+    hosted: tuple[int, ...]
     seconds: float
     peak: int
     op: int
@@ -35,16 +45,29 @@ class Repetitions:
 
 
 class Simulator:
-    """Simulates steps; the same set of groups once."""
+    """Simulates steps; the same set of choices once.
 
-    def __init__(self, activations: Activations):
+    Args:
+        hosted: whether there are choices of host memory; the function is on a mesh then.
+
+    Attributes:
+        needed: the groups that can be repeated with an effect.
+        choices: these, and all of host memory.
+        offloads: each choice of host memory.
+    """
+
+    def __init__(self, activations: Activations, hosted: bool = False):
         self.activations = activations
         self.groups = activations.groups
         self.number = len(activations.ops)
         self.step = self.number + 1
         self.needed = [n for n, g in enumerate(self.groups) if g.needed and g.repeatable]
-        """The groups that can be repeated with an effect."""
+        found = offloads(activations) if hosted else ()
+        self.offloads = dict(enumerate(found, len(self.groups)))
+        self.choices = [*self.needed, *self.offloads]
         self._found: dict[frozenset[int], Repetitions] = {}
+        self._spent = self._seconds_until() if hosted else np.zeros(0)
+        """The seconds of all ops up to and with each."""
         each = [(n, a) for n, g in enumerate(self.groups) for a in g.activations]
         self._of = np.array([n for n, _ in each], np.int64)
         self._bytes = np.array([a.bytes for _, a in each], np.int64)
@@ -56,15 +79,47 @@ class Simulator:
         ).reshape(-1, 3).T  # fmt: skip
         """Of each read of an activation by a group: both, and the op."""
 
-    def run(self, repeated: Collection[int]) -> Repetitions:
-        """Return what the step needs if these groups are repeated, and the others are kept."""
-        key = frozenset(repeated)
+    @property
+    def duration(self) -> float:
+        """The seconds of the step as it is, before communication overlaps."""
+        return float(self._spent[-1])
+
+    def seconds(self, choice: int) -> float:
+        """Return at least what a choice takes by itself."""
+        if choice < len(self.groups):
+            return self.groups[choice].seconds
+        return self._interference * self.offloads[choice].sending
+
+    def bytes(self, choice: int) -> int:
+        """Return the bytes that a choice is about."""
+        offload = self.offloads.get(choice)
+        group = choice if offload is None else offload.group
+        made = () if group is None else self.groups[group].activations
+        return sum(a.bytes for a in made) + (0 if offload is None else offload.bytes)
+
+    @property
+    def _interference(self) -> float:
+        return self.activations.mesh.cluster_or_default.interference
+
+    def _seconds_until(self) -> Array:
+        costs = [cost_of(op, self.activations.mesh) for op in self.activations.ops]
+        return np.cumsum([0.0 if c is None else c.seconds for c in costs])
+
+    def run(self, chosen: Collection[int]) -> Repetitions:
+        """Return what the step needs with these choices; everything else is kept. What is in host
+        memory is not repeated."""
+        key = frozenset(chosen)
+        key -= {o.group for c in key if (o := self.offloads.get(c)) is not None}
         if key not in self._found:
             self._found[key] = self._simulated(key)
         return self._found[key]
 
-    def _simulated(self, repeated: frozenset[int]) -> Repetitions:
-        first = self._first(repeated)
+    def _simulated(self, chosen: frozenset[int]) -> Repetitions:
+        hosted = [c for c in sorted(chosen) if c in self.offloads]
+        loaded = {n for c in hosted if (n := self.offloads[c].group) is not None}
+        repeated = chosen.difference(hosted)
+        there = self._first(repeated, loaded)
+        first = {n: at for n, at in there.items() if n in repeated}
         place = np.full(len(self.groups), -1, np.int64)
         place[[*first]] = [*first.values()]
         end = self._last.copy()
@@ -72,6 +127,7 @@ class Simulator:
         i, reader, op = self._readers
         again = place[reader] >= 0
         np.maximum.at(end, i[again], place[reader[again]] + op[again])
+        place[[*there]] = [*there.values()]
         begin = place[self._of]
         mine = begin >= 0
         begin = begin[mine] + self._made[mine] // self.step
@@ -83,20 +139,39 @@ class Simulator:
             (at + op, size) for n, at in first.items() for op, size in self.groups[n].buffers
         ]
         peak, at = self._peak(size, start, stop, buffers)
+        hosted = [c for c in hosted if (o := self.offloads[c]).group is None or o.group in there]
+        peak -= sum(self.offloads[c].bytes for c in hosted)
         seconds = sum(self.groups[n].seconds for n in first)
         saved = int(self._bytes[mine & (end >= 0)].sum())
-        return Repetitions(tuple(sorted(first)), seconds, peak, at, saved)
+        seconds += self._copying(first, {n: there[n] for n in loaded if n in there}, hosted)
+        return Repetitions(tuple(sorted(first)), tuple(hosted), seconds, peak, at, saved)
 
-    def _first(self, repeated: frozenset[int]) -> dict[int, int]:
-        """Return of each group that is repeated the place before its first repeated op."""
+    def _copying(
+        self, first: Mapping[int, int], loaded: Mapping[int, int], hosted: Sequence[int]
+    ) -> float:
+        """Return the seconds that copies take from computation, and in which it waits for them."""
+        if not hosted:
+            return 0.0
+        more = np.zeros(self.number)
+        for n, at in first.items():
+            more[at // self.step + 1] += self.groups[n].seconds
+        ends = self._spent + np.cumsum(more)
+        chosen = [self.offloads[c] for c in hosted]
+        needed = {n: float(ends[at // self.step]) for n, at in loaded.items()}
+        lost = self._interference * sum(offload.sending for offload in chosen)
+        events = link_events(chosen, [*map(float, ends)], needed, self._interference)
+        return lost + exposed(events)
+
+    def _first(self, repeated: frozenset[int], loaded: Collection[int]) -> dict[int, int]:
+        """Return of each group that is repeated or loaded the place before its first op."""
         first = dict[int, int]()
-        for n in sorted(repeated, reverse=True):
+        for n in sorted(repeated.union(loaded), reverse=True):
             at = self.step * self.number
             for a in self.groups[n].activations:
                 if a.first is not None:
                     at = min(at, (a.first - 1) * self.step + 1)
                 for m in a.readers:
-                    if m in first:
+                    if m in first and m in repeated:
                         at = min(at, first[m])
             if at < self.step * self.number:
                 first[n] = at
@@ -121,3 +196,19 @@ class Simulator:
             held[np.searchsorted(places, place)] += bytes_
         at = int(held.argmax())
         return int(held[at]), int(number[at])
+
+
+def repeated(simulator: Simulator, groups: Iterable[int]) -> SavedValues:
+    """Return the ops that are repeated if groups are."""
+    return SavedValues(tuple(op for n in groups for op in simulator.groups[n].ops))
+
+
+def saved_values(simulator: Simulator, found: Repetitions) -> SavedValues:
+    """Return what a step repeats and keeps in host memory."""
+    hosted = [simulator.offloads[c] for c in found.hosted]
+    ops = repeated(simulator, found.groups).repeated
+    return SavedValues(
+        ops + tuple(op for o in hosted for op in o.views),
+        tuple(v for o in hosted for v in o.values),
+        tuple(o.update for o in hosted if o.update is not None),
+    )

@@ -78,7 +78,7 @@ class Step:
     def __init__(self, text: str, repeats: Callable[[Any], bool] = computes):
         ((f, mesh),) = functions(compile(text, LOWERED).module)
         self.simulator = Simulator(Activations(f, mesh, repeats))
-        self.blocks = StepBlocks(self.simulator.activations)
+        self.blocks = StepBlocks(self.simulator)
         self.base = cost_of_function(f, mesh).seconds
         self.peak = self.simulator.run(()).peak
 

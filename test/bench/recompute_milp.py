@@ -1,4 +1,5 @@
-"""The fastest repetitions within a budget, as a mixed-integer program for HiGHS.
+"""The fastest repetitions and copies to the host within a budget, as a mixed-integer program for
+HiGHS.
 
 As in Checkmate (Jain et al., 2020), what is in memory is decided for each place of the backward
 part; but an op is repeated once at most, as `choose-recompute` does it. Variables, all from 0 to 1:
@@ -7,7 +8,10 @@ part; but an op is repeated once at most, as `choose-recompute` does it. Variabl
     made[u, p]    it is repeated right before op p, one that reads an activation     (integer)
     live[u, e]    it is in memory at an op or a repetition e of the backward part
 
-An op p needs what it reads: kept[u] + sum_{q <= p} made[u, q] >= 1, and a repetition as much.
+An op p needs what it reads: kept[u] + sum_{q <= p} made[u, q] >= 1, and a repetition as much. Where
+there is host memory, load[u, p] is a copy from there, which needs nothing, and state[c] tells
+whether the states of an update are there. Copies have the time of the link, of which nothing is
+hidden.
 """
 
 from collections import defaultdict
@@ -25,8 +29,8 @@ Event = tuple[int, int]
 
 @dataclass(frozen=True)
 class Optimum:
-    """The groups that are repeated, their seconds, and a lower bound on these; no groups if there
-    are none within the limit, or none were found in time."""
+    """The choices, their seconds, and a lower bound on these; none if there are none within the
+    limit, or none were found in time."""
 
     groups: frozenset[int] | None
     seconds: float
@@ -54,13 +58,15 @@ class _Rows:
 
 
 def optimum(simulator: Simulator, limit: int, seconds: float = 60.0) -> Optimum:
-    """Return the fastest repetitions whose memory is at most `limit` at each place."""
+    """Return the fastest choices whose memory is at most `limit` at each place."""
     found = simulator.activations
     groups, ops = simulator.groups, len(found.ops)
     several = range(len(groups))
     first = {u: min((a.first for a in groups[u].activations if a.first), default=None)
              for u in several}  # fmt: skip
-    places = sorted({p for u in several if groups[u].repeatable and (p := first[u]) is not None})
+    hosted = {o.group: c for c, o in simulator.offloads.items() if o.group is not None}
+    places = sorted({p for u in several if (groups[u].repeatable or u in hosted)
+                     and (p := first[u]) is not None})  # fmt: skip
     sources = defaultdict[int, list[tuple[int, int]]](list)  # of a group: those that it reads, how
     for u in several:
         for a in groups[u].activations:
@@ -71,13 +77,15 @@ def optimum(simulator: Simulator, limit: int, seconds: float = 60.0) -> Optimum:
     for u in several:
         rows.of(("kept", u))
     again = [u for u in several if groups[u].repeatable and groups[u].needed]
-    latest = {u: places[-1] if (p := first[u]) is None else p for u in again}
+    latest = {u: places[-1] if (p := first[u]) is None else p for u in {*again, *hosted}}
     slots = {(u, p): ("made", u, p) for u in again for p in places if p <= latest[u]}
+    loads = {(u, p): ("load", u, p) for u in hosted for p in places if p <= latest[u]}
 
     def made(u: int, until: int) -> dict[object, float]:
         """That a group is in memory before an op: it is kept, or was repeated."""
         found: dict[object, float] = {("kept", u): 1.0}
-        return found | {n: 1.0 for (v, p), n in slots.items() if v == u and p <= until}
+        there = (*slots.items(), *loads.items())
+        return found | {n: 1.0 for (v, p), n in there if v == u and p <= until}
 
     for u in several:
         if (p := first[u]) is not None:
@@ -85,17 +93,23 @@ def optimum(simulator: Simulator, limit: int, seconds: float = 60.0) -> Optimum:
     for (w, p), name in slots.items():
         for u, _ in sources[w]:
             rows.add(made(u, p) | {name: -1.0}, 0)
-    numbers = {i for u in again for a in groups[u].activations for i in [a.made]}
+    numbers = {a.made for u in {*again, *hosted} for a in groups[u].activations}
     numbers |= {i for u in again for i, _ in groups[u].buffers}
     events: list[Event] = [(p, ops) for p in range(ops)]
     events += [(p, i) for p in places for i in sorted(numbers)]
     for e in events:
-        _limited(rows, simulator, e, limit, sources, slots)
+        _limited(rows, simulator, e, limit, slots, loads)
     size = len(rows.names)
     cost, integral = np.zeros(size), np.zeros(size)
     for (u, _), name in slots.items():
         cost[rows.of(name)] = groups[u].seconds
         integral[rows.of(name)] = 1
+    for (u, _), name in loads.items():
+        cost[rows.of(name)] = simulator.offloads[hosted[u]].seconds
+        integral[rows.of(name)] = 1
+    states = {c: rows.of(("state", c)) for c, o in simulator.offloads.items() if o.group is None}
+    for c, column in states.items():
+        cost[column], integral[column] = simulator.offloads[c].seconds, 1
     integral[: len(groups)] = 1
     lower = np.zeros(size)
     lower[[u for u in several if not groups[u].repeatable]] = 1
@@ -108,10 +122,12 @@ def optimum(simulator: Simulator, limit: int, seconds: float = 60.0) -> Optimum:
     if result.x is None:
         return Optimum(None, np.inf, 0.0 if result.status == 1 else np.inf)
     chosen = {u for (u, _), name in slots.items() if result.x[rows.of(name)] > 0.5}
+    chosen |= {hosted[u] for (u, _), name in loads.items() if result.x[rows.of(name)] > 0.5}
+    chosen |= {c for c, column in states.items() if result.x[column] > 0.5}
     return Optimum(frozenset(chosen), result.fun * scale, result.mip_dual_bound * scale)
 
 
-def _limited(rows, simulator, event, limit, sources, slots) -> None:
+def _limited(rows, simulator, event, limit, slots, loads) -> None:
     """Add the limit at an op, or at a repetition right before it."""
     found, groups = simulator.activations, simulator.groups
     ops = len(found.ops)
@@ -133,7 +149,8 @@ def _limited(rows, simulator, event, limit, sources, slots) -> None:
                 continue
             name = ("live", u, k, event)
             here: dict[object, float] = {} if forward else {("kept", u): 1.0}
-            here |= {n: 1.0 for (v, q), n in slots.items() if v == u and is_begun(q, a.made)}
+            there = (*slots.items(), *loads.items())
+            here |= {n: 1.0 for (v, q), n in there if v == u and is_begun(q, a.made)}
             if not here:
                 continue
             total[name] = -float(a.bytes)
@@ -144,9 +161,13 @@ def _limited(rows, simulator, event, limit, sources, slots) -> None:
                     for (v, q), n in slots.items():
                         if v == w and (q, op) >= event:
                             rows.add({name: 1.0, n: -1.0} | {m: -x for m, x in here.items()}, -1)
-            if (u, p) in slots and i == a.made:  # what nothing reads is made all the same
-                rows.add({name: 1.0, slots[u, p]: -1.0}, 0)
+            for each in (slots, loads):  # what nothing reads is made all the same
+                if (u, p) in each and i == a.made:
+                    rows.add({name: 1.0, each[u, p]: -1.0}, 0)
         for op, size in g.buffers:
             if i == op and (u, p) in slots:
                 total[slots[u, p]] = total.get(slots[u, p], 0.0) - size
+    for c, offload in simulator.offloads.items():
+        if offload.group is None:
+            total["state", c] = float(offload.bytes)
     rows.add(total, fixed - limit) if total else rows.add({("kept", 0): 0.0}, fixed - limit)

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a copy to the host is waited for at its use",
+        "overlap-communication holds the operand of a copy to the host until the copy back.",
+        "shardir/cost/overlap.py",
+        "        if not frees(op):\n            return None\n",
+        "        return None\n",
+        "test/search/test_offloads.py::test_a_copy_to_the_host_is_waited_for_where_it_has_ended",
+    ),
+    Mutant(
         "a loop costs one run",
         "The ops of a loop count as if they ran once.",
         "shardir/cost/seconds.py",

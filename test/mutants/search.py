@@ -4,6 +4,30 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "copies do not wait for the link",
+        "Copies from and to the host are all at once, in the time of a choice.",
+        "shardir/search/offloads.py",
+        "max(begin + late, free, ends.get(after, 0.0)) + seconds",
+        "max(begin + late, ends.get(after, 0.0)) + seconds",
+        "test/search/test_offloads.py::test_copies_wait_for_the_link",
+    ),
+    Mutant(
+        "states on the host are on the device too",
+        "The memory of a choice counts states that are in host memory.",
+        "shardir/search/repetitions.py",
+        "peak -= sum(self.offloads[c].bytes for c in hosted)",
+        "peak -= 0",
+        "test/search/test_offloads.py::test_the_choice_is_that_of_enumeration",
+    ),
+    Mutant(
+        "the bound hides no copy",
+        "A bound on the time within a budget has copies in full, although computation hides them.",
+        "shardir/search/repetition_bound.py",
+        "link = min(1.0, float(price[-1])) if simulator.offloads else 0.0",
+        "link, duration = 1.0 if simulator.offloads else 0.0, 0.0",
+        "test/search/test_offloads.py::test_a_bound_is_below_every_set_within_the_limit",
+    ),
+    Mutant(
         "the bound of a pipeline is that of fewer ranks",
         "A bound of the seconds of all splits into stages is above the time of some.",
         "shardir/search/joint.py",

@@ -17,6 +17,7 @@ CHOSEN = {
     "full": "train{recompute=full recompute-collectives=true}",
     "dots": "train{recompute=dots}",
     "budget": "train{recompute=0.9}",
+    "host": "train{recompute=0.7 offload=true}",
 }
 
 

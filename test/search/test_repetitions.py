@@ -21,6 +21,7 @@ from shardir.cost.seconds import cost_of
 from shardir.dialects.train import BackwardOp
 from shardir.passes.choose_recompute import TOGETHER, write
 from shardir.rewriting.marks import RECOMPUTE
+from shardir.rewriting.offloading import SavedValues
 from shardir.search import repetition_choice
 from shardir.search.activations import Activations
 from shardir.search.repetition_bound import bound_within
@@ -59,7 +60,7 @@ def counted(f: FuncOp, mesh: Mesh, marked: list[Operation]) -> tuple[int, float]
     """The peak of a program in which ops are repeated, and the seconds of the repetitions."""
     copy = f.clone()
     of = dict(zip(f.body.block.ops, copy.body.block.ops, strict=True))
-    write(copy, [of[op] for op in marked], {})
+    write(copy, SavedValues(tuple(of[op] for op in marked)), {}, mesh)
     again = [op for op in live_ops(list(copy.body.block.ops)) if RECOMPUTE in op.attributes]
     costs = [cost_of(op, mesh) for op in again]
     return memory_of(copy, mesh).peak, sum(c.seconds for c in costs if c is not None)
@@ -155,7 +156,7 @@ def enumerated(seed: int) -> dict[frozenset[int], tuple[int, float]]:
 def test_the_choice_is_that_of_enumeration(seed: int, heuristic: bool, monkeypatch):
     """Also where not all sets are simulated: then the bound is below the minimum."""
     if heuristic:
-        monkeypatch.setattr(repetition_choice, "MAX_EXACT_GROUPS", 0)
+        monkeypatch.setattr(repetition_choice, "MAX_EXACT_CHOICES", 0)
     simulator, everything = small(seed, 7, 3, 5)[2], enumerated(seed)
     for limit in sorted({peak for peak, _ in everything.values()}):
         best = min(seconds for peak, seconds in everything.values() if peak <= limit)
@@ -172,8 +173,8 @@ def test_the_choice_is_that_of_enumeration(seed: int, heuristic: bool, monkeypat
 def test_the_choice_is_within_its_gap_of_a_mixed_integer_program(seed: int):
     """Of programs with more groups than all sets of which are simulated."""
     simulator = small(seed, 22, 11, 16)[2]
-    assert len(simulator.needed) > repetition_choice.MAX_EXACT_GROUPS
-    blocks = StepBlocks(simulator.activations)
+    assert len(simulator.needed) > repetition_choice.MAX_EXACT_CHOICES
+    blocks = StepBlocks(simulator)
     starts = [blocks.full(k) for k in TOGETHER]
     fewest = choose(simulator, 0, starts, blocks.groups()).found.peak
     limit = (fewest + simulator.run(()).peak) // 2

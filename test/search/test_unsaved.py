@@ -14,6 +14,7 @@ from shardir.cost.functions import ONE_DEVICE, functions
 from shardir.cost.memory import memory_of
 from shardir.dialects.train import BackwardOp
 from shardir.passes.choose_recompute import write
+from shardir.rewriting.offloading import SavedValues
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
 from shardir.search.graph_bytes import live_bytes
@@ -69,7 +70,7 @@ def program_peak(f: FuncOp, again: set[Operation]) -> int:
     members = (m for op in again for v in op.results for m in storages.members(v))
     again = again | {m.owner for m in members if isinstance(m.owner, Operation)}
     of = dict(zip(f.body.block.ops, copy.body.block.ops, strict=True))
-    write(copy, [of[op] for op in again], {})
+    write(copy, SavedValues(tuple(of[op] for op in again)), {}, ONE_DEVICE)
     return memory_of(copy, ONE_DEVICE).peak
 
 
