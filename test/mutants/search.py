@@ -130,8 +130,8 @@ MUTANTS = [
         "the bound of repetitions counts twice",
         "In the bound a repeated value is live from the first op of its part on.",
         "shardir/search/repetition_bound.py",
-        "values += [(x, min(last, a.first)) for",
-        "values += [(x, 0 * min(last, a.first)) for",
+        "ends = [min(last, a.first) for",
+        "ends = [0 * min(last, a.first) for",
         "test/search/test_repetitions.py",
     ),
     Mutant(
