@@ -30,6 +30,9 @@ MIN_SAVED = 12
 PERIODS = 16
 """The number of distances between equal ops that are tried as the length of a block."""
 
+REPEATED = TensorOp | dist.CollectiveOp | dist.WaitOp | dist.RingProductOp
+"""Ops that are in blocks."""
+
 OWN = (*LOOP, TransferOp)
 """Ops that are in no block: of other loops, and of steps in stages, whose functions have blocks."""
 
@@ -125,7 +128,7 @@ def _codes(ops: Sequence[Operation], equally_kept: bool) -> Array:
 @cache
 def _may_repeat(kind: type[Operation]) -> bool:
     """Whether ops of a kind may be in a block."""
-    return issubclass(kind, TensorOp | dist.CollectiveOp | dist.WaitOp) and kind not in OWN
+    return issubclass(kind, REPEATED) and kind not in OWN
 
 
 def _signature(op: Operation) -> object:

@@ -35,6 +35,7 @@ from shardir.analysis.aliasing import in_place, may_share, may_write, shared
 from shardir.analysis.roles import frees, lent_arguments
 from shardir.analysis.storages import Span, Storages, live_ops, waits
 from shardir.cost.collective_work import collective_work
+from shardir.cost.ring_products import ring_buffers
 from shardir.dialects import dist, train
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.types import size_of
@@ -137,6 +138,8 @@ def _buffers(ops: list[Operation], mesh: Mesh) -> dict[Operation, tuple[int, Spa
     for i, op in enumerate(ops):
         if isinstance(op, dist.CollectiveOp) and (size := collective_work(op, mesh).buffers):
             found[op] = size, Span(i, ends.get(op, i))
+        elif isinstance(op, dist.RingProductOp):
+            found[op] = ring_buffers(op, mesh), Span(i, i)
     return found
 
 

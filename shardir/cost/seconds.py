@@ -23,6 +23,7 @@ from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.analysis.aliasing import VIEWS, is_identity
 from shardir.analysis.loops import Loops
 from shardir.cost.collective_work import CollectiveWork, collective_work, signature
+from shardir.cost.ring_products import RingWork, ring_seconds, ring_work
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
@@ -191,6 +192,25 @@ class Called(Work):
 
 
 @dataclass(frozen=True)
+class RingProduct(Work):
+    """A product in steps beside which shards go around a ring (`cost/ring_products.py`)."""
+
+    op: dist.RingProductOp
+    steps: RingWork
+
+    def cost(self, mesh: Mesh) -> OpCost:
+        on, work = mesh.cluster_or_default, self.steps
+        link = fastest(forms_of("permute", direct, mesh, self.op.axes.data), work.sent)
+        step = computation_seconds(on, "nn.einsum", work.element, work.flops, work.touched)
+        step += work.copied / on.memory_bandwidth if on.memory_bandwidth else 0.0
+        seconds = ring_seconds(
+            work.steps, step, link.seconds(work.sent), link.latency, on.interference
+        )
+        n = work.steps
+        return OpCost(self.op, n * work.flops, n * (work.touched + work.copied), seconds)
+
+
+@dataclass(frozen=True)
 class NoWork(Work):
     """An op that costs nothing."""
 
@@ -258,6 +278,8 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
             return _communication(op, mesh)
         case dist.SendOp() | dist.WaitOp():
             return NoWork(op)
+        case dist.RingProductOp():
+            return RingProduct(op, ring_work(op, mesh))
         case dist.RecvOp():
             return Receipt(op, size_of(op.out), op.axes.data)
         case CallOp() if (callee := train.callee_of(op)) is not None:

@@ -146,6 +146,11 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "Devices communicate values in their own memory, and none that are `on host`.",
             "copy the value to the device first: dist.copy",
         ),
+        "C17": Code(
+            "A product in steps is of one letter of an operand and of the result, of which each "
+            "device has as many elements.",
+            "use the collective and the product apart",
+        ),
     },
     "Sharding groups and propagation barriers": {
         "P1": Code(

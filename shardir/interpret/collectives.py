@@ -193,3 +193,29 @@ def run_collective(op: dist.CollectiveOp, values: list[Parts], mesh: Mesh) -> li
     apply = NUMPY[op.record.name]
     ends = zip(values, op.values, op.outs, strict=True)
     return [apply(op, parts, value, out, mesh) for parts, value, out in ends]
+
+
+def run_ring_product(op: dist.RingProductOp, operands: list[Parts], mesh: Mesh) -> list[Parts]:
+    """The results' parts on all ranks of a product in steps: the collective and the product."""
+    operands, (which, dim, out) = list(operands), op.ring
+    groups = list(mesh.groups(op.axes.data))
+
+    def gathered(parts: Parts, dim: int) -> Parts:
+        new = list(parts)
+        for group in groups:
+            whole = np.concatenate([parts[r] for r in group], axis=dim)
+            for r in group:
+                new[r] = whole
+        return new
+
+    if isinstance(op, dist.GatheredProductOp):
+        operands[which] = gathered(operands[which], dim)
+    products = [np.einsum(op.equation.data, x, y) for x, y in zip(*operands, strict=True)]
+    if isinstance(op, dist.GatheredProductOp):
+        return [products, operands[which]][: len(op.outs)]
+    new = list(products)
+    for group in groups:
+        shards = np.split(sum(products[r] for r in group), len(group), axis=out)
+        for r, shard in zip(group, shards, strict=True):
+            new[r] = shard
+    return [new]

@@ -21,7 +21,7 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, train
 from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import Array, TensorOp
-from shardir.interpret.collectives import run_collective
+from shardir.interpret.collectives import run_collective, run_ring_product
 from shardir.interpret.values import assemble, rounded, split, stopped, tensor_type
 from shardir.rewriting.composites import expanded
 
@@ -234,6 +234,8 @@ class _LocalEvaluator:
                 outs = [[o[i] for o in per_rank] for i in range(len(op.results))]
             elif isinstance(op, dist.CollectiveOp):
                 outs = run_collective(op, inputs, self.mesh)
+            elif isinstance(op, dist.RingProductOp):
+                outs = run_ring_product(op, inputs, self.mesh)
             elif isinstance(op, dist.WaitOp):
                 outs = inputs
             elif isinstance(op, dist.RecvOp):

@@ -12,6 +12,14 @@ MUTANTS = [
         "test/dialects/test_attention.py -k kernels",
     ),
     Mutant(
+        "a ring adds to the shard of its own",
+        "A scattered product begins with the shard of the rank itself, and ends with another's.",
+        "shardir/backend/torch/runtime/runtime_rings.py",
+        "(group.index - 1 - step) % n * size",
+        "(group.index - step) % n * size",
+        "test/run/test_products_on_ranks.py",
+    ),
+    Mutant(
         "lines of a loop are of its first block",
         "In a trace every run of a loop over equal blocks has the ops of the first one.",
         "shardir/backend/torch/measured.py",

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "the last step of a ring sends too",
+        "The time of a product in steps has one transfer too many.",
+        "shardir/cost/ring_products.py",
+        "return (steps - 1) * max(sent, interference * (sent - latency) + step) + step",
+        "return steps * max(sent, interference * (sent - latency) + step)",
+        "test/passes/test_products_in_steps.py",
+    ),
+    Mutant(
         "a copy to the host is waited for at its use",
         "overlap-communication holds the operand of a copy to the host until the copy back.",
         "shardir/cost/overlap.py",

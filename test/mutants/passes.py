@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "a gathered value has one reader",
+        "What else reads the shards that a product in steps gathers has no value.",
+        "passes/decompose_collective_products.py",
+        "if gathers and len(users) > 1:",
+        "if gathers and len(users) > 2:",
+        "test/passes/test_products_in_steps.py",
+    ),
+    Mutant(
         "a value of each block is that of the last",
         "outline-blocks hands the value of the last block to all that read one of a block.",
         "passes/outline_blocks.py",

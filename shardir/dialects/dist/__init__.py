@@ -16,6 +16,7 @@ from shardir.dialects.dist import (
     attributes,
     base,
     point_to_point,
+    products,
     propagation,
     redistribute,
     steps,
@@ -25,6 +26,7 @@ from shardir.dialects.dist.attributes import *
 from shardir.dialects.dist.base import *
 from shardir.dialects.dist.collectives import *
 from shardir.dialects.dist.point_to_point import *
+from shardir.dialects.dist.products import *
 from shardir.dialects.dist.propagation import *
 from shardir.dialects.dist.redistribute import *
 from shardir.dialects.dist.steps import *
@@ -37,6 +39,7 @@ Dist = Dialect(
         types.ClusterOp, types.MeshOp, propagation.ShardingGroupOp,
         propagation.PropagationBarrierOp, redistribute.RedistributeOp, *steps.OPS.values(),
         base.WaitOp, point_to_point.SendOp, point_to_point.RecvOp,
+        products.GatheredProductOp, products.ScatteredProductOp,
     ],
     [*attributes.ATTRS, propagation.DirectionAttr],
 )  # fmt: skip

@@ -56,7 +56,7 @@ def plan_of(
             "axes": [list(axis) for axis in mesh.axes] if mesh else [],
         },
         "groups": [_axes(axes) for axes in _groups(functions, mesh)],
-        "channels": [[_axes(axes), *ends] for axes, *ends in _channels(functions)],
+        "channels": [[_axes(axes), *ends] for axes, *ends in _channels(functions, mesh)],
         "functions": {
             f.sym_name.data: {"python": called[f], **_function(f, mesh, data)} for f in functions
         },
@@ -94,13 +94,14 @@ def _groups(functions: list[FuncOp], mesh: Mesh | None) -> list[Axes]:
     for op in _ops(functions):
         if mesh is None or isinstance(op, dist.LOCAL):
             continue
-        communicates = isinstance(op, dist.CollectiveOp | dist.SendOp | dist.RecvOp)
+        kinds = dist.CollectiveOp | dist.SendOp | dist.RecvOp | dist.RingProductOp
+        communicates = isinstance(op, kinds)
         if communicates and mesh.extent(op.axes.data) > 1:
             found.setdefault(op.axes.data)
     return list(found)
 
 
-def _channels(functions: list[FuncOp]) -> list[tuple[Axes, int, int]]:
+def _channels(functions: list[FuncOp], mesh: Mesh | None) -> list[tuple[Axes, int, int]]:
     """The transfers between two positions of a group, each once: their axes, and the positions."""
     found: dict[tuple[Axes, int, int], None] = {}
     for f in functions:
@@ -114,6 +115,9 @@ def _channels(functions: list[FuncOp]) -> list[tuple[Axes, int, int]]:
         elif isinstance(op, dist.PermuteOp):
             pairs = zip(op.pairs.data[::2], op.pairs.data[1::2], strict=True)
             found |= {(op.axes.data, s, t): None for s, t in pairs if s != t}
+        elif isinstance(op, dist.RingProductOp) and mesh is not None:
+            n = op.steps(mesh)
+            found |= {(op.axes.data, k, (k + 1) % n): None for k in range(n)}
     return list(found)
 
 

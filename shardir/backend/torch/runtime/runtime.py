@@ -28,6 +28,7 @@ from runtime_gathers import all_gather, all_to_all
 from runtime_host import copy
 from runtime_mesh import Axes, Group, Mesh, bounds
 from runtime_reductions import all_reduce, reduce_scatter
+from runtime_rings import gathered_product, scattered_product
 from runtime_transfers import broadcast, gather, permute, recv, scatter, send
 from torch import Tensor
 
@@ -45,12 +46,14 @@ __all__ = [
     "copy",
     "gather",
     "gather_global",
+    "gathered_product",
     "local_bounds",
     "main",
     "permute",
     "recv",
     "reduce_scatter",
     "scatter",
+    "scattered_product",
     "send",
 ]
 

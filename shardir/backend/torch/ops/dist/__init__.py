@@ -4,11 +4,12 @@ kind, as in `shardir/algebra/collectives/`."""
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.scope import Entry
-from shardir.backend.torch.ops.dist import all_devices, by_position, halo, host
+from shardir.backend.torch.ops.dist import all_devices, by_position, halo, host, rings
 
 TORCH_DIST: dict[type[Operation], Entry] = {
     **all_devices.TORCH,
     **halo.TORCH,
     **by_position.TORCH,
     **host.TORCH,
+    **rings.TORCH,
 }

@@ -1,0 +1,69 @@
+"""The work of a product in steps: in each of n steps a device computes a part, while a shard goes
+on to its neighbour; in the last one, or the first, nothing does.
+
+A transfer of t seconds, a of them latency, takes the share `interference` of t - a from the
+computation of c seconds beside it (`schedule.py`), so all steps take
+
+    (n - 1) max(t, interference (t - a) + c) + c
+"""
+
+from math import prod
+from typing import NamedTuple
+
+from xdsl.dialects.builtin import TensorType
+
+from shardir.algebra.mesh import Mesh
+from shardir.dialects import dist
+from shardir.dialects.nn.types import element_name, size_of
+
+
+class RingWork(NamedTuple):
+    """The work of a step: flops, the bytes that the product reads and writes, those that are copied
+    or added beside it, and those that are sent."""
+
+    steps: int
+    element: str
+    flops: int
+    touched: int
+    copied: int
+    sent: int
+
+
+def ring_work(op: dist.RingProductOp, mesh: Mesh) -> RingWork:
+    """Return the work of a product in steps."""
+    n, gathers = op.steps(mesh), isinstance(op, dist.GatheredProductOp)
+    moved, other = op.moved, op.operands[1 - op.ring[0]]
+    out = size_of(op.out)
+    part = out // n if gathers else out
+    shard = size_of(moved) if gathers else size_of(moved) // n
+    type = op.out.type
+    assert isinstance(type, TensorType)
+    sizes = dict[str, int]()
+    for term, v in zip(op.letters, (*op.operands, op.out), strict=True):
+        assert isinstance(v.type, TensorType)
+        for letter, size in zip(term, v.type.get_shape(), strict=True):
+            sizes[letter] = min(size, sizes.get(letter, size))
+    flops = 2 * prod(sizes.values())
+    touched = shard + size_of(other) + part
+    return RingWork(
+        n, element_name(type.element_type), flops, touched,
+        copied=(2 if gathers else 3) * part + 2 * shard * (len(op.outs) - 1),
+        sent=shard if gathers else part,
+    )  # fmt: skip
+
+
+def ring_seconds(
+    steps: int, step: float, sent: float, latency: float, interference: float
+) -> float:
+    """Return the time of a product in steps, by that of a step and of a transfer."""
+    return (steps - 1) * max(sent, interference * (sent - latency) + step) + step
+
+
+def ring_buffers(op: dist.RingProductOp, mesh: Mesh) -> int:
+    """Return the bytes of a product's buffers: a part of it; and the shards that arrive, one or
+    two, or the sum that goes on and the one that arrives."""
+    work = ring_work(op, mesh)
+    out = size_of(op.out)
+    if isinstance(op, dist.GatheredProductOp):
+        return out // work.steps + min(2, work.steps - 1) * work.sent
+    return min(2, work.steps - 1) * out
