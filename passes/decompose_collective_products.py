@@ -19,7 +19,7 @@
 4. Neither the estimated time of the function nor its peak memory increases, but by `always`.
 5. The sums of a reduce-scatter are in another order: results differ by rounding.
 
-It is of no pipeline. It runs on the local view, forward and backward part alike, after
+It is of no pipeline. It runs on the local view, forward and backward part, after
 overlap-communication: `-p train,decompose-collective-products`.
 """
 
@@ -52,7 +52,7 @@ class DecomposeCollectiveProducts(LocalPass):
     def rewrite(self, f: Function) -> None:
         if f.mesh is None:
             return
-        given = _measured(f, f.mesh)
+        given = _estimated(f, f.mesh)
         written = list[ProductPair]()
         for op in list(f.block.ops):
             pair = _pair(op, f.mesh)
@@ -60,7 +60,7 @@ class DecomposeCollectiveProducts(LocalPass):
                 pair.write()
                 written.append(pair)
         if written and not self.always:
-            now, limit = _measured(f, f.mesh), allowed_memory(f.op, f.mesh)
+            now, limit = _estimated(f, f.mesh), allowed_memory(f.op, f.mesh)
             if now.seconds >= given.seconds * IMPROVEMENT or now.peak > max(limit, given.peak):
                 for pair in reversed(written):
                     pair.take_back()
@@ -70,16 +70,16 @@ class DecomposeCollectiveProducts(LocalPass):
                 op.erase()
 
 
-class Measured(NamedTuple):
+class FunctionEstimate(NamedTuple):
     """The estimated seconds and the peak bytes of a function."""
 
     seconds: float
     peak: int
 
 
-def _measured(f: Function, mesh: Mesh) -> Measured:
+def _estimated(f: Function, mesh: Mesh) -> FunctionEstimate:
     seconds = elapsed((w.cost(mesh) for w in works_of(list(f.block.ops), mesh)), mesh)
-    return Measured(seconds, memory_of(f.op, mesh).peak)
+    return FunctionEstimate(seconds, memory_of(f.op, mesh).peak)
 
 
 class ProductPair(NamedTuple):
@@ -98,7 +98,7 @@ class ProductPair(NamedTuple):
 
     @property
     def results(self) -> tuple[SSAValue, ...]:
-        """What both make: of a gather the product and all shards."""
+        """The results of both: of a gather the product and all shards."""
         if isinstance(self.collective, dist.AllGatherOp):
             return self.product.out, self.collective.outs[0]
         return (self.collective.outs[0],)

@@ -203,9 +203,9 @@ def run_ring_product(op: dist.RingProductOp, operands: list[Parts], mesh: Mesh) 
     def gathered(parts: Parts, dim: int) -> Parts:
         new = list(parts)
         for group in groups:
-            whole = np.concatenate([parts[r] for r in group], axis=dim)
+            unsharded = np.concatenate([parts[r] for r in group], axis=dim)
             for r in group:
-                new[r] = whole
+                new[r] = unsharded
         return new
 
     if isinstance(op, dist.GatheredProductOp):

@@ -44,7 +44,7 @@ class HostedValue(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedValues:
-    """What a step repeats or keeps in host memory, in place of the device's memory.
+    """The values that a step repeats or keeps in host memory, in place of the device's memory.
 
     Attributes:
         repeated: the ops that are repeated in the backward part.

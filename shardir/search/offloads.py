@@ -1,5 +1,5 @@
-"""What a step may keep in host memory, and the time of its copies: activations between the forward
-and the backward part, and the states of an update in all of the step.
+"""The values that a step may keep in host memory, and the time of their copies: activations between
+the forward and the backward part, and the states of an update in all of the step.
 
     forward     %h_1 = dist.copy %h       after the last op of the forward part that reads %h
     backward    %h_2 = dist.copy %h_1     right before the first op that needs it

@@ -47,13 +47,13 @@ def program(equation: str, letter: str, axes: str, gathers: bool, again: bool) -
         (g, d), out = (names[given], given.index(letter)), local(z, "", axes)
         shard = local(given, letter, axes)
         operands = ", ".join("%g" if t == given else names[t] for t in (x, y))
-        whole = ", ".join([local(t, "", axes) for t in (x, y)])
+        unsharded = ", ".join([local(t, "", axes) for t in (x, y)])
         more = f"  %s = nn.square %g : ({gathered}) -> {gathered}\n" if again else ""
         last = f", {gathered}" if again else ""
         lines.append(
             f"func.func @f({inputs}) -> ({out}{last}) {{\n"
             f"  %g = dist.all_gather {g} dim {d} over <{axes}> : ({shard}) -> {gathered}\n"
-            f'  %p = nn.einsum "{equation}" {operands} : ({whole}) -> {out}\n{more}'
+            f'  %p = nn.einsum "{equation}" {operands} : ({unsharded}) -> {out}\n{more}'
             f"  func.return %p{', %s' if again else ''} : {out}{last}\n}}"
         )
         return "\n".join(lines)
@@ -119,7 +119,7 @@ func.func @f(%x: tensor<8x3xf32, #dist.local<@m, [{}, {tp}]>>,
   %q = nn.tanh %h : (tensor<GLOBALx16xf32, #dist.local<@m, [{}, {}]>>) -> tensor<GLOBALx16xf32, #dist.local<@m, [{}, {}]>>
   func.return %p, %q : tensor<8x16xf32, #dist.local<@m, [{}, {}]>>, tensor<GLOBALx16xf32, #dist.local<@m, [{}, {}]>>
 }
-"""  # noqa: E501
+"""  # noqa: E501 (types are longer than a line)
 """A gather along what is summed over, and one that no product reads."""
 
 

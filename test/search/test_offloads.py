@@ -103,9 +103,9 @@ def test_time_is_between_that_of_the_link_and_that_without_overlap(seed: int):
         after = cost_of_function(overlapped, mesh).seconds - base
         links = sum(simulator.offloads[c].seconds for c in found.hosted)
         alone = sum(map(simulator.seconds, (*found.groups, *found.hosted)))
-        least = max(alone, links - base)
+        lower = max(alone, links - base)
         for seconds in (found.seconds, after):
-            assert least * (1 - 1e-9) - 1e-15 <= seconds <= serial * (1 + 1e-9) + 1e-15
+            assert lower * (1 - 1e-9) - 1e-15 <= seconds <= serial * (1 + 1e-9) + 1e-15
         if interference == 1.0:
             assert found.seconds == pytest.approx(serial, rel=1e-9, abs=1e-15)
 
@@ -182,7 +182,7 @@ def test_the_choice_is_within_its_gap_of_a_mixed_integer_program(seed: int):
 @pytest.mark.parametrize("interference", [0.0, 0.5])
 @pytest.mark.parametrize("seed", range(extent(3, 40)))
 def test_a_bound_is_below_every_set_within_the_limit(seed: int, interference: float):
-    """Where computation hides copies, of which a bound counts what exceeds it."""
+    """Computation hides copies here: a bound counts those seconds that exceed it."""
     simulator = step(seed, 5, 4, 8, interference)[2]
     choices = simulator.choices
     sets = (s for n in range(len(choices) + 1) for s in combinations(choices, n))

@@ -27,9 +27,11 @@ def gathered_product(
     (which, along, dim), group = ring, mesh.group(axes)
     xs, n = [x, y], mesh.group(axes).size
     out: Any = None
-    whole: Any = None
+    gathered: Any = None
     if keep:
-        whole = x.new_empty(buffers.with_size(xs[which].shape, along, n * xs[which].shape[along]))
+        gathered = x.new_empty(
+            buffers.with_size(xs[which].shape, along, n * xs[which].shape[along])
+        )
     for step in range(n):
         arriving, works = None, []
         if step < n - 1:
@@ -39,7 +41,7 @@ def gathered_product(
         owner, size = (group.index - step) % n, part.shape[dim]
         if keep:
             length = xs[which].shape[along]
-            whole.narrow(along, owner * length, length).copy_(xs[which])
+            gathered.narrow(along, owner * length, length).copy_(xs[which])
         if out is None:
             out = part.new_empty(buffers.with_size(part.shape, dim, n * size))
         out.narrow(dim, owner * size, size).copy_(part)
@@ -47,7 +49,7 @@ def gathered_product(
             work.wait()
         if arriving is not None:
             xs[which] = arriving
-    return (out, whole) if keep else out
+    return (out, gathered) if keep else out
 
 
 @recorded
@@ -60,14 +62,14 @@ def scattered_product(
     """
     (which, dim, _), group = ring, mesh.group(axes)
     n = group.size
-    whole = (x, y)[which]
-    size = whole.shape[dim] // n
+    given = (x, y)[which]
+    size = given.shape[dim] // n
     xs, total = [x, y], None
     for step in range(n):
         arriving, works = None, []
         if total is not None:
             arriving, works = _passed_on(mesh, total, axes)
-        xs[which] = whole.narrow(dim, (group.index - 1 - step) % n * size, size)
+        xs[which] = given.narrow(dim, (group.index - 1 - step) % n * size, size)
         part = torch.einsum(equation, *xs).contiguous()
         for work in works:
             work.wait()
