@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from emitted import functions_of
+from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import FuncOp
 
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import runtime as rt
@@ -48,8 +50,13 @@ def check(text: str) -> str:
     """Compare the emitted function with numpy, and return its text."""
     program = program_text(parse(text))
     kind = np.int32 if "i32" in text else np.float32
-    f = parse(text).body.block.first_op
-    shapes = [a.type.get_shape() for a in f.body.block.args]  # type: ignore[union-attr]
+    shapes = [
+        a.type.get_shape()
+        for op in parse(text).ops
+        if isinstance(op, FuncOp)
+        for a in op.body.block.args
+        if isinstance(a.type, TensorType)
+    ]
     draw = np.random.default_rng(0)
     x, w, b = (draw.integers(-4, 5, s).astype(kind) for s in shapes)
     y = x @ (w.T if "kj" in text else w)
