@@ -109,10 +109,12 @@ class _Casts:
         if wanted is None:
             strong = [_element(v) for i in floats if not _is_scalar(v := op.operands[i])]
             wanted = self.narrow if self.narrow in strong and f32 not in strong else f32
+        statistics = [getattr(op, name) for name in op.STATISTICS]
         for i in floats:
-            op.operands[i] = self.as_type(op.operands[i], wanted, op)
+            v = op.operands[i]
+            op.operands[i] = self.as_type(v, f32 if v in statistics else wanted, op)
         for v in op.results:
-            if _element(v) in (f32, self.narrow):
+            if _element(v) in (f32, self.narrow) and v not in statistics:
                 _set_element(v, wanted)
 
     def as_type(self, v: SSAValue, element: Attribute, before: Operation) -> SSAValue:

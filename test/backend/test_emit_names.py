@@ -15,7 +15,7 @@ from shardir.algebra.layout import Layout, LocalLayout
 from shardir.algebra.mesh import Axis
 from shardir.analysis.functions import values
 from shardir.backend.torch.backend import TorchBackend
-from shardir.backend.torch.emit.names import Names, comment, docstring, literal
+from shardir.backend.torch.emit.names import Names, comment, docstring, literal, return_lines
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.backend.torch.runtime import runtime as rt
@@ -137,6 +137,15 @@ def test_text_of_strings(word):
     names = Names()
     made = [names.new(word) for _ in range(3)]
     assert len(set(made)) == 3 and all(n.isidentifier() and n.isascii() for n in made)
+
+
+@pytest.mark.parametrize("width", [1, 80])
+@pytest.mark.parametrize("items", [[], ["x"], ["*x"], ["*x", "y"], ["x", "*y"]])
+def test_what_is_returned_is_python(items: list[str], width: int) -> None:
+    """Also where all values are in one text, as those of an update of equal layers."""
+    named = [item.replace("x", "x" * width).replace("y", "y" * width) for item in items]
+    names = ", ".join(item.lstrip("*") for item in named)
+    ast.parse("\n".join([f"def f({names}):", *return_lines(named)]))
 
 
 def test_names_from_quoted_text():

@@ -147,19 +147,23 @@ class AttentionOp(Attending):
         return {"logsumexp": UnitAttr()}, [lse]
 
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        out, lse, (dy, dlse) = self.out, self.lse, cotangents
+        out, lse, mask, (dy, dlse) = self.out, self.lse, self.mask, cotangents
         assert lse is not None
-        mask = self.mask
         masks = [] if mask is None else [mask]
-        selects = mask is None or unsharded_type(mask).element_type == i1
-        if dlse is None and dy is not None and selects:
+        if dlse is None and dy is not None:
             props = {n: a for n, a in self.properties.items() if n in ("causal", "scale")}
             given = (self.q, self.k, self.v, dy, out, lse, *masks)
-            found = b.results(AttentionGradOp, *given, props=props)
+            found, d_scores = b.results(AttentionGradOp, *given, props=props), None
         else:
-            zeros = b.zeros(unsharded_type(out), like=out) if dy is None else dy
-            found = self.cotangents(b, mask, out, lse, zeros, dlse)
-        return (*found, None)[: 3 + len(masks)]
+            dy = b.zeros(unsharded_type(out), like=out) if dy is None else dy
+            *found, d_scores = self.cotangents(b, mask, out, lse, dy, dlse)
+        if mask is None or unsharded_type(mask).element_type == i1:
+            return (*found, *(None for _ in masks))
+        if d_scores is None:
+            d_scores = self.score_cotangent(b, self.probabilities(b, mask, lse), out, dy, None)
+        q, k = (unsharded_type(v).get_shape() for v in (self.q, self.k))
+        d_mask = b.sum_to(b.reshape(d_scores, (*q[:-1], k[-2])), mask)
+        return (*found, b.convert(d_mask, unsharded_type(mask).element_type))
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         v = unsharded_type(self.v)

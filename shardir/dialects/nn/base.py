@@ -83,6 +83,9 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
     """The type in which mixed precision computes it: "narrow" (the fastest), "wide" (where range or
     precision is needed), or "given", that of its operands."""
 
+    STATISTICS: ClassVar[tuple[str, ...]] = ()
+    """Operands and results that are f32 where the others are narrower."""
+
     FLOPS: ClassVar[int] = 1
     """Floating-point operations for each element of the largest of its operands and results; a
     function such as exp is one."""

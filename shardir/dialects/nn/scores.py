@@ -46,6 +46,7 @@ class Attending(TensorOp, ABC):
     causal = opt_prop_def(UnitAttr)
     scale = opt_prop_def(FloatAttr.constr(type=f64))
     PRECISION: ClassVar[str] = "narrow"
+    STATISTICS: ClassVar[tuple[str, ...]] = ("lse",)
     GIVEN: ClassVar[int]
     """How many operands there are, without a mask."""
     OF_ONE_ELEMENT: ClassVar[int]
@@ -219,9 +220,9 @@ class Attending(TensorOp, ABC):
     def cotangents(
         self, b: "OpBuilder", mask: SSAValue | None, out: SSAValue, lse: SSAValue, dy: SSAValue,
         dlse: SSAValue | None = None,
-    ) -> list[SSAValue]:  # fmt: skip
-        """The cotangents of q, k, v, and of the mask where it is of floats, by other ops."""
-        q, k, _ = self.operands[:3]
+    ) -> tuple[SSAValue, ...]:  # fmt: skip
+        """The cotangents of q, k, v and of the scores, [Q, m, n], by other ops."""
+        q, k = self.operands[:2]
         element, shape = unsharded_type(q).element_type, unsharded_type(q).get_shape()
         p = self.probabilities(b, mask, lse)
         d_scores = self.score_cotangent(b, p, out, dy, dlse)
@@ -229,12 +230,7 @@ class Attending(TensorOp, ABC):
         dq = b.einsum(self.equation("Qmn,Knd->Qmd"), ds, k)
         dk = b.einsum(self.equation("Qmn,Qmd->Knd"), ds, self.spread(b, q))
         dv = b.einsum(self.equation("Qmn,Qme->Kne"), p, self.spread(b, dy))
-        found = [b.reshape(dq, shape), dk, dv]
-        if mask is not None and unsharded_type(mask).element_type != i1:
-            scores = (*shape[:-1], unsharded_type(k).get_shape()[-2])
-            d_mask = b.sum_to(b.reshape(d_scores, scores), mask)
-            found.append(b.convert(d_mask, unsharded_type(mask).element_type))
-        return found
+        return b.reshape(dq, shape), dk, dv, d_scores
 
 
 def logsumexp_type(out: TensorType) -> TensorType:

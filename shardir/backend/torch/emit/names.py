@@ -100,6 +100,14 @@ def joined(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]
     return [f"{space}{head}", *listed(items, indent + 4), f"{space}{tail}"]
 
 
+def return_lines(items: Sequence[str]) -> list[str]:
+    """The lines of a return of values, of which one text may have several: `*values`."""
+    if len(items) == 1 and items[0].startswith("*"):
+        items = [f"{items[0]},"]
+    text = f"    return {', '.join(items) or '()'}"
+    return [text] if len(text) <= WIDTH else joined("return (", items, ")", 4)
+
+
 def wrapped(line: str, indent: int) -> list[str]:
     """A statement, in one line or in several: the names before its `=`, or else its innermost
     tuple, in lines of their own."""

@@ -11,7 +11,7 @@ from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.list_variables import Element
 from shardir.backend.torch.emit.literals import fold
 from shardir.backend.torch.emit.loops import LoopScope
-from shardir.backend.torch.emit.names import Names, joined
+from shardir.backend.torch.emit.names import Names, joined, return_lines
 from shardir.backend.torch.emit.variables import OpLine
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
@@ -118,8 +118,7 @@ class EmissionScope(LoopScope):
         if not copied:
             out = self.texts(op.operands)
         self.line("")
-        text = f"return {', '.join(out) or '()'}"
-        self.lines += [f"    {text}"] if len(text) < 97 else joined("return (", out, ")", 4)
+        self.lines += return_lines(out)
 
     def _memory(self, v: SSAValue) -> list[object]:
         """Keys of the memory of a returned value: values with a common one may share it."""
