@@ -9,7 +9,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/ops_attention.py",
         "lse = lse.masked_fill(lse.isneginf(), 0.0)",
         "lse = lse + 0.0",
-        "test/dialects/test_attention.py -k kernels",
+        "test/dialects/test_attention.py -k kernel",
     ),
     Mutant(
         "a ring adds to the shard of its own",
