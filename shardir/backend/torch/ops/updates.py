@@ -9,8 +9,8 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import train
 from shardir.dialects.nn.properties import float_of
+from shardir.dialects.train.optimizers.nadam import NAdams
 
-NAdams = train.NAdamOp | train.NAdamWOp
 Rated = train.SgdOp | train.WithVelocity | train.AdagradOp | train.AdamaxOp | NAdams
 """Updates with a learning rate, of which a multiple is subtracted."""
 

@@ -36,8 +36,8 @@ PAGE = 4096
 
 
 MAPPED = 1 << 27
-"""The bytes of an array with short runs that is mapped as a whole. Of a larger one each run is read
-by a call of the system: pages that are mapped for one run take longer, and count as memory."""
+"""The bytes of an array with short runs that is mapped. Of a larger one each run is read by a call
+of the system: pages that are mapped for one run take longer, and count as memory."""
 
 warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to the map
 
