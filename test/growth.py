@@ -59,13 +59,15 @@ def superlinear(work: Callable[[int], object], size: int) -> Iterator[str]:
     that; and the sum of all.
 
     Linear is an increase that doubles (2.6 for one function, 2.1 for the sum: parts of
-    logarithmic and of constant work vary); quadratic one that is four times as large.
+    logarithmic and of constant work vary); quadratic one that is four times as large. One function
+    must grow by more than the size too: of few layers more may be tried.
     """
-    work(1)  # what is computed once for a process
+    work(size)  # what is computed once for a process
     one, two, four = (lines(lambda n=n: work(n)) for n in (size, 2 * size, 4 * size))
     for code, n in four.items():
         warm = one[code] and not code.co_filename.startswith("<")  # no caches that are filled
-        if warm and n > FEW and n - two[code] > 2.6 * (two[code] - one[code]) + FEW:
+        more = n - two[code] > 2.6 * (two[code] - one[code]) + FEW and n > 2.1 * two[code]
+        if warm and n > FEW and more:
             yield f"{code.co_filename}:{code.co_firstlineno} {code.co_name}: " + ", ".join(
                 f"{c[code]:,}" for c in (one, two, four)
             )

@@ -63,7 +63,7 @@ def test_a_meeting_is_the_fastest_plan_with_an_exchange() -> None:
 
 
 def test_a_meeting_is_as_fast_as_by_way_of_a_third_layout() -> None:
-    """Where A* from the source ends with a plan that takes longer: of 64 devices, each sum of four
+    """If A* from the source ends with a plan that takes longer: of 64 devices, each sum of four
     of which is to be split as neither end is."""
     mesh, shape = Mesh("m", (("a", 8), ("b", 8)), load("h200").part(64)), (32000, 32000)
     ends = "[{a:(1)2}, {b:(4)2}], partial sum {a:(2)4}", "[{a, b}, {}]", "[{b:(1)2, a:(1)4}, {}]"

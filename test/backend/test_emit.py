@@ -204,7 +204,7 @@ def test_every_op_has_its_text():
     assert {*train.SCALARS, *train.MARKS, *train.LOOP} == set(FAMILIES["train"])
     assert set(FAMILIES) <= {*nn.FAMILIES, "train", "updates"}
     sends = dist.SendOp, dist.RecvOp, dist.WaitOp
-    assert {*dist.OPS.values(), *sends} == set(TORCH_DIST)
+    assert {*dist.OPS.values(), *sends, *dist.RING_PRODUCTS} == set(TORCH_DIST)
     assert {*nn.Nn.operations, *updates} == {case.op for case in CASES}
 
 

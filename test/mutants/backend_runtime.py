@@ -12,14 +12,6 @@ MUTANTS = [
         "test/run/test_compiled.py",
     ),
     Mutant(
-        "pages of a file stay mapped",
-        "A rank retains all pages of its data that it has read, up to the size of the file.",
-        "shardir/backend/torch/runtime/runtime_files.py",
-        "self._touched += len(starts) * (PAGE + size) // PAGE",
-        "self._touched += 0",
-        "test/run/test_large_files.py",
-    ),
-    Mutant(
         "parts of rows are next to each other",
         "Short parts of rows are read as if there were nothing between them.",
         "shardir/backend/torch/runtime/runtime_files.py",

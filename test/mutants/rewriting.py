@@ -236,4 +236,12 @@ MUTANTS = [
         "if self.request.microbatches > 1 and self.request.sums:",
         "test/filecheck/distributed-autodiff/forward.ir",
     ),
+    Mutant(
+        "values of one collective are active together",
+        "A value that is not differentiated is, where it travels with one that is.",
+        "shardir/rewriting/autodiff/activity.py",
+        "if v in self.active and is_float(out)",
+        "if is_float(out)",
+        "test/passes/test_autodiff_orders.py",
+    ),
 ]

@@ -105,13 +105,14 @@ def test_a_mode_has_the_options_of_its_passes() -> None:
     [
         ("auto{memry=1}", "pipeline auto has no option memry; did you mean memory?"),
         ("auto{x=1}", "pipeline auto has no option x; it has schedule, memory, entries, gap, "
-         "recompute, overlap, graph, recompute-collectives, nearest, save-schedule, max-bytes"),
+         "recompute, overlap, graph, recompute-collectives, offload, nearest, save-schedule, "
+         "max-bytes"),
         ("semi_auto{gap=0.1}", "pipeline train has no option gap; it has search, schedule, memory, "
-         "recompute, recompute-collectives, nearest, save-schedule, max-bytes"),
+         "recompute, recompute-collectives, offload, nearest, save-schedule, max-bytes"),
         ("hybrid{hybrid=false}", "pipeline hybrid has no option hybrid; it has search, schedule, "
-         "memory, recompute, recompute-collectives, nearest, save-schedule, max-bytes"),
+         "memory, recompute, recompute-collectives, offload, nearest, save-schedule, max-bytes"),
         ("stand_alone{x=1}", "pipeline single-device has no option x; it has recompute, "
-         "recompute-collectives, schedule, nearest"),
+         "recompute-collectives, offload, schedule, nearest"),
         ("auto{memory=lots}", "pass assign-stages: option memory: expected a size such as "
          "16GB or 512MiB, got 'lots'"),
         ("auto{memory=1", "pass pipeline: expected a closing bracket or quote, "

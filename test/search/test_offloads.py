@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from extent import extent
-from search.test_repetitions import LOWERED, any_op, chain, random_program, steps
+from test_repetitions import LOWERED, any_op, chain, random_program, steps
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp

@@ -38,7 +38,7 @@ HANDED = (
 simulated does not have, and constants, of which equal ones are one in the program."""
 
 
-TimedOp = tuple[Operation, float, float]
+MeasuredOp = tuple[Operation, float, float]
 """An op in a call, with its begin and end in seconds."""
 
 
@@ -95,7 +95,7 @@ class ProgramLines:
             spans = [[*what, a * NANO, b * NANO] for *what, a, b in call["spans"]]
             yield MeasuredCall(call["begin"] * NANO, call["end"] * NANO, events, spans)
 
-    def _runs(self, call: Mapping[str, Any]) -> Iterator[TimedOp]:
+    def _runs(self, call: Mapping[str, Any]) -> Iterator[MeasuredOp]:
         """Yield the ops of a call with their begin and end; an op has one line or several."""
         counts, last = Counter[int](), 0
         op: Operation | None = None
@@ -115,7 +115,7 @@ class ProgramLines:
             yield op, begin, end
 
 
-def _with_additions(runs: Iterator[TimedOp]) -> Iterator[TimedOp]:
+def _with_additions(runs: Iterator[MeasuredOp]) -> Iterator[MeasuredOp]:
     """Yield the ops, and those that add a bias after their products: they have no line."""
     for op, begin, end in runs:
         yield op, begin, end
@@ -132,7 +132,7 @@ def _run(f: FuncOp) -> Iterator[Operation]:
 
 
 def _events(
-    runs: list[TimedOp], costs: Mapping[Operation, OpCost], mesh: Mesh
+    runs: list[MeasuredOp], costs: Mapping[Operation, OpCost], mesh: Mesh
 ) -> Iterator[SimulatedEvent]:
     """Yield the events of the ops of a call."""
     rows, started, flights = (

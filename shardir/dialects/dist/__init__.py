@@ -39,7 +39,7 @@ Dist = Dialect(
         types.ClusterOp, types.MeshOp, propagation.ShardingGroupOp,
         propagation.PropagationBarrierOp, redistribute.RedistributeOp, *steps.OPS.values(),
         base.WaitOp, point_to_point.SendOp, point_to_point.RecvOp,
-        products.GatheredProductOp, products.ScatteredProductOp,
+        *products.RING_PRODUCTS,
     ],
     [*attributes.ATTRS, propagation.DirectionAttr],
 )  # fmt: skip

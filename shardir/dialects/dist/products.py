@@ -163,3 +163,7 @@ class ScatteredProductOp(RingProductOp):
 
     def size_after(self, size: int, n: int) -> int:
         return size // n if size % n == 0 else -1
+
+
+RING_PRODUCTS: tuple[type[RingProductOp], ...] = (GatheredProductOp, ScatteredProductOp)
+"""All of them."""

@@ -1,7 +1,7 @@
 """Activity: the values that depend on differentiated arguments.
 
 A float value is active if an op computes it from an active value. A received value is computed from
-the value that was sent.
+the value that was sent, and each result of a collective from the value of its index.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,9 @@ class Activity:
         for op in ops:
             if isinstance(op, StopGradientOp):
                 continue
-            if any(v in self.active for v in self.operands(op)):
+            if (moved := self.communicated(op)) is not None:
+                self.active.update(out for v, out in moved if v in self.active and is_float(out))
+            elif any(v in self.active for v in op.operands):
                 self.active.update(v for v in op.results if is_float(v))
 
     def operands(self, op: Operation) -> Sequence[SSAValue]:
