@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from extent import extent
+from extent import extent, long_form
 
 import shardir
 from shardir.algebra.cluster import Cluster, Level
@@ -118,6 +118,7 @@ def test_noise_averages_out(seed: int) -> None:
     assert numbers(found.cluster)[:2] == pytest.approx(numbers(KNOWN)[:2], rel=0.1)
 
 
+@long_form
 def test_no_numbers_near_are_better() -> None:
     """For measurements that no parameters explain, the result has the minimum error of all clusters
     that differ from it in one parameter or in two, by a little or by much."""
@@ -187,6 +188,7 @@ def calibration() -> calibrate.Calibration:
     return calibrate.fitted(PROBES, compiled(), times, START)
 
 
+@long_form
 def test_the_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "here.ir"
     path.write_text(calibrate.text("here", calibration(), ["of a test"]))

@@ -100,7 +100,7 @@ def compiled_parameters(number: int) -> None:
 
 
 def test_the_work_grows_as_the_number_of_parameters() -> None:
-    assert list(superlinear(compiled_parameters, extent(40, 80))) == []
+    assert list(superlinear(compiled_parameters, extent(24, 80))) == []
 
 
 def test_the_work_grows_as_the_number_of_functions() -> None:
