@@ -40,7 +40,9 @@ def test_without_a_compiler_there_is_one_error(
 
 
 @long_form
-@pytest.mark.parametrize("example", ["overlap.ir", "ulysses.ir", "transformer_block.ir"])
+@pytest.mark.parametrize(
+    "example", ["offload.ir", "overlap.ir", "ulysses.ir", "transformer_block.ir"]
+)
 def test_losses_are_those_of_each_op(example: str, tmp_path: Path) -> None:
     """On ranks, with collectives that have been started early, and with exchanges."""
     program = shardir.compile_file(EXAMPLES / example).save(tmp_path / "program")
