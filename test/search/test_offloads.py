@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from extent import extent
-from test_repetitions import LOWERED, any_op, chain, random_program, steps
+from test_repetitions import LOWERED, any_op, assert_within_its_gap, chain, random_program, steps
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -17,7 +17,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.cost.memory import memory_of
 from shardir.cost.report import cost_of_function
 from shardir.dialects import dist
-from shardir.passes.choose_recompute import TOGETHER, write
+from shardir.passes.choose_recompute import write
 from shardir.rewriting import nested
 from shardir.rewriting.copying import copied
 from shardir.search import repetition_choice
@@ -25,7 +25,6 @@ from shardir.search.activations import Activations
 from shardir.search.offloads import LinkEvent, exposed
 from shardir.search.repetition_bound import bound_within
 from shardir.search.repetition_choice import choose
-from shardir.search.repetition_policies import StepBlocks
 from shardir.search.repetitions import Simulator, saved_values
 from shardir.tools import bench
 
@@ -166,17 +165,7 @@ def test_the_choice_is_within_its_gap_of_a_mixed_integer_program(seed: int):
     """Of programs with more choices than all sets of which are simulated."""
     simulator = step(seed, 12, 14, 24)[2]
     assert len(simulator.choices) > repetition_choice.MAX_EXACT_CHOICES
-    blocks = StepBlocks(simulator)
-    starts = [blocks.full(k) for k in TOGETHER]
-    fewest = choose(simulator, 0, starts, blocks.groups()).found.peak
-    limit = (fewest + simulator.run(()).peak) // 2
-    found = choose(simulator, limit, starts, blocks.groups())
-    best = optimum(simulator, limit, 60)
-    assert best.groups is not None and best.bound == pytest.approx(best.seconds)
-    again = simulator.run(best.groups)
-    assert again.peak <= limit and again.seconds == pytest.approx(best.seconds)
-    assert found.bound <= best.seconds * (1 + 1e-9) <= found.found.seconds * (1 + 2e-9)
-    assert found.found.peak <= limit
+    assert_within_its_gap(simulator)
 
 
 @pytest.mark.parametrize("interference", [0.0, 0.5])
