@@ -38,7 +38,7 @@ test: lint $(DIGITS)  ## the checks of the source, then every test
 test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test
 
-test-gpu:  ## test/run on the GPUs of this machine: by NCCL on one rank, by Gloo on several
+test-gpu: $(VENV)/ready $(DIGITS)  ## test/run on the GPUs of this machine, with a .venv made by TORCH=torch
 	SHARDIR_TEST_DEVICE=cuda NVIDIA_TF32_OVERRIDE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal test/run
 
 mutants: $(VENV)/ready  ## plant errors, each of which the tests of its package must catch

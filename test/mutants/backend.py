@@ -235,4 +235,12 @@ MUTANTS = [
         "{bundle.name}.pop(0)",
         "test/filecheck/outline-blocks/saved.ir",
     ),
+    Mutant(
+        "a product that is read twice has its bias",
+        "What else reads a product gets it with the bias of one reader.",
+        "shardir/backend/torch/emit/biases.py",
+        "op.lhs.has_one_use() and product",
+        "product",
+        "test/backend/test_emit_biases.py",
+    ),
 ]

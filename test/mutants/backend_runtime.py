@@ -244,4 +244,12 @@ MUTANTS = [
         "self.values[name][0] = x",
         "test/run/test_forward_stages.py -k one_device",
     ),
+    Mutant(
+        "what arrives in host memory stays there",
+        "A message between two GPUs by Gloo is received, and not copied to the device.",
+        "shardir/backend/torch/runtime/runtime_channels.py",
+        "        self._x.copy_(self._host)",
+        "        pass",
+        "test/run/test_runtime.py -k collectives",
+    ),
 ]
