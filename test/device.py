@@ -3,4 +3,11 @@ Gloo (docs/testing.md)."""
 
 import os
 
+import pytest
+
 DEVICE = os.environ.get("SHARDIR_TEST_DEVICE", "cpu")
+
+
+def on_cpu(reason: str) -> pytest.MarkDecorator:
+    """Return the mark of a test of what a GPU does otherwise, for a reason."""
+    return pytest.mark.skipif(DEVICE != "cpu", reason=reason)

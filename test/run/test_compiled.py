@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from device import on_cpu
 from extent import long_form
 
 pytest.importorskip("torch")
@@ -27,6 +28,7 @@ train.step @step of @loss <sgd, lr = 0.1>
 """
 
 
+@on_cpu("there Triton compiles")
 def test_without_a_compiler_there_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sample
+from device import on_cpu
 from test_nodes import Nodes, states
 
 pytest.importorskip("torch")
@@ -18,6 +19,7 @@ import shardir
 from shardir.tools import run as tool
 
 
+@on_cpu("a command does not compute there unless it is told to")
 def test_the_lines_of_two_machines(tmp_path, capsys, monkeypatch):
     directory = sample.write(tmp_path / "a program")
     monkeypatch.chdir(tmp_path)

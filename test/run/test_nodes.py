@@ -17,6 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sample
+from device import on_cpu
 from extent import long_form
 from forked import in_agents, server, started
 
@@ -108,6 +109,7 @@ if calls == 5 and rt_mesh.rank == 3 and not before:
 """.strip()
 
 
+@on_cpu("a command does not compute there unless it is told to")
 def test_a_run_on_two_nodes_goes_on_after_a_rank_is_killed(one_machine, tmp_path):
     """Bit for bit it is the run on one machine. Node 1 comes first."""
     directory = program(tmp_path / "program", KILLED.replace("{FOLDER}", str(tmp_path)))

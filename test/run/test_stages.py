@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from device import on_cpu
 from extent import LONG, extent
 from torch import nn
 from xdsl.dialects.func import CallOp, FuncOp
@@ -254,6 +255,7 @@ LINES = [
 ]
 
 
+@on_cpu("a product there has not the same bits each time")
 @pytest.mark.parametrize(("pipeline", "options"), extent(LINES[:1], LINES))
 def test_straight_line_form_computes_what_the_table_does(
     pipeline: str, options: dict[str, Any], tmp_path: Path
