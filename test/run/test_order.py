@@ -10,7 +10,8 @@ from extent import extent
 
 torch = pytest.importorskip("torch")
 
-from runtime_order import BLOCK, permuted, rows_at
+from runtime_epochs import Epochs
+from runtime_order import BLOCK, batch_rows, permuted
 
 
 def order(rows: int, epoch: int, seed: int) -> list[int]:
@@ -42,10 +43,18 @@ def test_many_rows_are_mixed():
 
 
 @pytest.mark.parametrize("rows", [1, 2, 10, 40, 1000, 10**12 + 39])
-def test_rows_are_those_of_the_reference(rows):
-    for first in (0, 1, 3, BLOCK - 5, 10**6, 3 * rows - 5):
-        want = [orders.row(rows, p // rows, p % rows, 3) for p in range(first, first + 12)]
-        assert rows_at(rows, first, 12, 3).tolist() == want
-        parts = [rows_at(rows, first + a, b - a, 3) for a, b in ((0, 5), (5, 5), (5, 12))]
-        assert torch.cat(parts).tolist() == want
-    assert len(rows_at(rows, 7, 3 * BLOCK, 3)) == 3 * BLOCK
+@pytest.mark.parametrize("last", ["wrap", "drop", "pad=mask"])
+def test_rows_are_those_of_the_reference(rows, last):
+    """Of each part of a batch: a few rows, or more than are computed at a time."""
+    for batch in (1, 3, 12, 40) if last == "wrap" else (1, rows):
+        epochs = Epochs(rows, min(batch, 40), last)
+        for number in (0, 1, 3, BLOCK - 1, 10**6):
+            first = epochs.first(number)
+            places = range(first, first + epochs.batch)
+            want = [orders.row(rows, p // rows, p % rows, 3) for p in places]
+            for start, stop in ((0, epochs.batch), (0, epochs.batch // 2), (1, 1)):
+                part = batch_rows(epochs, (start, stop), number, 3)
+                assert part.tolist() == want[start:stop]
+    large = batch_rows(Epochs(rows, 3 * BLOCK, "wrap"), (7, 3 * BLOCK), 1, 3)
+    assert len(large) == 3 * BLOCK - 7
+    assert large[0] == orders.row(rows, (3 * BLOCK + 7) // rows, (3 * BLOCK + 7) % rows, 3)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from runtime_arrays import ArrayError, FileArray
 from runtime_files import ArrayReader
-from runtime_order import rows_at
+from runtime_order import batch_rows
 from runtime_plan import PlanArgument, PlanError, PlanFunction
 from runtime_states import DTYPES, States
 from torch import Tensor
@@ -121,14 +121,13 @@ def _reading(
     """
     source, epochs = arg.source, arg.epochs
     assert isinstance(source, FileArray) and epochs is not None
-    data, total, count = ArrayReader(source), epochs.rows, part[1] - part[0]
+    data = ArrayReader(source)
 
     def batch(number: int) -> Tensor:
-        first = epochs.first(number) + part[0]
         if seed is None:
-            rows = torch.arange(first, first + count) % total
+            rows = (torch.arange(*part) + epochs.first(number)) % epochs.rows
         else:
-            rows = rows_at(total, first, count, seed)
+            rows = batch_rows(epochs, part, number, seed)
         try:
             found = data.read(columns, rows)
         except ArrayError as error:

@@ -7,6 +7,7 @@ import os
 import warnings
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -42,6 +43,27 @@ of the system: pages that are mapped for one run take longer, and count as memor
 warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to the map
 
 
+@dataclass(frozen=True)
+class _Part:
+    """How a range of each dimension lies in a row: as runs of elements that are next to each other.
+
+    Args:
+        length: the elements of a run.
+        unit: the elements that each begin of a run is a multiple of: those of a run, if possible.
+        row: the units from a row to the next one.
+        within: the begin of each run of a row, in units: [runs]; None: there is one, at 0.
+        sizes: the shape of the runs of a row.
+        kept: of dimensions, counted with that of the rows, the range that is kept of the runs.
+    """
+
+    length: int
+    unit: int
+    row: int
+    within: Tensor | None
+    sizes: tuple[int, ...]
+    kept: tuple[tuple[int, int, int], ...]
+
+
 class ArrayReader:
     """An array in a file, of which parts are read: into memory of their size, and no more of the
     file than pages that have elements of them."""
@@ -49,7 +71,8 @@ class ArrayReader:
     def __init__(self, array: FileArray):
         self.array = array
         self._file = array.path.open("rb", buffering=0)
-        self._map: Tensor | None = None
+        self._parts: dict[tuple[tuple[tuple[int, int], ...], bool], _Part] = {}
+        self._maps: dict[tuple[int, int], Tensor] = {}
 
     def read(self, bounds: Sequence[tuple[int, int]], rows: Tensor | None = None) -> Tensor:
         """Return the part in a range [start, stop) of each dimension; with `rows` these rows, and
@@ -58,8 +81,20 @@ class ArrayReader:
         Raises:
             ArrayError: the file has become shorter.
         """
-        shape = self.array.shape[rows is not None :]
-        first = torch.zeros(1, dtype=torch.int64) if rows is None else rows * math.prod(shape)
+        key = tuple(bounds), rows is not None
+        part = self._parts.get(key) or self._parts.setdefault(key, self._part(*key))
+        first = torch.zeros(1, dtype=torch.int64) if rows is None else rows
+        starts = first if part.row == 1 else first * part.row
+        if part.within is not None:
+            starts = (starts[:, None] + part.within).flatten()
+        x = self._runs(starts, part.length, part.unit).view([len(first), *part.sizes])
+        for dim, begin, end in part.kept:
+            x = x.narrow(dim, begin, end - begin)
+        x = x[0] if rows is None else x
+        return as_signed(x, self.array.dtype).contiguous()
+
+    def _part(self, bounds: tuple[tuple[int, int], ...], of_rows: bool) -> _Part:
+        shape = self.array.shape[of_rows:]
         level = self._level(shape, bounds)
         inner = math.prod(shape[level + 1 :])
         start, stop = bounds[level] if shape else (0, 1)
@@ -69,18 +104,14 @@ class ArrayReader:
             sum(i * stride for i, stride in zip(place, strides, strict=True)) + start * inner
             for place in product(*outer)
         ]
-        starts = first
-        if within != [0]:
-            starts = (first[:, None] + torch.tensor(within, dtype=torch.int64)).flatten()
-        length = (stop - start) * inner
-        are_next = bool(length) and math.gcd(math.prod(shape), *within) % length == 0
-        memory = self._runs(starts, length, are_next)
-        sizes = [*map(len, outer), stop - start, *shape[level + 1 :]] if shape else []
-        x = memory.view([len(first), *sizes])
-        for dim, (begin, end) in enumerate(bounds[level + 1 :], level + 2):
-            x = x.narrow(dim, begin, end - begin)
-        x = x[0] if rows is None else x
-        return as_signed(x, self.array.dtype).contiguous()
+        length, row = (stop - start) * inner, math.prod(shape)
+        unit = length if length and math.gcd(row, *within) % length == 0 else 1
+        return _Part(
+            length=length, unit=unit, row=row // unit,
+            within=None if within == [0] else torch.tensor(within, dtype=torch.int64) // unit,
+            sizes=(*map(len, outer), stop - start, *shape[level + 1 :]) if shape else (),
+            kept=tuple((d, *range_) for d, range_ in enumerate(bounds[level + 1 :], level + 2)),
+        )  # fmt: skip
 
     def _level(self, shape: Sequence[int], bounds: Sequence[tuple[int, int]]) -> int:
         """Return the innermost dimension that is split and whose range is a page or more; what is
@@ -92,20 +123,18 @@ class ArrayReader:
                 found = dim
         return found
 
-    def _runs(self, at: Tensor, length: int, are_next: bool) -> Tensor:
-        """Return the elements of runs of one length; neighbours are read at once.
-
-        Args:
-            are_next: whether each begins at a multiple of the length.
-        """
+    def _runs(self, at: Tensor, length: int, unit: int) -> Tensor:
+        """Return the elements of runs of one length, which begin at so many units; neighbours are
+        read at once."""
         item, dtype = BYTES[self.array.dtype], DTYPES[self.array.dtype]
         size, place = length * item, self.array.offset
         if not len(at) or not size:
             return torch.empty(0, dtype=dtype)
         if len(at) > 1 and size < PAGE and math.prod(self.array.shape) * item <= MAPPED:
-            return self._gathered(at, size, are_next).view(dtype)
-        ends = [*((at.diff() != length).nonzero().flatten() + 1).tolist(), len(at)]
-        begins = (at[[0, *ends[:-1]]] * item + place).tolist()
+            # Torch copies rows of a matrix twice as fast as those that overlap.
+            return self._mapped(size, unit * item).index_select(0, at).flatten().view(dtype)
+        ends = [*((at.diff() * unit != length).nonzero().flatten() + 1).tolist(), len(at)]
+        begins = (at[[0, *ends[:-1]]] * (unit * item) + place).tolist()
         counts = [(end - first) * size for first, end in zip([0, *ends], ends, strict=False)]
         memory = bytearray().join(map(self._bytes, begins, counts))
         return torch.frombuffer(memory, dtype=dtype)
@@ -120,19 +149,17 @@ class ArrayReader:
             found += more
         return found
 
-    def _gathered(self, starts: Tensor, size: int, are_next: bool) -> Tensor:
-        """Return the bytes of short runs, by a map of the file: a call of the system for each would
-        take longer than its copy."""
+    def _mapped(self, size: int, step: int) -> Tensor:
+        """Return the runs of `size` bytes from each multiple of `step` on, [runs, size], by a map
+        of the file: for short ones a call of the system would take longer than its copy."""
         if os.fstat(self._file.fileno()).st_size < self.array.end:
             raise self._cut_off()
-        if self._map is None:
+        if (size, step) not in self._maps:
             pages = mmap.mmap(self._file.fileno(), self.array.end, prot=mmap.PROT_READ)
-            self._map = torch.frombuffer(pages, dtype=torch.uint8, offset=self.array.offset)
-        item = BYTES[self.array.dtype]
-        # Torch copies rows of a matrix twice as fast as those that overlap.
-        step = size if are_next else item
-        runs = self._map.as_strided(((len(self._map) - size) // step + 1, size), (step, 1))
-        return runs.index_select(0, starts // (step // item)).flatten()
+            whole = torch.frombuffer(pages, dtype=torch.uint8, offset=self.array.offset)
+            count = (len(whole) - size) // step + 1
+            self._maps[size, step] = whole.as_strided((count, size), (step, 1))
+        return self._maps[size, step]
 
     def _cut_off(self) -> ArrayError:
         return ArrayError(f"{self.array.path} was cut off while it was read; write it again")

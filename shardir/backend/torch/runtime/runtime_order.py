@@ -10,6 +10,7 @@ torch.
 from functools import lru_cache
 
 import torch
+from runtime_epochs import Epochs
 from runtime_random import outputs, seed_of
 from torch import Tensor
 
@@ -18,28 +19,31 @@ ROUNDS = 12
 
 
 BLOCK = 1 << 14
-"""The number of places whose rows are computed at a time."""
+"""The number of places, at least, whose rows are computed at a time: for few of them the calls of
+torch take longer than their work."""
 
 
-def rows_at(rows: int, first: int, count: int, seed: int) -> Tensor:
-    """Return the rows at `count` places from `first` on: [count] indices as i64. The places of all
-    epochs follow one another, so that place p is in the epoch p // rows."""
-    blocks = range(first // BLOCK, (first + count + BLOCK - 1) // BLOCK)
-    if not count:
-        return torch.empty(0, dtype=torch.int64)
-    found = torch.cat([_block(rows, number, seed) for number in blocks])
-    return found.narrow(0, first - blocks.start * BLOCK, count)
+def batch_rows(epochs: Epochs, part: tuple[int, int], number: int, seed: int) -> Tensor:
+    """Return the rows at the places [start, stop) of a batch: [stop - start] indices as i64."""
+    many = max(1, BLOCK // max(1, part[1] - part[0]))
+    return _batches(epochs, part, number - number % many, many, seed)[number % many]
 
 
 @lru_cache(maxsize=8)
-def _block(rows: int, number: int, seed: int) -> Tensor:
-    places = torch.arange(number * BLOCK, (number + 1) * BLOCK)
-    return permuted(rows, places // rows, places % rows, seed)
+def _batches(epochs: Epochs, part: tuple[int, int], number: int, many: int, seed: int) -> Tensor:
+    """The rows of a part of `many` batches, from a number on."""
+    first = torch.tensor([epochs.first(number + k) for k in range(many)], dtype=torch.int64)
+    places = first[:, None] + torch.arange(*part)
+    flat = places.flatten()
+    found = permuted(epochs.rows, flat // epochs.rows, flat % epochs.rows, seed)
+    return found.view(places.shape)
 
 
 def permuted(rows: int, epochs: Tensor, places: Tensor, seed: int) -> Tensor:
-    """Return the row at each place of each epoch's order; epochs are in ascending order."""
-    first, last = int(epochs[0]), int(epochs[-1])
+    """Return the row at each place of each epoch's order."""
+    if not len(places):
+        return places
+    first, last = (int(epoch) for epoch in epochs.aminmax())
     epoch_keys = outputs(seed_of(f"{seed}/order"), torch.arange(first, last + 1))
     keys = outputs(epoch_keys, torch.arange(ROUNDS).unsqueeze(1))
     if first < last:
