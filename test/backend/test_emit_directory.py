@@ -118,6 +118,18 @@ def test_shard_opt_imports_what_all_programs_need():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_a_program_is_written_without_torch(tmp_path):
+    import subprocess
+
+    (tmp_path / "step.ir").write_text(STEP)
+    code = (
+        "import sys; sys.modules['torch'] = None; from shardir.tools.opt import main; "
+        "sys.exit(main(['step.ir', '-p', 'train', '-t', 'torch', '-o', 'out']))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "out" / "program.py").exists()
+
+
 def test_the_python_interface():
     compiled = shardir.compile(STEP, "", "step.ir")
     again = parse(compiled.text, "again.ir", verify=True)

@@ -17,8 +17,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch.autograd import profiler
-
 POSITIONS = "SHARDIR_POSITIONS"
 """The variable of the environment that names the file."""
 
@@ -96,6 +94,7 @@ def complete() -> None:
 
 def recorded(collective: Callable) -> Callable:
     """Record the calls of a collective; to a profiler that runs they have its name."""
+    from torch.autograd import profiler  # here: the launcher reads positions without torch
 
     @functools.wraps(collective)
     def call(*args: Any, **kwargs: Any) -> Any:
