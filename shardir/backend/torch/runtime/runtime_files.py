@@ -44,8 +44,8 @@ warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing
 
 
 @dataclass(frozen=True)
-class _Part:
-    """How a range of each dimension lies in a row: as runs of elements that are next to each other.
+class _RowPart:
+    """A range of each dimension of a row: runs of elements that are next to each other.
 
     Args:
         length: the elements of a run.
@@ -71,7 +71,7 @@ class ArrayReader:
     def __init__(self, array: FileArray):
         self.array = array
         self._file = array.path.open("rb", buffering=0)
-        self._parts: dict[tuple[tuple[tuple[int, int], ...], bool], _Part] = {}
+        self._parts: dict[tuple[tuple[tuple[int, int], ...], bool], _RowPart] = {}
         self._maps: dict[tuple[int, int], Tensor] = {}
 
     def read(self, bounds: Sequence[tuple[int, int]], rows: Tensor | None = None) -> Tensor:
@@ -93,7 +93,7 @@ class ArrayReader:
         x = x[0] if rows is None else x
         return as_signed(x, self.array.dtype).contiguous()
 
-    def _part(self, bounds: tuple[tuple[int, int], ...], of_rows: bool) -> _Part:
+    def _part(self, bounds: tuple[tuple[int, int], ...], of_rows: bool) -> _RowPart:
         shape = self.array.shape[of_rows:]
         level = self._level(shape, bounds)
         inner = math.prod(shape[level + 1 :])
@@ -106,7 +106,7 @@ class ArrayReader:
         ]
         length, row = (stop - start) * inner, math.prod(shape)
         unit = length if length and math.gcd(row, *within) % length == 0 else 1
-        return _Part(
+        return _RowPart(
             length=length, unit=unit, row=row // unit,
             within=None if within == [0] else torch.tensor(within, dtype=torch.int64) // unit,
             sizes=(*map(len, outer), stop - start, *shape[level + 1 :]) if shape else (),
@@ -155,10 +155,10 @@ class ArrayReader:
         if os.fstat(self._file.fileno()).st_size < self.array.end:
             raise self._cut_off()
         if (size, step) not in self._maps:
-            pages = mmap.mmap(self._file.fileno(), self.array.end, prot=mmap.PROT_READ)
-            whole = torch.frombuffer(pages, dtype=torch.uint8, offset=self.array.offset)
-            count = (len(whole) - size) // step + 1
-            self._maps[size, step] = whole.as_strided((count, size), (step, 1))
+            memory = mmap.mmap(self._file.fileno(), self.array.end, prot=mmap.PROT_READ)
+            pages = torch.frombuffer(memory, dtype=torch.uint8, offset=self.array.offset)
+            count = (len(pages) - size) // step + 1
+            self._maps[size, step] = pages.as_strided((count, size), (step, 1))
         return self._maps[size, step]
 
     def _cut_off(self) -> ArrayError:
