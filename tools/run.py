@@ -5,6 +5,7 @@ compiles, at the same time.
 """
 
 import argparse
+import dataclasses
 import math
 import os
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.forks import forks
 from shardir.diagnostics import ShardirError
-from shardir.syntax.files import scratch_folder
+from shardir.syntax.files import read_text, scratch_folder
 from shardir.tools.arguments import import_modules, output_file, positive, size
 from shardir.tools.commands import command
 from shardir.tools.machines import add_to, on_machines
@@ -122,7 +123,7 @@ def _is_source(path: Path, options: argparse.Namespace) -> bool:
 def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     """Compile an .ir file into the directory."""
     from shardir.api import compile_file
-    from shardir.syntax.source import collect_warnings
+    from shardir.syntax.source import Source, collect_warnings
     from shardir.tools.progress import progress_shown
 
     with collect_warnings() as warnings, progress_shown():
@@ -138,8 +139,9 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
                 f"{path}: internal error: {type(error).__name__}: {error}; this is a bug of "
                 "shardir: please report it with the input (shard-opt --traceback shows where)"
             ) from error
+    source = Source(read_text(path) if warnings else "", str(path))
     for op, message in warnings:
-        print(f"warning: {message}" + (f" ({op.name})" if op else ""), file=sys.stderr)
+        print(dataclasses.replace(source.at_op(op, message), severity="warning"), file=sys.stderr)
     return directory
 
 

@@ -71,3 +71,16 @@ def test_an_error_of_the_system_says_what_failed(monkeypatch: pytest.MonkeyPatch
     with Path("/dev/full").open("wb", buffering=0) as full, monkeypatch.context() as m:
         m.setattr(sys, "stdout", commands.Output(TextIOWrapper(full, write_through=True)))
         assert failing(lambda: print("text", flush=True)) == "cannot write the output"
+
+
+def test_a_warning_of_the_compiler_has_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "forks", lambda _: nullcontext())
+    monkeypatch.setattr(start, "run", lambda *_, **__: Report(1, "gloo"))
+    path = tmp_path / "f.ir"
+    body = "  %y = nn.relu %x : (tensor<f32>) -> tensor<f32>\n  func.return %y : tensor<f32>"
+    text = f"func.func @f(%x: tensor<f32>) -> tensor<f32> {{\n{body}\n}}\n"
+    path.write_text(f"\n{text}")
+    assert run.main([str(path), "--mode", "auto"]) == 0
+    assert capsys.readouterr().err.startswith(f"{path}:2:1: warning: expected a mesh for @f")
