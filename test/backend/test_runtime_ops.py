@@ -43,7 +43,7 @@ def test_an_update_does_not_depend_on_the_order_of_elements_in_memory(
         expected.grad = given[step]
         own.step()
         tensors[3].copy_(given[step])
-        update(*tensors, torch.tensor(step), 0.1, **numbers)
+        update(*([x] for x in tensors), torch.tensor(step), 0.1, **numbers)
     torch.testing.assert_close(tensors[0], expected.detach())
 
 
@@ -58,7 +58,8 @@ def test_an_update_in_bf16_is_that_of_exact_numbers(update: Any, optimizer: Any)
     own = optimizer([expected], 0.1, (0.8, 0.9), 1e-3, 0.1, foreach=False)
     expected.grad = g.double()
     own.step()
-    update(w, torch.zeros_like(w), torch.zeros_like(w), g, torch.tensor(1), 0.1, **numbers)
+    zeros = torch.zeros_like(w), torch.zeros_like(w)
+    update([w], *([x] for x in zeros), [g], torch.tensor(1), 0.1, **numbers)
     torch.testing.assert_close(w, expected.detach().bfloat16(), rtol=2**-7, atol=0)
 
 
@@ -74,7 +75,7 @@ def test_adagrad_does_not_depend_on_the_order_of_elements_in_memory(turned: int,
         expected.grad = given[step]
         own.step()
         g.copy_(given[step])
-        adagrad(w, total, g, lr, eps=1e-3, weight_decay=0.1)
+        adagrad([w], [total], [g], lr, eps=1e-3, weight_decay=0.1)
     torch.testing.assert_close(w, expected.detach())
     torch.testing.assert_close(total, own.state[expected]["sum"])
 

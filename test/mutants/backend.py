@@ -243,4 +243,12 @@ MUTANTS = [
         "product",
         "test/backend/test_emit_biases.py",
     ),
+    Mutant(
+        "updates of a kind have one rate",
+        "A parameter with a learning rate of its own is updated with that of the one before it.",
+        "shardir/backend/torch/emit/updates.py",
+        "op.properties, op.lr, step,",
+        "op.properties, step,",
+        "test/backend/test_emit_updates.py",
+    ),
 ]

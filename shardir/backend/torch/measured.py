@@ -20,8 +20,9 @@ from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import executed
-from shardir.backend.torch.emit.biases import bias_addition, with_biases
+from shardir.backend.torch.emit.biases import biased, with_biases
 from shardir.backend.torch.emit.program import of_outlined, outlined
+from shardir.backend.torch.emit.updates import is_updated_before
 from shardir.cost.schedule import level_of
 from shardir.cost.seconds import OpCost
 from shardir.cost.simulator import COMPUTE, SharedRows, SimulatedEvent, Simulation, row_of
@@ -74,6 +75,7 @@ class ProgramLines:
                 for op, other in zip(_run(f), _run(looped), strict=True):
                     originals.setdefault(other, []).append(op)
         self._ops = {line: originals[op] for line, op in made.lines.items() if op in originals}
+        self._lined = {op for ops in self._ops.values() for op in ops}
 
     def check(self, program: str) -> None:
         """Raise ShardirError unless a program has these lines."""
@@ -90,10 +92,24 @@ class ProgramLines:
         mesh = simulation.cost.mesh
         costs = {e.cost.op: e.cost for rank in simulation.ranks for e in rank.events}
         for call in recorded:
-            runs = list(_with_additions(self._runs(call)))
+            runs = list(self._with_others(self._runs(call)))
             events = sorted(_events(runs, costs, mesh), key=lambda e: e.begin)
             spans = [[*what, a * NANO, b * NANO] for *what, a, b in call["spans"]]
             yield MeasuredCall(call["begin"] * NANO, call["end"] * NANO, events, spans)
+
+    def _with_others(self, runs: Iterator[MeasuredOp]) -> Iterator[MeasuredOp]:
+        """Yield the ops, and those after them that have no line: what adds a bias to a product, and
+        the updates in the call of one before them."""
+        for op, begin, end in runs:
+            yield op, begin, end
+            after = op.next_op
+            while (
+                after is not None
+                and after not in self._lined
+                and (biased(after) is not None or is_updated_before(after))
+            ):
+                yield after, end, end
+                after = after.next_op
 
     def _runs(self, call: Mapping[str, Any]) -> Iterator[MeasuredOp]:
         """Yield the ops of a call with their begin and end; an op has one line or several."""
@@ -113,14 +129,6 @@ class ProgramLines:
             op, end, last = now, b * NANO, line
         if op is not None:
             yield op, begin, end
-
-
-def _with_additions(runs: Iterator[MeasuredOp]) -> Iterator[MeasuredOp]:
-    """Yield the ops, and those that add a bias after their products: they have no line."""
-    for op, begin, end in runs:
-        yield op, begin, end
-        if (add := bias_addition(op)) is not None:
-            yield add, end, end
 
 
 def _run(f: FuncOp) -> Iterator[Operation]:

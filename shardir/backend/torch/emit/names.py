@@ -100,6 +100,26 @@ def joined(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]
     return [f"{space}{head}", *listed(items, indent + 4), f"{space}{tail}"]
 
 
+def call_of_lists(
+    head: str, lists: Sequence[Sequence[str]], rest: Sequence[str], indent: int
+) -> list[str]:
+    """`head` + lists in brackets and further arguments + `)`: in one line, or each list from a line
+    of its own on."""
+    space = " " * indent
+    parts = [*(f"[{', '.join(items)}]" for items in lists), ", ".join(rest)]
+    line = f"{space}{head}{', '.join(parts)})"
+    if len(line) <= WIDTH:
+        return [line]
+    within = [line for part in parts for line in _between_items(f"{part},", indent + 4)]
+    return [f"{space}{head}", *within, f"{space})"]
+
+
+def _between_items(text: str, indent: int) -> list[str]:
+    """The lines of a text that is broken after commas alone."""
+    lines = _wrapped(re.sub("(?<!,) ", "\0", text), indent)
+    return [line.replace("\0", " ") for line in lines]
+
+
 def return_lines(items: Sequence[str]) -> list[str]:
     """The lines of a return of values, of which one text may have several: `*values`."""
     if len(items) == 1 and items[0].startswith("*"):
@@ -124,7 +144,11 @@ def wrapped(line: str, indent: int) -> list[str]:
 
 def listed(items: Sequence[str], indent: int) -> list[str]:
     """Lines of items, each followed by a comma; one alone has none, which would make a tuple."""
-    space, text = " " * indent, ", ".join(items) + "," * (len(items) > 1)
+    return _wrapped(", ".join(items) + "," * (len(items) > 1), indent)
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    space = " " * indent
     return textwrap.wrap(
         text, WIDTH, initial_indent=space, subsequent_indent=space,
         break_long_words=False, break_on_hyphens=False,

@@ -6,7 +6,7 @@ from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import tuple_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
-from shardir.backend.torch.ops.updates import fused_step
+from shardir.backend.torch.emit.updates import fused_step
 from shardir.dialects import train
 from shardir.dialects.nn.properties import float_of
 

@@ -2,11 +2,17 @@
 are not the step's to change.
 """
 
-from collections.abc import Sequence
-
 from xdsl.ir import Operation, OpResult, SSAValue
 
+from shardir.backend.torch.emit.names import call_of_lists
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
+from shardir.backend.torch.emit.updates import (
+    FusedUpdate,
+    fused_step,
+    is_fused,
+    is_updated_before,
+    updated_with,
+)
 from shardir.dialects import train
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.train.optimizers.nadam import NAdams
@@ -100,38 +106,30 @@ def _root(s: EmissionScope, op: Moments, v: str) -> str:
     return f"({v} / {correction}).sqrt_().add_({float_of(op, 'eps')!r})"
 
 
-def fused_step(op: Operation) -> SSAValue | None:
-    """The number of the step from which torch's fused kernel computes the corrections of an update
-    itself; None for an update without one, or with corrections of another origin."""
-    if not isinstance(op, train.AdamOp | train.AdamWOp):
+def _by_kernel(s: EmissionScope, op: FusedUpdate, *numbers: str) -> Text:
+    """The call of torch's fused kernel (runtime/ops_updates.py), for all updates of a kind in a
+    row: the lists of their parameters, of each state, and of their gradients."""
+    if is_updated_before(op):
         return None
-    one, two = op.correction1.owner, op.correction2.owner
-    if not (isinstance(one, train.BiasCorrectionOp) and isinstance(two, train.BiasCorrectionOp)):
-        return None
-    same = one.step is two.step and (one.beta, two.beta) == (op.beta1, op.beta2)
-    return one.step if same else None
-
-
-def _fused(s: EmissionScope, op: train.AdamOp | train.AdamWOp, step: SSAValue) -> Text:
-    return _by_kernel(s, op, ("beta1", "beta2", "eps", "weight_decay"), s.operand(step))
-
-
-def _by_kernel(
-    s: EmissionScope, op: train.AdamOp | train.AdamWOp | train.AdagradOp, numbers: Sequence[str],
-    *more: str,
-) -> Text:  # fmt: skip
-    """The call of torch's fused kernel, in runtime/ops_updates.py."""
     s.use("ops_updates")
-    states = [_own(s, op, *of) for of in zip(op.results, (op.w, *op.operands[2:]), strict=False)]
-    given = [s.operand(op.g), *more, s.scalar(op.lr) or s.operand(op.lr)]
+    updates = [op, *updated_with(op)]
+    olds = [(of.w, *of.operands[2:]) for of in updates]
+    names = [
+        [_own(s, of, of.results[k], old[k]) for of, old in zip(updates, olds, strict=True)]
+        for k in range(len(op.results))
+    ]
+    lists = [*names, [s.operand(of.g) for of in updates]]
+    step = fused_step(op)
+    given = [*([] if step is None else [s.operand(step)]), s.scalar(op.lr) or s.operand(op.lr)]
     named = (f"{n}={float_of(op, n)!r}" for n in numbers)
-    s.line(f"ops_updates.{op.name.split('.')[1]}({', '.join([*states, *given, *named])})")
+    head = f"ops_updates.{op.name.split('.')[1]}("
+    s.lines += call_of_lists(head, lists, [*given, *named], s.indent)
     return None
 
 
 def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
-    if (step := fused_step(op)) is not None:
-        return _fused(s, op, step)
+    if is_fused(op):
+        return _by_kernel(s, op, "beta1", "beta2", "eps", "weight_decay")
     g, temporary = _held(s, op)
     m, v = _moments(s, op, g)
     _step(s, op, _own(s, op, op.new_w, op.w), m, v)
@@ -139,8 +137,8 @@ def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
 
 
 def _adamw(s: EmissionScope, op: train.AdamWOp) -> Text:
-    if (step := fused_step(op)) is not None:
-        return _fused(s, op, step)
+    if is_fused(op):
+        return _by_kernel(s, op, "beta1", "beta2", "eps", "weight_decay")
     w = _own(s, op, op.new_w, op.w)
     _decay(s, op, w)
     m, v = _moments(s, op, s.operand(op.g))
@@ -191,8 +189,8 @@ def _released(s: EmissionScope, temporary: str | None) -> None:
 
 
 def _adagrad(s: EmissionScope, op: train.AdagradOp) -> Text:
-    if s.element(op.w) in ("f32", "f64"):
-        return _by_kernel(s, op, ("eps", "weight_decay"))
+    if is_fused(op):
+        return _by_kernel(s, op, "eps", "weight_decay")
     g, temporary = _held(s, op)
     total, w = _own(s, op, op.new_s, op.s), _own(s, op, op.new_w, op.w)
     s.line(f"{total}.addcmul_({g}, {g})")
