@@ -83,7 +83,7 @@ def test_updates_in_a_row_are_one_call(
         ws, own_states = [row[0] for row in rows], [x for row in rows for x in row[1:]]
         counts = updated[4 * (1 + states) :]
         optimiser.zero_grad()
-        sum((w**2).sum() for w in expected).backward()
+        torch.stack([(w**2).sum() for w in expected]).sum().backward()
         optimiser.step()
     for mine, wanted in zip(ws, expected, strict=True):
         torch.testing.assert_close(mine, wanted.detach(), rtol=1e-12, atol=0)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TensorList = Sequence[Tensor]
+TensorList = list[Tensor]
 
 
 def adam(
