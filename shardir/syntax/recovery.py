@@ -29,6 +29,8 @@ ANY_BRACKET = re.compile(r'->|"(?:[^"\\\n]|\\.)*+"|//[^\n]*|[<>(){}\[\]%"]')
 CLOSING = re.compile(rf"}}{BLANK}(?:\n|\Z|//|\)|}}|:|loc\b|\{{|,{BLANK}\{{{BLANK}\n)")
 OPENED = re.compile(r"(?:[A-Za-z_#!][\w.$-]*+\s*+(?=<))?[<({\[]", re.ASCII)
 COMMENT = re.compile(r"//[^\n]*")
+OP_ON_LINE = re.compile(r"(?<![\w%@#!.\"])[A-Za-z_]\w*(?:\.\w+)+", re.ASCII)
+WORD_OF_SYNTAX = re.compile(r"`(\w+)`")
 CLOSES = {"<": ">", "(": ")", "{": "}", "[": "]"}
 NAMES = {
     "SSA_ID": "a value", "BLOCK_ID": "a block name", "STRING": "a string", "SYMBOL": "a symbol",
@@ -74,6 +76,8 @@ class Recovery:
         following, body = next_statement(text, scan)
         if e.got == "}" and start == e.start and self.unopened:
             self.unopened -= 1
+        elif unknown is not None and (op := after_op(text, unknown)):
+            self.report_word(unknown, op)
         elif reported or self.same_line(text, start):
             pass  # the rest of a statement whose error was reported
         elif unknown is not None:
@@ -135,6 +139,17 @@ class Recovery:
             hint = did_you_mean(e.got, [literals[k] for k in e.expected if k in literals])
             report(e.start, e.end, f"{self.expected(e)}, got {shown(e.got)}{hint}")
 
+    def report_word(self, t: Token, op: str) -> None:
+        """Report a word after an op that its syntax does not have, in place of an error of the op,
+        whose end may be missed."""
+        log = self.builder.log
+        if log.errors and log.errors[-1].line == self.builder.source.line_column(t.start)[0]:
+            log.errors.pop()
+        known = self.builder.formats.ops.get(op)
+        syntax = known.get_irdl_definition().assembly_format if known is not None else None
+        hint = did_you_mean(t.value, WORD_OF_SYNTAX.findall(syntax or ""))
+        log.report_at(t, f"expected ':' with types, or the end of {op}, got {t.value}{hint}")
+
     def report_end(self, e: UnexpectedError, text: str) -> None:
         end = max(e.after, 1)
         notes = []
@@ -159,6 +174,15 @@ class Recovery:
         if kind.startswith("OPS"):
             return "an operation"
         return f"'{self.machine.literals.get(kind, kind)}'"
+
+
+def after_op(text: str, t: Token) -> str:
+    """Return the name of the op that a word without a dot follows on its line; empty if there is
+    none, or a body is between."""
+    line = text.rfind("\n", 0, t.start) + 1
+    names = OP_ON_LINE.findall(text, line, t.start)
+    apart = "." in t.value or text[line : t.start].rstrip().endswith(("{", "}"))
+    return names[-1] if names and not apart else ""
 
 
 def enter_region(stack: list[Row], values: list[Any]) -> None:

@@ -12,6 +12,12 @@ from shardir.syntax.verify import verify_all
 WRONG = {
     "%x = nn.relu %y : (i32) -> i32": ["1:14 expected a defined value, got %y"],
     "nn.rellu": ["1:1 expected a registered operation, got nn.rellu; did you mean nn.relu?"],
+    "func.func @f(%x: tensor<2xf32>) {\n  %y = nn.relu %x quick : (tensor<2xf32>) -> tensor<2xf32>\n  func.return\n}": [
+        "2:19 expected ':' with types, or the end of nn.relu, got quick"
+    ],
+    "func.func @f(%x: tensor<8xf32>) {\n  %y = nn.unfold %x dim 0 step 2 offset 0 lowst : (tensor<8xf32>) -> tensor<4x3xf32>\n  func.return\n}": [
+        "2:43 expected ':' with types, or the end of nn.unfold, got lowst; did you mean lowest?"
+    ],
     "zz.frob": ["1:1 expected an operation of a registered dialect, got zz.frob"],
     '"nn.rellu"() : () -> ()': [
         "1:1 expected a registered operation, got nn.rellu; did you mean nn.relu?"
