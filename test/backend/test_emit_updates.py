@@ -1,5 +1,7 @@
 """Updates by torch's fused kernels: those in a row with the same numbers are one call."""
 
+# ruff: noqa: E501 (texts of programs)
+
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from emitted import functions_of
 import shardir
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import runtime as rt
+from shardir.syntax.parser import parse
 
 NAMES, STEPS = ("a", "b", "c", "d"), 3
 
@@ -87,3 +90,23 @@ def test_updates_in_a_row_are_one_call(
         optimiser.step()
     for mine, wanted in zip(ws, expected, strict=True):
         torch.testing.assert_close(mine, wanted.detach(), rtol=1e-12, atol=0)
+
+
+SCALAR = "tensor<f64>"
+CHAIN = f"""
+func.func @f(%a: {SCALAR}, %b: {SCALAR}, %g: {SCALAR}, %s: {SCALAR}, %t: {SCALAR}, %lr: {SCALAR}) -> ({SCALAR}, {SCALAR}) {{
+  %c, %u = train.adagrad %a, %g, %s, %lr eps 0.1 weight_decay 0.0 : ({SCALAR}, {SCALAR}, {SCALAR}, {SCALAR}) -> ({SCALAR}, {SCALAR})
+  %d, %v = train.adagrad %b, %c, %t, %lr eps 0.1 weight_decay 0.0 : ({SCALAR}, {SCALAR}, {SCALAR}, {SCALAR}) -> ({SCALAR}, {SCALAR})
+  func.return %c, %d : {SCALAR}, {SCALAR}
+}}
+"""
+
+
+def test_an_update_by_what_another_one_makes_is_after_it() -> None:
+    program = program_text(parse(CHAIN))
+    assert program.count("ops_updates.") == 2
+    numbers = [torch.tensor(x, dtype=torch.float64) for x in (3.0, 5.0, 2.0, 0.0, 0.0, 0.5)]
+    c, d = functions_of(program)["f"](rt.Mesh([]), *numbers)
+    want = 3 - 0.5 * 2 / (2 + 0.1)
+    assert c.item() == pytest.approx(want)
+    assert d.item() == pytest.approx(5 - 0.5 * want / (want + 0.1))

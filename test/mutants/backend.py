@@ -251,4 +251,12 @@ MUTANTS = [
         "op.properties, step,",
         "test/backend/test_emit_updates.py",
     ),
+    Mutant(
+        "an update is beside what it reads",
+        "A parameter is updated by a value that is made in the same call.",
+        "shardir/backend/torch/emit/updates.py",
+        "        and not any(isinstance(v.owner, FusedUpdate) for v in other.operands)\n",
+        "",
+        "test/backend/test_emit_updates.py",
+    ),
 ]

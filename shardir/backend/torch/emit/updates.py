@@ -52,9 +52,12 @@ def _in_one_call(one: Operation, other: Operation) -> bool:
         return False
     assert isinstance(other, FusedUpdate)
     return (
-        (is_fused(one) and is_fused(other) and _key(one) == _key(other))
+        is_fused(one)
+        and is_fused(other)
+        and _key(one) == _key(other)
+        and not any(isinstance(v.owner, FusedUpdate) for v in other.operands)
         and all(any(result.uses for result in op.results) for op in (one, other))
-    )  # fmt: skip
+    )
 
 
 def _key(op: FusedUpdate) -> tuple[object, ...]:
