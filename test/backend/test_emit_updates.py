@@ -93,13 +93,16 @@ def test_updates_in_a_row_are_one_call(
 
 
 SCALAR = "tensor<f64>"
+UPDATES = [
+    f"%{new}, %{state} = train.adagrad %{w}, %{g}, %{old}, %lr eps 0.1 weight_decay 0.0 : ({', '.join([SCALAR] * 4)}) -> ({SCALAR}, {SCALAR})"
+    for new, state, w, g, old in ("cuags", "dvbct")
+]
 CHAIN = f"""
 func.func @f(%a: {SCALAR}, %b: {SCALAR}, %g: {SCALAR}, %s: {SCALAR}, %t: {SCALAR}, %lr: {SCALAR}) -> ({SCALAR}, {SCALAR}) {{
-  %c, %u = train.adagrad %a, %g, %s, %lr eps 0.1 weight_decay 0.0 : ({SCALAR}, {SCALAR}, {SCALAR}, {SCALAR}) -> ({SCALAR}, {SCALAR})
-  %d, %v = train.adagrad %b, %c, %t, %lr eps 0.1 weight_decay 0.0 : ({SCALAR}, {SCALAR}, {SCALAR}, {SCALAR}) -> ({SCALAR}, {SCALAR})
+  {"  ".join(UPDATES)}
   func.return %c, %d : {SCALAR}, {SCALAR}
 }}
-"""
+"""  # the updates are of one line, as those of a training step
 
 
 def test_an_update_by_what_another_one_makes_is_after_it() -> None:
