@@ -9,17 +9,21 @@ views(op) + custom ops    results that may share memory: for writes in place
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
+from math import prod
 from typing import Any
 
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import AnyFloat, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.collectives import COLLECTIVES
 from shardir.algebra.factors import Factors
+from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.movement import ints_of
+from shardir.dialects.nn.properties import dims_of
 
 AliasPairs = Iterator[tuple[SSAValue, SSAValue]]
 """Results, each with an operand whose memory it shares."""
@@ -52,8 +56,9 @@ COPIES = (
 """Ops that return their operand or make a new storage, and never a view; a loop that carries a
 value, or makes one in each run, makes storages for it."""
 
-STRIDED = (nn.TransposeOp, nn.BroadcastOp, nn.SliceOp, nn.SplitOp, nn.UnfoldOp, dist.AllSliceOp)
-"""Views that need not be contiguous."""
+
+FOLDED = (nn.ConstantOp, nn.MulOp, nn.NegOp, nn.ConvertOp, nn.ReshapeOp, nn.StopGradientOp)
+"""Ops that make numbers of numbers: see `is_number`."""
 
 
 @cache
@@ -139,9 +144,9 @@ def _copying(kind: type[Operation]) -> Callable[[Any, Mesh | None], bool] | None
     if not _is_view(kind):
         return None
     if issubclass(kind, nn.ReshapeOp):
-        return lambda op, mesh: is_strided(op.x, mesh)
+        return lambda op, mesh: _reshaped(op, mesh) is None
     if issubclass(kind, nn.BroadcastOp):
-        return lambda op, _: isinstance(op.x.owner, nn.ConstantOp)
+        return lambda op, _: is_number(op.x)
     if not issubclass(kind, COPIES):
         return None
     if issubclass(kind, dist.CollectiveOp):
@@ -155,18 +160,81 @@ def _is_view(kind: type[Operation]) -> bool:
     return issubclass(kind, VIEWS)
 
 
-def is_strided(v: SSAValue, mesh: Mesh | None) -> bool:
-    """Whether a value need not be contiguous in memory."""
-    while isinstance(op := v.owner, Operation):
-        if isinstance(op, nn.ReshapeOp) or copies(op, mesh):
-            return False
-        if isinstance(op, STRIDED):
-            return True
-        operand = dict(views(op, mesh)).get(v)
-        if operand is None:
-            return False
-        v = operand
-    return False
+def strides(v: SSAValue, mesh: Mesh | None) -> Shape:
+    """Return the distance in memory, in elements, from an element to the next one along each
+    dimension of a value: of views those that torch has, of other values those in row-major
+    order."""
+    shape, op = _shape(v), v.owner
+    if not isinstance(op, Operation) or not _is_view(type(op)):
+        return row_major(shape)
+    if isinstance(op, nn.ReshapeOp):
+        return _reshaped(op, mesh) or row_major(shape)
+    operand = dict(shared(op, mesh)).get(v)
+    if operand is None:
+        return row_major(shape)
+    of = strides(operand, mesh)
+    match op:
+        case nn.TransposeOp():
+            return tuple(of[d] for d in dims_of(op.properties, "perm", len(of)))
+        case nn.BroadcastOp():
+            repeated = [0] * len(shape)
+            dims = dims_of(op.properties, "dims", len(shape))
+            for d, n, step in zip(dims, _shape(operand), of, strict=True):
+                repeated[d] = step if n == shape[d] else 0
+            return tuple(repeated)
+        case nn.SliceOp():
+            steps = ints_of(op.properties, "strides", len(of))
+            return tuple(n * step for n, step in zip(of, steps, strict=True))
+        case nn.UnfoldOp():
+            return (*of[: op.at], of[op.at] * op.step.value.data, *of[op.at :])
+        case _:
+            return of if len(of) == len(shape) else row_major(shape)
+
+
+def _reshaped(op: nn.ReshapeOp, mesh: Mesh | None) -> Shape | None:
+    """Return the strides of a reshape that is a view; None if it is a copy.
+
+    Dimensions that follow each other in memory are one run of elements: it is a view if each
+    dimension of the result is within one run, as torch decides it.
+    """
+    found = list[int]()
+    new, size, rest = list(_shape(op.out)), 1, 1
+    if 0 in new:
+        return row_major(tuple(new))
+    old, of = _shape(op.x), strides(op.x, mesh)
+    dims = [(n, step) for n, step in zip(old, of, strict=True) if n != 1]
+    step = 1
+    for i, (n, along) in reversed(list(enumerate(dims))):
+        step = along if size == 1 else step
+        size *= n
+        if i and dims[i - 1][1] == size * step:
+            continue
+        while new and (rest < size or new[-1] == 1):
+            found.append(rest * step)
+            rest *= new.pop()
+        if rest != size:
+            return None
+        size = rest = 1
+    return (*(1 for _ in new), *reversed(found))
+
+
+def is_number(v: SSAValue) -> bool:
+    """Whether a value is a scalar that follows from constants: programs have it as a literal, and
+    its broadcast is a new tensor."""
+    op, of_integers = v.owner, not isinstance(getattr(v.type, "element_type", None), AnyFloat)
+    if _shape(v) or not isinstance(op, FOLDED):
+        return False
+    return isinstance(op, nn.ConstantOp) or (not of_integers and all(map(is_number, op.operands)))
+
+
+def row_major(shape: Shape) -> Shape:
+    """Return the strides of a value in row-major order."""
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _shape(v: SSAValue) -> Shape:
+    assert isinstance(v.type, TensorType)
+    return v.type.get_shape()
 
 
 def moves_nothing(op: Operation, mesh: Mesh | None) -> bool:

@@ -3,8 +3,9 @@
 Memory: a rank has the parameters, states and inputs that its stages read, throughout, and sums over
 the microbatches from the first one to the end. It holds another value of a microbatch from the
 function that makes it, or the post of its receive, to the last function of its own that reads it,
-and until it has waited for the sends of it: all by the order of `stage_order.py`. While a function
-runs, there is what it needs besides.
+and until it has waited for the sends of it: all by the order of `stage_order.py`. A view that it
+sends holds all of its storage; where it is received it has its own bytes. While a function runs,
+there is what it needs besides.
 
 Time: a rank begins a function when the one before it has ended and what it reads has arrived. A
 value of another rank arrives at the end of the function that makes it, and the seconds of its
@@ -172,6 +173,8 @@ class _StepStorages:
         """The bytes that a function needs besides its arguments."""
         self.sums: dict[SSAValue, list[SSAValue]] = {}
         """The sums of a value over the microbatches."""
+        self.received: dict[SSAValue, int] = {}
+        """The bytes of the values in a storage that are sent to other ranks."""
         for op in f.body.block.ops:
             if isinstance(op, CallOp) and (callee := calls.callees.get(op)) is not None:
                 self._call(op, callee, LiveStorages(callee, mesh))
@@ -181,7 +184,9 @@ class _StepStorages:
                 self.parts[op.out] = "gradients" if is_sum else "activations"
                 self.sizes[op.out] = size_of(op.out)
             elif isinstance(op, train.TransferOp | train.MicrobatchOp | train.CarriedOp):
-                self.root[op.out] = self.storage(op.x)
+                self.root[op.out] = root = self.storage(op.x)
+                if isinstance(op, train.TransferOp):
+                    self.received[root] = self.received.get(root, 0) + size_of(op.out)
 
     def _call(self, op: CallOp, callee: FuncOp, live: LiveStorages) -> None:
         block, end = callee.body.block, callee.body.block.last_op
@@ -205,6 +210,13 @@ class _StepStorages:
         """Return the value that the storage of one is made for."""
         return self.root.get(v, v)
 
+    def size(self, root: SSAValue, rank: int) -> int:
+        """Return the bytes of a storage on a rank: on another one than makes it, of what it
+        receives."""
+        maker = self.calls.maker(root)
+        made_here = maker is None or self.calls.rank(maker) == rank
+        return self.sizes[root] if made_here else self.received.get(root, self.sizes[root])
+
     def memory(self, rank: int) -> MemoryUse:
         """Return the memory of a rank."""
         runs, spans = self.calls.runs(rank), self._spans(rank)
@@ -213,7 +225,7 @@ class _StepStorages:
         there = Counter[SSAValue]()
         for (v, _), (start, end) in spans.items():
             if start <= at <= end:
-                there[v] += self.sizes[v]
+                there[v] += self.size(v, rank)
         storages = [Storage(v, n, self.parts[v]) for v, n in there.most_common()]
         op: Operation = runs[at].op
         return MemoryUse(needed[at], op, tuple(storages), self.extra[runs[at].op])
@@ -223,8 +235,9 @@ class _StepStorages:
         runs = self.calls.runs(rank)
         change = [0] * (len(runs) + 1)
         for (v, _), (start, end) in self._spans(rank).items():
-            change[start] += self.sizes[v]
-            change[end + 1] -= self.sizes[v]
+            size = self.size(v, rank)
+            change[start] += size
+            change[end + 1] -= size
         held = accumulate(change[:-1])
         return [n + self.extra[run.op] for n, run in zip(held, runs, strict=True)]
 

@@ -1,13 +1,16 @@
 """Values that share memory, and their last reads; the roles of arguments."""
 
+import random
 from pathlib import Path
 
 import pytest
+import torch
+from extent import extent
 from xdsl.dialects.builtin import StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 
 import shardir
-from shardir.analysis.aliasing import copies, maybe_shared, shared, views
+from shardir.analysis.aliasing import copies, maybe_shared, shared, strides, views
 from shardir.analysis.roles import retained_arguments, ties
 from shardir.analysis.storages import Span, Storages, live_ops
 from shardir.cost.functions import functions
@@ -40,6 +43,55 @@ def test_a_reshape_of_a_strided_view_is_a_copy():
         assert list(shared(op, mesh)) == [(op.results[0], op.operands[0])]
     assert list(views(copy, mesh)) and not list(shared(copy, mesh))
     assert not list(maybe_shared(tanh, mesh))
+
+
+def torch_views(draw: random.Random, x: torch.Tensor) -> tuple[list[str], list[torch.Tensor]]:
+    """Random views of x in a chain: the text of each, and torch's."""
+    lines, made = [], [x]
+    for i in range(6):
+        x, rank = made[-1], made[-1].dim()
+        old = f"tensor<{'x'.join(map(str, x.shape))}xf32>"
+        match draw.randrange(4):
+            case 0:
+                perm = draw.sample(range(rank), rank)
+                text, y = f"nn.transpose %v{i} perm <{', '.join(map(str, perm))}>", x.permute(perm)
+            case 1:
+                ends = [draw.randint(1, n) for n in x.shape]
+                starts = [draw.randrange(end) for end in ends]
+                steps = [draw.choice((1, 1, 2)) for _ in ends]
+                parts = (", ".join(map(str, each)) for each in (starts, ends, steps))
+                text = "nn.slice %v{} starts <{}> limits <{}> strides <{}>".format(i, *parts)
+                y = x[tuple(slice(*each) for each in zip(starts, ends, steps, strict=True))]
+            case 2 if x.numel() < 200:
+                text = f"nn.broadcast %v{i} dims <{', '.join(map(str, range(1, rank + 1)))}>"
+                y = x.expand(3, *x.shape)
+            case _:
+                sizes, rest = [], x.numel()
+                while rest > 1:
+                    sizes.append(draw.choice([n for n in range(2, rest + 1) if rest % n == 0]))
+                    rest //= sizes[-1]
+                shape = [*sizes, 1] if draw.random() < 0.3 else sizes or [1]
+                text, y = f"nn.reshape %v{i}", x.reshape(shape)
+        new = f"tensor<{'x'.join(map(str, y.shape))}xf32>"
+        lines.append(f"  %v{i + 1} = {text} : ({old}) -> {new}")
+        made.append(y)
+    return lines, made
+
+
+@pytest.mark.parametrize("seed", range(extent(30, 400)))
+def test_views_are_those_of_torch(seed: int) -> None:
+    """Which of a chain share memory, and how far apart their elements are."""
+    lines, made = torch_views(random.Random(seed), torch.zeros(4, 6, 2))
+    f = function("\n".join(["func.func @f(%v0: tensor<4x6x2xf32>) {", *lines, "  func.return\n}"]))
+    base = made[0]
+    for op, x in zip(f.body.block.ops, made[1:], strict=False):
+        if x.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
+            assert copies(op, None)
+            base = x
+        else:
+            assert not copies(op, None)
+        found = zip(strides(op.results[0], None), x.stride(), x.shape, strict=True)
+        assert all(mine == theirs for mine, theirs, n in found if n > 1)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)

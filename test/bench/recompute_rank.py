@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from zero_rank import Census, Emitted, timed
+from rank_program import Census, Emitted
+from zero_rank import timed
 
 WARM = 3
 """The steps after which the parameters are compared."""

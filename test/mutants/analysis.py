@@ -47,7 +47,7 @@ MUTANTS = [
         "a reshape of a transpose is a view",
         "A copy counts as a view of its operand.",
         "shardir/analysis/aliasing.py",
-        "return lambda op, mesh: is_strided(op.x, mesh)",
+        "return lambda op, mesh: _reshaped(op, mesh) is None",
         "return None",
         "test/analysis/test_storages.py",
     ),
@@ -106,5 +106,13 @@ MUTANTS = [
         "return form if all(_agrees(x, form, at, n) for n, at, x in parts) else None",
         "return form",
         "test/analysis/test_position_forms.py",
+    ),
+    Mutant(
+        "a reshape merges dimensions that are apart",
+        "Dimensions are one run of elements where the inner one is as long as the run before.",
+        "shardir/analysis/aliasing.py",
+        "if i and dims[i - 1][1] == size * step:",
+        "if i and dims[i - 1][1] == size:",
+        "test/analysis/test_storages.py::test_views_are_those_of_torch",
     ),
 ]

@@ -259,4 +259,12 @@ MUTANTS = [
         "",
         "test/backend/test_emit_updates.py",
     ),
+    Mutant(
+        "a list is emptied only if all of it is read",
+        "A value of a loop that nothing reads later lets those of all runs live until the last.",
+        "shardir/backend/torch/emit/loops.py",
+        "if last is not None and taken == wanted[: len(taken)]:",
+        "if False:",
+        "test/run/test_measured_memory.py",
+    ),
 ]

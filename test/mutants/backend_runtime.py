@@ -260,4 +260,20 @@ MUTANTS = [
         "        pass",
         "test/run/test_runtime.py -k collectives",
     ),
+    Mutant(
+        "a sum is never where its first part is",
+        "The sum over microbatches of stages is in memory of its own from the second one on.",
+        "shardir/backend/torch/runtime/runtime_stages.py",
+        "return self.addresses[_address(x)] == 1",
+        "return False",
+        "test/run/test_measured_memory.py",
+    ),
+    Mutant(
+        "each stage reads all inputs",
+        "A rank has the inputs that other stages alone read.",
+        "shardir/backend/torch/runtime/runtime_data.py",
+        "if not (states.is_among(arg.at) or states.broadcasts or function.replicas):",
+        "if False:",
+        "test/run/test_measured_memory.py",
+    ),
 ]

@@ -60,6 +60,8 @@ class LoopScope(ListScope):
         """The variables of the last loop that lists hold too."""
         self.emptied: set[str] = set()
         """The lists whose elements a loop takes out."""
+        self._left: dict[train.Loop, list[str]] = {}
+        """By the last loop that takes elements of them, the lists in which some are left."""
         self._gathered: dict[train.ItemOp, ListVariable] = {}
         self._bundles: dict[Operation, Bundle] = {}
         """By op that adds a value to a bundle, or takes it out."""
@@ -89,7 +91,7 @@ class LoopScope(ListScope):
         self.indent -= 4
         self.source_line = None
         loop = self.loops.pop()
-        self.appended = loop.collected
+        self.appended = [*loop.collected, *self._left.pop(loop.op, ())]
         space = " " * self.indent
         if len(loop.made) < MIN_TOGETHER:
             empty = [f"{space}{name} = []" for name in loop.made]
@@ -216,16 +218,20 @@ class LoopScope(ListScope):
         variable = ListVariable(name, len(of.values))
         self.loops[-1].made.append(variable.name)
         self.line(f"{variable.name}.append({source.name})")
-        if (take := self._order(of)) is not None:
-            self.stacks[of] = take
+        if (found := self._order(of)) is not None:
+            self.stacks[of], last = found
             self.of_lists[of] = variable
-            self.emptied.add(variable.name)
+            if last is None:
+                self.emptied.add(variable.name)
+            else:
+                self._left.setdefault(last, []).append(variable.name)
         else:
             self.name_list(of, variable)
 
-    def _order(self, of: ValueList) -> str | None:
+    def _order(self, of: ValueList) -> tuple[str, train.Loop | None] | None:
         """The text that takes the next value out of a list, if each has one reader, an op or a
-        loop, and those read the list from one end to the other; None if they do not."""
+        loop, and those read the list from one end to the other; None if they do not. With it the
+        last loop that takes values, if some are left then, which nothing reads."""
         where, order = self.storages.at, dict[int, list[int]]()
         around = self.loops[-2].op if len(self.loops) > 1 else None
         items: dict[train.Loop, dict[train.ItemOp, None]] = {}
@@ -237,7 +243,9 @@ class LoopScope(ListScope):
                 if len(users) > 1 or reader is None:
                     return None
                 items.setdefault(reader, {})[item] = None
-            elif reader is None or order.setdefault(where[reader], [k]) != [k]:
+            elif reader is None:
+                continue
+            elif order.setdefault(where[reader], [k]) != [k]:
                 return None
             if self._around(reader) is not around:
                 return None
@@ -252,4 +260,10 @@ class LoopScope(ListScope):
         taken = [k for at in sorted(order) for k in order[at]]
         ends = {".pop(0)": list(range(len(of.values)))}
         ends[".pop()"] = ends[".pop(0)"][::-1]
-        return next((take for take, wanted in ends.items() if taken == wanted), None)
+        for take, wanted in ends.items():
+            if taken == wanted:
+                return take, None
+            last = next((loop for loop in items if where[loop] == max(order)), None)
+            if last is not None and taken == wanted[: len(taken)]:
+                return take, last
+        return None

@@ -82,11 +82,15 @@ class Inputs:
 
 def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
     """Return the function from a step to this rank's shard of an input: a batch of a file's rows,
-    or values that are the same in each step. A function that is no step reads the rows in order."""
+    or values that are the same in each step; no elements where other stages alone read it. A
+    function that is no step reads the rows in order."""
     is_step, epochs = function.kind == "step", arg.epochs
     several = arg.microbatches is not None
     if isinstance(arg.source, int):
         return partial(_received, arg.source, arg, states.bounds(arg))
+    if not (states.is_among(arg.at) or states.broadcasts or function.replicas):
+        unread = torch.empty(0, dtype=DTYPES[arg.dtype])
+        return lambda step: unread
     microbatches, of_batch = states.bounds(arg)[:several], states.bounds(arg)[several:]
     reads = is_step or several or not of_batch or (epochs is not None and epochs.batches > 1)
     if arg.masked is None and (epochs is None or not reads):

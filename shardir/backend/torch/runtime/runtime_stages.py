@@ -7,7 +7,7 @@ last reader, and after a message has proven that its receivers have it. The comp
 steps end which run so (`stage_order.py`). A part of the runtime; needs only torch.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -75,6 +75,8 @@ class _StepRun:
         """The number of parts that are to read each of them."""
         self.owned: set[str] = set()
         """The sums that are in memory of their own."""
+        self.addresses: Counter[int] | None = None
+        """How many values are at each address, if that was asked for since a part has run."""
         self.pending: dict[LoopValue, StageTransfer] = {}
         self.sends: dict[int, deque[_Send]] = defaultdict(deque)
         """By target, the sends of the loop that are not waited for yet, in order."""
@@ -130,7 +132,7 @@ class _StepRun:
         with self.step.span("part", part.kind, part.stage, k):
             made = self._called(part, values)
         del values
-        named = dict(zip(part.outputs, made, strict=True))
+        named, self.addresses = dict(zip(part.outputs, made, strict=True)), None
         for name, x in named.items():
             for target in self.order.targets.get(name, ()):
                 self._send(name, k, x, target)
@@ -138,7 +140,7 @@ class _StepRun:
             if name in self.step.state_after:
                 self._keep(self.step.state_after[name], k + 1, x)
             for total in self.order.sums[name]:
-                self._add(total, x)
+                self._add(total, x, total not in self.values and self._is_free(name, x, made))
             for total in self.order.collected[name]:
                 self._collect(total, k, x)
 
@@ -174,14 +176,31 @@ class _StepRun:
             self._keep(name, k, self._arrived(state.next, k - 1) if k else self.values[state.first])
         return self.batches[k][name]
 
-    def _add(self, name: str, x: Tensor) -> None:
+    def _add(self, name: str, x: Tensor, is_free: bool) -> None:
+        """Add a part's value to a sum over the microbatches, which is in the memory of the first
+        one if that is free."""
         if name not in self.values:
             self.values[name] = x
+            if is_free:
+                self.owned.add(name)
         elif name in self.owned:
             self.values[name].add_(x)
         else:
             self.values[name] = self.values[name] + x
             self.owned.add(name)
+
+    def _is_free(self, name: str, x: Tensor, made: Sequence[Tensor]) -> bool:
+        """Whether nothing else reads the memory of what a part has made, and its elements are
+        apart."""
+        order = self.order
+        if order.targets.get(name) or order.readers[name] or len(order.sums[name]) > 1:
+            return False
+        if any(n > 1 and not step for n, step in zip(x.shape, x.stride(), strict=True)):
+            return False
+        if self.addresses is None:
+            held = (y for batch in self.batches.values() for y in batch.values())
+            self.addresses = Counter(map(_address, (*made, *self.values.values(), *held)))
+        return self.addresses[_address(x)] == 1
 
     def _collect(self, name: str, k: int, x: Tensor) -> None:
         if name not in self.values:
@@ -254,3 +273,7 @@ class _StepRun:
         if name in self.values:
             return self.values[name]
         return zeros(self.mesh, self.step.shapes[name]) if name in self.step.shapes else None
+
+
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()

@@ -3,7 +3,7 @@
 A part of the runtime; needs only torch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,11 @@ class States:
 
     def is_here(self, key: str, rank: int | None = None) -> bool:
         """Whether a rank, by default this one, has a state."""
-        places = self.places.get(key)
+        return self.is_among(self.places.get(key), rank)
+
+    def is_among(self, places: Sequence[int] | None, rank: int | None = None) -> bool:
+        """Whether a rank, by default this one, has one of these positions along the axis of the
+        stages; None: of all."""
         if places is None or STAGE not in self.mesh.axes:
             return True
         ranks = self.mesh.members((STAGE,), self.mesh.rank if rank is None else rank)

@@ -1,0 +1,52 @@
+"""One rank of test_measured_memory.py: `memory_rank.py FOLDER RANK`, on which each program of a
+folder takes steps. Rank 0 writes found.json: of each program and rank, the bytes of all living
+tensors at the peak of a step."""
+
+import gc
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from rank_program import Census, Emitted
+
+RANKS, STEPS, SECONDS = 4, 10, 300
+"""The least peak of the steps counts: in the first one groups and buffers may be made, and a thread
+of Gloo may hold what it has sent a moment longer."""
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=SECONDS)
+    )
+    places = sorted(path.parent for path in folder.glob("*/program.py"))
+    sys.path[:0] = map(str, places)
+    found: dict[str, list[int]] = {}
+    for place in places:
+        with Census() as census:
+            program, least = Emitted(place), sys.maxsize
+            for _ in range(STEPS):
+                gc.collect()
+                census.reset()
+                loss = program.step()
+                del loss
+                least = min(least, census.peak)
+        del program
+        gc.collect()
+        peaks = [torch.zeros((), dtype=torch.int64) for _ in range(RANKS)]
+        dist.all_gather(peaks, torch.tensor(least))
+        found[place.name] = [int(p) for p in peaks]
+        print(place.name, *found[place.name], flush=True)
+    if rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,187 @@
+"""The predicted peak of a step is that of the bytes of living tensors on every rank: of models, by
+plans, within budgets and in stages; and ZeRO's formula. The measured bytes are torch's."""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from extent import extent
+from forked import run_ranks
+from memory_rank import RANKS, SECONDS
+from torch import nn
+
+import shardir
+from shardir.api.compiled import Compiled
+from shardir.cost.report import StagedCost
+from shardir.syntax.parser import parse
+from shardir.tools import bench
+
+programs, models, plans = bench.load("programs"), bench.load("bytes"), bench.load("plans")
+
+ALLOWED = 0.02
+"""The relative difference."""
+
+BUDGET = 0.9
+"""Of recompute, relative to the peak without it."""
+
+Sizes = tuple[int, int]
+"""Of the mesh's axes dp and tp."""
+
+LANGUAGE = {"layers": 2, "batch": 8, "seq": 32, "hidden": 64, "heads": 4, "vocab": 256}
+
+
+class Tagger(nn.Module):
+    """An LSTM between a table and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(128, 16), nn.Linear(32, 16)
+        self.lstm = nn.LSTM(16, 32)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(self.table(ids.T))[0]).permute(1, 2, 0)
+
+
+def tagger(mesh: Sizes) -> str:
+    """Return the text of a step of a Tagger on random values."""
+    model = Tagger()
+    ids, labels = torch.randint(128, (128, 6)), torch.randint(16, (128, 6))
+    step = shardir.compile(
+        model, ids, labels=labels, loss=nn.functional.cross_entropy,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        mesh=f"dp = {mesh[0]}, tp = {mesh[1]}", pipeline="",
+    )  # fmt: skip
+    drawn = re.sub(r"#train.init<file[^>]*>", "#train.init<normal, std = 0.1>", step.text)
+    return re.sub(r"#train.init<batches[^>]*>", "#train.init<integers, low = 0, high = 15>", drawn)
+
+
+MODELS: dict[str, Callable[[Sizes], str]] = {
+    "gpt": lambda mesh: programs.gpt(**LANGUAGE, mesh=mesh, optimizer="adamw"),
+    "bert": lambda mesh: programs.bert(**LANGUAGE, mesh=mesh),
+    "mlp": lambda mesh: programs.mlp(batch=2048, dim=64, hidden=256, mesh=mesh),
+    "dlrm": lambda mesh: programs.dlrm(
+        split="rows", devices=mesh[0] * mesh[1], batch=1024, tables=4, rows=50, width=16, dense=8,
+        bottom=(64,), top=(64,),
+    ),
+    "resnet": lambda mesh: models.resnet(
+        blocks=(1, 1), width=8, batch=8, image=16, classes=16, dp=mesh[0], tp=mesh[1]
+    ),
+    "lstm": tagger,
+}  # fmt: skip
+
+
+@cache
+def bare(model: str, mesh: Sizes = (2, 2)) -> str:
+    """Return the text of a model without layouts."""
+    return str(plans.bare(parse(MODELS[model](mesh))))
+
+
+def by(plan: str) -> Callable[[str], Compiled]:
+    """Return the compilation of a model by a preset on all axes."""
+
+    def compiled(model: str) -> Compiled:
+        axes = ("d",) if model == "dlrm" else ("dp", "tp")
+        return shardir.compile(bare(model), plan=" * ".join(f"{plan}({axis})" for axis in axes))
+
+    return compiled
+
+
+def megatron(model: str) -> Compiled:
+    plan = "megatron(d)" if model == "dlrm" else "ddp(dp) * megatron(tp)"
+    return shardir.compile(bare(model), plan=plan)
+
+
+def in_stages(model: str) -> Compiled:
+    """Data parallel, in two stages of two ranks each."""
+    clauses = " accumulate <mean, microbatches = 4> pipeline <1f1b, ranks = 2>\n}"
+    text = bare(model, (2, 1)).rstrip().removesuffix("}").rstrip()
+    return shardir.compile(text + clauses, mode="data")
+
+
+def within_budget(model: str) -> Compiled:
+    """As annotated, within 0.9 of the peak."""
+    return shardir.compile(MODELS[model]((2, 2)), recompute=BUDGET)
+
+
+PLANS = {
+    "data": by("ddp"), "zero1": by("zero1"), "fsdp": by("fsdp"), "megatron": megatron,
+    "stages": in_stages, "recompute": within_budget,
+}  # fmt: skip
+CASES = extent(
+    [("mlp", "fsdp"), ("mlp", "stages"), ("dlrm", "megatron")],
+    [(m, p) for m in MODELS for p in PLANS if (m, p) != ("lstm", "recompute")],
+)
+"""To compute a gate of an LSTM again takes as much memory as to keep it."""
+
+PARAMETERS, LAYERS, WIDTH = 36 * 64**2, 36, 64
+BUCKET = 2 * WIDTH**2
+"""The bytes of one layer in bf16."""
+
+LEVELS = {
+    0: ("ddp", 1 << 26, 16, 16),
+    2: ('"w*" : [{d}], uses []\nddp', BUCKET, 12 / 4 + 2, 12 / 4 + 2 + 2 / 4),
+    3: ("fsdp", BUCKET, 12 / 4 + 2 / 4, 12 / 4 + 2 / 4 + 2 / 4),
+}
+"""By level of ZeRO (Rajbhandari et al., 2020): the plan, the largest bucket, and the least and the
+most bytes for each parameter. Of the most, 2 are of weights in bf16, 2 of their gradients and 12 of
+f32 weights and AdamW's states; of the least, no gradient is there with the weights that are not
+needed any more."""
+
+
+def layers(level: int) -> Compiled:
+    """Return equal layers, whose activations are small beside them, by a level of ZeRO on 4
+    ranks."""
+    x, w = f"tensor<8x{WIDTH}xf32>", f"tensor<{WIDTH}x{WIDTH}xf32>"
+    init = "train.init = #train.init<normal, std = 0.1>"
+    arguments = [f"%x: {x} {{train.input = #train.init<normal>}}"]
+    body, last = list[str](), "%x"
+    for i in range(LAYERS):
+        arguments.append(f'%w{i}: {w} {{train.parameter = "w{i}", {init}}}')
+        body += [f"  %h{i} = nn.matmul {last}, %w{i} : ({x}, {w}) -> {x}"]
+        body += [f"  %a{i} = nn.tanh %h{i} : ({x}) -> {x}"]
+        last = f"%a{i}"
+    text = (
+        f"dist.mesh @m <d = {RANKS}>\n"
+        f"func.func private @loss({', '.join(arguments)}) -> tensor<f32> {{\n"
+        + "\n".join(body)
+        + f"\n  %loss = nn.reduce <mean> {last} dims <0, 1> : ({x}) -> tensor<f32>\n"
+        "  func.return %loss : tensor<f32>\n}\ntrain.step @step of @loss <adamw, lr = 0.001>\n"
+    )
+    plan, bucket, *_ = LEVELS[level]
+    pipeline = f"mixed-precision{{compute=bf16}},train{{max-bytes={bucket}}}"
+    return shardir.compile(text, pipeline=pipeline, plan=plan)
+
+
+def predicted(compiled: Compiled) -> list[int]:
+    """Return the peak of each rank."""
+    cost = compiled.cost()
+    if isinstance(cost, StagedCost):
+        each = RANKS // len(cost.memories)
+        return [use.peak for use in cost.memories for _ in range(each)]
+    return [cost.memory.peak] * RANKS
+
+
+def test_the_predicted_peak_is_measured_on_every_rank(tmp_path: Path) -> None:
+    compiled = {f"{model} {plan}": PLANS[plan](model) for model, plan in CASES}
+    compiled |= {f"level {level}": layers(level) for level in extent([3], [*LEVELS])}
+    for name, each in compiled.items():
+        each.save(tmp_path / name)
+    output = run_ranks(Path(__file__).parent / "memory_rank.py", RANKS, [tmp_path], SECONDS)
+    assert (tmp_path / "found.json").exists(), output
+    measured = json.loads((tmp_path / "found.json").read_text())
+    assert measured.keys() == compiled.keys()
+    for name, each in compiled.items():
+        expected = predicted(each)
+        for bytes_, peak in zip(measured[name], expected, strict=True):
+            assert abs(bytes_ - peak) <= ALLOWED * peak, (name, measured[name], expected)
+    for level in extent([3], [*LEVELS]):
+        *_, least, most = LEVELS[level]
+        for bytes_ in measured[f"level {level}"]:
+            assert (1 - ALLOWED) * least * PARAMETERS <= bytes_, level
+            assert bytes_ <= (1 + ALLOWED) * most * PARAMETERS + BUCKET, level
+    for name in (name for name in measured if name.endswith("recompute")):
+        whole = shardir.compile(MODELS[name.split()[0]]((2, 2))).cost().memory.peak
+        assert max(measured[name]) <= (1 + ALLOWED) * BUDGET * whole, name
