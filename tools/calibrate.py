@@ -1,8 +1,9 @@
 """shard-calibrate: measure this machine with several ranks, and write its cluster file.
 
-It measures products by element type, elementwise ops, and collectives by size and by the size of
-their group, on all ranks at once. It writes the parameters for which the time model is closest, for
-`shard-opt --cost=FILE` and `shardir.cost.clusters.load`, and the errors as comments.
+It measures products by element type, other ops by size, between each other as in a program, and
+collectives by size and by the size of their group, on all ranks at once. It writes the parameters
+for which the time model is closest, for `shard-opt --cost=FILE` and `shardir.cost.clusters.load`,
+and the errors as comments.
 """
 
 import argparse
@@ -20,13 +21,24 @@ from typing import TYPE_CHECKING, Any
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import AxisState, between
-from shardir.backend.runs import LaunchError, Options
+from shardir.backend.runs import LaunchError, Options, RankCalls
 from shardir.cost import Coefficients, clusters, report
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder, write_text
 from shardir.tools.arguments import output_file, positive, seconds
 from shardir.tools.commands import command
-from shardir.tools.probes import COLLECTIVES, SLOW, SMALLEST, Probe, against, module, probes
+from shardir.tools.probes import (
+    COLLECTIVES,
+    OPS,
+    REDUCE,
+    SLOW,
+    SMALLEST,
+    VIEWED,
+    Probe,
+    against,
+    module,
+    probes,
+)
 
 if TYPE_CHECKING:
     from shardir.api import Compiled
@@ -72,21 +84,54 @@ class Calibration:
 def fitted(
     given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster
 ) -> Calibration:
-    """Return the calibration from the seconds of each probe's function."""
+    """Return the calibration from the seconds of each probe: of calls of its function, or of the op
+    whose result has its name."""
     from shardir.cost.fit import fit, of_functions
 
-    measured = [times[p.name] for p in given]
-    found = fit(of_functions(compiled.module), measured, start, against(given))
+    probes = [p for p in given if p.name != OPS]
+    measured = [times[p.name] for p in probes]
+    predict = of_functions(compiled.module, [p.name for p in probes if not p.text])
+    found = fit(predict, measured, start, against(probes), [bool(p.text) for p in probes])
     ratios = {
         p: float(ratio)
-        for p, ratio in zip(given, found.predicted / measured, strict=True)
+        for p, ratio in zip(probes, found.predicted / measured, strict=True)
         if p.about
     }
-    return Calibration(found.cluster, _relative(given, compiled, measured, found.cluster), ratios)
+    return Calibration(found.cluster, _relative(given, compiled, times, found.cluster), ratios)
+
+
+def medians(
+    compiled: "Compiled", measured: Mapping[str, Sequence[float]], ranks: Sequence[RankCalls]
+) -> dict[str, float]:
+    """Return the median seconds of calls of each function, and the seconds of the ops of OPS."""
+    found = {name: median(seconds) for name, seconds in measured.items()}
+    return found | times_of_ops(compiled, ranks, found[OPS])
+
+
+def times_of_ops(
+    compiled: "Compiled", ranks: Sequence[RankCalls], seconds: float
+) -> dict[str, float]:
+    """Return the seconds of the ops of OPS by the names of their results, from recorded calls of
+    the ranks, in seconds of the processor.
+
+    Args:
+        seconds: of a call, of which each op has the share that it has of the processor's seconds:
+            where ranks share cores, an op takes longer than these by what the other ranks compute.
+    """
+    from shardir.backend.torch.measured import ProgramLines
+
+    recorded = [call for rank in ranks for call in rank[OPS]]
+    found = ProgramLines(compiled.module).medians(recorded)
+    scale = seconds / sum(found.values())
+    return {
+        name: scale * spent
+        for op, spent in found.items()
+        if op.results and (name := op.results[0].name_hint)
+    }
 
 
 def _relative(
-    given: Sequence[Probe], compiled: "Compiled", measured: Sequence[float], cluster: Cluster
+    given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], cluster: Cluster
 ) -> Coefficients:
     """Return the relative model's coefficients.
 
@@ -95,16 +140,18 @@ def _relative(
     """
     from shardir.cost.fit import fit_relative, terms_of
 
+    probes = [p for p in given if p.name != OPS]
     largest = {p.about: max(q.size for q in given if q.about == p.about) for p in given}
+    costs = [c for c in report(compiled.module, cluster) if c.name != OPS]
+    ops = [p.name for p in probes if not p.text]
+    shares = [1 - c.computation / c.seconds for c in costs] + [1.0] * len(ops)
     terms, seconds = [], []
-    for probe, all, cost, spent in zip(
-        given, terms_of(compiled.module), report(compiled.module, cluster), measured, strict=True
-    ):
+    for probe, found, share in zip(probes, terms_of(compiled.module, ops), shares, strict=True):
         bound = probe.about not in (*NO_BYTES, *dict(cluster.ops))
         if bound and probe.size == largest[probe.about]:
-            apart = any(all.bytes[1:])
-            terms.append(replace(all, cal=0) if apart else all)
-            seconds.append(spent * (1 - cost.computation / cost.seconds) if apart else spent)
+            apart = any(found.bytes[1:])
+            terms.append(replace(found, cal=0) if apart else found)
+            seconds.append(times[probe.name] * (share if apart else 1.0))
     return fit_relative(terms, seconds)
 
 
@@ -116,7 +163,7 @@ def unmeasured(ranks: int, memory: int) -> Cluster:
     return replace(
         like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory,
         interference=0.5, collectives=tuple((kind, 1.0) for kind in kinds),
-        ops=tuple((f"nn.{kind}", 1.0) for kind in SLOW),
+        ops=tuple((kind, 1.0) for kind in (*(f"nn.{k}" for k in (*SLOW, *VIEWED)), REDUCE)),
     )  # fmt: skip
 
 
@@ -292,6 +339,7 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], floa
     import torch
 
     from shardir.api import compile
+    from shardir.backend.torch.launch.measure import times
 
     cpu = options.backend == "gloo"
     most = options.most or LARGEST_MESSAGE[options.backend]
@@ -304,13 +352,15 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], floa
     ):
         program = compiled.save(folder / "program")
         run = Options(backend=options.backend, timeout=options.timeout)
-        (found,) = compiled.backend.measure([program], options.rounds, options.turn, run, show)
+        traces = list[list[RankCalls]]()
+        found = times(
+            [program], options.rounds, options.turn, run, show, traces.extend, ["processor"]
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = other_load(before, os.getloadavg()[0], options.ranks, cores or 1)
     memory = _memory() // options.ranks if cpu else torch.cuda.get_device_properties(0).total_memory
-    calibration = fitted(
-        given, compiled, {n: median(v) for n, v in found.items()}, unmeasured(options.ranks, memory)
-    )
+    seconds = medians(compiled, found[0], traces[0])
+    calibration = fitted(given, compiled, seconds, unmeasured(options.ranks, memory))
     device = _processor() if cpu else torch.cuda.get_device_name(0)
     about = [
         f"shard-calibrate: {options.ranks} ranks on {options.backend}, {cores} cores, {device}, "

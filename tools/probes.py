@@ -1,13 +1,20 @@
-"""The programs that shard-calibrate measures, as text: one module, a small function for each probe.
+"""The programs that shard-calibrate measures, as text: one module.
+
+Each collective has functions of its own. It is called between products, as in a program: without
+them it is faster, since no rank has to be woken. The probes of computation are ops of one function,
+OPS, in an order in which neighbours are of other kinds and have other operands, of about the same
+size: an op that is called again and again finds its code and its operands in caches, and is up to
+three times as fast as in a program.
 
 All ranks run them at once, as they run a program, so a probe measures a rank's share of cores,
-caches and links. A collective is called between products, as in a program: without them it is
-faster, since no rank has to be woken.
+caches and links.
 """
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
+from typing import NamedTuple
 
 from shardir.algebra.cluster import BYTES
 from shardir.algebra.collectives import AxisState, between
@@ -20,6 +27,9 @@ SMALLEST = 1 << 12
 
 CALLS = 2
 """The number of calls of its collective in a function."""
+
+OPS = "computed"
+"""The function of the probes of computation."""
 
 BETWEEN = 96
 """The side of the products between collectives."""
@@ -36,18 +46,34 @@ LONGER = 4
 HEADS = 16
 """The number of squares that an attention multiplies at once."""
 
-ELEMENTWISE = ("add", "relu", "neg")
-"""Ops that take the time of their bytes."""
+ELEMENTWISE = {
+    "add": ("{0}, {1}", "xx", "x"), "mul": ("{0}, {1}", "xx", "x"), "sub": ("{0}, {1}", "xx", "x"),
+    "relu": ("{0}", "x", "x"), "neg": ("{0}", "x", "x"),
+}  # fmt: skip
+"""Ops that take the time of their bytes: operands and options, and the types of operands and
+results, of rows x, a weight w, the numbers i of rows, a number of each row c, and x transposed t or
+without dimensions f."""
 
 SLOW = {
     "exp": ("{0}", "x", "x"), "tanh": ("{0}", "x", "x"), "gelu": ("{0}", "x", "x"),
-    "gelu_grad": ("{0}, %x", "xx", "x"), "softmax": ("{0} axis 1", "x", "x"),
-    "softmax_grad": ("{0}, %x axis 1", "xx", "x"),
-    "layer_norm": ("{0}, %w, %w eps 1.0e-5", "xww", "x"),
-    "layer_norm_grad": ("%x, %w, {0} eps 1.0e-5", "xwx", "xww"),
+    "gelu_grad": ("{0}, {1}", "xx", "x"), "relu_grad": ("{0}, {1}", "xx", "x"),
+    "softmax": ("{0} axis 1", "x", "x"), "softmax_grad": ("{0}, {1} axis 1", "xx", "x"),
+    "layer_norm": ("{0}, {1}, {2} eps 1.0e-5", "xww", "x"),
+    "layer_norm_grad": ("{0}, {1}, {2} eps 1.0e-5", "xwx", "xww"),
+    "gather": ("{0}, {1} axis 0", "xi", "x"), "concat": ("{0}, {1} axis 0", "xx", "d"),
 }  # fmt: skip
-"""Ops whose time the roofline does not have, of rows x and a weight w: operands and options, and
-the types of operands and results. Each is a subject, of a ratio of the cluster."""
+"""Ops whose time the roofline does not have. Each is a subject, of a ratio of the cluster."""
+
+REDUCE, REDUCED = "nn.reduce", ((0, "w"), (1, "c"))
+"""Sums, also a subject: along a dimension, and of all elements, of which a program has one for each
+loss; those that make the results of OPS are of this kind."""
+
+VIEWED = {"transpose": ("{0} perm <1, 0>", "x", "t"), "reshape": ("{0}", "x", "f")}
+"""Views, whose time is that of a call."""
+
+SMALL, SMALL_OPS = (8, 8), 12
+"""The shape of values of negligible work, and the number of ops of each kind on them: they weigh as
+much as the smallest values of all other kinds, some of which take several calls."""
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
@@ -69,7 +95,8 @@ result's layout."""
 class Probe:
     """A function of the module, its subject (an element type, `memory`, `overhead`,
     `interference`, a collective, or the name of an op), and the approximate bytes of its values. Of
-    a probe `against` another one the ratio of both times counts; that other one has no subject."""
+    a probe `against` another one the ratio of both times counts; that other one has no subject. A
+    probe of computation has no text: its name is that of an op's result in OPS."""
 
     name: str
     about: str
@@ -80,14 +107,15 @@ class Probe:
 
 def module(probes: Sequence[Probe], ranks: int) -> str:
     """Return the module of all probes, on one mesh."""
-    return "\n".join([f"dist.mesh @m <r = {ranks}>", *(p.text for p in probes)])
+    head = [f"dist.mesh @m <r = {ranks}>", *(p.text for p in probes if p.text)]
+    return "\n".join(head)
 
 
 def probes(ranks: int, most: int, cpu: bool = True) -> list[Probe]:
     """Return the probes on that many ranks, whose values have at most about `most` bytes."""
     largest = {e: min(most, n) if cpu else most for e, n in LARGEST.items()}
     communication = (p for n in groups(ranks) for p in communicating(ranks, n, most))
-    return [*products(largest), *elementwise(most), *communication, *slower(most)]
+    return [*communication, *computing(largest, most)]
 
 
 def against(probes: Sequence[Probe]) -> dict[int, int]:
@@ -109,57 +137,97 @@ def sizes(most: int) -> list[int]:
     return found
 
 
-def products(largest: Mapping[str, int]) -> Iterator[Probe]:
+class _ComputedOp(NamedTuple):
+    """An op of OPS: its subject, the bytes of its values, its text with a field for each operand,
+    and the types of operands and results."""
+
+    about: str
+    size: int
+    text: str
+    given: list[str]
+    made: list[str]
+
+
+def computing(largest: Mapping[str, int], most: int) -> Iterator[Probe]:
+    """Yield the probes of computation; the last one has the text of all."""
+    ops = [*products(largest), *kinds("memory", ELEMENTWISE, LONGER * most)]
+    ops += [op for kind, form in SLOW.items() for op in kinds(f"nn.{kind}", {kind: form}, most)]
+    ops += [op for kind, form in VIEWED.items() for op in kinds(f"nn.{kind}", {kind: form}, most)]
+    for size in sizes(most):
+        types = _types(_rows(size))
+        for dim, result in REDUCED:
+            text = f"nn.reduce <sum> {{0}} dims <{dim}>"
+            ops.append(_ComputedOp(REDUCE, size, text, [types["x"]], [types[result]]))
+    for kind, form in ELEMENTWISE.items():
+        ops += SMALL_OPS * [_of_kind("overhead", 0, kind, form, SMALL)]
+    random.Random(0).shuffle(ops)
+    ops.sort(key=lambda op: op.size)  # as in a program, whose values are of similar sizes
+    f, results = _ProbeFunction(OPS, []), list[tuple[str, str]]()
+    for i, op in enumerate(ops):
+        names = [f"a{i}_{k}" for k in range(len(op.given))]
+        f.arguments += zip(names, op.given, strict=True)
+        sides = [", ".join(side) for side in (op.given, op.made)]
+        call = f"{op.text.format(*(f'%{n}' for n in names))} : ({sides[0]}) -> ({sides[1]})"
+        f.op(call, op.made[0], len(op.made))
+        yield Probe(f.last[1:], op.about, op.size, "")
+        *shape, element = op.made[0].removeprefix("tensor<").split(",")[0].split("x")
+        dims, scalar = ", ".join(map(str, range(len(shape)))), _type((), element)
+        f.op(f"nn.reduce <sum> {f.last} dims <{dims}> : ({op.made[0]}) -> {scalar}", scalar)
+        results += f.results
+    f.results = sorted(results, key=lambda result: "f32" not in result[1])  # a loss comes first
+    yield f.probe("", 0)
+
+
+def products(largest: Mapping[str, int]) -> Iterator[_ComputedOp]:
     """Yield squares of each element type; of f32 also a batch, as in a layer, and many squares, as
     in an attention. Each has the product of its gradient."""
     for element, most in largest.items():
         for size in sizes(most):
             n = isqrt(size // BYTES["f32"])
-            yield _product(element, n, n)
+            yield from _products(element, n, n)
             if element == "f32":
-                yield _product(element, LONGER * n, n)
+                yield from _products(element, LONGER * n, n)
                 if HEADS * size <= most:
-                    yield _product(element, n, n, (HEADS,))
+                    yield from _products(element, n, n, (HEADS,))
 
 
-def _product(element: str, rows: int, n: int, heads: tuple[int, ...] = ()) -> Probe:
-    b = "b" * len(heads)
+def _products(
+    element: str, rows: int, n: int, heads: tuple[int, ...] = ()
+) -> Iterator[_ComputedOp]:
+    b, size = "b" * len(heads), n * n * BYTES["f32"]
     t, square = (_type((*heads, k, n), element) for k in (rows, n))
-    name = "_".join(map(str, ("product", element, *heads, rows, n)))
-    f = _ProbeFunction(name, [("x", t), ("w", square)])
-    f.op(f"nn.matmul %x, %w : ({t}, {square}) -> {t}", t)
-    f.op(f'nn.einsum "{b}ik,{b}ij->{b}kj" %x, {f.last} : ({t}, {t}) -> {square}', square)
-    return f.probe(element, n * n * BYTES["f32"])
+    yield _ComputedOp(element, size, "nn.matmul {0}, {1}", [t, square], [t])
+    gradient = f'nn.einsum "{b}ik,{b}ij->{b}kj" {{0}}, {{1}}'
+    yield _ComputedOp(element, size, gradient, [t, t], [square])
 
 
-def elementwise(most: int) -> Iterator[Probe]:
-    """Yield ops bound by memory, and a chain of ops of negligible work."""
-    for kind in ELEMENTWISE:
-        for size in sizes(LONGER * most):
-            t = _type((size // (ROW * 4), ROW))
-            f = _ProbeFunction(f"{kind}_{size}", [("x", t)])
-            for _ in range(CALLS):
-                f.elementwise(kind, t)
-            yield f.probe("memory", size)
-    t = _type((8, 8))
-    for count in (1, 32):
-        f = _ProbeFunction(f"small_{count}", [("x", t)])
-        for _ in range(count):
-            f.elementwise("add", t)
-        yield f.probe("overhead", 0)
-
-
-def slower(most: int) -> Iterator[Probe]:
-    """Yield the ops whose time the roofline does not have."""
-    for kind, (text, given, made) in SLOW.items():
+def kinds(
+    about: str, forms: Mapping[str, tuple[str, str, str]], most: int
+) -> Iterator[_ComputedOp]:
+    """Yield ops of each kind by size."""
+    for kind, form in forms.items():
         for size in sizes(most):
-            types = {"x": _type((size // (ROW * 4), ROW)), "w": _type((ROW,))}
-            f = _ProbeFunction(f"{kind}_{size}", list(types.items()))
-            sides = [", ".join(types[name] for name in side) for side in (given, made)]
-            for _ in range(CALLS):
-                call = f"nn.{kind} {text.format(f.last)} : ({sides[0]}) -> ({sides[1]})"
-                f.op(call, types["x"], len(made))
-            yield f.probe(f"nn.{kind}", size)
+            yield _of_kind(about, size, kind, form, _rows(size))
+
+
+def _of_kind(
+    about: str, size: int, kind: str, form: tuple[str, str, str], shape: tuple[int, int]
+) -> _ComputedOp:
+    types, (text, given, made) = _types(shape), form
+    sides = [[types[name] for name in side] for side in (given, made)]
+    return _ComputedOp(about, size, f"nn.{kind} {text}", *sides)
+
+
+def _types(shape: tuple[int, int]) -> dict[str, str]:
+    n, m = shape
+    return {
+        "x": _type((n, m)), "w": _type((m,)), "c": _type((n,)), "i": _type((n,), "i32"),
+        "t": _type((m, n)), "f": _type((n * m,)), "d": _type((2 * n, m)),
+    }  # fmt: skip
+
+
+def _rows(size: int) -> tuple[int, int]:
+    return size // (ROW * 4), ROW
 
 
 def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
@@ -219,8 +287,8 @@ class _ProbeFunction:
     def __init__(self, name: str, arguments: list[tuple[str, str]]):
         self.name, self.arguments = name, arguments
         self.lines: list[str] = []
-        self.last = f"%{arguments[0][0]}"
-        self.results = [(self.last, arguments[0][1])]
+        self.last = ""
+        self.results: list[tuple[str, str]] = []
 
     def op(self, text: str, type: str, results: int = 1) -> None:
         """Add an op; of several results the first, which has the type, is the value."""
@@ -229,17 +297,12 @@ class _ProbeFunction:
         names = [self.last, *(f"{self.last}_{i}" for i in range(1, results))]
         self.lines.append(f"  {', '.join(names)} = {text}")
 
-    def elementwise(self, kind: str, t: str) -> None:
-        operands = [self.last, "%x"] if kind == "add" else [self.last]
-        types = ", ".join(t for _ in operands)
-        self.op(f"nn.{kind} {', '.join(operands)} : ({types}) -> {t}", t)
-
     def probe(self, about: str, size: int, against: str = "") -> Probe:
-        init = "{train.input = #train.init<normal, std = 0.01>}"
-        given = ", ".join(f"%{n}: {t} {init}" for n, t in self.arguments)
+        given = ", ".join(f"%{n}: {t} {{train.input = {_drawn(t)}}}" for n, t in self.arguments)
         values, types = (", ".join(each) for each in zip(*self.results, strict=True))
+        attributes = "attributes {train.step} " if self.name == OPS else ""  # values are freed
         text = (
-            f"func.func @{self.name}({given}) -> ({types}) {{\n"
+            f"func.func @{self.name}({given}) -> ({types}) {attributes}{{\n"
             + "\n".join(self.lines)
             + f"\n  func.return {values} : {types}\n}}"
         )
@@ -252,4 +315,10 @@ def _type(
     """Return a type of the local view."""
     split = ", ".join(f"{{{axes}}}" for axes in dims or ("",) * len(shape))
     sums = f", partial sum {{{partial}}}" if partial else ""
-    return f"tensor<{'x'.join(map(str, shape))}x{element}, #dist.local<@m, [{split}]{sums}>>"
+    return f"tensor<{'x'.join([*map(str, shape), element])}, #dist.local<@m, [{split}]{sums}>>"
+
+
+def _drawn(type: str) -> str:
+    """Return the random values of an input of a type of the local view: integers number rows."""
+    integers = "i32," in type
+    return f"#train.init<{'integers, low = 0, high = 3' if integers else 'normal, std = 0.01'}>"

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.collectives import COLLECTIVES
+from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import functions, on_cluster
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, Work, works_of
@@ -46,7 +48,7 @@ class Fitted:
 
 def fit(
     predict: Predict, measured: Sequence[float] | Array, start: Cluster,
-    against: Mapping[int, int] | None = None,
+    against: Mapping[int, int] | None = None, called: Sequence[bool] | None = None,
 ) -> Fitted:  # fmt: skip
     """Return the cluster for which the model is closest to the measurements.
 
@@ -55,13 +57,15 @@ def fit(
         against: from measurements with a collective in flight to those of the same ops one after
             the other. The interference is fitted last, to their ratios; they count for nothing
             else.
+        called: which of the measurements are of calls, by default all; others are of ops.
     """
     y, pairs = np.asarray(measured), dict(against or {})
     beside, apart = list(pairs), list(pairs.values())
+    of_call = np.ones(len(y)) if called is None else np.asarray(called, dtype=float)
     alone = np.setdiff1d(np.arange(len(y)), [*beside, *apart])
 
     def seconds_of(cluster: Cluster, call: float) -> Array:
-        seconds = call + np.asarray(predict(cluster))
+        seconds = call * of_call + np.asarray(predict(cluster))
         seconds[beside] *= y[apart] / seconds[apart]
         return seconds
 
@@ -86,19 +90,37 @@ def fit_relative(terms: Sequence[Terms], measured: Sequence[float]) -> Coefficie
     return Coefficients(*map(float, _nearest(lambda x: columns @ x, start, y)))
 
 
-def terms_of(module: ModuleOp) -> list[Terms]:
-    """Return the terms of each function of a module in the local view.
+def terms_of(module: ModuleOp, ops: Sequence[str] = ()) -> list[Terms]:
+    """Return the terms of each function of a module in the local view, and then of the ops of these
+    names (see `of_functions`).
 
     An all-reduce over all devices counts as one of gradients, other reductions as within an op,
     other collectives as between ops.
     """
     found = []
-    for f, mesh in functions(module):
+    wholes, apart = _measured(module, ops)
+    for group, mesh in [*wholes, *(([op], mesh) for op, mesh in apart)]:
         mesh, row = on_cluster(mesh, None), [0, 0, 0, 0]
-        for cost in (w.cost(mesh) for w in works_of(list(f.body.block.ops), mesh)):
+        for cost in (w.cost(mesh) for w in works_of(group, mesh)):
             row[_term(cost, mesh.extent(cost.axes) == mesh.size)] += cost.bytes
         found.append(Terms(*row))
     return found
+
+
+def _measured(
+    module: ModuleOp, names: Sequence[str]
+) -> tuple[list[tuple[list[Operation], Mesh]], list[tuple[Operation, Mesh]]]:
+    """Return the ops of each function, with its mesh, but for a function that has ops by the names
+    of their results, of which these are measured; and these."""
+    places, wholes, found = {name: i for i, name in enumerate(names)}, [], {}
+    for f, mesh in functions(module):
+        ops = list(f.body.block.ops)
+        mine = {op.results[0].name_hint: op for op in ops if op.results}
+        if mine.keys() >= places.keys() and places:
+            found = {name: (mine[name], mesh) for name in names}
+        else:
+            wholes.append((ops, mesh))
+    return wholes, [found[name] for name in names]
 
 
 def _term(cost: OpCost, everywhere: bool) -> int:
@@ -111,23 +133,29 @@ def _term(cost: OpCost, everywhere: bool) -> int:
     return 3 if kind == "all_reduce" and everywhere else 1
 
 
-def of_functions(module: ModuleOp) -> Predict:
-    """Return the model of the functions of a module in the local view, in their order."""
-    found = list(functions(module))
-    meshes = {mesh for _, mesh in found}
-    counted: dict[tuple[int, ...], list[list[Work]]] = {}
-    """The work of each function, by the units of the cluster: it depends on nothing else of it."""
+def of_functions(module: ModuleOp, ops: Sequence[str] = ()) -> Predict:
+    """Return the model of the functions of a module in the local view, in their order, and then of
+    the ops whose results have these names, in place of the function that has them."""
+    wholes, apart = _measured(module, ops)
+    meshes = {mesh for _, mesh in (*wholes, *apart)}
+    counted: dict[tuple[int, ...], tuple[list[list[Work]], list[Work]]] = {}
+    """The work of each function and op, by the units of the cluster: it depends on nothing else of
+    it."""
 
     def predict(cluster: Cluster) -> list[float]:
         on = {mesh: on_cluster(mesh, cluster) for mesh in meshes}
         if cluster.units not in counted:
-            counted[cluster.units] = [
-                list(works_of(list(f.body.block.ops), on[mesh])) for f, mesh in found
-            ]
-        return [
+            counted[cluster.units] = (
+                [list(works_of(group, on[mesh])) for group, mesh in wholes],
+                [work for op, mesh in apart for work in works_of([op], on[mesh])],
+            )
+        calls, alone = counted[cluster.units]
+        seconds = [
             elapsed((w.cost(on[mesh]) for w in works), on[mesh])
-            for works, (_, mesh) in zip(counted[cluster.units], found, strict=True)
+            for works, (_, mesh) in zip(calls, wholes, strict=True)
         ]
+        costs = (w.cost(on[mesh]) for w, (_, mesh) in zip(alone, apart, strict=True))
+        return [*seconds, *(cost.seconds for cost in costs)]
 
     return predict
 

@@ -4,7 +4,8 @@
 
 (Williams, Waterman and Patterson, 2009.) The ratio is the cluster's for the op, or 1. A cluster
 without rates has those of the default; other fields that it lacks cost nothing. A type without a
-rate has the lowest rate of the cluster. Views cost nothing.
+rate has the lowest rate of the cluster. Views cost nothing, unless the cluster has a ratio for
+them: that of their time to the overhead.
 """
 
 from abc import ABC, abstractmethod
@@ -85,7 +86,7 @@ def op_seconds(
         ShardirError: the op cannot be split like that.
     """
     if is_free(kind, factors, types):
-        return 0.0
+        return view_seconds(mesh.cluster_or_default, kind)
     found = try_op_sharding(factors, chosen, mesh)
     if found is None:
         got = ", ".join(f"{f} over {{{', '.join(map(str, axes))}}}" for f, axes in chosen.items())
@@ -110,6 +111,12 @@ def computation_seconds(
     computing = flops / (rates.get(element) or min(rates.values()))
     moving = touched / cluster.memory_bandwidth if cluster.memory_bandwidth else 0.0
     return cluster.op_times[name] * max(computing, moving) + cluster.overhead
+
+
+def view_seconds(cluster: Cluster, kind: type[Operation]) -> float:
+    """Return the seconds of a free op."""
+    known = issubclass(kind, FREE) and kind.name in cluster.op_times
+    return cluster.op_times[kind.name] * cluster.overhead if known else 0.0
 
 
 def work(
@@ -212,12 +219,12 @@ class RingProduct(Work):
 
 @dataclass(frozen=True)
 class NoWork(Work):
-    """An op that costs nothing."""
+    """An op that moves and computes nothing."""
 
     op: Operation
 
     def cost(self, mesh: Mesh) -> OpCost:
-        return OpCost(self.op, 0, 0, 0.0)
+        return OpCost(self.op, 0, 0, view_seconds(mesh.cluster_or_default, type(self.op)))
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from plans import bare
 
 from shardir.algebra.cluster import Cluster
 from shardir.api import compile
-from shardir.backend.runs import Options
+from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.cost import report
 from shardir.syntax.parser import parse
-from shardir.tools.calibrate import fitted, unmeasured
+from shardir.tools.calibrate import fitted, medians, unmeasured
 from shardir.tools.probes import module, probes
 
 MORE: dict[str, dict[str, tuple[Mesh, dict[str, str]]]] = {
@@ -52,8 +52,12 @@ def calibrated() -> Cluster:
     probing = compile(module(given, RANKS), "")
     with tempfile.TemporaryDirectory() as folder:
         folder_of_probes = probing.save(Path(folder) / "probes")
-        (measured,) = times([folder_of_probes], *PROBING, Options(timeout=TIMEOUT))
-    seconds = {name: median(each) for name, each in measured.items()}
+        traces = list[list[RankCalls]]()
+        (measured,) = times(
+            [folder_of_probes], *PROBING, Options(timeout=TIMEOUT), on_traces=traces.extend,
+            clocks=["processor"],
+        )  # fmt: skip
+    seconds = medians(probing, measured, traces[0])
     return fitted(given, probing, seconds, unmeasured(RANKS, MEMORY)).cluster
 
 

@@ -16,11 +16,11 @@ from programs import mlp, transformer
 from rich.markup import escape
 
 from shardir.api import compile
-from shardir.backend.runs import Options
+from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.cost import relative, report
 from shardir.cost.fit import fit_relative
-from shardir.tools.calibrate import fitted, unmeasured
+from shardir.tools.calibrate import fitted, medians, unmeasured
 from shardir.tools.probes import module, probes
 
 RANKS = 4
@@ -145,16 +145,17 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     probing = compile(module(every_probe, RANKS), "")
     found = list(programs())
     compiled = [compile(text) for _, _, text in found]
+    traces = list[list[RankCalls]]()
     with tempfile.TemporaryDirectory() as folder:
         folders = [c.save(Path(folder) / str(i)) for i, c in enumerate([probing, *compiled])]
         log(f"{len(found)} programs and {len(every_probe)} probes compiled")
         measured, *steps = times(
             folders, ROUNDS, TURN, Options(timeout=TIMEOUT),
-            lambda done: log(f"round {done}/{ROUNDS}"),
+            lambda done: log(f"round {done}/{ROUNDS}"), traces.extend,
+            ["processor", *[""] * len(found)],
         )  # fmt: skip
-    calibration = fitted(
-        every_probe, probing, {n: median(v) for n, v in measured.items()}, unmeasured(RANKS, MEMORY)
-    )
+    by_probe = medians(probing, measured, traces[0])
+    calibration = fitted(every_probe, probing, by_probe, unmeasured(RANKS, MEMORY))
     log(f"fitted to the probes: {escape(str(calibration.cluster))}")
     seconds = [median(step["step"]) for step in steps]
     terms = [relative(compile(text, LAID_OUT).module)[0].terms for _, _, text in found]

@@ -30,7 +30,7 @@ from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.measured import ProgramLines
 from shardir.backend.torch.traces import Differences, MeasuredTrace
-from shardir.tools.calibrate import fitted, unmeasured
+from shardir.tools.calibrate import fitted, medians, unmeasured
 from shardir.tools.probes import module, probes
 
 WORST = 8
@@ -52,10 +52,10 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
         measured, *steps = times(
             folders, ROUNDS, TURN, Options(timeout=TIMEOUT),
             lambda done: log(f"round {done}/{ROUNDS}"), traces.extend,
+            ["processor", *["wall"] * len(found)],
         )  # fmt: skip
-    calibration = fitted(
-        every_probe, probing, {n: median(v) for n, v in measured.items()}, unmeasured(RANKS, MEMORY)
-    )
+    seconds = medians(probing, measured, traces[0])
+    calibration = fitted(every_probe, probing, seconds, unmeasured(RANKS, MEMORY))
     log(f"fitted to the probes: {escape(str(calibration.cluster))}")
     out, parts = [], defaultdict[str, list[Differences]](list)
     for (model, strategy, _), c, step, ranks in zip(

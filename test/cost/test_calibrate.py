@@ -15,7 +15,7 @@ from shardir.cost import Coefficients, clusters, report
 from shardir.cost.fit import Predict, fit, fit_relative, of_functions, terms_of
 from shardir.dialects import dist
 from shardir.tools import calibrate
-from shardir.tools.probes import against, module, probes
+from shardir.tools.probes import OPS, against, module, probes
 
 FITTED = [kind for kind, _ in calibrate.unmeasured(4, 10**9).collectives]
 SLOW = [kind for kind, _ in calibrate.unmeasured(4, 10**9).ops]
@@ -28,7 +28,10 @@ KNOWN = Cluster(
     collectives=tuple(zip(FITTED, (0.6, 1.2, 0.9, 1.1, 0.8), strict=True)),
     ops=tuple((kind, 1.5 + i) for i, kind in enumerate(SLOW)),
 )
-PROBES = probes(4, 1 << 22)
+GIVEN = probes(4, 1 << 22)
+PROBES = [p for p in GIVEN if p.name != OPS]
+CALLED = [bool(p.text) for p in PROBES]
+"""Which are functions; the others are ops of OPS."""
 START = calibrate.unmeasured(4, 10**9)
 PAIRS = against(PROBES)
 
@@ -43,12 +46,12 @@ def numbers(c: Cluster) -> list[float]:
 
 @cache
 def compiled() -> shardir.Compiled:
-    return shardir.compile(module(PROBES, 4), "")
+    return shardir.compile(module(GIVEN, 4), "")
 
 
 @cache
 def model() -> Predict:
-    return of_functions(compiled().module)
+    return of_functions(compiled().module, [p.name for p in PROBES if not p.text])
 
 
 def seconds_on(cluster: Cluster) -> np.ndarray:
@@ -64,7 +67,9 @@ TWO_LEVELS = (Level("node", 2, 2e9, 1e-5), Level("pod", 2, 1e9, 1e-4))
 
 @pytest.mark.parametrize("known", [KNOWN, replace(KNOWN, levels=TWO_LEVELS, interference=0.5)])
 def test_the_model_of_a_fit_is_that_of_reports(known: Cluster) -> None:
-    reported = [f.seconds for f in report(compiled().module, known)]
+    reports = {f.name: f for f in report(compiled().module, known)}
+    ops = {c.op.results[0].name_hint: c.seconds for c in reports[OPS].ops}
+    reported = [reports[p.name].seconds if p.text else ops[p.name] for p in PROBES]
     assert seconds_on(known) == pytest.approx(reported)
 
 
@@ -72,11 +77,12 @@ def test_the_model_of_a_fit_is_that_of_reports(known: Cluster) -> None:
 def test_known_numbers_are_found_again(interference: float) -> None:
     """Each parameter that the probes show, and the seconds of a call."""
     call, known = 3e-5, replace(KNOWN, interference=interference)
-    found = fit(model(), seconds_on(known) + call, START, PAIRS)
+    measured = seconds_on(known) + call * np.array(CALLED)
+    found = fit(model(), measured, START, PAIRS, CALLED)
     assert numbers(found.cluster) == pytest.approx(numbers(known), rel=1e-3)
     assert found.cluster.interference == pytest.approx(interference, abs=1e-2)
     assert found.call == pytest.approx(call, rel=1e-3)
-    assert found.predicted == pytest.approx(seconds_on(known) + call, rel=1e-3)
+    assert found.predicted == pytest.approx(measured, rel=1e-3)
 
 
 OTHERS = [(0.4, 0.8), (0.0, 1.3), (0.8, 1.3)]
@@ -100,10 +106,10 @@ def check_interference(interference: float, slower: float, call: float, off: flo
     rates = tuple((name, rate / slower) for name, rate in known.flops)
     usual, here = seconds_on(known), seconds_on(replace(known, flops=rates))
     times = {
-        p.name: call + float(h if p.name.startswith(("apart", "beside")) else u)
+        p.name: call * bool(p.text) + float(h if p.name.startswith(("apart", "beside")) else u)
         for p, u, h in zip(PROBES, usual, here, strict=True)
     }
-    found = calibrate.fitted(PROBES, compiled(), times, START).cluster
+    found = calibrate.fitted(GIVEN, compiled(), times, START).cluster
     assert found.interference == pytest.approx(interference, abs=off)
     assert numbers(found) == pytest.approx(numbers(known), rel=0.05)
 
@@ -113,7 +119,7 @@ def test_noise_averages_out(seed: int) -> None:
     """With measurements up to 20% off, so are parameters that few of them show; those of the links,
     which most of them show, are found within 10%."""
     noise = np.random.default_rng(seed).uniform(-0.2, 0.2, len(PROBES))
-    found = fit(model(), seconds_on(KNOWN) * np.exp(noise), START, PAIRS)
+    found = fit(model(), seconds_on(KNOWN) * np.exp(noise), START, PAIRS, CALLED)
     assert numbers(found.cluster) == pytest.approx(numbers(KNOWN), rel=0.2)
     assert numbers(found.cluster)[:2] == pytest.approx(numbers(KNOWN)[:2], rel=0.1)
 
@@ -124,11 +130,11 @@ def test_no_numbers_near_are_better() -> None:
     that differ from it in one parameter or in two, by a little or by much."""
     rng = np.random.default_rng(7)
     measured = seconds_on(KNOWN) * np.exp(rng.normal(0, 0.7, len(PROBES)))
-    found = fit(model(), measured, START, PAIRS)
+    found = fit(model(), measured, START, PAIRS, CALLED)
     alone = [i for i in range(len(PROBES)) if i not in {*PAIRS, *PAIRS.values()}]
 
     def error(c: Cluster) -> float:
-        p = seconds_on(c) + found.call
+        p = seconds_on(c) + found.call * np.array(CALLED)
         return float(np.sum(np.log(p / measured)[alone] ** 2))
 
     minimum = error(found.cluster)
@@ -185,7 +191,7 @@ def test_coefficients_of_the_relative_model_are_found_again() -> None:
 @cache
 def calibration() -> calibrate.Calibration:
     times = dict(zip((p.name for p in PROBES), seconds_on(KNOWN), strict=True))
-    return calibrate.fitted(PROBES, compiled(), times, START)
+    return calibrate.fitted(GIVEN, compiled(), times, START)
 
 
 @long_form

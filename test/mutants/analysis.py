@@ -108,11 +108,11 @@ MUTANTS = [
         "test/analysis/test_position_forms.py",
     ),
     Mutant(
-        "a reshape merges dimensions that are apart",
-        "Dimensions are one run of elements where the inner one is as long as the run before.",
+        "each second element follows the first",
+        "The elements of a slice with a stride are as close as those of its operand.",
         "shardir/analysis/aliasing.py",
-        "if i and dims[i - 1][1] == size * step:",
-        "if i and dims[i - 1][1] == size:",
-        "test/analysis/test_storages.py::test_views_are_those_of_torch",
+        "return tuple(n * step for n, step in zip(of, steps, strict=True))",
+        "return of",
+        "test/analysis/test_storages.py -k torch",
     ),
 ]

@@ -11,7 +11,8 @@ simulated ones (`shardir/cost/simulator.py`):
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import median
 from typing import Any, NamedTuple
 
 from xdsl.dialects.builtin import ModuleOp
@@ -110,6 +111,14 @@ class ProgramLines:
             ):
                 yield after, end, end
                 after = after.next_op
+
+    def medians(self, recorded: Iterable[dict[str, Any]]) -> dict[Operation, float]:
+        """Return the median seconds of each op in recorded calls of a function."""
+        found: dict[Operation, list[float]] = {}
+        for call in recorded:
+            for op, begin, end in self._runs(call):
+                found.setdefault(op, []).append(end - begin)
+        return {op: median(seconds) for op, seconds in found.items()}
 
     def _runs(self, call: Mapping[str, Any]) -> Iterator[MeasuredOp]:
         """Yield the ops of a call with their begin and end; an op has one line or several."""

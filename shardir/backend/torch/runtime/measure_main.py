@@ -2,7 +2,8 @@
 
 Started by measure.py, which puts it beside the runtime's files, with turns.json:
 
-    {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02, "traced": false}
+    {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02,
+     "traced": ["wall", ""]}
 
 Programs are emitted directories. In each round each function has a turn of about `seconds`:
 as many calls as fit, at least one, in sequence. A step that reads rows of files takes its inputs
@@ -13,8 +14,9 @@ does,
     {"event": "round", "done": 3, "of": 5}
     {"event": "times", "program": 0, "function": "step", "seconds": [0.0031, 0.003]}
 
-a call's mean of each round. If calls are to be traced, each program has two more calls in each
-round, with the times of its lines: trace0/rank0.json, ... beside turns.json (runtime_trace.py).
+a call's mean of each round. `traced` has the clock of each program whose calls are to be traced,
+`wall` or `processor`: it has two more calls in each round, with the times of its lines:
+trace0/rank0.json, ... beside turns.json (runtime_trace.py).
 """
 
 import json
@@ -82,10 +84,10 @@ class Timed:
 class Traced:
     """The calls of a program in which the times of lines are recorded."""
 
-    def __init__(self, program: int, runner: Runner, calls: int):
+    def __init__(self, program: int, runner: Runner, calls: int, clock: str):
         self.runner, folder = runner, HERE / f"trace{program}"
         folder.mkdir(exist_ok=True)
-        self.recorder = Recorder(calls, folder, runner.mesh.device)
+        self.recorder = Recorder(calls, folder, runner.mesh.device, clock == "processor")
         plan = runner.plan
         self.functions = self.recorder.functions(plan, plan.directory / "program.py")
 
@@ -128,7 +130,7 @@ def work(options: RunOptions, events: Events) -> None:
     turns = json.loads((HERE / "turns.json").read_text())
     meshes: dict[tuple, rt.Mesh] = {}
     first: rt.Mesh | None = None
-    timed, traced = [], []
+    timed, traced = list[Timed](), dict[int, Traced]()
     for number, name in enumerate(turns["programs"]):
         plan = load_plan(name)
         if first is None:
@@ -139,16 +141,16 @@ def work(options: RunOptions, events: Events) -> None:
         functions = {f.name: getattr(module, f.python) for f in plan.functions}
         runner = Runner(plan, mesh, functions, options.seed, events)
         timed += [Timed(number, runner, f, turns["seconds"]) for f in plan.functions]
-        if turns["traced"]:
-            traced.append(Traced(number, runner, 2 * turns["rounds"]))
+        if clock := turns["traced"][number]:
+            traced[number] = Traced(number, runner, 2 * turns["rounds"], clock)
     for number in range(turns["rounds"]):
         for one in timed:
             one.seconds.append(one.turn())
-            if traced:
+            if one.program in traced:
                 traced[one.program].call(one)
         events.send(event="round", done=number + 1, of=turns["rounds"])
-    for one in traced:
-        one.recorder.write(one.runner.mesh.rank)
+    for each in traced.values():
+        each.recorder.write(each.runner.mesh.rank)
     for one in timed:
         events.send(
             event="times", program=one.program, function=one.function.name, seconds=one.seconds

@@ -39,16 +39,19 @@ class Recorder:
     Args:
         calls: their number.
         folder: where they are written to.
+        processor: whether times are the processor's for this thread, where the device is a CPU: of
+            ranks and other processes that share its cores they have no part.
     """
 
-    def __init__(self, calls: int, folder: Path, device: torch.device):
+    def __init__(self, calls: int, folder: Path, device: torch.device, processor: bool = False):
         self.folder = folder
         self.calls: dict[str, deque[dict[str, Any]]] = {}
         self._most = calls
         self._lines: list[int] = []
         self._times: list[Any] = []
         self._spans: list[list[Any]] = []
-        self._clock = _StreamClock() if device.type == "cuda" else _HostClock()
+        host = _ProcessorClock() if processor else _HostClock()
+        self._clock = _StreamClock() if device.type == "cuda" else host
 
     def functions(self, plan: ProgramPlan, path: Path) -> dict[str, Callable]:
         """Return the functions of a program, which is in a file, with marks."""
@@ -106,6 +109,12 @@ class _HostClock:
 
     def nanoseconds(self, marks: list[int]) -> list[int]:
         return marks
+
+
+class _ProcessorClock(_HostClock):
+    """The time that the thread has run."""
+
+    now = staticmethod(time.thread_time_ns)
 
 
 class _StreamClock:
