@@ -98,8 +98,8 @@ def terms_of(module: ModuleOp, ops: Sequence[str] = ()) -> list[Terms]:
     other collectives as between ops.
     """
     found = []
-    wholes, apart = _measured(module, ops)
-    for group, mesh in [*wholes, *(([op], mesh) for op, mesh in apart)]:
+    called, apart = _measured(module, ops)
+    for group, mesh in [*called, *(([op], mesh) for op, mesh in apart)]:
         mesh, row = on_cluster(mesh, None), [0, 0, 0, 0]
         for cost in (w.cost(mesh) for w in works_of(group, mesh)):
             row[_term(cost, mesh.extent(cost.axes) == mesh.size)] += cost.bytes
@@ -112,15 +112,15 @@ def _measured(
 ) -> tuple[list[tuple[list[Operation], Mesh]], list[tuple[Operation, Mesh]]]:
     """Return the ops of each function, with its mesh, but for a function that has ops by the names
     of their results, of which these are measured; and these."""
-    places, wholes, found = {name: i for i, name in enumerate(names)}, [], {}
+    places, called, found = {name: i for i, name in enumerate(names)}, [], {}
     for f, mesh in functions(module):
         ops = list(f.body.block.ops)
         mine = {op.results[0].name_hint: op for op in ops if op.results}
         if mine.keys() >= places.keys() and places:
             found = {name: (mine[name], mesh) for name in names}
         else:
-            wholes.append((ops, mesh))
-    return wholes, [found[name] for name in names]
+            called.append((ops, mesh))
+    return called, [found[name] for name in names]
 
 
 def _term(cost: OpCost, everywhere: bool) -> int:
@@ -136,8 +136,8 @@ def _term(cost: OpCost, everywhere: bool) -> int:
 def of_functions(module: ModuleOp, ops: Sequence[str] = ()) -> Predict:
     """Return the model of the functions of a module in the local view, in their order, and then of
     the ops whose results have these names, in place of the function that has them."""
-    wholes, apart = _measured(module, ops)
-    meshes = {mesh for _, mesh in (*wholes, *apart)}
+    called, apart = _measured(module, ops)
+    meshes = {mesh for _, mesh in (*called, *apart)}
     counted: dict[tuple[int, ...], tuple[list[list[Work]], list[Work]]] = {}
     """The work of each function and op, by the units of the cluster: it depends on nothing else of
     it."""
@@ -146,13 +146,13 @@ def of_functions(module: ModuleOp, ops: Sequence[str] = ()) -> Predict:
         on = {mesh: on_cluster(mesh, cluster) for mesh in meshes}
         if cluster.units not in counted:
             counted[cluster.units] = (
-                [list(works_of(group, on[mesh])) for group, mesh in wholes],
+                [list(works_of(group, on[mesh])) for group, mesh in called],
                 [work for op, mesh in apart for work in works_of([op], on[mesh])],
             )
         calls, alone = counted[cluster.units]
         seconds = [
             elapsed((w.cost(on[mesh]) for w in works), on[mesh])
-            for works, (_, mesh) in zip(calls, wholes, strict=True)
+            for works, (_, mesh) in zip(calls, called, strict=True)
         ]
         costs = (w.cost(on[mesh]) for w, (_, mesh) in zip(alone, apart, strict=True))
         return [*seconds, *(cost.seconds for cost in costs)]

@@ -80,7 +80,7 @@ def torch_views(draw: random.Random, x: torch.Tensor) -> tuple[list[str], list[t
 
 @pytest.mark.parametrize("seed", range(extent(30, 400)))
 def test_views_are_those_of_torch(seed: int) -> None:
-    """Which of a chain share memory, and how far apart their elements are."""
+    """Values of a chain share memory where torch's do, with the same distances of elements."""
     lines, made = torch_views(random.Random(seed), torch.zeros(4, 6, 2))
     f = function("\n".join(["func.func @f(%v0: tensor<4x6x2xf32>) {", *lines, "  func.return\n}"]))
     base = made[0]

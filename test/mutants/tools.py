@@ -67,4 +67,12 @@ MUTANTS = [
         "ratio - 1",
         "test/tools/test_shard_calibrate.py::test_errors_are_of_the_ratio_either_way",
     ),
+    Mutant(
+        "an op takes the processor's seconds",
+        "Where ranks share cores ops are priced as if each rank had a core.",
+        "tools/calibrate.py",
+        "scale = seconds / sum(found.values())",
+        "scale = 1.0",
+        "test/tools/test_shard_calibrate.py -k share",
+    ),
 ]

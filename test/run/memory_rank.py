@@ -15,8 +15,8 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from rank_program import Census, Emitted
 
 RANKS, STEPS, SECONDS = 4, 10, 300
-"""The least peak of the steps counts: in the first one groups and buffers may be made, and a thread
-of Gloo may hold what it has sent a moment longer."""
+"""The minimum peak of the steps counts: in the first one groups and buffers may be made, and a
+thread of Gloo may hold what it has sent a moment longer."""
 
 
 def main(folder: Path, rank: int) -> None:
@@ -30,17 +30,17 @@ def main(folder: Path, rank: int) -> None:
     found: dict[str, list[int]] = {}
     for place in places:
         with Census() as census:
-            program, least = Emitted(place), sys.maxsize
+            program, minimum = Emitted(place), sys.maxsize
             for _ in range(STEPS):
                 gc.collect()
                 census.reset()
                 loss = program.step()
                 del loss
-                least = min(least, census.peak)
+                minimum = min(minimum, census.peak)
         del program
         gc.collect()
         peaks = [torch.zeros((), dtype=torch.int64) for _ in range(RANKS)]
-        dist.all_gather(peaks, torch.tensor(least))
+        dist.all_gather(peaks, torch.tensor(minimum))
         found[place.name] = [int(p) for p in peaks]
         print(place.name, *found[place.name], flush=True)
     if rank == 0:

@@ -9,7 +9,7 @@ import pytest
 import shardir
 from shardir.cost import Coefficients, report
 from shardir.tools import calibrate
-from shardir.tools.probes import groups, module, probes, sizes
+from shardir.tools.probes import OPS, groups, module, probes, sizes
 
 
 def test_groups_and_sizes() -> None:
@@ -27,6 +27,22 @@ def test_probes_are_programs_on_any_number_of_ranks(ranks: int) -> None:
     assert ops >= {p.name for p in given if not p.text}
     extents = {f.mesh.extent(c.axes) for f in found for c in f.ops if c.communicates}
     assert extents == set(groups(ranks))
+
+
+def test_ops_have_their_share_of_the_seconds_of_a_call() -> None:
+    """Each line takes a microsecond of the processor, and a call two seconds."""
+    given = probes(2, 1 << 12)
+    compiled = shardir.compile(module(given, 2), "")
+    lines = compiled.program.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"def {OPS}("))
+    last = next(i for i, line in enumerate(lines) if i > first and line.startswith("    return"))
+    numbers = [i + 1 for i in range(first, last) if lines[i].startswith("    v")]
+    times = [1000 * i for i in range(len(numbers))]
+    call = {"begin": 0, "end": 1000 * len(numbers), "lines": numbers, "times": times, "spans": []}
+    found = calibrate.times_of_ops(compiled, [{OPS: [call] * 3}] * 2, 2.0)
+    assert found.keys() >= {p.name for p in given if not p.text and p.size}  # others are in loops
+    assert len(found) == len(numbers)
+    assert [*found.values()] == [pytest.approx(2.0 / len(numbers))] * len(numbers)
 
 
 def test_errors_are_of_the_ratio_either_way() -> None:
