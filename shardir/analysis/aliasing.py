@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from xdsl.dialects.builtin import AnyFloat, TensorType
+from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
@@ -55,10 +55,6 @@ COPIES = (
 )
 """Ops that return their operand or make a new storage, and never a view; a loop that carries a
 value, or makes one in each run, makes storages for it."""
-
-
-FOLDED = (nn.ConstantOp, nn.MulOp, nn.NegOp, nn.ConvertOp, nn.ReshapeOp, nn.StopGradientOp)
-"""Ops that make numbers of numbers: see `is_number`."""
 
 
 @cache
@@ -146,7 +142,7 @@ def _copying(kind: type[Operation]) -> Callable[[Any, Mesh | None], bool] | None
     if issubclass(kind, nn.ReshapeOp):
         return lambda op, mesh: _reshaped(op, mesh) is None
     if issubclass(kind, nn.BroadcastOp):
-        return lambda op, _: is_number(op.x)
+        return lambda op, _: isinstance(op.x.owner, nn.ConstantOp)
     if not issubclass(kind, COPIES):
         return None
     if issubclass(kind, dist.CollectiveOp):
@@ -216,15 +212,6 @@ def _reshaped(op: nn.ReshapeOp, mesh: Mesh | None) -> Shape | None:
             return None
         size = rest = 1
     return (*(1 for _ in new), *reversed(found))
-
-
-def is_number(v: SSAValue) -> bool:
-    """Whether a value is a scalar that follows from constants: programs have it as a literal, and
-    its broadcast is a new tensor."""
-    op, of_integers = v.owner, not isinstance(getattr(v.type, "element_type", None), AnyFloat)
-    if _shape(v) or not isinstance(op, FOLDED):
-        return False
-    return isinstance(op, nn.ConstantOp) or (not of_integers and all(map(is_number, op.operands)))
 
 
 def row_major(shape: Shape) -> Shape:
