@@ -5,7 +5,7 @@ belong to the caller, and are live throughout; results are returned to it, and a
 In a training step storages are freed after their last use; in other functions none is freed before
 the return, as in the emitted program. These share one storage:
 
-1. a value and its views; some reshapes are copies, and so is the broadcast of a number;
+1. a value and its views; some reshapes are copies, and so is the broadcast of a constant;
 2. a parameter or state and its updated value, if the old one is not read later;
 3. operand and result of an all-reduce of one value, if the operand is not read later and is no
    argument;
