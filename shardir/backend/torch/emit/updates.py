@@ -61,7 +61,7 @@ def _in_one_call(one: Operation, other: Operation) -> bool:
 
 
 def _key(op: FusedUpdate) -> tuple[object, ...]:
-    """What the updates of a call have in common."""
+    """The element type, memory, numbers and source line that the updates of a call share."""
     type = op.w.type
     assert isinstance(type, TensorType)
     layout = type_layout(type)
