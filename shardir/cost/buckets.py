@@ -18,8 +18,8 @@ fuse-communication and the search ask `fused`, so that they have the same bucket
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from itertools import chain, combinations, islice
+from functools import cached_property, reduce
+from itertools import chain, combinations, islice, product
 from math import inf
 from operator import add
 
@@ -55,7 +55,7 @@ class Bucket:
     shrinks: bool = False
     follows: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def is_full(self) -> bool:
         """Whether nothing joins it."""
         return self.shrinks and self.values.fastest[0].latency <= FULL * self.values.seconds
@@ -119,9 +119,13 @@ class _Buckets:
     def __init__(self, parts: Iterable[Bucket], max_bytes: float):
         self.all = {part.members: part for part in parts}
         self.max_bytes = max_bytes
-        ends = {m for part in self.all.values() for m in part.follows}
-        ends.update(m for part in self.all.values() if part.follows for m in part.members)
-        self._chained = frozenset(ends)
+        self._of = {m: part for part in self.all.values() for m in part.members}
+        self._near = defaultdict[int, set[int]](set)
+        """Of each member those that it follows, and those that follow it."""
+        for part in self.all.values():
+            for m, before in product(part.members, self._of.keys() & part.follows):
+                self._near[m].add(before)
+                self._near[before].add(m)
 
     def join(self, parts: Iterable[Bucket], limited: bool = True) -> None:
         """Join some of each kind: the best ones of each run; then any two, as long as that
@@ -156,6 +160,7 @@ class _Buckets:
         for part in chain.from_iterable(groups):
             del self.all[part.members]
         self.all.update((bucket.members, bucket) for bucket in found)
+        self._of.update((m, bucket) for bucket in found for m in bucket.members)
         return found
 
     def _gainful_pair(self, buckets: list[Bucket], limited: bool) -> tuple[Bucket, Bucket] | None:
@@ -174,13 +179,21 @@ class _Buckets:
         return None
 
     def _can_be(self, groups: Sequence[Sequence[Bucket]]) -> bool:
-        """Whether there is an order of all buckets if each group is one."""
+        """Whether there is an order of all buckets if each group is one. There is one of those that
+        no chain joins with the groups."""
         inside = {part.members for group in groups for part in group}
-        if all(self._chained.isdisjoint(members) for members in inside):
+        todo = [m for members in inside for m in members]
+        seen, near = set(inside), list[Bucket]()
+        for m in todo:
+            for other in self._near.get(m, ()):
+                bucket = self._of[other]
+                if bucket.members not in seen:
+                    seen.add(bucket.members)
+                    near.append(bucket)
+                    todo += bucket.members
+        if not near and not any(self._near.get(m) for m in todo):
             return True
-        rest = (bucket for members, bucket in self.all.items() if members not in inside)
-        chained = [b for b in rest if not self._chained.isdisjoint(b.members)]
-        return _ordered([*chained, *(reduce(add, group) for group in groups)]) is not None
+        return _ordered([*near, *(reduce(add, group) for group in groups)]) is not None
 
     def in_order(self) -> list[Bucket]:
         """Return the buckets of several, each after those that it follows."""

@@ -35,13 +35,13 @@ class Together:
     def __add__(self, other: "Together") -> "Together":
         return Together(self.forms, self.sending + other.sending, self.packing + other.packing)
 
-    @property
+    @cached_property
     def fastest(self) -> tuple[Form, tuple[float, ...]]:
         """The form of minimum time, and the seconds of each value's bytes in it."""
         each = zip(self.forms, zip(*self.sending, strict=True), strict=True)
         return min(each, key=lambda choice: choice[0].latency + sum(choice[1]))
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         form, each = self.fastest
         return form.latency + sum(each) + (sum(self.packing) if len(each) > 1 else 0.0)

@@ -107,6 +107,7 @@ class CandidateSource:
         self.divisions = divisions(mesh)
         self._made = Memo()
         self._seconds = SignatureMemo()
+        self._parts = SignatureMemo()
 
     def of(self, op: TensorOp, constant: bool, fixed: Fixed | None = None) -> Candidates:
         """Return the candidates of an op.
@@ -293,6 +294,14 @@ class CandidateSource:
             with_layout(unsharded_type(v), l)
             for v, l in zip(op.operands, sharding.operands, strict=True)
         ]
+        parts = type(op), *types, *(unsharded_type(v) for v in op.results)
+        return self._parts.get_or(parts, op.properties, lambda: self._lowered(op, types))
+
+    def _lowered(
+        self, op: TensorOp, types: Sequence[TensorType]
+    ) -> tuple[tuple[Layout, ...], float]:
+        """Return the complete layouts of an op's results, and its time, by its decomposition for
+        operands of these types."""
         block = Block(arg_types=types)
         builder = Rewriter(self.mesh, block)
         trial = type(op).create(

@@ -87,9 +87,12 @@ def _searched(
     unlimited = mesh.cluster and replace(mesh.cluster, memory=None)  # no price depends on it
     source, block = candidate_source(replace(mesh, cluster=unlimited)), lowered.f.body.block
     plan = fastest_plan(CostGraph(block, source, ties), solver(gap))
-    if limit is None or lowered.bytes(plan) <= limit:
+    if limit is None:
         return plan
-    report(f"a program of {lowered.bytes(plan)} B, of which {limit} B fit")
+    if lowered.may_fit(plan, ties, limit):
+        if lowered.bytes(plan) <= limit:
+            return plan
+        report(f"a program of {lowered.bytes(plan)} B, of which {limit} B fit")
     gap = max(gap, MEMORY_GAP)
     bound = bound_within(plan, limit, gap, solver(gap / 2))
     found = PlansWithin(lowered, limit, report)

@@ -78,6 +78,8 @@ class Simulator:
             [(i, m, op) for i, (_, a) in enumerate(each) for m, op in a.readers.items()], np.int64
         ).reshape(-1, 3).T  # fmt: skip
         """Of each read of an activation by a group: both, and the op."""
+        self._reads = [self._reads_of(n) for n in range(len(self.groups))]
+        self._ops = np.arange(self.number)
 
     @property
     def duration(self) -> float:
@@ -131,14 +133,12 @@ class Simulator:
         begin = place[self._of]
         mine = begin >= 0
         begin = begin[mine] + self._made[mine] // self.step
-        start = np.concatenate((self._made, begin))
         stop = np.where(mine, self._read, np.maximum(self._read, end))
         stop = np.concatenate((stop, np.maximum(begin, end[mine])))
-        size = np.concatenate((self._bytes, self._bytes[mine]))
         buffers = [
             (at + op, size) for n, at in first.items() for op, size in self.groups[n].buffers
         ]
-        peak, at = self._peak(size, start, stop, buffers)
+        peak, at = self._peak(self._bytes[mine], begin, stop, buffers)
         hosted = [c for c in hosted if (o := self.offloads[c]).group is None or o.group in there]
         peak -= sum(self.offloads[c].bytes for c in hosted)
         seconds = sum(self.groups[n].seconds for n in first)
@@ -162,40 +162,56 @@ class Simulator:
         events = link_events(chosen, [*map(float, ends)], needed, self._interference)
         return lost + exposed(events)
 
+    def _reads_of(self, n: int) -> tuple[int, tuple[int, ...]]:
+        """Return the place before the first op of the backward part that reads a group, and the
+        groups that read it."""
+        made = self.groups[n].activations
+        own = ((a.first - 1) * self.step + 1 for a in made if a.first is not None)
+        readers = dict.fromkeys(m for a in made for m in a.readers)
+        return min(own, default=self.step * self.number), tuple(readers)
+
     def _first(self, repeated: frozenset[int], loaded: Collection[int]) -> dict[int, int]:
         """Return of each group that is repeated or loaded the place before its first op."""
-        first = dict[int, int]()
+        first, never = dict[int, int](), self.step * self.number
+        again = dict[int, int]()
         for n in sorted(repeated.union(loaded), reverse=True):
-            at = self.step * self.number
-            for a in self.groups[n].activations:
-                if a.first is not None:
-                    at = min(at, (a.first - 1) * self.step + 1)
-                for m in a.readers:
-                    if m in first and m in repeated:
-                        at = min(at, first[m])
-            if at < self.step * self.number:
+            at, readers = self._reads[n]
+            for m in readers:
+                at = min(at, again.get(m, never))
+            if at < never:
                 first[n] = at
+                if n in repeated:
+                    again[n] = at
         return first
 
     def _peak(
-        self, size: Array, start: Array, end: Array, buffers: Sequence[tuple[int, int]]
+        self, again: Array, begin: Array, end: Array, buffers: Sequence[tuple[int, int]]
     ) -> tuple[int, int]:
-        """Return the bytes at the place that needs most, and the op that has begun there."""
-        step = self.step
-        ops = np.arange(self.number) * step
-        places = np.unique(np.concatenate((ops, start)))
-        change = np.zeros(len(places) + 1)
-        change += np.bincount(np.searchsorted(places, start), size, len(change))
-        change -= np.bincount(np.searchsorted(places, end, side="right"), size, len(change))
+        """Return the bytes at the place that needs most, and the op that has begun there.
+
+        Args:
+            again: the bytes of each activation that is made again.
+            begin: the place where it is.
+            end: the last place of each activation, then of each that is made again.
+        """
+        step, number, fixed = self.step, self.number, self.activations
+        repetitions = np.unique(begin)
+        ops = self._ops + np.searchsorted(repetitions, self._ops * step)
+        others = repetitions // step + 1 + np.arange(len(repetitions))
+        made = self._made // step + np.searchsorted(repetitions, self._made)
+        begin = others[np.searchsorted(repetitions, begin)]
+        end = np.minimum(end // step + 1, number) + np.searchsorted(repetitions, end, side="right")
+        """From here on numbers of places, in their order."""
+        places, sizes = number + len(repetitions), np.concatenate((self._bytes, again))
+        change = np.bincount(np.concatenate((made, begin)), sizes, places + 1)
+        change -= np.bincount(end, sizes, places + 1)
         held = np.cumsum(change)[:-1].astype(np.int64)
-        number, rest = np.divmod(places, step)
-        fixed = self.activations
-        nearest = np.minimum(number + 1, self.number - 1)
-        held += np.where(rest == 0, fixed.fixed[number], fixed.between[nearest])
+        held[ops] += fixed.fixed
+        held[others] += fixed.between[np.minimum(repetitions // step + 1, number - 1)]
         for place, bytes_ in buffers:
-            held[np.searchsorted(places, place)] += bytes_
+            held[others[np.searchsorted(repetitions, place)]] += bytes_
         at = int(held.argmax())
-        return int(held[at]), int(number[at])
+        return int(held[at]), int(np.searchsorted(ops, at, side="right")) - 1
 
 
 def repeated(simulator: Simulator, groups: Iterable[int]) -> SavedValues:

@@ -5,12 +5,13 @@ LoweredPlans    its programs, lowered to be measured
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, UnitAttr
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType, UnitAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
@@ -21,13 +22,14 @@ from shardir.dialects.dist import StrategyAttr, with_layout
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import PIPELINE
+from shardir.dialects.train import PIPELINE, BackwardOp
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import BUDGET, NO_RECOMPUTE, PRESETS, RECOMPUTE, SEARCHED
 from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import Candidate
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
+from shardir.search.live_bytes import shard_bytes, storages_of
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares
 from shardir.search.trial import lowered
@@ -99,13 +101,19 @@ class LoweredPlans:
         """Whether programs may compute anything again."""
         self.budgets = may and not recompute
         """Whether they do to keep to the budgets of their plans."""
-        self._costs: dict[int, tuple[StrategyPlan, FunctionCost]] = {}
+        self._costs: dict[tuple, tuple[StrategyPlan, FunctionCost]] = {}
 
     def cost(self, plan: StrategyPlan) -> FunctionCost:
         """Return the cost of the lowered program of a plan."""
-        if id(plan) not in self._costs:
-            self._costs[id(plan)] = plan, self._lowered(plan)  # the plan too, so that its id is its
-        return self._costs[id(plan)][1]
+        key = id(plan.candidates), id(plan.layouts), plan.budget, plan.live_bytes > 0
+        if key not in self._costs:
+            self._costs[key] = plan, self._lowered(plan)  # the plan too, so that the ids are its
+        return self._costs[key][1]
+
+    def may_fit(self, plan: StrategyPlan, ties: Mapping[SSAValue, SSAValue], limit: int) -> bool:
+        """Whether the program of a plan without a budget may keep to a limit of bytes: not where
+        what it saves for the backward part exceeds it."""
+        return not self.budgets or saved_bytes(self.f.body.block, ties, plan) <= limit
 
     def bytes(self, plan: StrategyPlan) -> int:
         """Return the peak of a device's memory in the lowered program of a plan."""
@@ -123,6 +131,31 @@ class LoweredPlans:
         trial = program.parent_op()
         assert isinstance(trial, ModuleOp)
         return cost_of_function(program, mesh_of(program, trial) or self.mesh)
+
+
+def saved_bytes(block: Block, ties: Mapping[SSAValue, SSAValue], plan: StrategyPlan) -> int:
+    """Return at least the bytes that a device holds where the backward part begins, if nothing is
+    computed again: of each storage that is live there the fewest of its values in their layouts."""
+    storages, mesh = storages_of(block, ties), plan.graph.mesh
+    start = next(i for i, op in enumerate(block.ops) if isinstance(op, BackwardOp))
+    needed = defaultdict[SSAValue, set[Layout]](set)
+    for op, candidate in plan.candidates.items():
+        for v, layout in (
+            *zip(op.operands, candidate.operands, strict=True),
+            *zip(op.results, candidate.results, strict=True),
+        ):
+            needed[v].add(layout)
+    total = 0
+    for root, span in storages.spans():
+        if span.start < start < span.end and isinstance(root.type, TensorType):
+            total += min(
+                (
+                    shard_bytes(unsharded_type(v), layout, mesh)
+                    for v in storages.members(root) for layout in {plan.layouts[v], *needed[v]}
+                ),
+                default=0,
+            )  # fmt: skip
+    return total
 
 
 def write(f: FuncOp, plan: StrategyPlan) -> None:

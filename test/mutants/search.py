@@ -111,6 +111,14 @@ MUTANTS = [
         "test/filecheck/search-strategies/joint.ir",
     ),
     Mutant(
+        "what a plan saves is counted on all devices",
+        "A plan is taken to need more than its program does, and its program is not made.",
+        "shardir/search/strategy_plan.py",
+        "shard_bytes(unsharded_type(v), layout, mesh)",
+        "shard_bytes(unsharded_type(v), layout, mesh) * mesh.size",
+        "test/search/test_search_memory.py::test_a_plan_saves_at_most_what_its_program_needs",
+    ),
+    Mutant(
         "what a repetition reads may be free",
         "A kept value is counted as free after its last own read, though a repetition reads it.",
         "shardir/search/repetitions.py",
@@ -122,7 +130,7 @@ MUTANTS = [
         "repetitions are just in time",
         "A repeated value is counted from its own first read on, though a repetition needs it.",
         "shardir/search/repetitions.py",
-        "at = min(at, first[m])",
+        "at = min(at, again.get(m, never))",
         "pass",
         "test/search/test_repetitions.py",
     ),

@@ -41,7 +41,8 @@ from shardir.search.memory import LiveBytes, live, priced
 from shardir.search.memory_limit import solve_within
 from shardir.search.problem import CostProblem
 from shardir.search.solver import MAX_TABLE_ENTRIES, solve
-from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
+from shardir.search.strategy_plan import LoweredPlans, StrategyPlan, saved_bytes
+from shardir.search.value_layouts import tied_values
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
@@ -310,6 +311,20 @@ def of_bytes(graph: CostGraph, limit: int, gap: float, solve: Solve, _: object) 
     return replace(plan.fastest_plan(graph, solve), live_bytes=limit)
 
 
+def test_a_plan_saves_at_most_what_its_program_needs():
+    """So a program that the count rules out need not be made; of a GPT the count is most of it."""
+    module = search.applied(search.LAYOUT.sub("", GPT), "distributed-autodiff")
+    ((f, _),) = bodies(module)
+    mesh = mesh_of(f, module)
+    assert mesh is not None
+    ties, lowered = tied_values(f, f.body.block), LoweredPlans(module, f, mesh)
+    graph = CostGraph(f.body.block, CandidateSource(mesh), ties)
+    found = plan.fastest_plan(graph, lambda problem: solve(problem, MAX_TABLE_ENTRIES))
+    saved, used = saved_bytes(f.body.block, ties, found), lowered.bytes(found)
+    assert used / 2 < saved <= used
+    assert lowered.may_fit(found, ties, saved) and not lowered.may_fit(found, ties, saved - 1)
+
+
 def test_an_error_reports_the_smallest_program_of_all_attempts(monkeypatch: pytest.MonkeyPatch):
     """The fastest plan, those with fewer counted bytes, and the fastest one with recompute."""
     peaks, costs = iter((5000, 1030, 1020, 1040, 1035, 1025, 1200)), dict[int, Any]()
@@ -321,6 +336,7 @@ def test_an_error_reports_the_smallest_program_of_all_attempts(monkeypatch: pyte
         return costs[id(plan)]
 
     monkeypatch.setattr(LoweredPlans, "cost", cost)
+    monkeypatch.setattr(LoweredPlans, "may_fit", lambda *_: True)
     monkeypatch.setattr(plan, "plan_within", of_bytes)
     with pytest.raises(Failure, match="got 1020 B in the smallest program found;"):
         planned(1000, MLP)
