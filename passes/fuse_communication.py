@@ -23,7 +23,9 @@
    time (cost/buckets.py).
 9. The gathers of a layer are fused where the first of them was, if peak memory is then at most the
    larger of that before and the memory of a device of the cluster, or the budget of
-   `choose-recompute`; else in buckets of at most half as many bytes, and so on.
+   `choose-recompute`; else in buckets of at most half as many bytes, and so on. Where no memory is
+   known, the peak may grow by a thousandth: a bias that is gathered with its layer is no reason for
+   a collective of each parameter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,6 +51,9 @@ from shardir.rewriting.copying import copied
 from shardir.rewriting.marks import allowed_memory
 from shardir.rewriting.options import Bytes
 from shardir.rewriting.rewriter import Rewriter, erase
+
+MAX_GROWTH = 1 + 1e-3
+"""By how much peak memory may grow for the buckets of gathers, where no memory is known."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,8 @@ def _gather_layers(f: FuncOp, mesh: Mesh, max_bytes: int) -> None:
     limit = None
     while _merge_gathers(trial := copied(f), mesh, max_bytes):
         if limit is None:
-            limit = max(memory_of(f, mesh).peak, allowed_memory(f, mesh))
+            peak, allowed = memory_of(f, mesh).peak, allowed_memory(f, mesh)
+            limit = max(peak, allowed) if allowed else peak * MAX_GROWTH
         if memory_of(trial, mesh).peak <= limit:
             _merge_gathers(f, mesh, max_bytes)
             break

@@ -84,6 +84,14 @@ MUTANTS = [
         "test/filecheck/fuse-communication/layers_memory.ir",
     ),
     Mutant(
+        "a bias more at the peak leaves gathers alone",
+        "fuse-communication gathers no layer at once where the peak grows by anything.",
+        "passes/fuse_communication.py",
+        "if allowed else peak * MAX_GROWTH",
+        "if allowed else peak",
+        "test/filecheck/fuse-communication/layers_growth.ir",
+    ),
+    Mutant(
         "slices of anything that is gathered",
         "simplify-communication cancels a gather along one dimension with a slice along another.",
         "passes/simplify_communication.py",
