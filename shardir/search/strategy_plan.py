@@ -135,9 +135,10 @@ class LoweredPlans:
 
 def saved_bytes(block: Block, ties: Mapping[SSAValue, SSAValue], plan: StrategyPlan) -> int:
     """Return at least the bytes that a device holds where the backward part begins, if nothing is
-    computed again: of each storage that is live there the fewest of its values in their layouts."""
+    computed again: of each storage that is live there the fewest of its values in their layouts; 0 of
+    a function without a backward part."""
     storages, mesh = storages_of(block, ties), plan.graph.mesh
-    start = next(i for i, op in enumerate(block.ops) if isinstance(op, BackwardOp))
+    start = next((i for i, op in enumerate(block.ops) if isinstance(op, BackwardOp)), -1)
     needed = defaultdict[SSAValue, set[Layout]](set)
     for op, candidate in plan.candidates.items():
         for v, layout in (
