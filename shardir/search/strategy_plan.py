@@ -135,24 +135,26 @@ class LoweredPlans:
 
 def saved_bytes(block: Block, ties: Mapping[SSAValue, SSAValue], plan: StrategyPlan) -> int:
     """Return at least the bytes that a device holds where the backward part begins, if nothing is
-    computed again: of each storage that is live there the fewest of its values in their layouts; 0 of
-    a function without a backward part."""
+    computed again: of each storage that is live there the fewest of its values in their layouts; 0
+    of a function without a backward part."""
     storages, mesh = storages_of(block, ties), plan.graph.mesh
     start = next((i for i, op in enumerate(block.ops) if isinstance(op, BackwardOp)), -1)
-    needed = defaultdict[SSAValue, set[Layout]](set)
+    found = defaultdict[SSAValue, set[Layout]](set)
+    for v, layout in plan.layouts.items():
+        found[v].add(layout)
     for op, candidate in plan.candidates.items():
         for v, layout in (
             *zip(op.operands, candidate.operands, strict=True),
             *zip(op.results, candidate.results, strict=True),
         ):
-            needed[v].add(layout)
+            found[v].add(layout)
     total = 0
     for root, span in storages.spans():
         if span.start < start < span.end and isinstance(root.type, TensorType):
             total += min(
                 (
                     shard_bytes(unsharded_type(v), layout, mesh)
-                    for v in storages.members(root) for layout in {plan.layouts[v], *needed[v]}
+                    for v in storages.members(root) for layout in found[v]
                 ),
                 default=0,
             )  # fmt: skip
