@@ -110,6 +110,8 @@ class Storages:
         for op in self._items:
             for v in dict.fromkeys(op.values):
                 self._taken.setdefault(v, []).append(op)
+        self._draws: dict[SSAValue, list[ItemOp]] = {op.out: [op] for op in self._items}
+        """By root the ops that draw a value of several into its storage."""
         self._pinned: set[SSAValue] = set()
         self._in_flight: dict[SSAValue, list[Span]] = {}
         for op, end in waits(ops).items():
@@ -168,6 +170,8 @@ class Storages:
             self._root[value] = root
         self._members.setdefault(root, [root]).extend(joined)
         self._read[root] = max(self._read.get(root, -1), self._read.pop(mine, -1))
+        if self._draws and mine in self._draws:
+            self._draws.setdefault(root, []).extend(self._draws.pop(mine))
         if self._in_flight and mine in self._in_flight:
             self._in_flight.setdefault(root, []).extend(self._in_flight.pop(mine))
 
@@ -205,10 +209,14 @@ class Storages:
     def sources(self, root: SSAValue) -> list[SSAValue]:
         """The roots of the storages whose memory may be that of a root: itself, and those of the
         values of which a loop takes one in each run."""
-        found = {root: None}
-        for op in reversed(self._items):
-            if self.root(op.out) in found:
-                found |= dict.fromkeys(map(self.root, op.values))
+        if root not in self._draws:
+            return [root]
+        found, todo = {root: None}, [root]
+        while todo:
+            for op in self._draws.get(todo.pop(), ()):
+                new = {r: None for v in op.values if (r := self.root(v)) not in found}
+                found |= new
+                todo += new
         return list(found)
 
     def _with_items(self, roots: Collection[SSAValue]) -> set[SSAValue]:
