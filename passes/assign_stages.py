@@ -41,6 +41,7 @@ from shardir.algebra.schedules import Schedule, schedule
 from shardir.analysis.functions import mesh_of, name_of, named
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects import train
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.stages import complete, copy_to_readers, last, ops_of_model
@@ -69,7 +70,7 @@ class AssignStages(PassOptions):
         for request in op.body.ops:
             if isinstance(request, StagedRequest) and request.pipeline is not None:
                 f = request.find()
-                ops = list(f.body.block.ops)[:-1]
+                ops = ops_of(f.body.block)[:-1]
                 own = list(ops_of_model(f))
                 if len(own) >= request.pipeline.stages and not any(
                     stage_of(op) is not None for op in ops
@@ -138,7 +139,7 @@ class AssignStages(PassOptions):
 
 def _assign(f: FuncOp, of_model: Sequence[Operation], stages: int) -> list[Located]:
     """Give the ops of a function stages; return the errors."""
-    ops = list(f.body.block.ops)[:-1]
+    ops = ops_of(f.body.block)[:-1]
     own = {*of_model}
     errors = list(_later_operands(ops, stages))
     if errors:

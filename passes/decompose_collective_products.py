@@ -36,6 +36,7 @@ from shardir.cost.memory import memory_of
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import cost_of, works_of
 from shardir.dialects import dist, nn
+from shardir.dialects.blocks import ops_of
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import allowed_memory
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -54,7 +55,7 @@ class DecomposeCollectiveProducts(LocalPass):
             return
         given = _estimated(f, f.mesh)
         written = list[ProductPair]()
-        for op in list(f.block.ops):
+        for op in ops_of(f.block):
             pair = _pair(op, f.mesh)
             if pair is not None and (self.always or pair.gains(f.mesh)):
                 pair.write()
@@ -78,7 +79,7 @@ class FunctionEstimate(NamedTuple):
 
 
 def _estimated(f: Function, mesh: Mesh) -> FunctionEstimate:
-    seconds = elapsed((w.cost(mesh) for w in works_of(list(f.block.ops), mesh)), mesh)
+    seconds = elapsed((w.cost(mesh) for w in works_of(ops_of(f.block), mesh)), mesh)
     return FunctionEstimate(seconds, memory_of(f.op, mesh).peak)
 
 

@@ -44,6 +44,7 @@ from shardir.cost.buckets import Bucket, fused, fused_by_kind
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_of
 from shardir.dialects import dist, nn
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.bases import Function, LocalPass
@@ -78,7 +79,7 @@ class FuseCommunication(LocalPass):
 def _sink_casts(block: Block) -> None:
     """Move casts of the results of collectives to their first uses."""
     at, loops = {op: i for i, op in enumerate(block.ops)}, Loops(block.ops)
-    for op in list(block.ops):
+    for op in ops_of(block):
         if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FusibleOp):
             users = [loops.needed_at(u.operation, op) for u in op.out.uses]
             if users:
@@ -88,7 +89,7 @@ def _sink_casts(block: Block) -> None:
 
 def _reduce_before_updates(block: Block) -> None:
     """Move reductions and slices that read no result of an update before the first update."""
-    ops = list(block.ops)
+    ops = ops_of(block)
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     later = {v for op in ops[first:] for v in op.results}
     for op in ops[first:]:
@@ -112,7 +113,7 @@ def _shrinks(op: Operation) -> TypeGuard[dist.FusibleOp]:
 def _reduce_early(block: Block) -> None:
     """Move reductions that free memory to where their operands are available."""
     at, loops = {op: i for i, op in enumerate(block.ops)}, Loops(block.ops)
-    for op in filter(_shrinks, list(block.ops)):
+    for op in filter(_shrinks, ops_of(block)):
         makers = [v.owner for v in op.values if isinstance(v.owner, Operation)]
         if len(makers) == len(op.values) and all(v.has_one_use() for v in op.values):
             there = max((loops.available_after(m, op) for m in makers), key=at.__getitem__)
@@ -145,7 +146,7 @@ def _merge_gathers(f: FuncOp, mesh: Mesh, max_bytes: int) -> bool:
     """Fuse the gathers of each layer of a function in buckets of so many bytes of their results;
     return whether there were any."""
     block = f.body.block
-    ops = list(block.ops)
+    ops = ops_of(block)
     each = (layer for found in equal_blocks(ops) for layer in found.blocks)
     layers = {op: i for i, layer in enumerate(each) for op in layer}
     loops, at = Loops(ops), {op: i for i, op in enumerate(ops)}
@@ -166,7 +167,7 @@ def _merge_gathers(f: FuncOp, mesh: Mesh, max_bytes: int) -> bool:
 def _fuse(block: Block, mesh: Mesh, max_bytes: int, is_early: bool) -> bool:
     """Fuse the collectives of a block that have an index, and those that gain by it; return whether
     there were any. Without `is_early` only those whose results are used after the update."""
-    ops, late = list(block.ops), (lambda _: True) if is_early else after_update(block)
+    ops, late = ops_of(block), (lambda _: True) if is_early else after_update(block)
     loops = Loops(ops)
     at = {op: i for i, op in enumerate(ops)}
     indexed: list[Bucket] = []

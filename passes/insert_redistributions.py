@@ -34,6 +34,7 @@ from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure, Located, ShardirError
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     RedistributeOp,
@@ -92,7 +93,7 @@ def _mark(f: Function, mesh: Mesh, own: Container[SSAValue]) -> None:
     found = f.op.attributes.get(SEARCHED)
     tight = isinstance(found, DictionaryAttr) and RECOMPUTE in found.data
     is_repeated = RepeatedRedistributions(f.op, mesh)
-    ops = list(f.block.ops)
+    ops = ops_of(f.block)
     last = max((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), default=len(ops))
     for op in ops[:last]:
         if isinstance(op, RedistributeOp) and is_repeated(op, tight and op.out not in own):
@@ -116,7 +117,7 @@ class _FunctionPlacement:
 
     def run(self) -> None:
         errors: list[Located] = []
-        for op in list(self.block.ops):
+        for op in ops_of(self.block):
             self.rewriter.before(op)
             if isinstance(op, PropagationBarrierOp | ShardingGroupOp):
                 resolve_marker(op, self.rewriter)

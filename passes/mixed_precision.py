@@ -35,6 +35,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.diagnostics import Located
 from shardir.dialects import nn
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp
@@ -90,7 +91,7 @@ class _Casts:
     def run(self) -> None:
         last = self.block.last_op
         results = [v.type for v in last.operands] if isinstance(last, ReturnOp) else []
-        for op in list(self.block.ops):
+        for op in ops_of(self.block):
             if isinstance(op, SAME_VALUE):
                 _set_element(op.out, _element(op.value))
             elif isinstance(op, TensorOp) and not isinstance(op, nn.ConvertOp) and op.operands:

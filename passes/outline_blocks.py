@@ -20,6 +20,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.analysis.repeats import Blocks, common_name, equal_blocks
 from shardir.dialects import nn, train
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.marks import RECOMPUTE
@@ -36,7 +37,7 @@ class OutlineBlocks(FunctionPass):
         _merge_numbers(f.block)
         # A loop keeps the results of all its runs: those that are repeated in some are apart.
         chosen = RECOMPUTE in f.op.attributes
-        for blocks in equal_blocks(list(f.block.ops), equally_kept=chosen):
+        for blocks in equal_blocks(ops_of(f.block), equally_kept=chosen):
             _Outline(blocks).write()
 
 
@@ -44,7 +45,7 @@ def _merge_numbers(block: Block) -> None:
     """Let equal scalar constants be one: those of each block are the same for all."""
     found: dict[object, nn.ConstantOp] = {}
     merged: dict[nn.ConstantOp, None] = {}
-    ops = list(block.ops)
+    ops = ops_of(block)
     for op in ops:
         if not isinstance(op, nn.ConstantOp) or unsharded_type(op.out).get_shape():
             continue

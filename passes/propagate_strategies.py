@@ -49,6 +49,7 @@ from shardir.analysis.roles import differentiated_arguments, retained_arguments,
 from shardir.cost import op_seconds
 from shardir.cost.report import cost_of_function
 from shardir.diagnostics import Failure, Located, ShardirError, coded
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     ShardingGroupOp,
@@ -117,7 +118,7 @@ class FunctionPropagation:
         self.f, self.block, self.mesh, self.module = f, block, mesh, module
         self.requests = requests
         """Those to differentiate the function."""
-        self.ops = list(block.ops)
+        self.ops = ops_of(block)
         self.values = _tensors(block)
         self.value_index = {v: i for i, v in enumerate(self.values)}
         self.op_index = {op: i for i, op in enumerate(self.ops)}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, Operation
 
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import is_started
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.bases import Function, FunctionPass
@@ -38,7 +39,7 @@ class Recompute(FunctionPass):
 
 def _repeat_marked(block: Block) -> None:
     """Repeat the marked ops of each forward part, which the next `train.backward` ends."""
-    ops = list(block.ops)
+    ops = ops_of(block)
     starts = [i for i, op in enumerate(ops) if isinstance(op, BackwardOp)]
     for begin, start in zip([0, *starts], starts, strict=False):
         forward = ops[begin:start]

@@ -39,6 +39,7 @@ from shardir.cost.functions import functions
 from shardir.cost.report import cost_of_function
 from shardir.diagnostics import Failure, ShardirError, report_progress
 from shardir.dialects import train
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import MeshOp
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting import nested
@@ -178,7 +179,7 @@ class _Trials:
         self.options, self.ctx, self.module = options, ctx, module
         f = step.find()
         ops = list(ops_of_model(f))
-        self.ops, self.own, self.size = ops, step.microbatches, len(list(f.body.block.ops))
+        self.ops, self.own, self.size = ops, step.microbatches, len(ops_of(f.body.block))
         self.most_parts = 1
         try:
             if options.divide:

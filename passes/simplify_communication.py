@@ -20,6 +20,7 @@ from shardir.algebra.collectives import AxisState, between
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.cost.seconds import cost_of
 from shardir.dialects import dist, nn
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.symbols import fixed_symbols
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
@@ -67,7 +68,7 @@ def equal(block: Block) -> bool:
     """
     seen: dict[tuple[object, ...], dist.CollectiveOp] = {}
     changed = False
-    for op in list(block.ops):
+    for op in ops_of(block):
         if (
             not isinstance(op, dist.CollectiveOp)
             or RECOMPUTE in op.attributes

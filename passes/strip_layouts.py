@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import is_local_body, values
 from shardir.diagnostics import Located
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import remove_state_layouts
@@ -39,7 +40,7 @@ class StripLayouts(FunctionPass):
             yield f.op, f"{message}; a local program has no single-device form"
 
     def rewrite(self, f: Function) -> None:
-        for op in list(f.block.ops):
+        for op in ops_of(f.block):
             op.properties.pop("strategy", None)
             if isinstance(op, SAME_VALUE):
                 op.out.replace_all_uses_with(op.value)

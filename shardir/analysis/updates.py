@@ -5,6 +5,7 @@ from itertools import dropwhile
 
 from xdsl.ir import Block, Operation
 
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import CollectiveOp
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.train import UpdateOp
@@ -15,7 +16,7 @@ def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
     step, or casts and collectives whose results only such ops use. fuse-communication fuses the
     collectives of values for these ops first, and the search counts their buckets."""
     ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), block.ops))
-    for op in reversed(list(block.ops)):
+    for op in reversed(ops_of(block)):
         if op not in ops and isinstance(op, ConvertOp | CollectiveOp):
             users = [use.operation for v in op.results for use in v.uses]
             if users and ops.issuperset(users):

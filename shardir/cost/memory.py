@@ -36,6 +36,7 @@ from shardir.analysis.storages import Span, Storages, live_ops, waits
 from shardir.cost.collective_work import collective_work
 from shardir.cost.ring_products import ring_buffers
 from shardir.dialects import dist, train
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.signatures import SignatureMemo
@@ -100,7 +101,7 @@ class LiveStorages:
     bytes of it that each op needs."""
 
     def __init__(self, f: FuncOp, mesh: Mesh, *, host: bool = False):
-        self.ops = ops = live_ops(list(f.body.block.ops))
+        self.ops = ops = live_ops(ops_of(f.body.block))
         storages = _storages(f, ops, mesh)
         self.at, self.root = storages.at, storages.root
         self.spans = {v: span for v, span in storages.spans() if is_on_host(v) is host}

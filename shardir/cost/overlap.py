@@ -18,6 +18,7 @@ from shardir.cost.schedule import elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import available_after
 
@@ -88,7 +89,7 @@ class Timeline:
 
     def __init__(self, block: Block, costs: Costs):
         self.mesh, self.costs = costs.mesh, costs
-        ops = list(block.ops)
+        ops = ops_of(block)
         self.loops = costs.loops
         self.seconds = {op: costs[op].seconds for op in ops if computes(op)}
         self.begins = self.begins_of(ops)
@@ -118,7 +119,7 @@ def hideable(block: Block, timeline: Timeline) -> dict[dist.AsyncOp, OpCost]:
 
     Operands and users are those of a chain of collectives.
     """
-    begins, loops = timeline.begins_of(list(block.ops)), timeline.loops
+    begins, loops = timeline.begins_of(ops_of(block)), timeline.loops
     candidates = [op for op in block.ops if can_start(op, timeline.mesh)]
     earliest: dict[Operation, float] = {}
     for op in candidates:

@@ -32,6 +32,7 @@ from shardir.cost.schedule import TimedOp, length, schedule, waiting
 from shardir.cost.seconds import OpCost, works_of
 from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_step
 from shardir.dialects import dist, train
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.locations import file_location
 from shardir.dialects.nn.types import size_of
 from shardir.rewriting.marks import RECOMPUTE, hosted_bytes, recompute_bound, recompute_budget
@@ -229,7 +230,7 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
 
 def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
     """Return the cost of a function in the local view on the mesh's cluster."""
-    ops = tuple(w.cost(mesh) for w in works_of(list(f.body.block.ops), mesh))
+    ops = tuple(w.cost(mesh) for w in works_of(ops_of(f.body.block), mesh))
     name, planned = f.sym_name.data, planned_memory(f)
     if train.schedule_of(f) is None:
         return FunctionCost(name, mesh, ops, memory_of(f, mesh), planned, recomputed(f, ops, mesh))
@@ -242,7 +243,7 @@ def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
 
 def recomputed(f: FuncOp, costs: Sequence[OpCost], mesh: Mesh) -> Recomputed | None:
     """Return what a function repeats; None if it repeats nothing."""
-    ops = list(f.body.block.ops)
+    ops = ops_of(f.body.block)
     start = next((i for i, op in enumerate(ops) if isinstance(op, train.BackwardOp)), len(ops))
     again = {op for op in ops[start:] if RECOMPUTE in op.attributes}
     hosted = hosted_bytes(f)

@@ -27,6 +27,7 @@ from shardir.cost.collective_work import CollectiveWork, collective_work, signat
 from shardir.cost.ring_products import RingWork, ring_seconds, ring_work
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name, itemsize, size_of
 from shardir.dialects.signatures import SignatureMemo
@@ -290,7 +291,7 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
         case dist.RecvOp():
             return Receipt(op, size_of(op.out), op.axes.data)
         case CallOp() if (callee := train.callee_of(op)) is not None:
-            return Called(op, tuple(works_of(list(callee.body.block.ops), mesh)))
+            return Called(op, tuple(works_of(ops_of(callee.body.block), mesh)))
         case _:
             raise ShardirError(
                 f"expected an op with a cost, got {op.name}; use ops of nn, dist and train"

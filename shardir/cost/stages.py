@@ -25,6 +25,7 @@ from shardir.cost.memory import LiveStorages, MemoryUse, Storage
 from shardir.cost.schedule import TimedOp, length, schedule
 from shardir.cost.seconds import OpCost, cost_of, works_of
 from shardir.dialects import train
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import Made, StageMessage, StageOrder, StageRun, StepRuns
 
@@ -114,7 +115,7 @@ class _StepTimes:
                 elif (maker := self.calls.maker(op.x)) is not None:
                     sums[maker].append(cost)
         for op, callee in calls.callees.items():
-            works = works_of(list(callee.body.block.ops), mesh)
+            works = works_of(ops_of(callee.body.block), mesh)
             self.ops[op] = tuple(schedule([*(w.cost(mesh) for w in works), *sums[op]], mesh))
         self.seconds = {op: length(times) for op, times in self.ops.items()}
         """The seconds of a function, and of the sums over microbatches of what it makes."""

@@ -26,6 +26,7 @@ from shardir.cost.memory import gradients
 from shardir.cost.report import called, location, table
 from shardir.cost.seconds import is_free, work
 from shardir.dialects import dist
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.contraction import Contraction
@@ -136,7 +137,7 @@ def relative(
 
 
 def _ops(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
-    ops = list(f.body.block.ops)
+    ops = ops_of(f.body.block)
     found, loops = gradients(ops), Loops(ops)
     for op in ops:
         if isinstance(op, dist.RedistributeOp):

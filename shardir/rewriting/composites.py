@@ -6,6 +6,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import Composite, TensorOp
 from shardir.dialects.nn.custom import CustomOp
@@ -46,7 +47,7 @@ def expand(block: Block, mesh: Mesh | None) -> None:
     those without a definition."""
     adopt(block)
     rewriter = Rewriter(mesh)
-    for op in list(block.ops):
+    for op in ops_of(block):
         if isinstance(op, Composite):
             decompose(op, rewriter)
 
@@ -95,7 +96,7 @@ def adopt(block: Block) -> None:
     """Replace the ops of a block that have no definition by custom ops of their names. The options
     are an op's properties, and its attributes but those of other dialects."""
     rewriter = Rewriter()
-    for op in list(block.ops):
+    for op in ops_of(block):
         if not is_unknown(op):
             continue
         kept = {k: a for k, a in op.attributes.items() if k == RECOMPUTE or "." in k}

@@ -8,6 +8,7 @@ train.microbatches 4                                %w_1 = dist.redistribute %w
 from xdsl.ir import Block, Operation
 
 from shardir.analysis.loops import Loops
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import RedistributeOp
 from shardir.dialects.train import CarriedOp
 from shardir.rewriting.marks import RECOMPUTE
@@ -17,7 +18,7 @@ def hoist_redistributions(block: Block) -> None:
     """Move each redistribution of a value from before a loop out of it; not one with the mark
     `recompute`, unless an op after the loop uses it too."""
     loops = Loops(block.ops)
-    for op in list(block.ops):
+    for op in ops_of(block):
         loop = loops.around(op)
         if loop is None or not isinstance(op, RedistributeOp):
             continue

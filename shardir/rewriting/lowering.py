@@ -8,6 +8,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.analysis.functions import values
 from shardir.dialects import dist
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name
 from shardir.rewriting.placement import layout_at
@@ -27,7 +28,7 @@ def lift(block: Block, mesh: Mesh) -> dict[SSAValue, Attribute]:
 def lower(block: Block, mesh: Mesh) -> None:
     """Turn redistributions into collectives, and global values into local ones."""
     rewriter = Rewriter()
-    for op in list(block.ops):
+    for op in ops_of(block):
         if isinstance(op, dist.RedistributeOp):
             _redistribute(op, mesh, rewriter.before(op))
         elif isinstance(op, TensorOp):

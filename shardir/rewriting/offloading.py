@@ -20,6 +20,7 @@ from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.storages import live_ops
 from shardir.dialects import dist, nn, train
+from shardir.dialects.blocks import ops_of
 from shardir.rewriting.repeating import Load, repeat
 from shardir.rewriting.rewriter import Rewriter, set_type
 
@@ -68,7 +69,7 @@ class SavedValues:
 def save(f: FuncOp, saved: SavedValues, mesh: Mesh) -> None:
     """Repeat ops of the last forward part of a function in its backward part, and keep values in
     host memory."""
-    ops = list(f.body.block.ops)
+    ops = ops_of(f.body.block)
     start = max(i for i, op in enumerate(ops) if isinstance(op, train.BackwardOp))
     after = set(ops[start + 1 :])
     live = [op for op in live_ops(ops) if op in after]

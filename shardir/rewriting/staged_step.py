@@ -13,6 +13,7 @@ from shardir.analysis.aliasing import shared
 from shardir.analysis.functions import name_of, named
 from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects import train
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import stage_attrs, stage_of
@@ -303,7 +304,7 @@ class StagedStep:
 
     def _rebuild(self, groups: Sequence[_StageOps], transfers: StageTransfers) -> None:
         """Write the calls and the transfers, between the ops that stay."""
-        stays = list(self.block.ops)
+        stays = ops_of(self.block)
         for op in stays:
             op.detach()
         body = _StepBody(self.block, transfers)

@@ -16,6 +16,7 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import views
 from shardir.analysis.storages import Storages
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import itemsize
 from shardir.dialects.train import Update
 
@@ -27,7 +28,7 @@ or be computed again."""
 def storages_of(block: Block, ties: Mapping[SSAValue, SSAValue]) -> Storages:
     """Return the storages of a block in the global view. Views are in the storage of their operand,
     and the new value of an update in that of the old one."""
-    ops = list(block.ops)
+    ops = ops_of(block)
     storages = Storages(block.args, ops)
     for op in ops:
         for v, operand in views(op, None):

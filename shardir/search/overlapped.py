@@ -19,6 +19,7 @@ from shardir.algebra.steps import step_form
 from shardir.analysis.loops import Loops
 from shardir.analysis.updates import after_update
 from shardir.cost.schedule import Flight, elapsed_at_best, level_of
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import itemsize, unsharded_type
@@ -40,7 +41,7 @@ class StepTimeline:
 
     def __init__(self, block: Block, mesh: Mesh):
         self.block, self.mesh = block, mesh
-        self._ops = list(block.ops)
+        self._ops = ops_of(block)
         self._at = {op: i for i, op in enumerate(self._ops)}
         self._late, self._loops = after_update(block), Loops(block.ops)
         self._users: dict[SSAValue, list[tuple[TensorOp, tuple[int, ...]]]] = {}

@@ -16,6 +16,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import Loops
 from shardir.analysis.storages import Span
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import RedistributeOp
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.marks import RECOMPUTE, RepeatedRedistributions
@@ -46,7 +47,7 @@ class Pin:
 def pins(block: Block, mesh: Mesh, gathers_again: bool = False) -> dict[RedistributeOp, Pin]:
     """Return the pins of a block, in their order. `gathers_again`: the plan repeats gathers for the
     backward part, since memory is limited."""
-    ops, f = list(block.ops), block.parent_op()
+    ops, f = ops_of(block), block.parent_op()
     found = [op for op in ops if isinstance(op, RedistributeOp)]
     if not found:
         return {}

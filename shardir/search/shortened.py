@@ -14,6 +14,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation
 
 from shardir.analysis.repeats import equal_blocks
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.train import arg_attrs, set_arg_attrs
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase
@@ -127,7 +128,7 @@ class Shortened:
 def _remove_unused(f: FuncOp) -> None:
     """Remove the ops of a function whose results nothing reads, and its unused arguments."""
     block = f.body.block
-    for op in reversed(list(block.ops)):
+    for op in reversed(ops_of(block)):
         if not isinstance(op, ReturnOp) and all(v.first_use is None for v in op.results):
             erase(op)
     attributes = arg_attrs(f)

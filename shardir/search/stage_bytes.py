@@ -16,6 +16,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.algebra.schedules import Schedule
 from shardir.analysis.storages import Span
 from shardir.dialects import train
+from shardir.dialects.blocks import ops_of
 from shardir.rewriting.stages import stages_of
 from shardir.search.in_flight import in_flight, named_or_smallest
 from shardir.search.memory import LiveBytes
@@ -25,7 +26,7 @@ class RankBytes:
     """The ranks that hold the values of a step, and how many times."""
 
     def __init__(self, block: Block, schedule: Schedule):
-        self.ops = list(block.ops)
+        self.ops = ops_of(block)
         self.stages = stages_of(self.ops)
         at = {op: i for i, op in enumerate(self.ops)}
         loop = next((at[o] for o in self.ops if isinstance(o, train.MicrobatchesOp)), -1)

@@ -26,6 +26,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.analysis.loops import Loops
 from shardir.analysis.repeats import equal_blocks
 from shardir.analysis.storages import Span, Storages
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp, CarryOp, Update
 from shardir.search.live_bytes import LONG_LIVED_OPS
@@ -56,7 +57,7 @@ class UnsavedValues:
         self.gaps: dict[SSAValue, Span] = {}
         self.needs: dict[Operation, list[Operation]] = {}
         self.repeated = set[Operation]()
-        ops = list(block.ops)
+        ops = ops_of(block)
         border = next((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), 0)
         if storages is None or not border:
             return

@@ -16,6 +16,7 @@ from xdsl.traits import IsTerminator, NoTerminator, SymbolOpInterface, SymbolTab
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import check_transfers, check_type
 from shardir.dialects.memory import check_offsets
 from shardir.dialects.symbols import find_symbol, fixed_symbols
@@ -89,7 +90,7 @@ def verify_all(
         for op in module.walk():
             if isinstance(op, FuncOp) and op.body.blocks and wrong.isdisjoint(op.walk()):
                 try:
-                    check_transfers(list(op.body.block.ops))
+                    check_transfers(ops_of(op.body.block))
                 except Failure as e:
                     for at, message in e.errors:
                         report(at or op, message)

@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import StringAttr, TensorType
 from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.layout import Shape
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn import AddOp, ConvertOp, EinsumOp, ReshapeOp, TransposeOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.contraction import Contraction
@@ -39,7 +40,7 @@ class _MergedStep(NamedTuple):
 
 def separate(block: Block) -> None:
     """Keep dimensions separate between the op that merges them and the one that separates them."""
-    for op in list(block.ops):
+    for op in ops_of(block):
         if isinstance(op, ReshapeOp):
             _separate(op)
 

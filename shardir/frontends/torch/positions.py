@@ -16,6 +16,7 @@ from shardir.algebra.affine import EVERYWHERE, NOWHERE, Affine, IntegerSet
 from shardir.algebra.layout import Shape
 from shardir.analysis.positions import PositionForm, form_of
 from shardir.dialects import nn
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import int_attr
@@ -27,7 +28,7 @@ def simplify_positions(block: Block) -> None:
     """Mark attention whose mask is causal, drop masks that are true everywhere, and compute what
     else follows from positions in as few ops as its form needs."""
     forms = dict[SSAValue, PositionForm]()
-    for op in reversed(list(block.ops)):  # so that what is no longer used is not looked at
+    for op in reversed(ops_of(block)):  # so that what is no longer used is not looked at
         if isinstance(op, TensorOp) and all(v.first_use is None for v in op.results):
             erase(op)
         elif not (isinstance(op, nn.AttentionOp) and _drop_mask(op, forms)):

@@ -18,6 +18,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
@@ -55,7 +56,7 @@ class ForwardFunction:
         assert isinstance(last, ReturnOp)
         returned = list(last.operands)
         self.block.erase_op(last)
-        forward = list(self.block.ops)
+        forward = ops_of(self.block)
         states = [i for i in self.updated if i is not None]
         activity = Activity(())
         activity.match(forward)

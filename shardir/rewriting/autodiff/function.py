@@ -19,6 +19,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import name_of
 from shardir.analysis.roles import differentiated_arguments
 from shardir.diagnostics import Failure, Located
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
@@ -108,7 +109,7 @@ class Differentiation:
         returned = [v for v, i in pairs if i is None]
         self.block.erase_op(last)
         self.backward.given = {i: _before_its_return(v) for v, i in pairs if i is not None}
-        forward = list(self.block.ops)
+        forward = ops_of(self.block)
         step = self.backward.step
         if step is not None and step.is_loop:
             returned = add_loop(self.backward, step, forward, returned)

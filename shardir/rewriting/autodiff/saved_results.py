@@ -9,6 +9,7 @@ they are.
 
 from xdsl.ir import Block
 
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.rewriting.autodiff.activity import Activity
 from shardir.rewriting.rewriter import Rewriter
@@ -18,7 +19,7 @@ def add_saved_results(block: Block, activity: Activity) -> None:
     """Let the active ops of a forward part have the results that their gradients read."""
     rewriter = Rewriter()
     activity.mark(block.ops)
-    for op in list(block.ops):
+    for op in ops_of(block):
         if not isinstance(op, TensorOp) or not any(v in activity.active for v in op.results):
             continue
         if (more := op.saving()) is None:

@@ -63,6 +63,7 @@ class LoopScope(ListScope):
         self._left: dict[train.Loop, list[str]] = {}
         """By the last loop that takes elements of them, the lists in which some are left."""
         self._gathered: dict[train.ItemOp, ListVariable] = {}
+        self._readers: dict[ValueList | SSAValue, tuple[int, int]] = {}
         self._bundles: dict[Operation, Bundle] = {}
         """By op that adds a value to a bundle, or takes it out."""
         for bundle in bundles_of(self.ops, self.followers):
@@ -152,18 +153,28 @@ class LoopScope(ListScope):
             base = self.variables[v].base
             of = self.in_list(v)
             held = of if of is not None and of in self.of_lists else v
+            if base.argument or base.name in self.emptied:
+                continue
             if held not in only_here:
-                values = held.values if isinstance(held, ValueList) else [held]
-                readers = {use.operation for x in values for use in x.uses}
-                only_here[held] = all(
-                    where.get(r, -1) < head
-                    or (isinstance(r, train.ItemOp) and where[r] <= where[op])
-                    for r in readers
-                )
-            if not base.argument and only_here[held] and base.name not in self.emptied:
+                item, other = self._last_readers(held)
+                only_here[held] = other < head and (item < head or item <= where[op])
+            if only_here[held]:
                 dead.append(base.name)
                 self.emptied.add(base.name)
         return dead
+
+    def _last_readers(self, held: ValueList | SSAValue) -> tuple[int, int]:
+        """The places of the last item, and of the last other op, that reads a value or one of a
+        list; -1 of an op that is not written, -2 where there is none."""
+        if (found := self._readers.get(held)) is None:
+            last = [-2, -2]
+            for v in held.values if isinstance(held, ValueList) else [held]:
+                for use in v.uses:
+                    is_other = not isinstance(use.operation, train.ItemOp)
+                    at = self.storages.at.get(use.operation, -1)
+                    last[is_other] = max(last[is_other], at)
+            found = self._readers[held] = last[0], last[1]
+        return found
 
     def item(self, op: train.ItemOp) -> str | None:
         """The element of the run: taken out of its list, if nothing else reads that."""

@@ -18,6 +18,7 @@ from shardir.backend.torch.emit.origins import source_line
 from shardir.backend.torch.emit.types import LocalTypes
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
+from shardir.dialects.blocks import ops_of
 
 
 class OpLine(str):
@@ -58,7 +59,7 @@ class VariableScope(LocalTypes):
         self.block: Block = f.body.block
         self.retained = retained_arguments(f)
         dist.matching_sends(self.block.ops)
-        self.ops = live_ops(list(self.block.ops))
+        self.ops = live_ops(ops_of(self.block))
         self.storages = Storages(self.block.args, self.ops)
         items = [op for op in self.ops if isinstance(op, train.ItemsOp)]
         for op in self.ops:
