@@ -8,6 +8,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAVal
 
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import (
     is_local,
     layout_of,
@@ -23,7 +24,7 @@ from shardir.dialects.train import arguments
 def values(block: Block) -> Iterator[SSAValue]:
     """Yield arguments, then results in order."""
     yield from block.args
-    for op in block.ops:
+    for op in ops_of(block):
         yield from op.results
 
 
@@ -50,12 +51,16 @@ def mesh_among(f: FuncOp, meshes: Mapping[str, Mesh]) -> Mesh | None:
         Failure: the function uses two meshes, or one that is not declared.
     """
     named: dict[str, Operation] = {}
-    for op in f.body.block.ops:
+    seen = set[int]()
+    for op in ops_of(f.body.block):
         for v in op.results:
-            if (mesh := _mesh_name(v)) is not None:
-                named.setdefault(mesh, op)
-        if isinstance(op, TensorOp) and op.strategy is not None and op.strategy.data.mesh:
-            named.setdefault(op.strategy.data.mesh, op)
+            if id(v._type) not in seen:
+                seen.add(id(v._type))
+                if (mesh := _mesh_name(v)) is not None:
+                    named.setdefault(mesh, op)
+        strategy = op.strategy if "strategy" in op.properties and isinstance(op, TensorOp) else None
+        if strategy is not None and strategy.data.mesh:
+            named.setdefault(strategy.data.mesh, op)
     for v, argument in zip(f.body.block.args, arguments(f), strict=True):
         if (mesh := _mesh_name(v)) is not None:
             named.setdefault(mesh, f)

@@ -23,7 +23,7 @@ class Loops:
         self.ends: dict[Loop, EndLoop] = {}
         """The end of each loop, inner loops first."""
         ops = list(ops)
-        self._any = any(isinstance(op, Loop) for op in ops)
+        self._any = any(issubclass(kind, Loop) for kind in {*map(type, ops)})
         """Whether there is a loop; many programs have none, and ask for each op."""
         loop: Loop | None = None
         for op in ops if self._any else ():

@@ -63,14 +63,18 @@ class Blocks(NamedTuple):
     of the first block does where the others have one of the block before."""
 
 
+NUMBERS = re.compile(r"(\d+)")
+
+
 def common_name(names: Sequence[str | None]) -> str | None:
     """The name that most of some names are, but for numbers in which they differ; without those."""
     given = [n for n in names if n is not None]
     if not given:
         return None
-    forms = Counter(re.sub(r"\d+", "0", n) for n in given)
-    form = forms.most_common(1)[0][0]
-    of_form = [re.split(r"(\d+)", n) for n in given if re.sub(r"\d+", "0", n) == form]
+    split = [NUMBERS.split(n) for n in given]
+    forms = Counter(tuple(parts[::2]) for parts in split)
+    form = list(forms.most_common(1)[0][0])
+    of_form = [parts for parts in split if parts[::2] == form]
     parts = [part[0] if len({*part}) == 1 else "" for part in zip(*of_form, strict=True)]
     return re.sub(r"([._])[._]+", r"\1", "".join(parts)).strip("._") or given[0]
 

@@ -121,4 +121,4 @@ def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
 
 def signature(op: Operation, mesh: Mesh) -> tuple[object, ...]:
     """Return what the cost of an op depends on beside its properties."""
-    return (type(op), mesh, *[v.type for v in op.operands], *[v.type for v in op.results])
+    return (type(op), mesh, *[v._type for v in op._operands], *[v._type for v in op.results])

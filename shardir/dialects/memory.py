@@ -11,6 +11,7 @@ from xdsl.ir import Operation, OpResult
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics.codes import coded
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import size_of
 
 OFFSETS = "offsets"
@@ -37,10 +38,11 @@ def check_offsets(f: FuncOp) -> None:
     Raises:
         VerifyException: one does.
     """
-    ops = [op for block in f.body.blocks for op in block.ops]  # a declaration has none
-    at = {op: i for i, op in enumerate(ops)}
+    ops = [op for block in f.body.blocks for op in ops_of(block)]  # a declaration has none
+    planned = list(planned_results(ops))
+    at = {op: i for i, op in enumerate(ops)} if planned else {}
     live: list[tuple[int, int, int, OpResult]] = []  # last use, offset, end
-    for offset, v in planned_results(ops):
+    for offset, v in planned:
         made, end = at[v.op], offset + size_of(v)
         live = [x for x in live if x[0] >= made]
         for _, low, top, other in live:

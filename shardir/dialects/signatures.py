@@ -20,10 +20,14 @@ class SignatureMemo(Memo):
 
     Identity is cheap and sufficient: equal attributes are mostly the same object. The memo keeps
     them alive, so that no id is reused.
+
+    Args:
+        limit: the maximum number of entries; the memo is cleared beyond it.
     """
 
-    LIMIT = 100_000
-    """The maximum number of entries; the memo is cleared beyond it."""
+    def __init__(self, limit: int = 100_000) -> None:
+        super().__init__()
+        self.limit = limit
 
     def get_or(
         self, parts: tuple[Any, ...], props: Mapping[str, Any], make: Callable[[], _Value]
@@ -32,7 +36,7 @@ class SignatureMemo(Memo):
         key = (*map(id, parts), *props, *map(id, props.values()))
         found = self.get(key)
         if found is None:
-            if len(self) > self.LIMIT:
+            if len(self) > self.limit:
                 self.clear()
             found = self[key] = (parts, tuple(props.values()), make())
         return found[-1]
@@ -41,7 +45,7 @@ class SignatureMemo(Memo):
         """Return the value of a single type or attribute, made by `make` of it the first time."""
         found = self.get(id(part))
         if found is None:
-            if len(self) > self.LIMIT:
+            if len(self) > self.limit:
                 self.clear()
             found = self[id(part)] = part, make(part)
         return found[1]

@@ -1,6 +1,8 @@
 """Replacements of ops: by their decomposition, for composites anywhere and for others where
 sharded; and by `nn.custom`, for ops without a definition."""
 
+from functools import cache
+
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType, UnregisteredOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -75,10 +77,17 @@ def expanded(module: ModuleOp) -> ModuleOp:
     return module
 
 
+@cache
+def _may_be_unknown(kind: type[Operation]) -> bool:
+    """Whether ops of a kind may have no definition, asked once for each kind."""
+    described = issubclass(kind, TensorOp) or kind.name.split(".")[0] in DESCRIBED
+    return not described or issubclass(kind, UnregisteredOp)
+
+
 def is_unknown(op: Operation) -> bool:
     """Whether an op is one on tensors that has no definition: of another dialect, or of none."""
     return (
-        not isinstance(op, TensorOp)
+        _may_be_unknown(type(op))
         and name_of(op).split(".")[0] not in DESCRIBED
         and not op.regions
         and not op.successors
@@ -96,9 +105,7 @@ def adopt(block: Block) -> None:
     """Replace the ops of a block that have no definition by custom ops of their names. The options
     are an op's properties, and its attributes but those of other dialects."""
     rewriter = Rewriter()
-    for op in ops_of(block):
-        if not is_unknown(op):
-            continue
+    for op in filter(is_unknown, ops_of(block)):
         kept = {k: a for k, a in op.attributes.items() if k == RECOMPUTE or "." in k}
         options = {k: a for k, a in op.attributes.items() if k not in (*kept, "op_name__")}
         props: dict[str, Attribute] = {"callee": StringAttr(name_of(op))}

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from xdsl.ir import Block, Operation, SSAValue
 
+from shardir.dialects.blocks import ops_of
+
 OpT = TypeVar("OpT", bound=Operation)
 
 
@@ -31,7 +33,7 @@ def _copied(
     copied yet, each with its copy."""
     for block in (block for region in op.regions for block in region.blocks):
         blocks[block] = Block(arg_types=block.arg_types)
-    is_early = not all(v in values for v in op._operands)
+    is_early = not values.keys() >= {*op._operands}
     new = op.clone_without_regions(values, blocks)
     if is_early:
         early.append((op, new))
@@ -41,5 +43,5 @@ def _copied(
             for old, arg in zip(block.args, blocks[block].args, strict=True):
                 arg.name_hint, arg.location, values[old] = old.name_hint, old.location, arg
         for block in region.blocks:
-            blocks[block].add_ops([_copied(o, values, blocks, early) for o in block.ops])
+            blocks[block].add_ops([_copied(o, values, blocks, early) for o in ops_of(block)])
     return new

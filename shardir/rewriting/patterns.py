@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from xdsl.ir import Block, Operation
 
+from shardir.dialects.blocks import ops_of
+
 OpT = TypeVar("OpT", bound=Operation)
 
 Pattern = Callable[[Block], bool]
@@ -28,7 +30,7 @@ def at_each(kind: type[OpT]) -> Callable[[Callable[[OpT], bool]], Pattern]:
 
     def decorate(rewrite: Callable[[OpT], bool]) -> Pattern:
         def pattern(block: Block) -> bool:
-            ops: list[Any] = [op for op in block.ops if concerns(type(op))]
+            ops: list[Any] = [op for op in ops_of(block) if concerns(type(op))]
             return any([op.parent is block and rewrite(op) for op in ops])
 
         pattern.__name__, pattern.__doc__ = rewrite.__name__, rewrite.__doc__

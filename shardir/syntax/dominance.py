@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import IsolatedFromAbove
 
+from shardir.dialects.blocks import ops_of
+
 
 def check_dominance(module: Operation, report: Callable[..., None]) -> None:
     """Report the uses that their definition does not dominate."""
@@ -15,15 +17,15 @@ def check_dominance(module: Operation, report: Callable[..., None]) -> None:
         for block, seen in blocks_with_scope(region, outer):
             for arg in block.args:
                 seen.add(id(arg))
-            for op in block.ops:
-                for i, operand in enumerate(op._operands):
-                    if id(operand) not in seen:
-                        report(op, undominated(op, i, operand))
+            for op in ops_of(block):
+                if not seen.issuperset(map(id, op._operands)):
+                    for i, operand in enumerate(op._operands):
+                        if id(operand) not in seen:
+                            report(op, undominated(op, i, operand))
                 if op.regions:
                     isolated = op.has_trait(IsolatedFromAbove)
                     todo += [(r, set() if isolated else set(seen)) for r in op.regions]
-                for result in op.results:
-                    seen.add(id(result))
+                seen.update(map(id, op.results))
 
 
 def undominated(op: Operation, i: int, value: SSAValue) -> str:

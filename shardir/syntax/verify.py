@@ -66,12 +66,16 @@ def verify_all(
         while (parent := op.parent_op()) is not None and parent not in around:
             around.add(parent)
             op = parent
+    functions = list[FuncOp]()
     with fixed_symbols():
         for op in module.walk():
-            if (message := structure_error(op, lost)) is not None:
-                report(op, message)
-            check_symbols(op, source, report)
-            if op in lost.ops or op in around:
+            if op.regions or op._successors or op._next_op is None:
+                if (message := structure_error(op, lost)) is not None:
+                    report(op, message)
+                check_symbols(op, source, report)
+                if isinstance(op, FuncOp):
+                    functions.append(op)
+            if around and (op in lost.ops or op in around):
                 continue
             try:
                 check_op(op)
@@ -87,13 +91,13 @@ def verify_all(
                 e.add_note(f"while verifying {op.name}")
                 raise
         wrong = {op for op, _, _ in errors} | lost.ops
-        for op in module.walk():
-            if isinstance(op, FuncOp) and op.body.blocks and wrong.isdisjoint(op.walk()):
+        for f in functions:
+            if f.body.blocks and not (wrong and not wrong.isdisjoint(f.walk())):
                 try:
-                    check_transfers(ops_of(op.body.block))
+                    check_transfers(ops_of(f.body.block))
                 except Failure as e:
                     for at, message in e.errors:
-                        report(at or op, message)
+                        report(at or f, message)
     check_dominance(module, report)
     found = [source.at_op(op, message, notes) for op, message, notes in merge_missing(errors)]
     return sorted(found, key=lambda d: (d.line, d.column))
@@ -112,11 +116,11 @@ def merge_missing(errors: Sequence[OpError]) -> Iterator[OpError]:
 
 def check_op(op: Operation) -> None:
     """Check an op by its definition. Raises VerifyException, ShardirError."""
-    if isinstance(op, CallOp):
+    if type(op) is CallOp:
         check_call(op)
     else:
         op.verify_()
-    if isinstance(op, FuncOp):
+    if op.regions and isinstance(op, FuncOp):
         check_signature(op)
         check_offsets(op)
 

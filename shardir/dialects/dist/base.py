@@ -318,4 +318,4 @@ def maker(v: SSAValue) -> Operation | None:
 
 def is_started(op: Operation) -> bool:
     """Whether an op is an `async` collective."""
-    return isinstance(op, AsyncOp) and op.started is not None
+    return "started" in op.properties and isinstance(op, AsyncOp)

@@ -232,7 +232,7 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
     def factors(self, mesh: Mesh | None = None) -> Factors:
         """The op's factors on its global shapes."""
-        operands, results = ([v.type for v in end] for end in (self.operands, self.results))
+        operands, results = [v._type for v in self._operands], [v._type for v in self.results]
         return rules.get_or(
             (type(self), mesh, *operands, None, *results),
             self.properties,
@@ -246,7 +246,7 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
     def shapes(self, mesh: Mesh | None = None) -> tuple[Shape, ...]:
         """Global shapes of the operands, then of the results."""
-        return tuple(global_shape(v.type, mesh) for v in (*self.operands, *self.results))
+        return tuple([global_shape(v._type, mesh) for v in (*self._operands, *self.results)])
 
     def check_local(self) -> None:
         """Check that each device can compute the op with the layouts of operands and results."""

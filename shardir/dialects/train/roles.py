@@ -44,6 +44,7 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import LayoutAttr, check_type, find_mesh, global_type, with_layout
 from shardir.dialects.nn.types import element_name
 from shardir.dialects.random import check_range
+from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.train.options import InitAttr
 
 STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches"
@@ -177,12 +178,21 @@ def remove_state_layouts(f: FuncOp) -> None:
 
 def arguments(f: FuncOp) -> list[Argument]:
     """The arguments of a function by their attributes."""
-    return [Argument.of(a) for a in arg_attrs(f)]
+    if f.arg_attrs is None:
+        return [Argument.of({}) for _ in f.function_type.inputs]
+    found = _arguments.of(f.arg_attrs, lambda each: [Argument.of(a.data) for a in each])
+    return found.copy()
+
+
+_arguments = SignatureMemo(limit=8)
+"""The arguments of the last functions: a pass asks many times, and a function has thousands."""
 
 
 def updated_keys(f: FuncOp) -> list[str | None]:
     """For each result the parameter or state of which it is the new value."""
-    return [text_attr(a, UPDATES) for a in result_attrs(f)]
+    if f.res_attrs is None:
+        return [None for _ in f.function_type.outputs]
+    return [text_attr(a.data, UPDATES) for a in f.res_attrs]
 
 
 def metric_names(f: FuncOp) -> list[str | None]:
