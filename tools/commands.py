@@ -81,7 +81,8 @@ def command(name: str) -> int:
     main = import_module(f"shardir.tools.{name}").main
     gc.freeze()  # the modules stay: no collection traverses them
     gc.set_threshold(*COLLECTED)
-    gc.enable()
+    if name != "opt":  # whose IR lives to its end
+        gc.enable()
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
@@ -97,6 +98,7 @@ def command(name: str) -> int:
         code = _failed(f"error: {_failing(e)}: {e.strerror or e}", 2)
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)  # while Python ends
+    gc.freeze()  # nor does Python traverse what ends with it
     return code
 
 
