@@ -42,6 +42,7 @@ from shardir.cost.memory import memory_at_ops
 from shardir.cost.overlap import Costs, StartSchedule, Timeline, can_start, grows, users
 from shardir.cost.schedule import cuts
 from shardir.dialects import dist
+from shardir.dialects.blocks import ops_of
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import allowed_memory
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -185,7 +186,7 @@ class Body:
 
 def _overlap(f: FuncOp, mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
-    if not any(can_start(op, mesh) for op in f.body.block.ops):
+    if not any(can_start(op, mesh) for op in ops_of(f.body.block)):
         return
     body = Body(f, mesh)
     cuttings = (False, True) if _is_cut(body.block, body.costs) else (False,)
@@ -221,7 +222,7 @@ def _start(
 
     A collective is numbered in the order of the block; the parts of a bucket have its number.
     """
-    candidates = [op for op in block.ops if can_start(op, costs.mesh)]
+    candidates = [op for op in ops_of(block) if can_start(op, costs.mesh)]
     numbers: dict[Operation, int] = {op: i for i, op in enumerate(candidates)}
     timeline = Timeline(block, costs)
     for bucket in [op for op in candidates if cutting and numbers[op] not in excluded]:
@@ -231,7 +232,7 @@ def _start(
     schedule = StartSchedule(block, timeline, chosen)
     for op in schedule.in_order():
         changes.move(op, schedule.others[schedule.starts[op]])
-    at = {op: i for i, op in enumerate(block.ops)}
+    at = {op: i for i, op in enumerate(ops_of(block))}
     for op in schedule.costs:
         if schedule.hides(op):
             user = min(users(op, schedule.loops), key=at.__getitem__)
@@ -247,12 +248,12 @@ def _to_exclude(
     is in flight at one of them."""
     in_flight: dict[Operation, set[int]] = {op: set() for op in over}
     now, found = Counter[int](), set[int]()  # a bucket may have several parts in flight
-    for op in block.ops:
+    for op in ops_of(block):
         if op in numbers and dist.is_started(op):
             now[numbers[op]] += 1
         if op in in_flight:
             in_flight[op] = {*now}
-        if isinstance(op, dist.WaitOp) and op.started in numbers:
+        if type(op) is dist.WaitOp and op.started in numbers:
             number = numbers[op.started]
             now[number] -= 1
             if not now[number]:
@@ -286,7 +287,7 @@ def _parts(op: dist.AsyncOp, timeline: Timeline) -> list[list[int]]:
 def _is_cut(block: Block, costs: Costs) -> bool:
     """Whether a bucket of the block is cut."""
     timeline = Timeline(block, costs)
-    return any(len(_parts(op, timeline)) > 1 for op in block.ops if can_start(op, costs.mesh))
+    return any(len(_parts(op, timeline)) > 1 for op in ops_of(block) if can_start(op, costs.mesh))
 
 
 def _cut(op: dist.AsyncOp, timeline: Timeline, changes: BlockChanges) -> Iterator[dist.AsyncOp]:

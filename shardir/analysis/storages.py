@@ -10,7 +10,7 @@ relations of aliasing.py:
     the search        views, and the new value of an update with the old one
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -182,18 +182,32 @@ class Storages:
     def spans(self) -> Iterator[tuple[SSAValue, Span]]:
         """Yield each storage with its live range: from the op that makes it to the last that makes
         or reads a value in it, or the wait for a collective that does; arguments to the end."""
+        joined, read, members, flying = self._root, self._read, self._members, self._in_flight
         for root, born in self._born.items():
-            if root in self._root:
+            if root in joined:
                 continue
             if born < 0:
                 yield root, Span(born, len(self.at))
                 continue
-            end = max(born, self._read.get(root, -1))
-            if (members := self._members.get(root)) is not None:
-                end = max(end, *(self._born[v] for v in members))
-            if self._in_flight and root in self._in_flight:
-                end = max(end, *(span.end for span in self._in_flight[root]))
+            end = max(born, read.get(root, born))
+            if root in members:
+                end = max(end, *map(self._born.__getitem__, members[root]))
+            if flying and root in flying:
+                end = max(end, *(span.end for span in flying[root]))
             yield root, Span(born, end)
+
+    def sizes(
+        self, roots: Iterable[SSAValue], size_of: Callable[[SSAValue], int]
+    ) -> dict[SSAValue, int]:
+        """The bytes of storages: of the values in each of the op that makes it."""
+        found, members = dict[SSAValue, int](), self._members
+        for root in roots:
+            if root in members:
+                owner = root.owner
+                found[root] = sum(size_of(v) for v in members[root] if v.owner is owner)
+            else:
+                found[root] = size_of(root)
+        return found
 
     def is_last(self, v: SSAValue, op: Operation) -> bool:
         """Whether nothing reads the memory of `v` after `op`, nor a collective that was started

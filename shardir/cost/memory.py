@@ -23,11 +23,12 @@ allocator.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import in_place, may_share, may_write, shared
@@ -107,7 +108,7 @@ class LiveStorages:
         self.spans = {v: span for v, span in storages.spans() if is_on_host(v) is host}
         if not frees(f):
             self.spans = {v: Span(span.start, len(ops)) for v, span in self.spans.items()}
-        self.sizes = {v: _size(v, storages) for v in self.spans}
+        self.sizes = storages.sizes(self.spans, size_of)
         self.buffers = {} if host else _buffers(ops, mesh)
         """The buffers of collectives: the bytes, and the ops from and to which each is live."""
         self.held = _held(self.buffers, len(ops))
@@ -125,7 +126,12 @@ class LiveStorages:
 
 def is_on_host(v: SSAValue) -> bool:
     """Whether a value is in host memory."""
-    return _on_host.of(v.type, lambda t: (l := dist.type_layout(t)) is not None and l.host)
+    return _on_host.of(v._type, _has_host_layout)
+
+
+def _has_host_layout(t: Attribute) -> bool:
+    layout = dist.type_layout(t)
+    return layout is not None and layout.host
 
 
 _on_host = SignatureMemo()
@@ -136,11 +142,19 @@ def _buffers(ops: list[Operation], mesh: Mesh) -> dict[Operation, tuple[int, Spa
     the op, or until the wait for it."""
     found, ends = dict[Operation, tuple[int, Span]](), waits(ops)
     for i, op in enumerate(ops):
-        if isinstance(op, dist.CollectiveOp) and (size := collective_work(op, mesh).buffers):
-            found[op] = size, Span(i, ends.get(op, i))
-        elif isinstance(op, dist.RingProductOp):
+        if not _has_buffers(type(op)):
+            continue
+        if isinstance(op, dist.RingProductOp):
             found[op] = ring_buffers(op, mesh), Span(i, i)
+        elif isinstance(op, dist.CollectiveOp) and (size := collective_work(op, mesh).buffers):
+            found[op] = size, Span(i, ends.get(op, i))
     return found
+
+
+@cache
+def _has_buffers(kind: type[Operation]) -> bool:
+    """Whether ops of a kind may have buffers; asked once for each kind."""
+    return issubclass(kind, (dist.CollectiveOp, dist.RingProductOp))
 
 
 def _held(buffers: dict[Operation, tuple[int, Span]], number: int) -> list[int]:
@@ -169,14 +183,6 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
         for v, other in found.items():
             storages.join(v, other)
     return storages
-
-
-def _size(root: SSAValue, storages: Storages) -> int:
-    """Return the bytes of a storage: of the values in it of the op that makes it."""
-    members = storages.members(root)
-    if len(members) == 1:
-        return size_of(root)
-    return sum(size_of(v) for v in members if v.owner is root.owner)
 
 
 def _parts(f: FuncOp, ops: list[Operation]) -> dict[SSAValue, str]:

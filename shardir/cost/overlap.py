@@ -7,7 +7,8 @@ op that needs its result.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Container
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, repeat
 from typing import TypeGuard
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -26,9 +27,10 @@ MIN_HIDDEN = 0.05
 """The part of a collective's time that computation must hide for it to be started."""
 
 
-def computes(op: Operation) -> bool:
-    """Whether the op is no communication."""
-    return not isinstance(op, dist.CollectiveOp | dist.WaitOp)
+@cache
+def computes(kind: type[Operation]) -> bool:
+    """Whether ops of a kind are no communication; asked once for each kind."""
+    return not issubclass(kind, (dist.CollectiveOp, dist.WaitOp))
 
 
 class Costs(dict[Operation, OpCost]):
@@ -37,7 +39,7 @@ class Costs(dict[Operation, OpCost]):
 
     def __init__(self, block: Block, mesh: Mesh):
         super().__init__()
-        self.mesh, self.loops = mesh, Loops(block.ops)
+        self.mesh, self.loops = mesh, Loops(ops_of(block))
 
     def __missing__(self, op: Operation) -> OpCost:
         try:
@@ -49,7 +51,7 @@ class Costs(dict[Operation, OpCost]):
 
     def of_block(self, block: Block) -> float:
         """Return the seconds of a block."""
-        return elapsed((self[op] for op in block.ops), self.mesh)
+        return elapsed(map(self.__getitem__, ops_of(block)), self.mesh)
 
 
 def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.AsyncOp]:
@@ -91,13 +93,13 @@ class Timeline:
         self.mesh, self.costs = costs.mesh, costs
         ops = ops_of(block)
         self.loops = costs.loops
-        self.seconds = {op: costs[op].seconds for op in ops if computes(op)}
+        self.seconds = {op: costs[op].seconds for op in ops if computes(type(op))}
         self.begins = self.begins_of(ops)
         self._arrivals: dict[Operation, float] = {}
 
     def begins_of(self, ops: list[Operation]) -> dict[Operation, float]:
         """Return the time at which each op begins, in this order."""
-        spent = accumulate((self.seconds.get(op, 0.0) for op in ops), initial=0.0)
+        spent = accumulate(map(self.seconds.get, ops, repeat(0.0)), initial=0.0)
         return dict(zip(ops, spent, strict=False))
 
     def available(self, v: SSAValue) -> float:
@@ -119,8 +121,9 @@ def hideable(block: Block, timeline: Timeline) -> dict[dist.AsyncOp, OpCost]:
 
     Operands and users are those of a chain of collectives.
     """
-    begins, loops = timeline.begins_of(ops_of(block)), timeline.loops
-    candidates = [op for op in block.ops if can_start(op, timeline.mesh)]
+    ops, loops = ops_of(block), timeline.loops
+    begins = timeline.begins_of(ops)
+    candidates = [op for op in ops if can_start(op, timeline.mesh)]
     earliest: dict[Operation, float] = {}
     for op in candidates:
         owners = [
@@ -150,7 +153,7 @@ class StartSchedule:
     def __init__(self, block: Block, timeline: Timeline, chosen: Container[Operation]):
         self.mesh, self.loops = timeline.mesh, timeline.loops
         self.costs = {op: c for op, c in hideable(block, timeline).items() if op in chosen}
-        self.others = [op for op in block.ops if op not in self.costs]
+        self.others = [op for op in ops_of(block) if op not in self.costs]
         self.at = {op: i for i, op in enumerate(self.others)}
         self.begins = list(timeline.begins_of(self.others).values())
         self.latest: dict[Operation, int] = {}

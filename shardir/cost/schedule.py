@@ -47,9 +47,11 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
     for c in costs:
         reached, name = now, None
         begin = end = now
-        if isinstance(c.op, dist.WaitOp):
+        if not c.form and type(c.op) is not dist.WaitOp:
+            now = end = now + c.seconds
+        elif isinstance(c.op, dist.WaitOp):
             now = max(now, ends.get(c.op.started, now))  # not started if a group is one device
-        elif c.communicates:
+        else:
             name = level_of(mesh, c.axes)
             begin = max(now, free.get(name, 0.0))
             end = free[name] = begin + c.seconds
@@ -58,14 +60,15 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
                 now += mesh.cluster_or_default.interference * (c.seconds - c.latency)
             else:
                 now = end
-        else:
-            now = end = now + c.seconds
         yield TimedOp(c, reached, now, begin, end, name)
 
 
 def length(times: Iterable[TimedOp]) -> float:
     """Return the seconds from the first op to the end of the last."""
-    return max((max(t.left, t.end) for t in times), default=0.0)
+    last = 0.0
+    for t in times:
+        last = max(last, t.left, t.end)
+    return last
 
 
 class Waiting(NamedTuple):

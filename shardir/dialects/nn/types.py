@@ -36,7 +36,7 @@ _sizes, _unsharded = SignatureMemo(), SignatureMemo()
 
 def size_of(v: SSAValue) -> int:
     """Return the bytes of a value on one device, in the local view."""
-    return _sizes.of(v.type, _bytes)
+    return _sizes.of(v._type, _bytes)
 
 
 def _bytes(t: Attribute) -> int:
@@ -46,7 +46,7 @@ def _bytes(t: Attribute) -> int:
 
 def unsharded_type(value: SSAValue) -> TensorType:
     """The type of a value without its layout."""
-    return _unsharded.of(value.type, _without_layout)
+    return _unsharded.of(value._type, _without_layout)
 
 
 def _without_layout(t: Attribute) -> TensorType:
