@@ -105,7 +105,8 @@ def is_laid_out(block: Block) -> bool:
 
 def is_local_body(block: Block) -> bool:
     """Whether the function is in the local view."""
-    return any(is_local(v.type) for v in values(block))
+    types = {id(v._type): v._type for v in values(block)}
+    return any(map(is_local, types.values()))
 
 
 def unlaid(block: Block) -> Operation | None:

@@ -1,7 +1,5 @@
 """The placement of an op: the layouts that its operands must have, and those of its results."""
 
-from collections.abc import Sequence
-
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.factors import OpSharding
@@ -16,6 +14,7 @@ from shardir.dialects.nn.base import (
     strategy_factors,
 )
 from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.train import CarriedOp, CarryOp
 
 Needs = dict[SSAValue, dict[Operation, Layout]]
@@ -50,27 +49,32 @@ def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
         of = op.out if isinstance(op, CarriedOp) else op.carried
         layout = layout_at(of).complete
         return OpSharding({}, (layout,) * len(op.operands), (layout,))
-    operands = tuple([layout_at(v) for v in op.operands])
-    results = tuple([layout_at(v) for v in op.results])
-    found = _split(op, operands, results, mesh, needs)
-    return found.on_host if op.runs_on_host(operands, results) else found
-
-
-def _split(
-    op: TensorOp, operands: Sequence[Layout], results: Sequence[Layout], mesh: Mesh,
-    needs: Needs | None,
-) -> OpSharding:  # fmt: skip
-    """Return the placement of an op that devices compute."""
-    if op.strategy is not None:
-        return strategy_op_sharding(op, mesh)
     shared: tuple[tuple[Layout, ...], ...] = ()
-    if needs and any(v in needs for v in op.operands):
+    if needs and any(v in needs for v in op._operands):
         others = ({o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands)
         shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
-    return choose_op_sharding(
-        op.factors(), tuple(operands), tuple(results), mesh, op.shapes(), itemsizes(op),
-        shared if any(shared) else (), converts(op),
-    )  # fmt: skip
+    if any(shared):
+        return _placed(op, mesh, shared)
+    operands, results = [v._type for v in op._operands], [v._type for v in op.results]
+    parts = (type(op), mesh, *operands, None, *results)
+    return _alone.get_or(parts, op.properties, lambda: _placed(op, mesh, ()))
+
+
+_alone = SignatureMemo()
+"""The placements of ops whose operands no other op needs in another layout."""
+
+
+def _placed(op: TensorOp, mesh: Mesh, shared: tuple[tuple[Layout, ...], ...]) -> OpSharding:
+    """Return the placement of an op whose operands others need in the layouts `shared`."""
+    operands = tuple([layout_at(v) for v in op.operands])
+    results = tuple([layout_at(v) for v in op.results])
+    if op.strategy is not None:
+        found = strategy_op_sharding(op, mesh)
+    else:
+        found = choose_op_sharding(
+            op.factors(), operands, results, mesh, op.shapes(), itemsizes(op), shared, converts(op)
+        )
+    return found.on_host if op.runs_on_host(operands, results) else found
 
 
 def itemsizes(op: TensorOp) -> tuple[int, ...]:

@@ -308,9 +308,13 @@ def set_type(value: SSAValue, type: Attribute) -> None:
 
 
 def erase(op: Operation) -> None:
-    """Detach an unused op from its block and erase it."""
+    """Detach an unused op from its block and erase it, without values in place of its results, as
+    xDSL makes for those that are used."""
     op.detach()
-    op.erase()
+    if any(v.first_use is not None for v in op.results):
+        op.erase()
+    else:
+        op.drop_all_references()
 
 
 def _result_types(
