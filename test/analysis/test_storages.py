@@ -207,6 +207,33 @@ def test_what_the_runs_of_a_loop_make_is_apart(listed: str, own: list[bool]):
     assert [storages.is_of_each_run(op) for op in lists] == own
 
 
+DRAWS = """func.func @f(%x: tensor<2xf32>, %y: tensor<2xf32>) -> tensor<2xf32> {
+  %a = nn.neg %x : (tensor<2xf32>) -> tensor<2xf32>
+  train.repeat 2
+  %i = train.item %x, %a : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  train.repeat 2
+  %j = train.item %i, %y : (tensor<2xf32>, tensor<2xf32>) -> tensor<2xf32>
+  %e = nn.exp %j : (tensor<2xf32>) -> tensor<2xf32>
+  train.end_repeat
+  train.end_repeat
+  func.return %a : tensor<2xf32>
+}"""
+
+
+def test_the_memory_of_an_item_may_be_that_of_each_value_that_a_loop_takes():
+    """Of items of items too, and after their storages have been joined to others."""
+    f = function(DRAWS)
+    (x, y), ops = f.body.block.args, list(f.body.block.ops)
+    a, i, j, e = (op.results[0] for op in ops if op.results)
+    storages = Storages(f.body.block.args, ops)
+    assert [set(storages.sources(v)) for v in (a, i, j)] == [{a}, {i, x, a}, {j, i, x, a, y}]
+    storages.join(e, j)
+    assert set(storages.sources(storages.root(e))) == {j, i, x, a, y}
+    storages.join(i, y)  # the argument is its root
+    assert set(storages.sources(y)) == {y, x, a}
+    assert set(storages.sources(storages.root(e))) == {j, y, x, a}
+
+
 def test_roles_are_read_from_attributes():
     weight = Argument.of({"train.parameter": StringAttr("w"), "train.init": UnitAttr()})
     state = Argument.of({"train.state": StringAttr("m")})

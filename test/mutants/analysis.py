@@ -115,4 +115,12 @@ MUTANTS = [
         "return of",
         "test/analysis/test_storages.py -k torch",
     ),
+    Mutant(
+        "a joined storage forgets its draws",
+        "The values that loops take are not among the sources of a storage that has been joined.",
+        "shardir/analysis/storages.py",
+        "self._draws.setdefault(root, []).extend(self._draws.pop(mine))",
+        "self._draws.pop(mine)",
+        "test/analysis/test_storages.py -k item",
+    ),
 ]

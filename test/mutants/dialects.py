@@ -252,4 +252,12 @@ MUTANTS = [
         "here.get_or(parts, {},",
         "test/dialects/test_signatures.py",
     ),
+    Mutant(
+        "the uses of an op have one index",
+        "All uses of a new op are those of its first operand.",
+        "shardir/dialects/definition.py",
+        "tuple([Use(op, i) for i",
+        "tuple([Use(op, 0) for i",
+        "test/dialects/test_creation.py",
+    ),
 ]

@@ -96,8 +96,6 @@ def recorded(collective: Callable) -> Callable:
     """Record the calls of a collective; to a profiler that runs they have its name."""
     from torch.autograd import profiler  # here: the launcher reads positions without torch
 
-    from torch.autograd import profiler  # not needed where a launcher reads positions
-
     @functools.wraps(collective)
     def call(*args: Any, **kwargs: Any) -> Any:
         begin()
