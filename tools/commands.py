@@ -79,6 +79,8 @@ def command(name: str) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to remove yet
     gc.disable()
     main = import_module(f"shardir.tools.{name}").main
+    if "xdsl.ir" in sys.modules:  # not to run a compiled program
+        import_module("shardir.dialects.blocks").hash_in_c()
     gc.freeze()  # the modules stay: no collection traverses them
     gc.set_threshold(*COLLECTED)
     if name != "opt":  # whose IR lives to its end

@@ -1,15 +1,19 @@
 """The ops of a block, and the hashes of ops and values: what a compilation asks for most.
 
-xDSL's own are methods in Python. Its ops and values hash and compare by identity, as those of
-`object` do, in C. Its list of a block's ops counts them first, by a second walk.
+xDSL's list of a block's ops counts them first, by a second walk. Its ops and values hash and
+compare by identity, in Python; as those of `object` do, in C.
 """
 
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.irdl import IRDLOperation
 
-for _class in (SSAValue, Operation, IRDLOperation):
-    _class.__hash__ = object.__hash__
-    _class.__eq__ = object.__eq__
+
+def hash_in_c() -> None:
+    """Let ops and values hash and compare as `object` does: a tenth of the time of a compilation.
+    For a process of ours, before it makes any: dictionaries with those from before lose them."""
+    for kind in (SSAValue, Operation, IRDLOperation):
+        for method in ("__hash__", "__eq__"):
+            setattr(kind, method, getattr(object, method))
 
 
 def ops_of(block: Block) -> list[Operation]:
