@@ -12,7 +12,8 @@ the return, as in the emitted program. These share one storage:
 4. the results of a reduction of several values, one flat buffer.
 
 5. a copy between the memories of a device and its host, and the old value of the parameter or
-   state that it is the new value of, if that is not read later.
+   state that it is the new value of, if that is not read later;
+6. a product that adds to its sum over the microbatches (`analysis/accumulation.py`), and the sum.
 
 Storages in host memory are counted apart. Other collectives also have buffers, as planned
 redistributions do (`step_memory`). An `async` one holds them, and its operands, until the wait for
@@ -21,7 +22,7 @@ allocator.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -31,6 +32,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.accumulation import added_products
 from shardir.analysis.aliasing import in_place, may_share, may_write, shared
 from shardir.analysis.roles import frees, lent_arguments
 from shardir.analysis.storages import Span, Storages, live_ops, waits
@@ -101,11 +103,16 @@ class LiveStorages:
     """The live ops of a function, its storages in the memory of a device or of its host, and the
     bytes of it that each op needs."""
 
-    def __init__(self, f: FuncOp, mesh: Mesh, *, host: bool = False):
+    def __init__(
+        self, f: FuncOp, mesh: Mesh, *, host: bool = False, elsewhere: Collection[SSAValue] = ()
+    ):
+        """`elsewhere`: returned values that are in memory of the caller."""
         self.ops = ops = live_ops(ops_of(f.body.block))
         storages = _storages(f, ops, mesh)
         self.at, self.root = storages.at, storages.root
-        self.spans = {v: span for v, span in storages.spans() if is_on_host(v) is host}
+        self.spans = {
+            v: span for v, span in storages.spans() if is_on_host(v) is host and v not in elsewhere
+        }
         if not frees(f):
             self.spans = {v: Span(span.start, len(ops)) for v, span in self.spans.items()}
         self.sizes = storages.sizes(self.spans, size_of)
@@ -170,6 +177,9 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
     """Return the storages of a function."""
     storages = Storages(f.body.block.args, ops)
     freed, lent = frees(f), lent_arguments(f)
+    for v, total in added_products(f).items():
+        if total in storages.at:
+            storages.join(v, total.out)
     for op in ops:
         if not may_share(type(op)):
             continue

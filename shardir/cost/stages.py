@@ -1,11 +1,11 @@
 """The memory and the time of the ranks of a step in stages.
 
 Memory: a rank has the parameters, states and inputs that its stages read, throughout, and sums over
-the microbatches from the first one to the end. It holds another value of a microbatch from the
-function that makes it, or the post of its receive, to the last function of its own that reads it,
-and until it has waited for the sends of it: all by the order of `stage_order.py`. A view that it
-sends holds all of its storage; where it is received it has its own bytes. While a function runs,
-there is what it needs besides.
+the microbatches from the first one to the end; products are made in them. It holds another value of
+a microbatch from the function that makes it, or the post of its receive, to the last function of
+its own that reads it, and until it has waited for the sends of it: all by the order of
+`stage_order.py`. A view that it sends holds all of its storage; where it is received it has its own
+bytes. While a function runs, there is what it needs besides.
 
 Time: a rank begins a function when the one before it has ended and what it reads has arrived. A
 value of another rank arrives at the end of the function that makes it, and the seconds of its
@@ -21,6 +21,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.accumulation import added_products
 from shardir.cost.memory import LiveStorages, MemoryUse, Storage
 from shardir.cost.schedule import TimedOp, length, schedule
 from shardir.cost.seconds import OpCost, cost_of, works_of
@@ -176,9 +177,15 @@ class _StepStorages:
         """The sums of a value over the microbatches."""
         self.received: dict[SSAValue, int] = {}
         """The bytes of the values in a storage that are sent to other ranks."""
+        self.added = added_products(f)
+        """Values that are added to their sums where they are made."""
         for op in f.body.block.ops:
             if isinstance(op, CallOp) and (callee := calls.callees.get(op)) is not None:
-                self._call(op, callee, LiveStorages(callee, mesh))
+                end = callee.body.block.last_op
+                assert isinstance(end, ReturnOp)
+                made = zip(op.results, end.operands, strict=True)
+                added = {v for result, v in made if result in self.added}
+                self._call(op, callee, LiveStorages(callee, mesh, elsewhere=added))
             elif isinstance(op, train.OfMicrobatches):
                 self.sums.setdefault(op.x, []).append(op.out)
                 is_sum = isinstance(op, train.AccumulateOp)
@@ -295,8 +302,9 @@ class _Spans:
         self.at += 1
         for v in run.op.results:
             self.begin(Made(v, run.microbatch))
+            start = self.at - 1 if v in self.step.added else min(self.at, self.end)
             for total in self.step.sums.get(v, ()):
-                self.found.setdefault((total, None), (min(self.at, self.end), self.end))
+                self.found.setdefault((total, None), (start, self.end))
 
     def begin(self, made: Made) -> None:
         """Let the span of a value begin at the next run."""

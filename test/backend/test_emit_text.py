@@ -14,7 +14,8 @@ from xdsl.ir import Block, Region
 import shardir
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis
-from shardir.backend.torch.emit.einsum import contraction
+from shardir.analysis.accumulation import matrix_product
+from shardir.backend.torch.emit.einsum import added, contraction
 from shardir.backend.torch.emit.literals import number_text
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import runtime as rt
@@ -66,6 +67,39 @@ def test_contractions_equal_einsum():
         np.testing.assert_allclose(got.numpy(), want, atol=1e-12)
         seen += "einsum" not in text
     assert seen > 40
+
+
+def test_products_are_added_to_their_sums():
+    """Of two matrices or of batches of them, with the dimensions of each in any order; the text has
+    the sum and the product, for all contractions that are such products."""
+    sizes: dict[str, int] = {"a": 2, "b": 3, "c": 4, "d": 2, "e": 3}
+    draw, seen = random.Random(2), 0
+    for _ in range(2000):
+        x, y = ("".join(draw.sample("abcde", draw.randint(2, 4))) for _ in range(2))
+        z = "".join(c for c in draw.sample("abcde", 5) if c in x + y)[: draw.randint(2, 3)]
+        if not z or matrix_product(x, y, z) is None or not {*x, *y} <= {*z} | ({*x} & {*y}):
+            continue
+        a = torch.randn([sizes[c] for c in x], dtype=torch.float64)
+        b = torch.randn([sizes[c] for c in y], dtype=torch.float64)
+        total = torch.randn([sizes[c] for c in z], dtype=torch.float64)
+        want = total + torch.einsum(f"{x},{y}->{z}", a, b)
+        eval(f"total.{added((x, y, z), ('x', 'y'))}", {"total": total, "x": a, "y": b})
+        torch.testing.assert_close(total, want)
+        seen += 1
+    assert seen > 20
+
+
+def test_the_gradient_of_a_microbatch_is_added_by_its_product():
+    """Unless it is read besides."""
+    source = """func.func private @loss(%x: tensor<2x3x4xf32> {train.input}, %w: tensor<4x5xf32> {train.parameter = "w"}) -> tensor<f32> {
+  %h = nn.matmul %x, %w : (tensor<2x3x4xf32>, tensor<4x5xf32>) -> tensor<2x3x5xf32>
+  %l = nn.reduce <sum> %h dims <0, 1, 2> : (tensor<2x3x5xf32>) -> tensor<f32>
+  func.return %l : tensor<f32>
+}
+train.step @step of @loss <sgd, lr = 0.1> accumulate <mean, microbatches = 3>"""
+    text = shardir.compile(source).program
+    assert "d_w.addmm_(x_1.flatten(0, 1).mT, d_h.flatten(0, 1))" in text
+    assert "d_w +=" not in text
 
 
 # ---- what a step looks like ----

@@ -4,6 +4,15 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "products are added with their sides swapped",
+        "The gradient of a weight is added to its sum as the product of the second operand and the "
+        "first.",
+        "shardir/backend/torch/emit/einsum.py",
+        "    if swapped:",
+        "    if not swapped:",
+        "test/backend/test_emit_text.py -k sums",
+    ),
+    Mutant(
         "masked queries have infinite sums",
         "The gradients of queries that attend to no key are not zeros, where torch has no kernel.",
         "shardir/backend/torch/runtime/ops_attention.py",

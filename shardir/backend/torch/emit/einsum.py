@@ -9,6 +9,8 @@ is left is a product of matrices.
 from dataclasses import dataclass
 from functools import lru_cache
 
+from shardir.analysis.accumulation import matrix_product
+
 
 @dataclass(frozen=True)
 class Letters:
@@ -46,6 +48,20 @@ def contraction(
     else:
         made = _product(kinds, equation, names, sizes)
     return made or f'torch.einsum("{x},{y}->{z}", {names[0]}, {names[1]})'
+
+
+def added(equation: tuple[str, str, str], names: tuple[str, str]) -> str:
+    """The end of the call that adds a product of matrices x, y -> z to its sum: the name of torch's
+    method, without the underscore, and the matrices."""
+    product = matrix_product(*equation)
+    assert product is not None
+    batch, rows, columns, summed, swapped = product
+    (first, x), (second, y) = zip(names, equation, strict=False)
+    if swapped:
+        first, x, second, y = second, y, first, x
+    a, b = _operand(first, x, batch, rows, summed), _operand(second, y, batch, summed, columns)
+    assert a is not None and b is not None
+    return f"{'baddbmm' if batch else 'addmm'}_({a}, {b})"
 
 
 def _product(

@@ -1,11 +1,12 @@
 """The emission of one function: its variables and lines, and the queries of the ops' entries."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.accumulation import added_products
 from shardir.analysis.storages import reads
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.list_variables import Element
@@ -55,8 +56,16 @@ class Program:
 class EmissionScope(LoopScope):
     """The emission of one function: names, lines, and the queries of the ops' entries."""
 
-    def __init__(self, program: Program, f: FuncOp, name: str):
+    def __init__(
+        self, program: Program, f: FuncOp, name: str, totals: Sequence[SSAValue] = ()
+    ):  # fmt: skip
+        """`totals`: the returned products that add to sums, which become the first parameters."""
         super().__init__(f, program.mesh, program.rank, Names(foreign_names(f)), program.used)
+        self.totals = list(totals)
+        self.sums: dict[SSAValue, SSAValue] = {v: op.out for v, op in added_products(f).items()}
+        """The sum to which a product adds; of a returned one itself."""
+        self.sums |= {v: v for v in totals}
+        self._parameters: dict[SSAValue, str] = {}
         self.program, self.name = program, name
         self._lent: dict[SSAValue, bool] = {}
         """Of storages whether their memory may be of an argument that is not the function's."""
@@ -66,7 +75,11 @@ class EmissionScope(LoopScope):
     # ---- the text ----
 
     def text(self) -> list[str]:
-        head = joined(f"def {self.name}(", ["mesh", *self.arguments()], "):", 0)
+        given = [self.names.new(f"{v.name_hint or 'product'}_sum") for v in self.totals]
+        self._parameters = dict(zip(self.totals, given, strict=True))
+        for name in given:
+            self.note(f"{name}: of the microbatches before, or None")
+        head = joined(f"def {self.name}(", ["mesh", *given, *self.arguments()], "):", 0)
         about, self.lines = self.lines, []
         for op in self.ops:
             at = len(self.lines)
@@ -104,6 +117,14 @@ class EmissionScope(LoopScope):
             self.let(op, made)
         if len(self.lines) > at and isinstance(op, TensorOp) and not isinstance(op, dist.HandsOn):
             self.write_source(op, at)
+
+    def add(self, total: SSAValue, product: str) -> Text:
+        """Add a product, `addmm_(a, b)`, to its sum: in the loop, or to the parameter."""
+        if (name := self._parameters.get(total)) is None:
+            self.line(f"{self.variables[total].name}.{product}")
+            return None
+        matrices = product.partition("(")[2]
+        return f"stages.add_product({name}, {matrices}"
 
     def finish(self, op: ReturnOp) -> None:
         returned: set[object] = set()

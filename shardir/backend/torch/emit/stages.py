@@ -19,6 +19,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.layout import replicated
 from shardir.algebra.mesh import Axis
 from shardir.algebra.schedules import Schedule
+from shardir.analysis.accumulation import added_products
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.names import Names, joined
 from shardir.backend.torch.emit.scope import EmissionScope, Program
@@ -72,6 +73,14 @@ class StagesScope:
         self.collected: dict[str, str] = {}
         self.carried: dict[str, list[str]] = {}
         self.transfers: list[str] = []
+        self.added = added_products(f)
+        """Results of functions that add to their sums."""
+        self.totals: dict[FuncOp, list[SSAValue]] = {}
+        for op in (op for op in f.body.block.ops if isinstance(op, CallOp)):
+            g, end = self.functions.get(op.callee.root_reference.data), None
+            if g is not None and isinstance(end := g.body.block.last_op, ReturnOp):
+                pairs = zip(op.results, end.operands, strict=True)
+                self.totals[g] = [made for v, made in pairs if v in self.added]
 
     def text(self) -> list[str]:
         """Return the lines: the table, the functions of the stages, and the step.
@@ -117,7 +126,7 @@ class StagesScope:
         lines += self._dict("shapes", shapes)
         lines += [")", "", ""]
         for g in self.functions.values():
-            text = EmissionScope(self.program, g, self.called[g]).text()
+            text = EmissionScope(self.program, g, self.called[g], self.totals[g]).text()
             lines += [f"@{table}.part", *text, "", ""]
         lines += joined(f"def {name}(", ["mesh", *arguments], "):", 0)
         given = ["mesh", *(f"{n}={n}" for n in arguments)]
@@ -130,7 +139,7 @@ class StagesScope:
         zeros, the functions of the stages, those of the ranks, and the step."""
         order, name = train.proven_order(self.f), self.called[self.f]
         functions = {n: self.called[g] for n, g in self.functions.items()}
-        text = StageText(name, self.table, functions, self.known)
+        text = StageText(name, self.table, functions, self.known, self.added)
         ranks = [RankText(text, order, rank, results) for rank in order.ranks]
         mesh, at = self.program.mesh, self.program.rank
         if at is not None and mesh is not None:  # this rank's alone
@@ -143,7 +152,8 @@ class StagesScope:
         lines += _lines(f"{self.table} = {{", [*self.transfers, *shapes], "}", 0)
         for g in self.functions.values():
             if any(order.runs.schedule.placement[train.stage_of(g) or 0] == r.rank for r in ranks):
-                lines += ["", "", *EmissionScope(self.program, g, self.called[g]).text()]
+                scope = EmissionScope(self.program, g, self.called[g], self.totals[g])
+                lines += ["", "", *scope.text()]
         for rank in ranks:
             lines += ["", "", *rank.function()]
         lines += ["", "", *joined(f"def {name}(", ["mesh", *arguments], "):", 0)]
@@ -158,8 +168,10 @@ class StagesScope:
                 self.slices[self._name(op.out)] = self._name(op.x)
             case CallOp():
                 g = self.functions[op.callee.root_reference.data]
-                inputs = " ".join(self._name(v) for v in op.operands)
+                inputs = [self._name(v) for v in op.operands]
                 outputs = " ".join(self._name(v) for v in op.results)
+                sums = [self._name(self.added[v].out) for v in op.results if v in self.added]
+                inputs = " ".join([*sums, *inputs])
                 stage = train.stage_of(g)
                 kind, name = train.action_of(g) or outside, self.called[g]
                 texts = [

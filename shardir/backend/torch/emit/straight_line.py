@@ -26,12 +26,13 @@ from shardir.dialects.train import Made, StageMessage, StageOrder, StageRun
 
 class StageText(NamedTuple):
     """The names in the functions of ranks: that of the step, that of the table of types, and those
-    of functions and of values."""
+    of functions and of values; and the results of functions that add to their sums."""
 
     name: str
     table: str
     functions: dict[str, str]
     values: dict[SSAValue, str]
+    added: dict[SSAValue, train.AccumulateOp]
 
 
 class RankText:
@@ -89,14 +90,16 @@ class RankText:
     # ---- events ----
 
     def _run(self, run: StageRun) -> None:
-        given = [self._text(v, run.microbatch) for v in run.op.operands]
+        sums = [self.text.added[v].out for v in run.op.results if v in self.text.added]
+        given = [self._variable(Made(v, None)) if v in self.totals else "None" for v in sums]
+        given += [self._text(v, run.microbatch) for v in run.op.operands]
         k = None if self.runs.is_outside(run.op) else run.microbatch
         made = [self._variable(Made(v, k)) for v in run.op.results]
         lines = [f"    # {run}"] if run.action is not None else []
         called = self.text.functions[run.op.callee.string_value()]
         head = f"{', '.join(made)} = " if made else ""
         lines += joined(f"    {head}{called}(", ["mesh", *given], ")", 0)
-        self._add(lines, {*made, *(g for g in given if g.isidentifier())})
+        self._add(lines, {*made, *(g for g in given if g.isidentifier() and g != "None")})
         for total in self.runs.sums:
             if total.x in run.op.results:
                 self._add_up(total, self._variable(Made(total.x, k)), run.microbatch or 0)
@@ -111,6 +114,8 @@ class RankText:
             lines = [*(first if count == 1 else []), f"    {name}[{k}] = {x}"]
         else:
             made = {1: f"{name} = {x}", 2: f"{name} = {name} + {x}"}
+            if total.x in self.text.added:  # it is the sum
+                count = 1
             lines = [f"    {made.get(count, f'{name} += {x}')}"]
         self._add(lines, {name, x})
 

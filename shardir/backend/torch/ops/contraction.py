@@ -3,7 +3,7 @@
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.biases import bias_addition, weight_is_transposed
-from shardir.backend.torch.emit.einsum import contraction
+from shardir.backend.torch.emit.einsum import added, contraction
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 
@@ -16,6 +16,8 @@ def _contraction(s: EmissionScope, op: nn.Contraction) -> Text:
     x, y, z = op.letters
     sizes = {c: s.size(op.out, d) for d, c in enumerate(z)}
     made = s.operand(op.lhs), s.operand(op.rhs)
+    if (total := s.sums.get(op.out)) is not None:
+        return s.add(total, added((x, y, z), made))
     return contraction((x, y, z), made, sizes)
 
 

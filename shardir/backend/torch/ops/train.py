@@ -61,6 +61,8 @@ def _items(s: EmissionScope, op: train.ItemsOp) -> Text:
 
 
 def _accumulate(s: EmissionScope, op: train.AccumulateOp) -> Text:
+    if op.x in s.sums:
+        return None
     s.line(f"{s.variables[op.out].name} += {s.operand(op.x)}")
     return None
 

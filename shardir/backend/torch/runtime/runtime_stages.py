@@ -27,7 +27,15 @@ from runtime_stage_transfers import (
 )
 from torch import Tensor
 
-__all__ = ["Pipeline", "StageValue", "hold", "receive", "send", "zeros"]
+__all__ = ["Pipeline", "StageValue", "add_product", "hold", "receive", "send", "zeros"]
+
+
+def add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """Add the product of two matrices, or of batches of them, to the sum of the microbatches
+    before, in place; without one return the product."""
+    if total is None:
+        return a @ b
+    return total.addmm_(a, b) if a.ndim == 2 else total.baddbmm_(a, b)
 
 
 class Pipeline(StageTables):
@@ -109,7 +117,7 @@ class _StepRun:
                 for name in part.outputs:
                     self._pass_on(name, part.stage)
 
-    def _called(self, part: StagePart, values: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _called(self, part: StagePart, values: Sequence[Tensor | None]) -> Sequence[Tensor]:
         assert part.function is not None, f"{part.name} is not defined"
         made = part.function(self.mesh, *values)
         return [made] if isinstance(made, Tensor) else made
@@ -151,8 +159,10 @@ class _StepRun:
             self.batches.setdefault(k, {})[name] = x
             self.left[k, name] = self.order.readers[name]
 
-    def _value(self, name: str, k: int) -> Tensor:
-        """Return what a part reads for a microbatch."""
+    def _value(self, name: str, k: int) -> Tensor | None:
+        """Return what a part reads for a microbatch; None of a sum before the first addend."""
+        if name in self.step.sums:
+            return self.values.get(name)
         if name in self.step.slices:
             return self.values[self.step.slices[name]][k]
         if name in self.values:
@@ -183,6 +193,8 @@ class _StepRun:
             self.values[name] = x
             if is_free:
                 self.owned.add(name)
+        elif x is self.values[name]:  # the part has added to it
+            pass
         elif name in self.owned:
             self.values[name].add_(x)
         else:

@@ -1,0 +1,80 @@
+"""Products that add to the sum over the microbatches themselves: no tensor is made for the product.
+
+%d = nn.einsum "ki,kj->ij" %x, %dy       d_sum.addmm_(x.mT, dy)
+%s = train.accumulate %d
+"""
+
+from typing import NamedTuple
+
+from xdsl.dialects.builtin import AnyFloat
+from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.ir import OpResult, SSAValue
+
+from shardir.dialects import nn, train
+from shardir.dialects.nn.types import unsharded_type
+
+
+class MatrixProduct(NamedTuple):
+    """The letters of a contraction that is a product of two matrices, or of a batch of them; the
+    first matrix is the second operand if it is `swapped`."""
+
+    batch: str
+    rows: str
+    columns: str
+    summed: str
+    swapped: bool
+
+
+def matrix_product(x: str, y: str, z: str) -> MatrixProduct | None:
+    """Return the product that x, y -> z is, whose result torch makes as it is; None if it is
+    another contraction."""
+    batch = "".join(c for c in z if c in x and c in y)
+    summed = "".join(c for c in x if c in y and c not in z)
+    if len(batch) > 1 or not summed or not z.startswith(batch) or len(z) != len(batch) + 2:
+        return None
+    rows, columns = z[-2:]
+    swapped = rows in y
+    first, second = (y, x) if swapped else (x, y)
+    fits = {first} <= {batch + rows + summed, batch + summed + rows} and {second} <= {
+        batch + summed + columns, batch + columns + summed
+    }  # fmt: skip
+    return MatrixProduct(batch, rows, columns, summed, swapped) if fits else None
+
+
+def adds_to_its_sum(v: SSAValue) -> bool:
+    """Whether a value that has one use, a sum over the microbatches or the return to one, is a
+    product that can add to that sum."""
+    op = v.owner
+    return (
+        isinstance(op, nn.Contraction)
+        and v.has_one_use()
+        and isinstance(unsharded_type(v).element_type, AnyFloat)
+        and matrix_product(*op.letters) is not None
+    )
+
+
+def added_products(f: FuncOp) -> dict[SSAValue, train.AccumulateOp]:
+    """Return the products of a step's loop that add to sums, each with its sum: those of the loop
+    itself, and results of the functions of stages."""
+    found: dict[SSAValue, train.AccumulateOp] = {}
+    for op in f.body.block.ops:
+        if not isinstance(op, train.AccumulateOp) or not op.x.has_one_use():
+            continue
+        maker = op.x.owner
+        if isinstance(maker, CallOp) and isinstance(op.x, OpResult):
+            if (made := _returned(maker, op.x.index)) is not None and adds_to_its_sum(made):
+                found[op.x] = op
+        elif isinstance(maker, nn.Contraction) and train.loop_of(maker) is train.loop_of(op):
+            found |= {op.x: op} if adds_to_its_sum(op.x) else {}
+    return found
+
+
+def _returned(op: CallOp, index: int) -> SSAValue | None:
+    """Return what the function of a stage that is called makes for a result, outside of loops."""
+    callee = train.callee_of(op)
+    end = None if callee is None else callee.body.block.last_op
+    if not isinstance(end, ReturnOp):
+        return None
+    v = end.operands[index]
+    maker = v.owner
+    return v if isinstance(maker, nn.Contraction) and train.loop_of(maker) is None else None
