@@ -1,9 +1,9 @@
 """The memory and the time of the ranks of a step in stages.
 
 Memory: a rank has the parameters, states and inputs that its stages read, throughout, and sums over
-the microbatches from the first one to the end; products are made in them. It holds another value of
-a microbatch from the function that makes it, or the post of its receive, to the last function of
-its own that reads it, and until it has waited for the sends of it: all by the order of
+the microbatches from the first one to the end, in which later products are made. It holds another
+value of a microbatch from the function that makes it, or the post of its receive, to the last
+function of its own that reads it, and until it has waited for the sends of it: all by the order of
 `stage_order.py`. A view that it sends holds all of its storage; where it is received it has its own
 bytes. While a function runs, there is what it needs besides.
 
@@ -13,6 +13,7 @@ transfer later. Transfers take no time of ranks, and any number of them can be i
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -171,21 +172,22 @@ class _StepStorages:
         self.arguments = frozenset(self.parts)
         self.sizes = {v: size_of(v) for v in self.parts}
         self.root: dict[SSAValue, SSAValue] = {}
-        self.extra: dict[CallOp, int] = {}
-        """The bytes that a function needs besides its arguments."""
+        self.extra: dict[CallOp, tuple[int, int]] = {}
+        """The bytes that a function needs besides its arguments: in its first run, and in others,
+        which add products to sums."""
         self.sums: dict[SSAValue, list[SSAValue]] = {}
         """The sums of a value over the microbatches."""
         self.received: dict[SSAValue, int] = {}
         """The bytes of the values in a storage that are sent to other ranks."""
-        self.added = added_products(f)
-        """Values that are added to their sums where they are made."""
+        added = added_products(f)
         for op in f.body.block.ops:
             if isinstance(op, CallOp) and (callee := calls.callees.get(op)) is not None:
                 end = callee.body.block.last_op
                 assert isinstance(end, ReturnOp)
                 made = zip(op.results, end.operands, strict=True)
-                added = {v for result, v in made if result in self.added}
-                self._call(op, callee, LiveStorages(callee, mesh, elsewhere=added))
+                sums = [v for result, v in made if result in added]
+                later = LiveStorages(callee, mesh, elsewhere=sums) if sums else None
+                self._call(op, callee, LiveStorages(callee, mesh), later)
             elif isinstance(op, train.OfMicrobatches):
                 self.sums.setdefault(op.x, []).append(op.out)
                 is_sum = isinstance(op, train.AccumulateOp)
@@ -196,11 +198,16 @@ class _StepStorages:
                 if isinstance(op, train.TransferOp):
                     self.received[root] = self.received.get(root, 0) + size_of(op.out)
 
-    def _call(self, op: CallOp, callee: FuncOp, live: LiveStorages) -> None:
+    def _call(
+        self, op: CallOp, callee: FuncOp, live: LiveStorages, later: LiveStorages | None
+    ) -> None:
+        """Note a function, with its storages in its first run, and in others if they differ."""
         block, end = callee.body.block, callee.body.block.last_op
         assert isinstance(end, ReturnOp)
         within = dict(zip(block.args, op.operands, strict=True))
-        self.extra[op] = max(live.needed, default=0) - sum(map(size_of, block.args))
+        given = sum(map(size_of, block.args))
+        first, other = (max(x.needed, default=0) - given for x in (live, later or live))
+        self.extra[op] = first, other
         made: dict[SSAValue, SSAValue] = {}
         forward = train.action_of(callee) == "F"
         for v, result in zip(end.operands, op.results, strict=True):
@@ -228,7 +235,7 @@ class _StepStorages:
     def memory(self, rank: int) -> MemoryUse:
         """Return the memory of a rank."""
         runs, spans = self.calls.runs(rank), self._spans(rank)
-        needed = self.needed(rank)
+        needed, extra = self.needed(rank), self._extra(runs)
         at = max(range(len(runs)), key=needed.__getitem__)
         there = Counter[SSAValue]()
         for (v, _), (start, end) in spans.items():
@@ -236,7 +243,7 @@ class _StepStorages:
                 there[v] += self.size(v, rank)
         storages = [Storage(v, n, self.parts[v]) for v, n in there.most_common()]
         op: Operation = runs[at].op
-        return MemoryUse(needed[at], op, tuple(storages), self.extra[runs[at].op])
+        return MemoryUse(needed[at], op, tuple(storages), extra[at])
 
     def needed(self, rank: int) -> list[int]:
         """Return the bytes that a rank needs in each function that it runs."""
@@ -247,7 +254,15 @@ class _StepStorages:
             change[start] += size
             change[end + 1] -= size
         held = accumulate(change[:-1])
-        return [n + self.extra[run.op] for n, run in zip(held, runs, strict=True)]
+        return [n + extra for n, extra in zip(held, self._extra(runs), strict=True)]
+
+    def _extra(self, runs: Sequence[StageRun]) -> list[int]:
+        """Return the bytes that each run needs besides what its rank holds."""
+        seen, found = set[CallOp](), list[int]()
+        for run in runs:
+            found.append(self.extra[run.op][run.op in seen])
+            seen.add(run.op)
+        return found
 
     def held(self, rank: int) -> dict[SSAValue, int]:
         """Return of how many microbatches a rank holds a storage at most."""
@@ -302,9 +317,8 @@ class _Spans:
         self.at += 1
         for v in run.op.results:
             self.begin(Made(v, run.microbatch))
-            start = self.at - 1 if v in self.step.added else min(self.at, self.end)
             for total in self.step.sums.get(v, ()):
-                self.found.setdefault((total, None), (start, self.end))
+                self.found.setdefault((total, None), (min(self.at, self.end), self.end))
 
     def begin(self, made: Made) -> None:
         """Let the span of a value begin at the next run."""

@@ -8,7 +8,7 @@ would get its stage.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import inf
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.accumulation import added_products
 from shardir.analysis.functions import mesh_among, name_of
 from shardir.cost.memory import LiveStorages
 from shardir.cost.seconds import cost_of
@@ -62,7 +63,7 @@ class UnitCosts:
         forward, weight: the parts of it of the forward part, and of what no other op waits for.
         once: the seconds of each op in a step, before and after the loop over the microbatches.
         fixed: what is held throughout: parameters, states, inputs, what is made of them before the
-            loop, and the sums of gradients with what is added to them.
+            loop, and the sums of gradients with what is added to them, unless a product adds itself.
         saved: what is held of each microbatch from its forward part to the end of its backward
             part.
         extra: the bytes of other values while each op runs.
@@ -158,6 +159,8 @@ class _MarkedStep:
         _number_by_readers(self.before)
         self.live = LiveStorages(g, mesh)
         self.sums = [op for op in self.g.body.block.ops if isinstance(op, train.OfMicrobatches)]
+        self.added = {*added_products(g).values()}
+        """The sums to which a product adds itself."""
         self.saved = self._read_by(self.backward, {*self.forward})
         self.made = self._read_by((*self.forward, *self.backward), {*self.before})
 
@@ -166,11 +169,12 @@ class _MarkedStep:
         awaited = self._awaited()
         weight = self._seconds([op for op in self.backward if op not in awaited])
         arguments = self._read_by(self.g.body.block.ops, {self.g.body.block})
-        sums = [*self._held({op.out: {_mark(op.x)} for op in self.sums})]
+        sums = {op: [*self._held({op.out: {_mark(op.x)}})] for op in self.sums}
+        addends = [held for op, found in sums.items() if op not in self.added for held in found]
         searched = found_by_search(self.g)
         return UnitCosts(
             [f + b for f, b in zip(forward, backward, strict=True)],
-            [*self._held(arguments), *self._held(self.made), *sums, *sums],
+            [*self._held(arguments), *self._held(self.made), *chain(*sums.values()), *addends],
             [*self._held(self.saved)],
             self._extra(), self._crossing(), forward, weight,
             self._seconds((*self.before, *self.after)), max(self.live.needed, default=0),
@@ -230,7 +234,7 @@ class _MarkedStep:
         """Return the bytes of values that are neither held throughout nor saved, and of buffers,
         while the ops with each number run. Outside of the loop they are those of one op: what else
         is live there are gradients that are reduced, of other stages too."""
-        kept = {*self.g.body.block.args, *(op.out for op in self.sums)}
+        kept = {*self.g.body.block.args, *(self.live.root(op.out) for op in self.sums)}
         kept |= {*self.saved, *self.made}
         change = [0] * (len(self.live.ops) + 2)
         for v, (start, end) in self.live.spans.items():

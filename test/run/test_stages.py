@@ -286,8 +286,8 @@ _alive, _most = {}, {}
 
 def _called(run, part, values, _called=_StepRun._called):
     for name, tensors in _alive.items():
-        held = len([1 for x in tensors.values() if x() is not None])
-        _most[name] = max(_most.get(name, 0), held)
+        held = {id(x()) for x in tensors.values() if x() is not None}  # a sum is one of all
+        _most[name] = max(_most.get(name, 0), len(held))
     return _called(run, part, values)
 
 

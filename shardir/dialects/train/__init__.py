@@ -114,6 +114,7 @@ from shardir.dialects.train.stages import (
     schedule_of,
     set_schedule,
     stage_attrs,
+    stage_in,
     stage_of,
 )
 from shardir.dialects.train.synchronization import (
@@ -276,6 +277,7 @@ __all__ = [
     "set_result_attrs",
     "set_schedule",
     "stage_attrs",
+    "stage_in",
     "stage_of",
     "state_attrs",
     "sum_of_squares",

@@ -12,7 +12,7 @@ backward part get those of the ops that they transpose. `split-stages` makes fun
 each stage, and writes the schedule on the step: a line for each rank, in torch's grammar.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr, TensorType, i64
@@ -103,7 +103,12 @@ class TransferOp(Unary):
 
 def stage_of(op: Operation) -> int | None:
     """The stage of an op or a function, where it has one."""
-    found = op.attributes.get(STAGE)
+    return stage_in(op.attributes)
+
+
+def stage_in(attributes: Mapping[str, Attribute]) -> int | None:
+    """The stage in the attributes of an op, where it has one."""
+    found = attributes.get(STAGE)
     return found.value.data if isinstance(found, IntegerAttr) else None
 
 

@@ -16,8 +16,12 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
-from shardir.dialects.train import stage_attrs, stage_of
+from shardir.dialects.train import stage_attrs, stage_in, stage_of
 from shardir.rewriting.rewriter import Rewriter
+
+
+Place = tuple[Layout | None, int | None]
+"""The layout of an addend, and the stage of the op that it comes from."""
 
 
 class Cotangents:
@@ -26,13 +30,19 @@ class Cotangents:
     def __init__(self, builder: Rewriter):
         self.builder = builder
         self.addends: dict[SSAValue, list[SSAValue]] = {}
+        self._stages: dict[tuple[SSAValue, SSAValue], int | None] = {}
+        """By value and addend the stage of the op from which it comes: an addition passes on what
+        another stage has made."""
 
     def __contains__(self, v: SSAValue) -> bool:
         return v in self.addends
 
     def add(self, v: SSAValue, addends: Iterable[SSAValue]) -> None:
-        """Add to the cotangent of a value."""
-        self.addends.setdefault(v, []).extend(addends)
+        """Add to the cotangent of a value what comes from an op of the builder's stage."""
+        found = list(addends)
+        self.addends.setdefault(v, []).extend(found)
+        if (stage := stage_in(self.builder.attributes)) is not None:
+            self._stages |= {(v, d): stage for d in found}
 
     def take(self, v: SSAValue) -> list[SSAValue]:
         """Remove the addends of a value, and return them."""
@@ -66,25 +76,36 @@ class Cotangents:
     def accumulate(self, values: Collection[SSAValue]) -> None:
         """Add the addends of these values, so that one of each layout and stage is live."""
         for v in [v for v in self.addends if v in values]:
-            self.addends[v] = self._by_layout(v)
+            places = self._by_layout(v)
+            self.addends[v] = [*places.values()]
+            self._stages |= {(v, d): stage for (_, stage), d in places.items()}
 
     def _total(self, v: SSAValue, end: Layout | None) -> SSAValue:
-        addends = self._by_layout(v)
-        if len(addends) > 1 and self.builder.mesh is not None:
-            layout = self._common_layout(v, addends, end)
-            addends = [self.builder.redistribute(d, layout) for d in addends]
-        total = addends[0]
-        for d in addends[1:]:
+        places = self._by_layout(v)
+        if len(places) > 1 and self.builder.mesh is not None:
+            layout = self._common_layout(v, [*places.values()], end)
+            moved = [((layout, s), self.builder.redistribute(d, layout))
+                     for (_, s), d in places.items()]  # fmt: skip
+            places = self._sums(v, moved)
+        total, *others = places.values()
+        for d in others:
             total = self._add(total, d)
         if total.name_hint is None:
             total.name_hint = cotangent_name(v)
         return total
 
-    def _by_layout(self, v: SSAValue) -> list[SSAValue]:
+    def _by_layout(self, v: SSAValue) -> dict[Place, SSAValue]:
         """Return the sums of the addends of one layout, and of one stage."""
-        found: dict[tuple[Layout | None, int | None], SSAValue] = {}
-        for d in self.take(v):
-            place = layout_of(d), stage_of(d.owner) if isinstance(d.owner, Operation) else None
+        addends = self.take(v)
+        stages = [self._stages.pop((v, d), _stage(d)) for d in addends]
+        return self._sums(v, [((layout_of(d), s), d) for s, d in zip(stages, addends, strict=True)])
+
+    def _sums(
+        self, v: SSAValue, addends: Iterable[tuple[Place, SSAValue]]
+    ) -> dict[Place, SSAValue]:
+        """Return the sums of the addends that are in one place, each made on its stage."""
+        found: dict[Place, SSAValue] = {}
+        for place, d in addends:
             if place in found:
                 around, self.builder.attributes = self.builder.attributes, stage_attrs(place[1])
                 found[place] = self._add(found[place], d)
@@ -92,7 +113,7 @@ class Cotangents:
                 found[place].name_hint = cotangent_name(v)
             else:
                 found[place] = d
-        return list(found.values())
+        return found
 
     def _add(self, x: SSAValue, y: SSAValue) -> SSAValue:
         """Return the sum of two addends, where they are."""
@@ -117,6 +138,11 @@ class Cotangents:
 
         options = dict.fromkeys((end, *map(b.layout, addends)))
         return ranked(options, seconds, lambda _: 0)[0][1]
+
+
+def _stage(v: SSAValue) -> int | None:
+    """Return the stage of the op that makes a value, if it has one."""
+    return stage_of(v.owner) if isinstance(v.owner, Operation) else None
 
 
 def cotangent_name(v: SSAValue) -> str | None:
