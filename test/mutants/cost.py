@@ -206,4 +206,12 @@ MUTANTS = [
         "if not graph.seconds:",
         "test/search/test_forward_pipeline.py",
     ),
+    Mutant(
+        "products are never made beside their sums",
+        "In its first run, which makes the sums, a function needs no memory for its products.",
+        "shardir/cost/stages.py",
+        "[run.op in seen]",
+        "[True]",
+        "test/filecheck/choose-recompute/stages_budget.ir",
+    ),
 ]

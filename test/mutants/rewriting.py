@@ -244,4 +244,13 @@ MUTANTS = [
         "if is_float(out)",
         "test/passes/test_autodiff_orders.py",
     ),
+    Mutant(
+        "what an addition passes on stays on its stage",
+        "An addend of a cotangent counts to the stage that has made it, and not to that of the op from "
+        "which it comes: two gradients are sent.",
+        "shardir/rewriting/autodiff/cotangents.py",
+        "self._stages.pop((v, d), _stage(d))",
+        "_stage(d)",
+        "test/filecheck/split-stages/residual.ir",
+    ),
 ]

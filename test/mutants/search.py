@@ -326,4 +326,12 @@ MUTANTS = [
         "max(fitting, key=lambda f: f[0])",
         "test/search/test_forward_pipeline.py",
     ),
+    Mutant(
+        "products are beside their sums in splits",
+        "A split counts the gradient of a microbatch beside the sum that it is added to in place.",
+        "shardir/search/stage_costs.py",
+        "if op not in self.added for",
+        "for",
+        "test/passes/test_stage_memory.py",
+    ),
 ]
