@@ -73,8 +73,9 @@ class States:
         stages; None: of all."""
         if places is None or STAGE not in self.mesh.axes:
             return True
-        ranks = self.mesh.members((STAGE,), self.mesh.rank if rank is None else rank)
-        return ranks.index(self.mesh.rank if rank is None else rank) in places
+        if rank is None:
+            return self.mesh.index((STAGE,)) in places
+        return self.mesh.members((STAGE,), rank).index(rank) in places
 
     def bounds(self, value: PlanValue) -> list[tuple[int, int]]:
         """Return the range [start, stop) of each dimension of a value that this rank has."""
