@@ -63,7 +63,7 @@ class UnitCosts:
         forward, weight: the parts of it of the forward part, and of what no other op waits for.
         once: the seconds of each op in a step, before and after the loop over the microbatches.
         fixed: what is held throughout: parameters, states, inputs, what is made of them before the
-            loop, and the sums of gradients with what is added to them, unless a product adds itself.
+            loop, and the sums of gradients, with what is added to them unless that is a product.
         saved: what is held of each microbatch from its forward part to the end of its backward
             part.
         extra: the bytes of other values while each op runs.

@@ -246,8 +246,8 @@ MUTANTS = [
     ),
     Mutant(
         "what an addition passes on stays on its stage",
-        "An addend of a cotangent counts to the stage that has made it, and not to that of the op from "
-        "which it comes: two gradients are sent.",
+        "An addend of a cotangent counts to the stage that has made it, and not to that of the op "
+        "from which it comes: two gradients are sent.",
         "shardir/rewriting/autodiff/cotangents.py",
         "self._stages.pop((v, d), _stage(d))",
         "_stage(d)",

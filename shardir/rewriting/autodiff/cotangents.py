@@ -19,7 +19,6 @@ from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import stage_attrs, stage_in, stage_of
 from shardir.rewriting.rewriter import Rewriter
 
-
 Place = tuple[Layout | None, int | None]
 """The layout of an addend, and the stage of the op that it comes from."""
 
