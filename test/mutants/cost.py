@@ -178,8 +178,8 @@ MUTANTS = [
         "host memory is that of a device",
         "The memory model counts storages on the host as the device's.",
         "shardir/cost/memory.py",
-        "for v, span in storages.spans() if is_on_host(v) is host}",
-        "for v, span in storages.spans() if not host}",
+        "if is_on_host(v) is host and v not in elsewhere",
+        "if not host and v not in elsewhere",
         "test/cost/test_host_memory.py",
     ),
     Mutant(

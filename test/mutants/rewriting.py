@@ -24,8 +24,8 @@ MUTANTS = [
         "The addends of a gradient that are of several stages are redistributed before a mesh is "
         "decided on.",
         "shardir/rewriting/autodiff/cotangents.py",
-        "if len(addends) > 1 and self.builder.mesh is not None:",
-        "if len(addends) > 1:",
+        "if len(places) > 1 and self.builder.mesh is not None:",
+        "if len(places) > 1:",
         "test/run/test_stages.py -k one_device",
     ),
     Mutant(

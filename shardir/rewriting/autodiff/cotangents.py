@@ -19,7 +19,7 @@ from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import stage_attrs, stage_in, stage_of
 from shardir.rewriting.rewriter import Rewriter
 
-Place = tuple[Layout | None, int | None]
+AddendPlace = tuple[Layout | None, int | None]
 """The layout of an addend, and the stage of the op that it comes from."""
 
 
@@ -93,17 +93,17 @@ class Cotangents:
             total.name_hint = cotangent_name(v)
         return total
 
-    def _by_layout(self, v: SSAValue) -> dict[Place, SSAValue]:
+    def _by_layout(self, v: SSAValue) -> dict[AddendPlace, SSAValue]:
         """Return the sums of the addends of one layout, and of one stage."""
         addends = self.take(v)
         stages = [self._stages.pop((v, d), _stage(d)) for d in addends]
         return self._sums(v, [((layout_of(d), s), d) for s, d in zip(stages, addends, strict=True)])
 
     def _sums(
-        self, v: SSAValue, addends: Iterable[tuple[Place, SSAValue]]
-    ) -> dict[Place, SSAValue]:
+        self, v: SSAValue, addends: Iterable[tuple[AddendPlace, SSAValue]]
+    ) -> dict[AddendPlace, SSAValue]:
         """Return the sums of the addends that are in one place, each made on its stage."""
-        found: dict[Place, SSAValue] = {}
+        found: dict[AddendPlace, SSAValue] = {}
         for place, d in addends:
             if place in found:
                 around, self.builder.attributes = self.builder.attributes, stage_attrs(place[1])
