@@ -25,11 +25,12 @@ from xdsl.utils.target import Target
 from xdsl.xdsl_opt_main import _empty_post_init
 
 from shardir import pipelines
+from shardir.algebra.garbage import no_gc
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, did_you_mean
 from shardir.dialects.installed import installed
 from shardir.rewriting.copying import copied
 from shardir.rewriting.options import UsageError, made_from, parse_options
-from shardir.syntax.parser import default_parser, no_gc
+from shardir.syntax.parser import default_parser
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import Source, collect_warnings
 from shardir.syntax.verify import verify_all

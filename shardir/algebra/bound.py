@@ -87,7 +87,7 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
     """Return a lower bound of the time of any plan between two refined layouts."""
     if crossing(mesh, source, target):
         return 0.0
-    levels, seconds = _outward(mesh)
+    levels, seconds = outward(mesh)
     counted = mesh.size <= MAX_COUNTED_DEVICES or (
         source.even(mesh, shape) and target.even(mesh, shape)
     )
@@ -98,14 +98,14 @@ def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, item
             mean += total / devices * itemsize * each
     largest = _maximum if counted else _first
     one = largest(mesh, shape, source, target) * itemsize * seconds[0]
-    factors = _factors(mesh)
+    factors = minimum_factors(mesh)
     complete = not (source.partial or target.partial)
     mean *= factors.complete if complete else factors.received
     return max(mean, factors.received * one) + latency_bound(mesh, source, target)
 
 
 @lru_cache(maxsize=256)
-def _outward(mesh: Mesh) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def outward(mesh: Mesh) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Return the levels (-1: the device itself) outside of which the fastest links are slower than
     outside of the level before, and by how many seconds for each byte."""
     links = mesh.cluster_or_default.levels
@@ -123,18 +123,18 @@ def latency_bound(mesh: Mesh, source: Layout, target: Layout) -> float:
         return 0.0
     total = 0.0
     for sub_axis, times in _in_collectives(mesh, source, target):
-        total += times * _latency(mesh, sub_axis)
+        total += times * minimum_latency(mesh, sub_axis)
     return total
 
 
 @lru_cache(maxsize=4096)
-def _latency(mesh: Mesh, sub_axis: Axis) -> float:
+def minimum_latency(mesh: Mesh, sub_axis: Axis) -> float:
     """Return the minimum latency of a round of messages along a sub-axis of one level."""
     levels = mesh.cluster_or_default.levels[mesh.level((sub_axis,)) :]
     return log2(mesh.extent((sub_axis,))) * min(l.latency for l in levels)
 
 
-class _MinimumFactors(NamedTuple):
+class MinimumFactors(NamedTuple):
     """The minimum of the cluster's factors of bytes: of those that a device receives, and for each
     element that the devices together get between complete layouts; then those of the latencies
     along a sub-axis, for each doubling, by what happens to it."""
@@ -152,7 +152,7 @@ class _MinimumFactors(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _factors(mesh: Mesh) -> _MinimumFactors:
+def minimum_factors(mesh: Mesh) -> MinimumFactors:
     times = mesh.cluster_or_default.times
     every = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
 
@@ -160,7 +160,7 @@ def _factors(mesh: Mesh) -> _MinimumFactors:
         return min(times[c.name] * c.rounds for c in kinds)
 
     kinds = [c for c in every if c.start is not AxisState.ROOT]
-    return _MinimumFactors(
+    return MinimumFactors(
         min(times[c.name] for c in every),
         factor(*every),
         factor(between(AxisState.ROOT, AxisState.REPLICATED)),
@@ -173,12 +173,12 @@ def _factors(mesh: Mesh) -> _MinimumFactors:
 
 def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tuple[Axis, float]]:
     """Yield the sub-axes that must be in collectives, each with the sum of their factors."""
-    factors = _factors(mesh)
+    factors = minimum_factors(mesh)
     if source.reduction == "any" and source.partial:
-        yield from ((a, factors.spread) for a in _reduced(source, target))
+        yield from ((a, factors.spread) for a in reduced(source, target))
         return
     after = {a for axes in target.dims for a in axes}
-    for a in _reduced(source, target):
+    for a in reduced(source, target):
         stays = a in after or a in target.partial
         split = factors.scattered + (0 if stays else factors.ended)
         yield a, min(factors.reduced, split)
@@ -202,7 +202,7 @@ def _cross(mesh: Mesh, used: frozenset[Axis]) -> bool:
     return mesh.clash(tuple({*used, *mesh.cut(mesh.level_sub_axes, tuple(used))})) is not None
 
 
-def _reduced(source: Layout, target: Layout) -> Axes:
+def reduced(source: Layout, target: Layout) -> Axes:
     """Return the axes of the partial values that must be reduced."""
     if source.reduction != target.reduction and target.partial:
         return source.partial
@@ -223,7 +223,7 @@ def _all(
     if source.reduction == "any":  # the devices of the root have all elements
         return [(0, 1)] * len(levels)
     splits, used = tuple(a for d in target.dims for a in d), (*source.used, *target.used)
-    gone = _reduced(source, target)
+    gone = reduced(source, target)
     retained = tuple(a for a in source.partial if a not in gone)
     inner = [within(mesh, level, used) for level in levels]
     units = [mesh.cluster_or_default.units[level] if level >= 0 else 1 for level in levels]
@@ -259,7 +259,7 @@ def _maximum(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
     partial over."""
     among = frozenset(target.partial)
     cases = shares(mesh, shape, source.complete, target.complete, (among,))
-    if _reduced(source, target):
+    if reduced(source, target):
         lacking = (min if source.reduction == "any" else max)(want for want, _ in cases)
     else:
         lacking = max(want - have for want, have in cases)
@@ -271,4 +271,4 @@ def _first(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
     have, want = source.local_shape(mesh, shape), target.local_shape(mesh, shape)
     if target.partial or any(map(sizes_of, (*source.dims, *target.dims))):
         return 0
-    return prod(want) - (0 if _reduced(source, target) else prod(map(min, have, want)))
+    return prod(want) - (0 if reduced(source, target) else prod(map(min, have, want)))

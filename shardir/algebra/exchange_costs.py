@@ -19,9 +19,9 @@ from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.forms import Forms, copying, rounds
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.steps import step_forms
-from shardir.algebra.traffic import Indices, places, within
+from shardir.algebra.traffic import Indices, sub_axes_of_primes, within
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -104,18 +104,31 @@ class _Overlaps:
     device has of a new shard, and whether an index along it must be equal to one along another."""
 
     def __init__(self, mesh: Mesh, old: Sequence[Axes], new: Sequence[Axes], axes: Axes):
-        shape, at = (len(old), len(new), len(axes)), {a: i for i, a in enumerate(axes)}
-        self.parts, self.paired = np.ones(shape), np.zeros(shape, dtype=np.bool_)
-        self.known = np.ones(shape[:2], dtype=np.bool_)
-        for i, have in enumerate(old):
-            for j, want in enumerate(new):
-                if (found := places(mesh, have, want)) is None:
-                    self.known[i, j] = False
-                    continue
-                for axis, size in found.parts:
-                    self.parts[i, j, at[axis]] *= size
-                for _, _, axis in found.pairs:
-                    self.paired[i, j, at[axis]] = True
+        at = {a: i for i, a in enumerate(axes)}
+        numbers: dict[Axis, int] = {}
+        before, after = (
+            [
+                [
+                    (numbers.setdefault(prime, len(numbers)), at.get(axis, -1))
+                    for prime, axis in some
+                ]
+                for some in (sub_axes_of_primes(mesh, split) for split in splits)
+            ]
+            for splits in (old, new)
+        )
+        sizes = np.array([*(prime.size for prime in numbers), 0], dtype=np.int64)
+        self.parts = np.ones((len(old), len(new), len(axes)))
+        self.paired = np.zeros(self.parts.shape, dtype=np.bool_)
+        self.known = np.ones(self.parts.shape[:2], dtype=np.bool_)
+        for place in range(max(map(len, before), default=0)):
+            rows = [i for i, split in enumerate(before) if place < len(split)]
+            have, axis = np.array([before[i][place] for i in rows]).T
+            want = np.array([split[place][0] if place < len(split) else -1 for split in after])
+            some = have[:, None]
+            gone, differs = want < 0, (want >= 0) & (some != want)
+            self.known[rows] &= ~differs | (sizes[some] == sizes[want])
+            self.parts[rows, :, axis] *= np.where(gone, sizes[some], 1)
+            self.paired[rows, :, axis] |= differs
 
     def of(self, old: Indices, new: Indices) -> tuple[Table, Any, Any]:
         """Return these of all dimensions together, and whether they are known: [exchange, axis]."""

@@ -57,6 +57,11 @@ class Layout:
         return tuple(a for d in self.dims for a in d) + self.partial
 
     @cached_property
+    def used_set(self) -> frozenset[Axis]:
+        """The axes of `used`."""
+        return frozenset(self.used)
+
+    @cached_property
     def complete(self) -> "Layout":
         """The same split without partial axes."""
         return replace(self, partial=(), reduction="sum") if self.partial else self

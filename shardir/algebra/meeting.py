@@ -18,14 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardir.algebra.bound import seconds_bound
 from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.exchange_costs import exchange_costs
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.algebra.moves import RedistributionProblem
-from shardir.algebra.steps import step_seconds
+from shardir.algebra.plan_costs import PlanCosts
 from shardir.algebra.traffic import Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
@@ -52,24 +51,25 @@ class Neighbour(NamedTuple):
     before: Layout
 
 
-def meeting(
-    problem: RedistributionProblem, itemsize: int, best: float, bound: Callable[[Layout], float]
-) -> Path:
+def meeting(problem: RedistributionProblem, itemsize: int, best: float, costs: PlanCosts) -> Path:
     """Return the fastest plan with an exchange between named collectives and local steps, if it
     takes less than `best` seconds; else no steps, and `best`.
 
     Args:
         problem: of layouts whose sub-axes do not cross.
         itemsize: the bytes of an element.
-        bound: returns a lower bound of the time from a layout to the target.
+        costs: of the steps of the problem.
     """
     p, found = problem, Path(best, ())
-    after_source = _reached(p, itemsize, best, p.source, _following, bound)
+
+    def left(layout: Layout) -> float:
+        return costs.bound(layout, p.target)
 
     def so_far(layout: Layout) -> float:
-        return seconds_bound(p.mesh, p.shape, p.source, layout, itemsize)
+        return costs.bound(p.source, layout)
 
-    before_target = _reached(p, itemsize, best, p.target, _preceding, so_far)
+    after_source = _reached(p, costs, best, p.source, _following, left)
+    before_target = _reached(p, costs, best, p.target, _preceding, so_far)
     for ends in dict.fromkeys((l.partial, l.reduction) for l in before_target):
         heads, tails = (
             sorted((x for x in some.items() if _is_end(p, x[0], ends)), key=lambda x: x[1].seconds)
@@ -118,7 +118,7 @@ def _splits(ends: PathEnds) -> tuple[list[Axes], Indices]:
 
 
 def _reached(
-    problem: RedistributionProblem, itemsize: int, best: float, start: Layout,
+    problem: RedistributionProblem, costs: PlanCosts, best: float, start: Layout,
     neighbours: Callable[[RedistributionProblem, Layout], Iterator[Neighbour]],
     rest: Callable[[Layout], float],
 ) -> dict[Layout, Path]:  # fmt: skip
@@ -137,7 +137,7 @@ def _reached(
             if other in done or so_far.seconds + (left := rest(other)) >= best:
                 continue
             priced += 1
-            seconds = so_far.seconds + step_seconds(p.mesh, p.shape, before, step, itemsize)
+            seconds = so_far.seconds + costs.seconds(before, step)
             if seconds + left < best and (other not in found or seconds < found[other].seconds):
                 steps = (*so_far.steps, step) if before is layout else (step, *so_far.steps)
                 found[other] = Path(seconds, steps)

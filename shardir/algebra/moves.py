@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import combinations, permutations, product
+from functools import cached_property
+from itertools import combinations, permutations
 
 from shardir.algebra.bound import crossing, refined
-from shardir.algebra.collectives import AxisState, CollectiveStep, move
+from shardir.algebra.collectives import AxisState, CollectiveStep, between
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
@@ -63,6 +63,8 @@ class RedistributionProblem:
         """Whether shards over `fine` are within those over `coarse`, its prefix: always when both
         divide the dimension; otherwise only from or to the unsharded dimension. Never with
         explicit sizes."""
+        if self.is_even:
+            return True
         if sizes_of(coarse) or sizes_of(fine):
             return False
         return not coarse or (self.divides(dim, coarse) and self.divides(dim, fine))
@@ -73,14 +75,30 @@ class RedistributionProblem:
         return tuple(a for a in now.partial if not (same and a in self.target.partial))
 
     def free(self, now: Layout, axes: Axes) -> bool:
-        return _free(self.mesh, now, axes)
+        if self.crosses:
+            return not any(self.mesh.overlap(a, b) for a in axes for b in now.used)
+        return now.used_set.isdisjoint(axes)
 
     def move(
         self, start: AxisState, end: AxisState, now: Layout, axes: Axes, dim: int = -1,
         concat: int = -1, reduction: str = "",
     ) -> CollectiveStep:  # fmt: skip
-        """Return the step by which axes go from one state to another."""
-        return move(start, end, self.mesh, now, axes, dim, concat, reduction)
+        """Return the step by which axes go from one state to another. They are in the state
+        `start`, of a dimension the minor ones: the layout follows without the record's checks."""
+        record, reduction, after = between(start, end), reduction or now.reduction, now
+        if start is SHARDED:
+            gathered = concat if end is SHARDED else dim
+            after = after.with_dim(gathered, after.dims[gathered][: -len(axes)])
+        elif start is not REPLICATED:
+            rest = tuple([a for a in after.partial if a not in axes])
+            after = after.with_partial(rest, after.reduction)
+        if end is SHARDED:
+            after = after.with_dim(dim, after.dims[dim] + axes)
+        elif end is PARTIAL:
+            kind = reduction if start is REPLICATED else "sum"
+            partial = sorted((*after.partial, *axes), key=self.mesh.order)
+            after = after.with_partial(tuple(partial), kind)
+        return CollectiveStep(record.name, axes, after, dim, concat, reduction)
 
     @cached_property
     def spellings(self) -> tuple[Axes, ...]:
@@ -102,6 +120,14 @@ class RedistributionProblem:
     def crosses(self) -> bool:
         """Whether the sub-axes of the two layouts cross."""
         return crossing(self.mesh, self.source, self.target)
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether all layouts on the way have closed forms of costs: the mesh's size divides each
+        dimension, the sub-axes do not cross, and values are reduced by all devices."""
+        even = all(n and n % self.mesh.size == 0 for n in self.shape)
+        usual = not any(map(sizes_of, (*self.source.dims, *self.target.dims)))
+        return even and usual and not self.crosses and self.source.reduction != "any"
 
     def spelled(self, now: Layout) -> Layout:
         """Return a layout in the form in which equal ones are equal."""
@@ -126,7 +152,7 @@ class RedistributionProblem:
                 for other, theirs in enumerate(now.dims):
                     if other != dim and self.nests(other, theirs, theirs + axes):
                         yield self.move(SHARDED, SHARDED, now, axes, other, dim)
-        yield from _exchanges(self.mesh, self.runs, target, now)
+        yield from _exchanges(self.mesh, self.runs, target, now, self.crosses)
 
     def local_moves(self, now: Layout) -> Iterator[CollectiveStep]:
         for axes in self.runs:
@@ -175,11 +201,10 @@ def _uncrossed(mesh: Mesh, found: Axes, more: Axes) -> Axes:
     return found
 
 
-@lru_cache(maxsize=4096)
 def _exchanges(
-    mesh: Mesh, runs: tuple[Axes, ...], target: Layout, now: Layout
-) -> tuple[CollectiveStep, ...]:
-    """Return exchanges. To the target's split as far as its axes are not partial, of all dimensions
+    mesh: Mesh, runs: tuple[Axes, ...], target: Layout, now: Layout, crosses: bool
+) -> Iterator[CollectiveStep]:
+    """Yield exchanges. To the target's split as far as its axes are not partial, of all dimensions
     or of one, perhaps with others at the minor end: those over which the target is partial, those
     that the dimension has, all that are left, some of the `runs` that are not used; with the minor
     axes of one dimension in another; and with a run that crosses axes in place of one dimension's.
@@ -200,12 +225,14 @@ def _exchanges(
             others = tuple(_without(y, end) for y in now.dims)
             ends.append((*others[:d], end, *others[d + 1 :]))
     ends.append(tuple(wanted))
-    free = [axes for axes in runs if not set(axes) & set(now.used)]
-    for end, axes, d in product(ends[:], free, range(len(wanted))):
-        if not set(axes) & {a for x in end for a in x}:
-            ends.append((*end[:d], end[d] + axes, *end[d + 1 :]))
+    free = [axes for axes in runs if now.used_set.isdisjoint(axes)]
+    for end in dict.fromkeys(ends):
+        used = {a for x in end for a in x}
+        for axes in free:
+            if used.isdisjoint(axes):
+                ends += [(*end[:d], x + axes, *end[d + 1 :]) for d, x in enumerate(end)]
     used = target.used + now.used
-    for axes in runs:
+    for axes in runs if crosses else ():
         if any(a != b and mesh.overlap(a, b) for a in axes for b in used):
             ends += [(*wanted[:d], axes, *wanted[d + 1 :]) for d in range(len(wanted))]
     if not any(map(sizes_of, target.dims)):
@@ -216,25 +243,20 @@ def _exchanges(
                 ends.append(tuple(end))
     for dim, have in enumerate(now.dims):
         for i, a in enumerate(have):
-            rest = now.with_dim(dim, have[:i] + have[i + 1 :])
-            for other, theirs in enumerate(rest.dims):
-                ends += [rest.with_dim(other, (*theirs, a, *x)).dims for x in ((), *free)]
-    found = []
+            rest = (*now.dims[:dim], have[:i] + have[i + 1 :], *now.dims[dim + 1 :])
+            for other, theirs in enumerate(rest):
+                for x in ((), *free):
+                    ends.append((*rest[:other], (*theirs, a, *x), *rest[other + 1 :]))
+    explicit = any(map(sizes_of, now.dims))
     for dims in dict.fromkeys(ends):
-        layout = Layout(now.mesh, dims).with_partial(now.partial, now.reduction)
-        axes = exchange_axes(now, layout)
+        axes = tuple([a for x, y in zip(now.dims, dims, strict=True) if x != y for a in x])
         # Over no axes it is a slice, except with explicit sizes.
-        if (
-            (axes or any(map(sizes_of, (*now.dims, *dims))))
-            and dims != now.dims
-            and not mesh.clash(layout.used)
-        ):
-            found.append(CollectiveStep("exchange", axes, layout))
-    return tuple(found)
-
-
-def _free(mesh: Mesh, now: Layout, axes: Axes) -> bool:
-    return not any(mesh.overlap(a, b) for a in axes for b in now.used)
+        if dims != now.dims and (axes or explicit or any(map(sizes_of, dims))):
+            layout = Layout(now.mesh, dims, now.partial, now.reduction)
+            if len(layout.used_set) == len(layout.used) and not (
+                crosses and mesh.clash(layout.used)
+            ):
+                yield CollectiveStep("exchange", axes, layout)
 
 
 def _before(axes: Axes, others: Axes) -> Axes:

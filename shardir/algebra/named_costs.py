@@ -48,8 +48,8 @@ def named_costs(
         shares: the share of the tensor that a device has by all other axes, for each move.
     """
     numbers: dict[tuple[NamedMove, Shape], int] = {}
-    kinds = [numbers.setdefault((_first_dims(m), sizes), len(numbers)) for m, sizes in moves]
-    forms = [_forms(mesh, *kind) for kind in numbers]
+    kinds = [numbers.setdefault((first_dims(m), sizes), len(numbers)) for m, sizes in moves]
+    forms = [named_forms(mesh, *kind) for kind in numbers]
     count = max(map(len, forms), default=1)
     each = np.array([
         [(form.latency, form.rate) for form in (*some, *[some[-1]] * (count - len(some)))]
@@ -59,14 +59,14 @@ def named_costs(
     return latency, rate * shares
 
 
-def _first_dims(move: NamedMove) -> NamedMove:
-    """Return the same move of the first dimensions. The others cost the same as the second."""
+def first_dims(move: NamedMove) -> NamedMove:
+    """Return the same move of the first dimensions: the others cost the same as the second."""
     dim, concat = min(move.dim, 1), min(move.concat, 1)
     return move._replace(dim=dim, concat=2 if dim == concat == 1 else concat)
 
 
 @lru_cache(maxsize=16384)
-def _forms(mesh: Mesh, move: NamedMove, sizes: Shape) -> Forms:
+def named_forms(mesh: Mesh, move: NamedMove, sizes: Shape = ()) -> Forms:
     """Return the forms of a move, for a tensor that no other axes split, with dimensions of these
     sizes, or so large that no shard is rounded."""
     start, end, axes, dim, concat = move

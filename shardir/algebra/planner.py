@@ -12,7 +12,6 @@ from heapq import heappop, heappush
 from itertools import combinations, count, pairwise
 from typing import NamedTuple
 
-from shardir.algebra.bound import latency_bound, seconds_bound
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.detours import detour
 from shardir.algebra.estimates import IMPROVEMENT
@@ -20,8 +19,9 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.meeting import meeting
 from shardir.algebra.mesh import Mesh, sizes_of
 from shardir.algebra.moves import Recipe, RedistributionProblem
+from shardir.algebra.plan_costs import PlanCosts
 from shardir.algebra.routes import routes
-from shardir.algebra.steps import elements, step_memory, step_seconds, steps_seconds
+from shardir.algebra.steps import elements, step_memory, steps_seconds
 
 MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
 """The number of steps that A* prices at the maximum, by the weight of the bound of what is left:
@@ -81,13 +81,15 @@ class Search:
         self.refused = -1
         self.best: tuple[float, tuple[CollectiveStep, ...]] | None = None
         self.bounds: dict[Layout, float] = {}
+        self.costs = PlanCosts.of(problem, itemsize)
         self.found: dict[Layout, list[PricedMove]] = {}
 
     def run(self) -> tuple[CollectiveStep, ...] | None:
+        """Return the fastest plan that is found; None if none is within the memory."""
         p = self.problem
         for steps in _candidates(p, self.itemsize):
             self.offer(steps)
-        minimum = seconds_bound(p.mesh, p.shape, p.source, p.target, self.itemsize)
+        minimum = self.bound(p.source)
         if self.best is None or minimum < self.best[0] * IMPROVEMENT:
             all_forms, proven = self.memory is None and not p.crosses, False
             for weight in MAX_PRICED:
@@ -104,10 +106,10 @@ class Search:
         """Take a plan if it is within the memory and faster than the best."""
         layout, retained, seconds = self.problem.source, self.retained(), 0.0
         for step in steps:
-            found = self.after(layout, step, retained)
-            if found is None:
+            if (found := self.after(layout, step, retained)) is None:
                 return
-            seconds, retained, layout = seconds + self.price(layout, step), found, step.layout
+            seconds += self.costs.seconds(layout, step)
+            retained, layout = found, step.layout
         if self.best is None or seconds < self.best[0] * IMPROVEMENT:
             self.best = seconds, tuple(steps)
 
@@ -126,10 +128,6 @@ class Search:
                 self.refused = needed if self.refused < 0 else min(needed, self.refused)
                 return None
         return retained
-
-    def price(self, layout: Layout, step: CollectiveStep) -> float:
-        """Return the time of a step."""
-        return step_seconds(self.problem.mesh, self.problem.shape, layout, step, self.itemsize)
 
     def expand(self, weight: float) -> bool:
         """Search by A* from the source, as long as a plan can be faster than the best, with the
@@ -151,7 +149,7 @@ class Search:
                 step = following.step
                 if (kept := self.after(layout, step, retained)) is not None:
                     if following.seconds is None:
-                        following.seconds = self.price(layout, step)
+                        following.seconds = self.costs.seconds(layout, step)
                     seconds, key = so_far + following.seconds, (step.layout, kept)
                     rest = self.bound(step.layout)
                     if seconds < min(best - rest, seen.get(key, best)):
@@ -175,7 +173,7 @@ class Search:
         """Take the fastest plan whose ends meet in an exchange, if it is faster."""
         assert self.best is not None, "an exchange is a plan"
         limit = self.best[0] * IMPROVEMENT
-        if steps := meeting(self.problem, self.itemsize, limit, self.bound).steps:
+        if steps := meeting(self.problem, self.itemsize, limit, self.costs).steps:
             self.offer([*steps])
 
     def detour(self) -> bool:
@@ -234,26 +232,20 @@ class Search:
     def moves(self, layout: Layout) -> list[PricedMove]:
         """Return the moves from a layout."""
         if (found := self.found.get(layout)) is None:
-            p, found = self.problem, []
+            p, costs, found = self.problem, self.costs, []
             for step in p.moves(layout):
                 if p.crosses:
                     step = replace(step, layout=p.spelled(step.layout))
-                rest = latency_bound(p.mesh, step.layout, p.target)
-                found.append(PricedMove(step, self.latency(step), rest))
+                rest = costs.latency_bound(step.layout, p.target)
+                found.append(PricedMove(step, costs.latency(step), rest))
             self.found[layout] = found
         return found
 
     def bound(self, layout: Layout) -> float:
         """Return a lower bound of the time from a layout to the target."""
-        p = self.problem
         if (found := self.bounds.get(layout)) is None:
-            found = seconds_bound(p.mesh, p.shape, layout, p.target, self.itemsize)
-            self.bounds[layout] = found
+            found = self.bounds[layout] = self.costs.bound(layout, self.problem.target)
         return found
-
-    def latency(self, step: CollectiveStep) -> float:
-        mesh = self.problem.mesh
-        return step.forms(mesh)[0].latency if step.communicates(mesh) else 0.0
 
 
 def _candidates(problem: RedistributionProblem, itemsize: int) -> Iterator[list[CollectiveStep]]:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from shardir.algebra.bound import bound
 from shardir.algebra.cluster import BYTES, Cluster
 from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.garbage import no_gc
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.moves import Recipe, RedistributionProblem
@@ -146,7 +147,19 @@ def plan(
         return _with_copies(shape, mesh, source, target, steps)
     if memory is None and (path := known_path(shape, mesh, source, target, itemsize)) is not None:
         return _joined(mesh, tuple(path))
-    problem = RedistributionProblem.of(mesh, shape, source, target)
+    with no_gc():
+        found = _searched(RedistributionProblem.of(mesh, shape, source, target), itemsize, memory)
+    return _joined(mesh, found)
+
+
+def _searched(
+    problem: RedistributionProblem, itemsize: int, memory: int | None
+) -> tuple[CollectiveStep, ...]:
+    """Return the plan that is searched for.
+
+    Raises:
+        ShardirError: none is within the memory.
+    """
     search = Search(problem, itemsize, memory)
     found = search.run()
     if found is None:
@@ -154,10 +167,10 @@ def plan(
         while (smaller := Search(problem, itemsize, needed)).run() is None:
             needed = smaller.refused
         raise ShardirError(
-            f"expected a plan from [{source}] to [{target}] within {memory} B on a device, got "
-            f"one of {needed} B at the minimum; use as many"
+            f"expected a plan from [{problem.source}] to [{problem.target}] within {memory} B on a "
+            f"device, got one of {needed} B at the minimum; use as many"
         )
-    return _joined(mesh, found)
+    return found
 
 
 def _with_copies(

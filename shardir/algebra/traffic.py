@@ -201,7 +201,7 @@ def _aligned(
                     parts *= size
             pairs += [(a, b) for a, b, axis in d.pairs if axis not in among]
         held.append(shard // parts)
-        devices.append(_solutions(pairs) if pairs else 1)  # one in so many has something
+        devices.append(solutions(pairs) if pairs else 1)  # one in so many has something
     total, counted = max([1, *devices]), 0
     for i, one_in in enumerate(devices):
         if n := total // one_in - counted:
@@ -218,7 +218,7 @@ def _overlapping(mesh: Mesh, primes: frozenset[Axis]) -> bool:
     return mesh.clash(tuple(primes)) is not None
 
 
-def _solutions(pairs: list[tuple[Axis, Axis]]) -> int:
+def solutions(pairs: list[tuple[Axis, Axis]]) -> int:
     """Return n where one in n devices has equal indices along the sub-axes of each pair."""
     parent: dict[Axis, Axis] = {}
     n = 1

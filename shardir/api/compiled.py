@@ -11,6 +11,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.passes import ModulePass
 
 from shardir import pipelines
+from shardir.algebra.garbage import no_gc
 from shardir.algebra.plan_notation import PlanForm
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Origin
@@ -23,7 +24,7 @@ from shardir.reports.layouts import Explanation
 from shardir.rewriting.annotated_plan import annotated_plan
 from shardir.rewriting.copying import copied
 from shardir.syntax.files import scratch_folder
-from shardir.syntax.parser import default_parser, no_gc
+from shardir.syntax.parser import default_parser
 from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import Source

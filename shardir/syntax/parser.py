@@ -16,10 +16,8 @@ parsed. Uses of dropped definitions are not reported, and the rest is verified, 
 reports all errors.
 """
 
-import gc
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from xdsl.dialects.func import Func
 from xdsl.ir import Attribute, Dialect
 from xdsl.irdl import IRDLOperation
 
+from shardir.algebra.garbage import no_gc
 from shardir.diagnostics import ParseErrors
 from shardir.dialects import DIALECTS
 from shardir.dialects.installed import installed
@@ -46,21 +45,6 @@ from shardir.syntax.verify import verify_all
 HERE = Path(__file__).parent
 LEAVES = ("TYPE", "FN_TYPE", "ATTR", "BRACES", "LOC")
 SHORT = {"module": "builtin.module", "return": "func.return", "call": "func.call"}
-
-
-@contextmanager
-def no_gc() -> Iterator[None]:
-    """Disable garbage collection: IR is one live cyclic graph, of which nothing can be freed.
-
-    Collecting while it grows costs 40% of the time.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class IRParser:

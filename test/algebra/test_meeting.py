@@ -7,14 +7,13 @@ from random import Random
 import numpy as np
 from extent import extent
 
-from shardir.algebra.bound import seconds_bound
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.layout import Layout
 from shardir.algebra.meeting import meeting
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.notation import parse_layout
+from shardir.algebra.plan_costs import PlanCosts
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.routes import Routes
 from shardir.algebra.steps import step_seconds, steps_seconds
@@ -55,7 +54,7 @@ def test_a_meeting_is_the_fastest_plan_with_an_exchange() -> None:
         i, j = random.sample(range(n), 2)
         best = (head[i][:, None] + exchange + tail[:, j]).min()
         problem = RedistributionProblem.of(mesh, shape, every[i], every[j])
-        found = meeting(problem, 4, 1.0, lambda _: 0.0)
+        found = meeting(problem, 4, 1.0, PlanCosts.of(problem, 4))
         by_steps = steps_seconds(mesh, shape, problem.source, found.steps, 4)
         np.testing.assert_allclose([found.seconds, by_steps], best, rtol=1e-9)
         exchanged += any(step.kind == "exchange" for step in found.steps)
@@ -70,8 +69,4 @@ def test_a_meeting_is_as_fast_as_by_way_of_a_third_layout() -> None:
     layouts = [parse_layout(f"@m, {end}") for end in ends]
     limit = sum(estimated_seconds(shape, mesh, *pair, 4) for pair in pairwise(layouts))
     problem = RedistributionProblem.of(mesh, shape, layouts[0], layouts[-1])
-
-    def rest(layout: Layout) -> float:
-        return seconds_bound(mesh, shape, layout, problem.target, 4)
-
-    assert 0 < meeting(problem, 4, limit, rest).seconds < limit
+    assert 0 < meeting(problem, 4, limit, PlanCosts.of(problem, 4)).seconds < limit

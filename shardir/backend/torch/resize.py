@@ -19,13 +19,14 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir import pipelines
+from shardir.algebra.garbage import no_gc
 from shardir.backend.interface import Origin
 from shardir.backend.torch.directory import SOURCE
 from shardir.diagnostics import Failure, ParseErrors, ShardirError
 from shardir.dialects.dist import MeshOp
 from shardir.search.declared_mesh import declare
 from shardir.syntax.files import read_text
-from shardir.syntax.parser import default_parser, no_gc, parse
+from shardir.syntax.parser import default_parser, parse
 from shardir.syntax.source import Source, collect_warnings
 from shardir.syntax.verify import verify
 

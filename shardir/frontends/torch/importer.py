@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from xdsl.dialects.builtin import FloatAttr, UnitAttr, f64
 from xdsl.ir import Block, Operation
 
+from shardir.algebra.garbage import no_gc
 from shardir.build import FunctionBuilder, Module, Value, nn
 from shardir.build.function import hint_of
 from shardir.diagnostics import ShardirError
@@ -33,7 +34,6 @@ from shardir.frontends.torch.static import IGNORED, check_static
 from shardir.frontends.torch.translation import AtenEntry, Translation
 from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.marks import RECOMPUTE
-from shardir.syntax.parser import no_gc
 
 FUNCTION, STEP, MODEL = "forward", "step", "model"
 """The names of the imported function, and of its training step; and that of the function of which
