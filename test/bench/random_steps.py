@@ -180,6 +180,8 @@ class Writer:
     def halves(self) -> None:
         """The first half of the features times the second one."""
         x, (*rows, n) = self.last, self.shape
+        if n == 1:
+            return  # a loss has no value without elements
         half = (*rows, n // 2)
         parts = []
         for start in (0, n - n // 2):

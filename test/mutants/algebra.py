@@ -60,6 +60,22 @@ MUTANTS = [
         "test/algebra/test_meeting.py::test_a_meeting_is_the_fastest_plan_with_an_exchange",
     ),
     Mutant(
+        "bounds of many layouts count pairs of sub-axes as none",
+        "In a search all devices have already what only those with equal indices along two have.",
+        "shardir/algebra/even_bound.py",
+        "found[k] / one_in[k]",
+        "found[k]",
+        "test/algebra/test_route_costs.py",
+    ),
+    Mutant(
+        "many exchanges cost as if all bytes crossed the outermost links",
+        "In a search what a device fetches from its own unit counts as if it came from outside.",
+        "shardir/algebra/even_prices.py",
+        "(within[k + 1] - within[k]) * seconds",
+        "(within[k + 1] - within[k]) * self._byte_seconds[-1]",
+        "test/algebra/test_route_costs.py",
+    ),
+    Mutant(
         "no move splits over a full axis that neither layout has",
         "Shards over one of its sub-axes do not contain those over two where they are uneven.",
         "shardir/algebra/moves.py",
