@@ -110,8 +110,12 @@ def _searched(
         else:
             break
         allowed = int(min(counted + limit - used, high))
+        if allowed < 1:  # what is not counted needs more than the limit: less of it with less else
+            allowed = int(min(counted * limit / used, high))
         if allowed < low:
             break
+    if found.best is None:
+        found.offer(plan_within(graph, 1, gap, solver(gap / 2), choices))
     few = len(plan.candidates) <= MAX_TRIED_OPS or found.best is None
     if lowered.budgets and few and found.may_be_faster(plan):
         found.offer(plan)

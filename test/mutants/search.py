@@ -103,6 +103,15 @@ MUTANTS = [
         "test/search/test_unsaved.py",
     ),
     Mutant(
+        "no plan of the fewest bytes",
+        "Where no plan keeps to the memory, the one that needs least is not tried.",
+        "shardir/search/plan.py",
+        "found.offer(plan_within(graph, 1, gap, solver(gap / 2), choices))",
+        "pass",
+        "test/search/test_search_memory.py::"
+        "test_an_error_reports_the_smallest_program_of_all_attempts",
+    ),
+    Mutant(
         "the plan of layouts alone",
         "Within memory a search takes plans whose programs compute nothing again.",
         "shardir/search/plan.py",
