@@ -47,7 +47,7 @@ class PartialPart(NamedTuple):
     reduced: bool
 
 
-class Target:
+class BoundTarget:
     """A target: the elements of a shard, the devices that share its partial values, and for each
     level the units that must end with all elements, and those that get equal ones."""
 
@@ -78,7 +78,7 @@ class EvenBound:
         self.byte_seconds = [itemsize * each for each in seconds_outside]
         self.factors = minimum_factors(mesh)
         self._axes: dict[Axis, tuple[int, int]] = {}
-        self._targets: dict[Layout, Target] = {}
+        self._targets: dict[Layout, BoundTarget] = {}
 
     def seconds(self, source: Layout, target: Layout) -> float:
         """Return a lower bound of the time of any plan."""
@@ -116,9 +116,9 @@ class EvenBound:
             total += self._dimension_part(d, axes, end).latency
         return total
 
-    def _target(self, layout: Layout) -> Target:
+    def _target(self, layout: Layout) -> BoundTarget:
         if (found := self._targets.get(layout)) is None:
-            found = self._targets[layout] = Target(self, layout)
+            found = self._targets[layout] = BoundTarget(self, layout)
         return found
 
     def extent(self, axes: Iterable[Axis]) -> int:
@@ -139,7 +139,7 @@ class EvenBound:
     def _latency(self, axis: Axis, factor: float) -> float:
         return factor * minimum_latency(self.mesh, axis)
 
-    def _partial_part(self, source: Layout, end: Target) -> PartialPart:
+    def _partial_part(self, source: Layout, end: BoundTarget) -> PartialPart:
         """Return what partial axes contribute, for all layouts that are partial as the source."""
         if (known := end.partials.get((source.partial, source.reduction))) is not None:
             return known
@@ -161,13 +161,13 @@ class EvenBound:
         end.partials[source.partial, source.reduction] = part
         return part
 
-    def _dimension_part(self, dim: int, have: Axes, end: Target) -> DimensionPart:
+    def _dimension_part(self, dim: int, have: Axes, end: BoundTarget) -> DimensionPart:
         """Return what a dimension contributes."""
         if (known := end.dims[dim].get(have)) is None:
             known = end.dims[dim][have] = self._new_part(dim, have, end)
         return known
 
-    def _new_part(self, dim: int, have: Axes, end: Target) -> DimensionPart:
+    def _new_part(self, dim: int, have: Axes, end: BoundTarget) -> DimensionPart:
         want, latency, retained = end.layout.dims[dim], 0.0, 0
         while retained < min(len(have), len(want)) and have[retained] == want[retained]:
             retained += 1
