@@ -4,9 +4,9 @@
                                     by whether its indices along a and b are equal
                                     dimension 1: it has all that it needs
 
-The numbers are those of `seconds_bound` (bound.py). What the old and the new split of one dimension
-contribute is found once for all layouts that have them, as what the partial axes contribute is. The
-rest is products.
+The numbers are those of `seconds_bound` (bound.py). The part of the old and the new split of one
+dimension is found once for all layouts that have them, as that of the partial axes is. The rest is
+products.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ Pairs = tuple[tuple[Axis, Axis], ...]
 
 
 class DimensionPart(NamedTuple):
-    """What one dimension contributes: the latency, and for each level outside of which links are
+    """The part of one dimension: the latency, and for each level outside of which links are
     slower the share of the new shard that a device finds within its unit, and the pairs of
     sub-axes along which indices must be equal for that; None where these have no closed form."""
 
@@ -38,7 +38,7 @@ class DimensionPart(NamedTuple):
 
 
 class PartialPart(NamedTuple):
-    """What the partial axes contribute: the latency, the seconds of the mean traffic of levels
+    """The part of the partial axes: the latency, the seconds of the mean traffic of levels
     across which values are reduced, the numbers of the other levels, and whether any is reduced."""
 
     latency: float
@@ -140,7 +140,7 @@ class EvenBound:
         return factor * minimum_latency(self.mesh, axis)
 
     def _partial_part(self, source: Layout, end: BoundTarget) -> PartialPart:
-        """Return what partial axes contribute, for all layouts that are partial as the source."""
+        """Return the part of the partial axes, for all layouts that are partial as the source."""
         if (known := end.partials.get((source.partial, source.reduction))) is not None:
             return known
         gone, factors = reduced(source, end.layout), self.factors
@@ -162,7 +162,7 @@ class EvenBound:
         return part
 
     def _dimension_part(self, dim: int, have: Axes, end: BoundTarget) -> DimensionPart:
-        """Return what a dimension contributes."""
+        """Return the part of a dimension."""
         if (known := end.dims[dim].get(have)) is None:
             known = end.dims[dim][have] = self._new_part(dim, have, end)
         return known

@@ -2,7 +2,7 @@
 
     an all-gather over {b}                 [{a}, {c, b}] -> [{a}, {c}]
                                            its forms, found once, by the share of a device
-    an exchange                            what each changed dimension contributes to the traffic
+    an exchange                            the part of each changed dimension in the traffic
                                            of each level, found once, multiplied
 
 The numbers are those of the records (`step_seconds`). Many exchanges at once are priced by
@@ -121,7 +121,7 @@ class EvenPrices:
         return found
 
     def _change(self, have: Axes, want: Axes) -> SplitChange | None:
-        """Return what a dimension contributes to exchanges; None where it has no closed form."""
+        """Return the part of a dimension in exchanges; None where it has no closed form."""
         forward, back = places(self.mesh, have, want), places(self.mesh, want, have)
         if forward is None or back is None:
             return None

@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         "no plan of the fewest bytes",
-        "Where no plan keeps to the memory, the one that needs least is not tried.",
+        "Where no plan keeps to the memory, the one with the fewest bytes is not tried.",
         "shardir/search/plan.py",
         "found.offer(plan_within(graph, 1, gap, solver(gap / 2), choices))",
         "pass",

@@ -343,7 +343,7 @@ func.func private @f(
   func.return %7 : tensor<f32>
 }
 train.step @step of @f <sgd, lr = 0.1>
-"""  # noqa: E501
+"""  # noqa: E501 - the text of a program
 
 
 def test_a_plan_is_found_where_what_is_not_counted_needs_more_than_the_limit() -> None:
