@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,7 +189,8 @@ def test_one_rank_writes_each_element():
             mesh = runtime.Mesh([*axes.items()], rank)
             of_rank = SimpleNamespace(mesh=mesh, types=types, places=places)
             of_rank.bounds = lambda type, of_rank=of_rank: states.bounds(of_rank, type)
-            of_rank.is_here = lambda key, r=None, of_rank=of_rank: states.is_here(of_rank, key, r)
+            for name in ("is_here", "is_among"):
+                setattr(of_rank, name, partial(getattr(states, name), of_rank))
             for key, writes in written(of_rank):
                 if not of_rank.is_here(key):
                     continue
