@@ -127,7 +127,8 @@ CASES = extent(
 """To compute a gate of an LSTM again takes as much memory as to keep it; large tables are not
 computed."""
 
-PARAMETERS, LAYERS, WIDTH = 36 * 64**2, 36, 64
+LAYERS, WIDTH = extent(24, 36), 64
+PARAMETERS = LAYERS * WIDTH**2
 BUCKET = 2 * WIDTH**2
 """The bytes of one layer in bf16."""
 
