@@ -18,8 +18,9 @@ from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.meeting import meeting
 from shardir.algebra.mesh import Mesh, sizes_of
-from shardir.algebra.moves import Recipe, RedistributionProblem
+from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.plan_costs import PlanCosts
+from shardir.algebra.recipe import Recipe
 from shardir.algebra.routes import routes
 from shardir.algebra.steps import elements, step_memory, steps_seconds
 

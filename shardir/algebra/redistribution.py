@@ -20,8 +20,9 @@ from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.moves import Recipe, RedistributionProblem
+from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.planner import Search, known_path
+from shardir.algebra.recipe import Recipe
 from shardir.algebra.steps import (
     elements,
     step_memory,
