@@ -35,7 +35,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "run")]
 import sample  # noqa: E402 - of test/run
-from forked import Child, OwnForks  # noqa: E402 - of this folder
+from forked import Child, OwnForks, fork  # noqa: E402 - of this folder
 
 SECONDS, GONE_SECONDS = 120, 20
 MARK = "SHARDIR_CASE"
@@ -233,7 +233,7 @@ def start(case: Case, folder: Path, forked: bool, stdout: Any, stderr: Any) -> A
             stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
             preexec_fn=case.prepare,  # noqa: PLW1509 - this process has one thread
         )  # fmt: skip
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         code = 1
         try:

@@ -42,11 +42,21 @@ class Server(Forks):
 server = cache(Server)
 
 
+def fork() -> int:
+    """Fork, and handle no signal meanwhile: what a handler raises in what modules have asked Python
+    to call around a fork is printed and lost."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        return os.fork()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
 class OwnForks(Forks):
     """A process that is itself forked from this one, which has imported torch, and forks others."""
 
     def _server(self, other: socket.socket, environment: Mapping[str, str]) -> "Child":
-        parent, pid = os.getpid(), os.fork()
+        parent, pid = os.getpid(), fork()
         if pid == 0:
             try:
                 os.setsid()
