@@ -72,12 +72,12 @@ from shardir.dialects.train.requests import (
     StepOp,
     UpdateOp,
 )
+from shardir.dialects.train.role_checks import check_initial_values
 from shardir.dialects.train.roles import (
     Argument,
     Role,
     arg_attrs,
     arguments,
-    check_initial_values,
     gradient_arguments,
     gradient_attrs,
     is_step,

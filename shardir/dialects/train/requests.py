@@ -26,16 +26,18 @@ from shardir.dialects.train.options import (
     LossScaleAttr,
     MetricsAttr,
 )
-from shardir.dialects.train.roles import (
-    GRADIENT,
-    METRIC,
-    STEP,
-    UPDATES,
+from shardir.dialects.train.role_checks import (
     check_arguments,
     check_gradients,
     check_own_numbers,
     check_parameters,
     check_updates,
+)
+from shardir.dialects.train.roles import (
+    GRADIENT,
+    METRIC,
+    STEP,
+    UPDATES,
     result_attrs,
     text_attr,
 )
