@@ -19,7 +19,8 @@ Record = dict[str, Any]
 
 FOLDER = Path(__file__).resolve().parent.parent / "test" / "bench"
 """The folder of the benchmarks: a file each, with a docstring and `records(log)`. One with options
-has `add_options(parser)`, and `records` a parameter for each of them."""
+has `add_options(parser)`, and `records` a parameter for each of them. One whose records are no rows
+of one table has `tables(records)`: titles, with the rows of each."""
 
 EXTRAS = {"scipy": "calibrate"}
 """The extra of a package that benchmarks require; `torch` of any other."""
@@ -46,10 +47,10 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def show(name: str, records: list[Record], console: Console) -> None:
-    """Print one table, with a row for each record."""
+def show(title: str, records: list[Record], console: Console) -> None:
+    """Print a table, with a row for each record."""
     columns = list(dict.fromkeys(key for r in records for key in r))
-    table = Table(title=f"shard-bench {name}")
+    table = Table(title=title)
     for column in columns:
         numeric = any(isinstance(r.get(column), int | float) for r in records)
         table.add_column(column, justify="right" if numeric else "left")
@@ -100,7 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
         missing = f"pip install 'shardir[{EXTRAS.get(e.name or '', 'torch')}]'"
         print(f"error: {name} requires {e.name}; use {missing}", file=sys.stderr)
         return 2
-    show(name, records, Console(width=None if sys.stdout.isatty() else 120))
+    tables = module.tables(records) if hasattr(module, "tables") else {"": records}
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for title, rows in tables.items():
+        show(f"shard-bench {name}{': ' if title else ''}{title}", rows, console)
     if json_file is not None:
         try:
             write_text(json_file, json.dumps(records, indent=1) + "\n")

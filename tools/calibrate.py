@@ -47,7 +47,7 @@ EXAMPLE = """example:
   shard-calibrate --ranks 4 -o here.ir     one to two minutes, on a quiet machine
   shard-opt net.ir -p train --cost=here.ir
 """
-NO_BYTES = ("", "overhead", "interference", "f64", "bf16", "f16")
+NO_BYTES = ("", "overhead", "interference", "skew", "f64", "bf16", "f16")
 """The subjects of probes that the relative model is not fitted to."""
 
 LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
@@ -59,6 +59,13 @@ IMPLAUSIBLE_RATE = 1e17
 MAX_LOAD = 0.5
 """The number of other processes that run, for each core, above which times are not to be believed:
 latencies are several times as long then."""
+
+OPERANDS = ("f64", "f32")
+"""The element types whose products are measured in sizes at which the flops count more than the
+operands, and in those at which they count less."""
+
+UNMEASURED_SKEW = 5e-4
+"""The start value of the skew, in seconds."""
 
 LARGEST_MESSAGE = {"gloo": 1 << 22, "nccl": 1 << 28}
 """The default of --most, in bytes, by backend."""
@@ -162,7 +169,8 @@ def unmeasured(ranks: int, memory: int) -> Cluster:
     kinds = dict.fromkeys(kind for kind, *_ in COLLECTIVES if kind != LEVEL)
     return replace(
         like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory,
-        interference=0.5, collectives=tuple((kind, 1.0) for kind in kinds),
+        operands=tuple((element, like.memory_bandwidth or 1e10) for element in OPERANDS),
+        interference=0.5, skew=UNMEASURED_SKEW, collectives=tuple((kind, 1.0) for kind in kinds),
         ops=tuple((kind, 1.0) for kind in (*(f"nn.{k}" for k in (*SLOW, *VIEWED)), REDUCE)),
     )  # fmt: skip
 
@@ -190,7 +198,8 @@ def text(name: str, found: Calibration, about: Sequence[str]) -> str:
 
 def _unseen(c: Cluster) -> list[str]:
     """Return the names of the rates that had no influence on the fit."""
-    rates = [*c.flops, ("memory", c.memory_bandwidth), *((l.name, l.bandwidth) for l in c.levels)]
+    rates = [*c.flops, *((f"operands in {name}", rate) for name, rate in c.operands)]
+    rates += [("memory", c.memory_bandwidth), *((l.name, l.bandwidth) for l in c.levels)]
     return [name for name, rate in rates if rate and rate > IMPLAUSIBLE_RATE]
 
 
@@ -209,6 +218,8 @@ def _short(c: Cluster) -> Cluster:
         memory_bandwidth=c.memory_bandwidth and short(c.memory_bandwidth),
         overhead=short(c.overhead),
         interference=round(c.interference, 2),
+        skew=short(c.skew),
+        operands=tuple((name, short(rate)) for name, rate in c.operands),
         collectives=tuple((name, short(times)) for name, times in c.collectives),
         ops=tuple((name, short(times)) for name, times in c.ops),
     )

@@ -37,6 +37,10 @@ BETWEEN = 96
 BESIDE, WIDE = (1, 4), 256
 """The numbers of products computed while a collective is in flight, and their side."""
 
+APART, LATE = 4, 3
+"""The numbers of products before a collective after which ranks are apart, and of such collectives:
+no two products have the same weight, as in a program."""
+
 LARGEST = {"f64": 1 << 20, "f32": 1 << 20, "bf16": 1 << 18, "f16": 1 << 18}
 """Bytes of f32 of the largest square of each type on a CPU, where some types are very slow."""
 
@@ -94,9 +98,9 @@ result's layout."""
 @dataclass(frozen=True)
 class Probe:
     """A function of the module, its subject (an element type, `memory`, `overhead`,
-    `interference`, a collective, or the name of an op), and the approximate bytes of its values. Of
-    a probe `against` another one the ratio of both times counts; that other one has no subject. A
-    probe of computation has no text: its name is that of an op's result in OPS."""
+    `interference`, `skew`, a collective, or the name of an op), and the approximate bytes of its
+    values. Of a probe `against` another one the ratio of both times counts; that other one has no
+    subject. A probe of computation has no text: its name is that of an op's result in OPS."""
 
     name: str
     about: str
@@ -279,6 +283,24 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
                 f.results = [(gathered, full), (product, wide)]
                 against = f"apart_{about}" if started else ""
                 yield f.probe("interference" if started else "", size, against)
+        yield _late(n, size, axes, (by_rows, full), wide)
+
+
+def _late(n: int, size: int, axes: str, gathered: tuple[str, str], square: str) -> Probe:
+    """Return gathers of a value each of which begins after products that take much longer than the
+    wait for the last rank."""
+    weights = [f"w{i}" for i in range(APART * LATE)]
+    by_rows, full = gathered
+    f = _ProbeFunction(f"late_{n}_{size}", [("x", by_rows), *((w, square) for w in weights)])
+    product, results = "%w0", []
+    for i, weight in enumerate(weights, 1):
+        f.op(f"nn.matmul {product}, %{weight} : ({square}, {square}) -> {square}", square)
+        product = f.last
+        if i % APART == 0:
+            f.op(f"dist.all_gather %x dim 0 over <{axes}> : ({by_rows}) -> {full}", full)
+            results += f.results
+    f.results = [*results, (product, square)]
+    return f.probe("skew", size)
 
 
 class _ProbeFunction:

@@ -3,7 +3,8 @@
     levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
     memory = 80000000000 {bandwidth = 3.35e+12}, flops {bf16 = 9.89e+14, f32 = 6.7e+13},
-    overhead = 4e-06, interference = 0.1, collectives {all_reduce = 0.8}, ops {nn.gelu = 1.2},
+    operands {f32 = 1e+12}, overhead = 4e-06, interference = 0.1, skew = 0.0001,
+    collectives {all_reduce = 0.8}, ops {nn.gelu = 1.2},
     host {bandwidth = 2.5e+10, latency = 1e-05}
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
@@ -76,6 +77,10 @@ class Cluster:
         collectives: by kind, the ratio of its time to that of the formulas, if not 1.
         ops: by the name of an op, the ratio of its time to that of the roofline, if not 1.
         host: the link of a device to its host; None: HOST_LINK.
+        operands: by element type, the bytes/s at which a product takes its operands and results,
+            in seconds beside those of its flops; of a type without it the roofline holds.
+        skew: the seconds by which the last device begins a collective late, at most: no more than
+            it has computed since the one before.
     """
 
     levels: tuple[Level, ...]
@@ -87,6 +92,8 @@ class Cluster:
     collectives: tuple[tuple[str, float], ...] = ()
     ops: tuple[tuple[str, float], ...] = ()
     host: HostLink | None = None
+    operands: tuple[tuple[str, float], ...] = ()
+    skew: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ShardirError for a figure that a cluster cannot have."""
@@ -101,6 +108,7 @@ class Cluster:
         for name, number in (
             ("memory bandwidth", 1.0 if self.memory_bandwidth is None else self.memory_bandwidth),
             *((f"rate of {name}", number) for name, number in self.flops),
+            *((f"rate of operands in {name}", number) for name, number in self.operands),
             *((f"ratio of {name}", number) for name, number in self.collectives + self.ops),
             ("bandwidth of the host's link", self.host_link.bandwidth),
         ):
@@ -111,6 +119,7 @@ class Cluster:
         for name, seconds in (
             ("overhead", self.overhead),
             ("latency of the host's link", self.host_link.latency),
+            ("skew", self.skew),
         ):
             if not 0 <= seconds < inf:
                 raise ShardirError(
@@ -129,10 +138,14 @@ class Cluster:
             parts.append(f"memory = {self.memory}{speed}")
         if self.flops:
             parts.append(f"flops {{{_numbers(self.flops)}}}")
+        if self.operands:
+            parts.append(f"operands {{{_numbers(self.operands)}}}")
         if self.overhead:
             parts.append(f"overhead = {_number(self.overhead)}")
         if self.interference:
             parts.append(f"interference = {_number(self.interference)}")
+        if self.skew:
+            parts.append(f"skew = {_number(self.skew)}")
         if self.collectives:
             parts.append(f"collectives {{{_numbers(self.collectives)}}}")
         if self.ops:

@@ -177,12 +177,14 @@ def _nearest(
 
 def _vector(c: Cluster) -> Array:
     """Return the parameters: latencies, seconds per byte of levels, per flop and per byte of
-    memory, factors of collectives and of ops, overhead."""
+    memory, factors of collectives and of ops, overhead, seconds per byte of
+    operands, skew."""
     numbers = [l.latency for l in c.levels] + [1 / l.bandwidth for l in c.levels]
     numbers += [1 / rate for _, rate in c.flops]
     if c.memory_bandwidth:
         numbers.append(1 / c.memory_bandwidth)
     numbers += [times for _, times in c.collectives + c.ops] + [c.overhead]
+    numbers += [*(1 / rate for _, rate in c.operands), c.skew]
     return np.maximum(numbers, NEGLIGIBLE)
 
 
@@ -198,4 +200,5 @@ def _cluster(like: Cluster, x: Array) -> Cluster:
     return replace(
         like, levels=levels, flops=flops, memory_bandwidth=memory, collectives=collectives,
         ops=ops, overhead=next(numbers),
+        operands=tuple((name, 1 / next(numbers)) for name, _ in like.operands), skew=next(numbers),
     )  # fmt: skip

@@ -92,16 +92,23 @@ class FunctionCost:
 
     @cached_property
     def exposed(self) -> dict[Operation, float]:
-        """The seconds of each collective and copy in which the device waits for it."""
+        """The seconds of each collective and copy in which the device waits for it, from when the
+        last device begins it."""
         found = {c.op: 0.0 for c in self.ops if c.communicates}
         for wait in waiting(self.times):
-            found[wait.cost.op] += wait.end - wait.begin
+            found[wait.cost.op] += wait.end - wait.begun
         return found
 
     @property
+    def late(self) -> float:
+        """The seconds in which the device waits for the last one that begins a collective."""
+        return sum(t.late for t in self.times)
+
+    @property
     def overlapped(self) -> float:
-        """The difference of that to the sum of the seconds of all ops."""
-        return sum(c.seconds for c in self.ops) - self.seconds
+        """The difference of that to the sum of the seconds of all ops, and of waits for the last
+        device."""
+        return sum(c.seconds for c in self.ops) + self.late - self.seconds
 
     @property
     def flops(self) -> int:
@@ -141,6 +148,8 @@ class FunctionCost:
             what = f"communication over {axes_text(axes)}" if axes else "copies from and to hosts"
             exposed = _s(self.exposed_over(axes))
             rows.append((what, "", "-", str(received), _s(seconds), exposed, ""))
+        if self.late:
+            rows.append(("waits for the last device", "", "-", "-", _s(self.late), "-", ""))
         if any(dist.is_started(c.op) for c in self.ops):
             rows.append(("overlapped", "", "-", "-", _s(-self.overlapped), "-", ""))
         yield rows

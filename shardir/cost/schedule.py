@@ -9,6 +9,11 @@ s - a (cores, caches and memory that both use); a `dist.wait` ends when the coll
     wait    now = max(now, end)
 
 So a collective and a computation of c seconds beside it take max(s, interference * (s - a) + c).
+
+A collective begins when the last device of its group does. Devices that compute the same do not end
+at the same time where they share cores, so that device is `skew` late, or as much as it has
+computed since all have waited for a collective if that is less: now is then
+now + min(skew, computed).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,28 +44,37 @@ class TimedOp(NamedTuple):
     end: float
     level: str | None = None
     """The level; empty of a copy to or from the host, None of an op that does not communicate."""
+    late: float = 0.0
+    """Of the seconds from `reached` to `left`, the first, in which another device is late."""
 
 
 def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
     """Yield the ops in the order of the program, each with its times."""
-    now, free, ends = 0.0, dict[str, float](), dict[Operation, float]()
+    on = mesh.cluster_or_default
+    now, free, ends = 0.0, dict[str, float](), dict[Operation, tuple[float, float]]()
+    computed = 0.0  # since devices have waited for each other
     for c in costs:
-        reached, name = now, None
+        reached, name, late = now, None, 0.0
         begin = end = now
         if not c.form and type(c.op) is not dist.WaitOp:
             now = end = now + c.seconds
+            computed += c.seconds
         elif isinstance(c.op, dist.WaitOp):
-            now = max(now, ends.get(c.op.started, now))  # not started if a group is one device
+            until, later = ends.get(c.op.started, (now, 0.0))  # none if a group is one device
+            if until > now:
+                late = min(later, until - now)
+                now, computed = until, 0.0 if later else computed
         else:
             name = level_of(mesh, c.axes)
-            begin = max(now, free.get(name, 0.0))
+            late = min(on.skew, computed) if c.axes else 0.0
+            begin = max(now + late, free.get(name, 0.0))
             end = free[name] = begin + c.seconds
             if dist.is_started(c.op):
-                ends[c.op] = end
-                now += mesh.cluster_or_default.interference * (c.seconds - c.latency)
+                ends[c.op], late = (end, late), 0.0
+                now += on.interference * (c.seconds - c.latency)
             else:
-                now = end
-        yield TimedOp(c, reached, now, begin, end, name)
+                now, computed = end, 0.0 if c.axes else computed
+        yield TimedOp(c, reached, now, begin, end, name, late)
 
 
 def length(times: Iterable[TimedOp]) -> float:
@@ -72,10 +86,12 @@ def length(times: Iterable[TimedOp]) -> float:
 
 
 class Waiting(NamedTuple):
-    """The seconds in which the device computes nothing, for a collective or copy."""
+    """The seconds in which the device computes nothing, for a collective or copy; until `begun`
+    for the last device that begins it."""
 
     cost: OpCost
     begin: float
+    begun: float
     end: float
 
 
@@ -96,7 +112,7 @@ def waiting(times: Iterable[TimedOp]) -> Iterator[Waiting]:
         elif not cost.communicates:
             continue
         if t.left > t.reached:
-            yield Waiting(cost, t.reached, t.left)
+            yield Waiting(cost, t.reached, t.reached + t.late, t.left)
 
 
 def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:

@@ -2,7 +2,13 @@
 
     ratio max(flops / rate of the element type, bytes touched / memory bandwidth) + overhead
 
-(Williams, Waterman and Patterson, 2009.) The ratio is the cluster's for the op, or 1. A cluster
+(Williams, Waterman and Patterson, 2009.) Where the cluster has a rate of operands in the type, the
+bytes of a product take seconds beside its flops, as without overlap in the model of Treibig and
+Hager, 2010:
+
+    ratio (flops / rate of the element type + bytes touched / rate of operands) + overhead
+
+The ratio is the cluster's for the op, or 1. A cluster
 without rates has those of the default; other fields that it lacks cost nothing. A type without a
 rate has the lowest rate of the cluster. Views cost nothing, unless the cluster has a ratio for
 them: that of their time to the overhead.
@@ -28,7 +34,10 @@ from shardir.cost.ring_products import RingWork, ring_seconds, ring_work
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.blocks import ops_of
+from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.contraction import Contraction
+from shardir.dialects.nn.convolution import Convolving
 from shardir.dialects.nn.types import element_name, itemsize, size_of
 from shardir.dialects.signatures import SignatureMemo
 
@@ -36,6 +45,9 @@ works = SignatureMemo()
 """The element type, the flops and the bytes of each signature on a mesh."""
 costs = SignatureMemo()
 """The cost of each signature on a mesh, without the op."""
+
+PRODUCTS = (Contraction, Convolving, AttentionOp, AttentionGradOp)
+"""Ops of the cube units in MindSpore's documentation; the others are of the vector units."""
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
@@ -99,19 +111,21 @@ def op_seconds(
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
     flops, touched = work(kind, factors, chosen, mesh, shapes, types)
     return computation_seconds(
-        mesh.cluster_or_default, kind.name, element_name(types[0].element_type), flops, touched
+        mesh.cluster_or_default, kind, element_name(types[0].element_type), flops, touched
     )
 
 
 def computation_seconds(
-    cluster: Cluster, name: str, element: str, flops: int, touched: int
+    cluster: Cluster, kind: type[Operation], element: str, flops: int, touched: int
 ) -> float:
-    """Return the roofline of an op of a name, for `flops` in an element type and `touched`
+    """Return the seconds of an op of a kind, for `flops` in an element type and `touched`
     bytes."""
     rates = dict(cluster.flops or DEFAULT.flops)
     computing = flops / (rates.get(element) or min(rates.values()))
     moving = touched / cluster.memory_bandwidth if cluster.memory_bandwidth else 0.0
-    return cluster.op_times[name] * max(computing, moving) + cluster.overhead
+    rate = dict(cluster.operands).get(element) if issubclass(kind, PRODUCTS) else None
+    spent = max(computing, moving) if rate is None else computing + touched / rate
+    return cluster.op_times[kind.name] * spent + cluster.overhead
 
 
 def view_seconds(cluster: Cluster, kind: type[Operation]) -> float:
@@ -151,8 +165,8 @@ class Computation(Work):
     bytes: int
 
     def cost(self, mesh: Mesh) -> OpCost:
-        on, name = mesh.cluster_or_default, self.op.name
-        seconds = computation_seconds(on, name, self.element, self.flops, self.bytes)
+        on = mesh.cluster_or_default
+        seconds = computation_seconds(on, type(self.op), self.element, self.flops, self.bytes)
         return OpCost(self.op, self.flops, self.bytes, seconds)
 
 
@@ -209,7 +223,7 @@ class RingProduct(Work):
     def cost(self, mesh: Mesh) -> OpCost:
         on, work = mesh.cluster_or_default, self.steps
         link = fastest(forms_of("permute", direct, mesh, self.op.axes.data), work.sent)
-        step = computation_seconds(on, "nn.einsum", work.element, work.flops, work.touched)
+        step = computation_seconds(on, nn.EinsumOp, work.element, work.flops, work.touched)
         step += work.copied / on.memory_bandwidth if on.memory_bandwidth else 0.0
         seconds = ring_seconds(
             work.steps, step, link.seconds(work.sent), link.latency, on.interference

@@ -38,7 +38,8 @@ COMPUTE, LINKS, HOST, ARRIVALS = "compute", "links: ", "host copies", "arrivals"
 
 class SimulatedEvent(NamedTuple):
     """An op on a row, from `begin` to `end` in seconds; on the row of computation also what the
-    device waits for. `run` is the function of a stage that it is in."""
+    device waits for, and whether for another device that is late. `run` is the function of a stage
+    that it is in."""
 
     row: str
     begin: float
@@ -46,6 +47,7 @@ class SimulatedEvent(NamedTuple):
     cost: OpCost
     waits: bool = False
     run: StageRun | None = None
+    late: bool = False
 
     def later(self, seconds: float, run: StageRun) -> "SimulatedEvent":
         """Return the event in a function that begins after some seconds."""
@@ -101,8 +103,9 @@ class RankTimeline:
 
     @property
     def exposed(self) -> float:
-        """The seconds in which the device waits for collectives and copies."""
-        return sum(e.end - e.begin for e in self.events if e.waits)
+        """The seconds in which the device waits for collectives and copies, from when the last
+        device begins them."""
+        return sum(e.end - e.begin for e in self.events if e.waits and not e.late)
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,10 @@ def _events(times: tuple[TimedOp, ...]) -> Iterator[SimulatedEvent]:
         elif t.left > t.reached and t.cost.seconds:
             yield SimulatedEvent(COMPUTE, t.reached, t.left, t.cost)
     for wait in waiting(times):
-        yield SimulatedEvent(COMPUTE, wait.begin, wait.end, wait.cost, waits=True)
+        if wait.begun > wait.begin:
+            yield SimulatedEvent(COMPUTE, wait.begin, wait.begun, wait.cost, True, late=True)
+        if wait.end > wait.begun:
+            yield SimulatedEvent(COMPUTE, wait.begun, wait.end, wait.cost, waits=True)
 
 
 def _bytes(f: FuncOp, cost: FunctionCost) -> Iterator[tuple[float, int]]:

@@ -24,17 +24,11 @@ from shardir.analysis.loops import Loops
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import gradients
 from shardir.cost.report import called, location, table
-from shardir.cost.seconds import is_free, work
+from shardir.cost.seconds import PRODUCTS, is_free, work
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
-from shardir.dialects.nn.attention import AttentionGradOp, AttentionOp
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.contraction import Contraction
-from shardir.dialects.nn.convolution import Convolving
 from shardir.dialects.nn.types import itemsize, unsharded_type
-
-CUBE = (Contraction, Convolving, AttentionOp, AttentionGradOp)
-"""Ops of the cube units in MindSpore's documentation; the others are of the vector units."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ class PlanCost:
     @property
     def cube(self) -> int:
         """The part of D_cal that is of the cube units."""
-        return sum(t.cal for op, t in self.ops if isinstance(op, CUBE))
+        return sum(t.cal for op, t in self.ops if isinstance(op, PRODUCTS))
 
     @property
     def cost(self) -> float:

@@ -168,13 +168,14 @@ def action_name(run: TimedRun) -> str:
 
 def event_name(e: SimulatedEvent) -> str:
     """Return the name of an event."""
-    return f"wait for {name_of(e.cost.op)}" if e.waits else name_of(e.cost.op)
+    what = "wait for the last rank at " if e.late else "wait for " if e.waits else ""
+    return what + name_of(e.cost.op)
 
 
 def category(e: SimulatedEvent) -> str:
     """Return the kind of an event, by which a trace can be filtered."""
     if e.waits:
-        return "exposed"
+        return "skew" if e.late else "exposed"
     return "communication" if e.cost.communicates else "computation"
 
 

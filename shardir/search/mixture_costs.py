@@ -222,7 +222,7 @@ class MixtureCosts:
         if not value.is_active or uses < 2:
             return 0.0
         touched = 3 * value.itemsize * prod(layout.local_shape(self.mesh, value.shape))
-        one = computation_seconds(self.mesh.cluster_or_default, AddOp.name, "f32", 0, touched)
+        one = computation_seconds(self.mesh.cluster_or_default, AddOp, "f32", 0, touched)
         return (uses - 1) * one
 
     def _seconds(

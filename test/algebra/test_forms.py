@@ -107,6 +107,7 @@ def test_hierarchies_by_hand() -> None:
         {"levels": (Level("l", 4, float("nan"), 1e-6),)}, {"memory_bandwidth": 0.0},
         {"memory": 0}, {"overhead": -1.0}, {"overhead": float("inf")},
         {"overhead": float("nan")}, {"interference": 2.0},
+        {"skew": -1.0}, {"skew": float("inf")}, {"operands": (("f32", 0.0),)},
         {"flops": (("f32", 0.0),)}, {"collectives": (("all_reduce", -1.0),)},
     ],
     ids=str,

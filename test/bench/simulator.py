@@ -80,6 +80,29 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     return out
 
 
+def tables(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of two tables: of strategies, in ms; and of all of them and each model's."""
+    strategies, figures = list[dict[str, Any]](), list[dict[str, Any]]()
+    for r in records:
+        row = {"model": r["model"], "strategy": r["strategy"]}
+        for what in ("step", "exposed"):
+            row[what] = r[f"{what}_measured_ms"]
+            row[f"{what} predicted"] = r[f"{what}_predicted_ms"]
+            row[f"{what} error"] = r[f"{what}_error"]
+        strategies.append(row)
+    models = {r["model"]: (r, "_model") for r in records}
+    for model, (r, of) in {"all": (records[0], ""), **models}.items():
+        figures.append({
+            "model": model,
+            **{
+                f"{what} {shown}": r[f"{what}{of}_{figure}"]
+                for what in ("step", "exposed")
+                for figure, shown in (("spearman", "Spearman"), ("median_error", "median error"))
+            },
+        })  # fmt: skip
+    return {"strategies": strategies, "Spearman and median error": figures}
+
+
 def _beside(what: str, predicted: float, measured: float) -> dict[str, float]:
     return {
         f"{what}_predicted_ms": predicted * 1e3, f"{what}_measured_ms": measured * 1e3,

@@ -27,6 +27,8 @@ KNOWN = Cluster(
     4.2e-6,
     collectives=tuple(zip(FITTED, (0.6, 1.2, 0.9, 1.1, 0.8), strict=True)),
     ops=tuple((kind, 1.5 + i) for i, kind in enumerate(SLOW)),
+    operands=(("f64", 3e9), ("f32", 5e9)),
+    skew=8e-4,
 )
 GIVEN = probes(4, 1 << 22)
 PROBES = [p for p in GIVEN if p.name != OPS]
@@ -39,9 +41,11 @@ PAIRS = against(PROBES)
 def numbers(c: Cluster) -> list[float]:
     (level,) = c.levels
     assert c.memory_bandwidth is not None
-    rates = [rate for _, rate in c.flops]
+    rates = [rate for _, rate in c.flops + c.operands]
     times = [times for _, times in c.collectives + c.ops]
-    return [level.bandwidth, level.latency, *times, *rates, c.memory_bandwidth, c.overhead]
+    return [
+        level.bandwidth, level.latency, *times, *rates, c.memory_bandwidth, c.overhead, c.skew
+    ]  # fmt: skip
 
 
 @cache

@@ -65,11 +65,11 @@ def test_an_elementwise_op_costs_the_time_of_its_bytes() -> None:
 
 
 def test_a_type_without_a_rate_is_as_slow_as_the_slowest() -> None:
-    assert computation_seconds(CLUSTER, "nn.add", "f32", 10**6, 0) == pytest.approx(1e-3 + 1e-6)
-    assert computation_seconds(CLUSTER, "nn.add", "bf16", 10**6, 0) == pytest.approx(1e-2 + 1e-6)
+    assert computation_seconds(CLUSTER, nn.AddOp, "f32", 10**6, 0) == pytest.approx(1e-3 + 1e-6)
+    assert computation_seconds(CLUSTER, nn.AddOp, "bf16", 10**6, 0) == pytest.approx(1e-2 + 1e-6)
     links = Cluster((BOX,))  # their devices have the default's rates, and nothing else costs time
     expected = 10**6 / dict(DEFAULT.flops)["f32"]
-    assert computation_seconds(links, "nn.add", "f32", 10**6, 10**6) == pytest.approx(expected)
+    assert computation_seconds(links, nn.AddOp, "f32", 10**6, 10**6) == pytest.approx(expected)
 
 
 FLOPS = [
@@ -203,6 +203,24 @@ def test_an_op_may_be_slower() -> None:
     assert usual.seconds > 2 * fixed > 0
     assert slower.seconds - fixed == pytest.approx(3 * (usual.seconds - fixed))
     assert other.seconds == relu.seconds
+
+
+def test_the_operands_of_a_product_may_have_a_rate_of_their_own() -> None:
+    """Beside the time of its flops; the bytes of other ops, and types without one, as before."""
+    t, other = "tensor<64x64xf32>", "tensor<64x64xf64>"
+    program = shardir.compile(
+        f"func.func @f(%x: {t}, %z: {other}) -> {t} {{\n"
+        f"  %y = nn.matmul %x, %x : ({t}, {t}) -> {t}\n  %a = nn.add %y, %x : ({t}, {t}) -> {t}\n"
+        f"  %b = nn.matmul %z, %z : ({other}, {other}) -> {other}\n  func.return %a : {t}\n}}", "",
+    ).module  # fmt: skip
+    usual, apart = (
+        [c.seconds for c in report(program, c)[0].ops]
+        for c in (CLUSTER, replace(CLUSTER, operands=(("f32", 1e6),)))
+    )
+    flops, touched = 2 * 64**3, 3 * 64**2 * 4
+    assert usual[0] == pytest.approx(flops / 1e9 + CLUSTER.overhead)
+    assert apart[0] == pytest.approx(usual[0] + touched / 1e6)
+    assert apart[1:] == usual[1:]
 
 
 def test_all_that_communicates_may_be_slower() -> None:

@@ -23,14 +23,16 @@ TYPES = """
 """
 
 
-def cost(body: str, latency: float = 0.0, interference: float = 0.0) -> FunctionCost:
+def cost(
+    body: str, latency: float = 0.0, interference: float = 0.0, skew: float = 0.0
+) -> FunctionCost:
     """Return the cost of a function of %x [2, 4], sharded over b, %u [2, 4], sharded over a, and %w
     [4, 4]. A product of 4 x 4 costs 0.128 s, to gather %x or %u a latency and 0.032 s."""
     links = f"{{bandwidth = 1e3, latency = {latency}}}"
     levels = ", ".join(f"{name} = 2 {links}" for name in ("pair", "shelf"))
     text = (
-        f"dist.cluster @c <levels [{levels}], flops {{f32 = 1e3}}, interference = {interference}>\n"
-        + MESH + TYPES
+        f"dist.cluster @c <levels [{levels}], flops {{f32 = 1e3}}, interference = {interference}, "
+        f"skew = {skew}>\n" + MESH + TYPES
         + "func.func @f(%x: tensor<2x4xf32, #rows>, %u: tensor<2x4xf32, #apart>, "
         "%w: tensor<4x4xf32, #replicated>) -> tensor<4x4xf32, #replicated> {\n"
         + "".join(f"  {line}\n" for line in body.strip().splitlines())
@@ -94,6 +96,49 @@ def test_in_groups_of_one_device_nothing_is_in_flight() -> None:
 def test_a_blocking_collective_queues_after_one_in_flight() -> None:
     blocking = start("h").replace(" async", "")
     assert cost("\n".join([start("g"), blocking, wait("g")])).seconds == pytest.approx(0.064)
+
+
+# ---- the last device ----
+
+
+BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in "xu"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds", "late"),
+    [
+        ([BLOCKING["x"]], 0.032, 0.0),  # nothing is computed before it
+        ([f"%p = {PRODUCT}", BLOCKING["x"]], 0.128 + 0.1 + 0.032, 0.1),
+        # all are there after the first, over whichever axis
+        ([f"%p = {PRODUCT}", BLOCKING["x"], BLOCKING["u"]], 0.128 + 0.1 + 0.064, 0.1),
+        ([f"%p = {PRODUCT}", BLOCKING["x"], f"%q = {PRODUCT}", BLOCKING["u"]], 0.52, 0.2),
+        # one in flight begins late too; the device does not wait for what is hidden
+        ([f"%p = {PRODUCT}", start("g"), wait("g")], 0.26, 0.1),
+        ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", wait("g")], 0.26, 0.004),
+        ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", f"%r = {PRODUCT}", wait("g")],
+         0.384, 0.0),
+        # that did not bring devices together
+        ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", f"%r = {PRODUCT}", wait("g"),
+          BLOCKING["u"]], 0.384 + 0.132, 0.1),
+    ],
+)  # fmt: skip
+def test_a_collective_begins_with_the_last_device_which_is_late(
+    lines: list[str], seconds: float, late: float
+) -> None:
+    """By 0.1 s, unless it has computed less; a product takes 0.128 s."""
+    found = cost("\n".join(lines), skew=0.1)
+    assert found.seconds == pytest.approx(seconds)
+    assert found.late == pytest.approx(late)
+    waits = [c for c in found.ops if c.communicates]
+    assert sum(found.exposed.values()) == pytest.approx(
+        sum(c.seconds for c in waits) - found.overlapped
+    )
+    assert ("waits for the last device" in str(found)) == (late > 0)
+
+
+def test_a_device_is_late_by_no_more_than_it_has_computed() -> None:
+    found = cost(f"%p = {PRODUCT}\n{BLOCKING['x']}", skew=5.0)
+    assert found.late == pytest.approx(0.128)
 
 
 # ---- the parts of a bucket ----

@@ -35,8 +35,9 @@ REST = "waits for other stages, and the runtime"
 """What a call takes besides ops and collectives."""
 
 SKEW = "waits for other ranks in collectives"
-"""Of the time in a collective that until the last rank of the group begins it: where ranks share
-cores, they do not compute at the same time."""
+"""Of the time in a collective that until the last rank of the group begins it, and that from when
+half of its ranks have left it: where ranks share cores, they do not compute at the same time, and
+those that leave first hold up the others."""
 
 EXPOSED = "exposed"
 
@@ -45,6 +46,10 @@ PartName = tuple[str, str]
 
 CollectiveRun = tuple[Operation, int]
 """A collective, and the number of its run in a call."""
+
+
+GroupSpan = tuple[float, float]
+"""When the last rank of a group begins a collective, and when half of them have left it."""
 
 
 class PartDifference(NamedTuple):
@@ -175,9 +180,9 @@ def differences(simulation: Simulation, ranks: Sequence[Sequence[MeasuredCall]])
     predicted = [_by_part(r.events, seconds) for r in simulation.ranks]
     measured: list[list[dict[PartName, float]]] = [[] for _ in ranks]
     for calls in zip(*ranks, strict=True):
-        last = _last_starts(calls, simulation.cost.mesh)
+        spans = _group_spans(calls, simulation.cost.mesh)
         for rank, call in enumerate(calls):
-            measured[rank].append(_by_part(call.events, call.end - call.begin, last[rank]))
+            measured[rank].append(_by_part(call.events, call.end - call.begin, spans[rank]))
     parts = dict.fromkeys(
         part for found in (*predicted, *(c for calls in measured for c in calls)) for part in found
     )
@@ -200,20 +205,23 @@ def differences(simulation: Simulation, ranks: Sequence[Sequence[MeasuredCall]])
     )  # fmt: skip
 
 
-def _last_starts(calls: Sequence[MeasuredCall], mesh: Mesh) -> list[dict[CollectiveRun, float]]:
-    """Return for each rank when the last rank of its group begins each collective of a call."""
-    starts = [
-        {(e.cost.op, k): e.begin for e, k in _numbered(call.events) if e.row != COMPUTE}
+def _group_spans(calls: Sequence[MeasuredCall], mesh: Mesh) -> list[dict[CollectiveRun, GroupSpan]]:
+    """Return for each rank when the last rank of its group begins each collective of a call, and
+    when half of them have left it."""
+    spans = [
+        {(e.cost.op, k): (e.begin, e.end) for e, k in _numbered(call.events) if e.row != COMPUTE}
         for call in calls
     ]
-    found: list[dict[CollectiveRun, float]] = [{} for _ in calls]
+    found: list[dict[CollectiveRun, GroupSpan]] = [{} for _ in calls]
     axes = {e.cost.op: e.cost.axes for call in calls for e in call.events if e.row != COMPUTE}
     for group in {group for over in axes.values() for group in mesh.groups(over)}:
         for rank in group:
-            for (op, k), begin in starts[rank].items():
+            for (op, k), mine in spans[rank].items():
                 if group in mesh.groups(axes[op]):
-                    begins = (starts[other].get((op, k), begin) for other in group)
-                    found[rank][op, k] = max(begins)
+                    begins, ends = zip(
+                        *(spans[other].get((op, k), mine) for other in group), strict=True
+                    )
+                    found[rank][op, k] = max(begins), sorted(ends)[(len(group) - 1) // 2]
     return found
 
 
@@ -229,28 +237,32 @@ def _numbered(events: Sequence[SimulatedEvent]) -> Iterator[tuple[SimulatedEvent
 def _by_part(
     events: Sequence[SimulatedEvent],
     seconds: float,
-    last: Mapping[CollectiveRun, float] | None = None,
+    spans: Mapping[CollectiveRun, GroupSpan] | None = None,
 ) -> dict[PartName, float]:  # fmt: skip
     """Return the seconds of each kind of op on the row of computation, and the rest of all.
 
     Args:
-        last: when the last rank begins each collective: waits before that are for that rank.
+        spans: of the group of each collective (`_group_spans`): waits outside are for other ranks.
     """
     found = defaultdict[PartName, float](float)
     for e, k in _numbered(events):
         if e.row != COMPUTE:
             continue
-        begin = e.begin
-        if e.waits and last:
+        begin, end = e.begin, e.end
+        if e.waits and spans:
             run = k // 2 if dist.is_started(e.cost.op) else k  # its start, and its end
-            begin = min(max(begin, last.get((e.cost.op, run), begin)), e.end)
-            found[SKEW, ""] += begin - e.begin
-        found[_part(e)] += e.end - begin
+            all_there, left = spans.get((e.cost.op, run), (begin, end))
+            begin = min(max(begin, all_there), end)
+            end = max(min(end, left), begin)
+            found[SKEW, ""] += begin - e.begin + e.end - end
+        found[_part(e)] += end - begin
     found[REST, ""] = seconds - sum(found.values())
     return found
 
 
 def _part(e: SimulatedEvent) -> tuple[str, str]:
+    if e.late:
+        return SKEW, ""
     if not e.waits:
         return e.cost.op.name, "computation"
     over = f" over {axes_text(e.cost.axes)}" if e.cost.axes else ""
