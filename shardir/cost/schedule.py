@@ -51,7 +51,8 @@ class TimedOp(NamedTuple):
 def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
     """Yield the ops in the order of the program, each with its times."""
     on = mesh.cluster_or_default
-    now, free, ends = 0.0, dict[str, float](), dict[Operation, tuple[float, float]]()
+    now, free, ends = 0.0, dict[str, float](), dict[Operation, tuple[float, float | None]]()
+    """When each that is started ends, and when the last device is there, unless it is a copy."""
     computed = 0.0  # since devices have waited for each other
     for c in costs:
         reached, name, late = now, None, 0.0
@@ -60,17 +61,18 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
             now = end = now + c.seconds
             computed += c.seconds
         elif isinstance(c.op, dist.WaitOp):
-            until, later = ends.get(c.op.started, (now, 0.0))  # none if a group is one device
+            until, there = ends.get(c.op.started, (now, None))  # none if a group is one device
             if until > now:
-                late = min(later, until - now)
-                now, computed = until, 0.0 if later else computed
+                if there is not None:
+                    late, computed = max(0.0, there - now), 0.0
+                now = until
         else:
             name = level_of(mesh, c.axes)
             late = min(on.skew, computed) if c.axes else 0.0
             begin = max(now + late, free.get(name, 0.0))
             end = free[name] = begin + c.seconds
             if dist.is_started(c.op):
-                ends[c.op], late = (end, late), 0.0
+                ends[c.op], late = (end, now + late if c.axes else None), 0.0
                 now += on.interference * (c.seconds - c.latency)
             else:
                 now, computed = end, 0.0 if c.axes else computed

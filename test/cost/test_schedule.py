@@ -114,7 +114,7 @@ BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in 
         ([f"%p = {PRODUCT}", BLOCKING["x"], f"%q = {PRODUCT}", BLOCKING["u"]], 0.52, 0.2),
         # one in flight begins late too; the device does not wait for what is hidden
         ([f"%p = {PRODUCT}", start("g"), wait("g")], 0.26, 0.1),
-        ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", wait("g")], 0.26, 0.004),
+        ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", wait("g")], 0.26, 0.0),
         ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", f"%r = {PRODUCT}", wait("g")],
          0.384, 0.0),
         # that did not bring devices together

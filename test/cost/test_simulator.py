@@ -35,13 +35,13 @@ EXAMPLES = (
 )
 
 
-def by_hand(body: str, interference: float) -> Simulation:
+def by_hand(body: str, interference: float, skew: float = 0.0) -> Simulation:
     """A function of %x [2, 4], sharded over b, and %w [4, 4]: a product takes 0.128 s, to gather %x
     0.01 s and 0.032 s."""
     links = "{bandwidth = 1e3, latency = 0.01}"
     text = (
         f"dist.cluster @c <levels [pair = 2 {links}, shelf = 2 {links}], flops {{f32 = 1e3}}, "
-        f"interference = {interference}>\n{MESH}{TYPES}"
+        f"interference = {interference}, skew = {skew}>\n{MESH}{TYPES}"
         "func.func @f(%x: tensor<2x4xf32, #rows>, %u: tensor<2x4xf32, #apart>, "
         "%w: tensor<4x4xf32, #replicated>) -> tensor<4x4xf32, #replicated> {\n"
         f"{body}\n  func.return %w : tensor<4x4xf32, #replicated>\n}}"
@@ -73,6 +73,35 @@ def test_events_by_hand() -> None:
     assert rank.exposed == pytest.approx(0.058)
     assert rank.busy(COMPUTE) == pytest.approx(0.128)
     assert rank.busy("links: pair") == pytest.approx(0.042)
+
+
+def test_the_wait_for_the_last_rank_is_an_event_of_its_own() -> None:
+    """It begins a gather 0.1 s late, and is there when the device waits for one beside a product. A
+    trace names the wait, which is not exposed."""
+    blocking = start("g").replace(" async", "")
+    body = "\n".join([
+        f"%p = {PRODUCT}", blocking, f"%q = {PRODUCT}", start("h"), f"%r = {PRODUCT}", wait("h"),
+        start("i"), wait("i"),
+    ])  # fmt: skip
+    found = by_hand(body, 0.0, skew=0.1)
+    (rank,) = found.ranks
+    gather, product = "dist.all_gather", "nn.matmul"
+    assert sorted(events(rank)) == sorted([
+        (COMPUTE, 0.0, 0.128, False, product),
+        (COMPUTE, 0.128, 0.228, True, gather),
+        (COMPUTE, 0.228, 0.27, True, gather),
+        ("links: pair", 0.228, 0.27, False, gather),
+        (COMPUTE, 0.27, 0.398, False, product),
+        ("links: pair", 0.498, 0.54, False, gather),
+        (COMPUTE, 0.398, 0.526, False, product),
+        (COMPUTE, 0.526, 0.54, True, gather),
+        ("links: pair", 0.54, 0.582, False, gather),
+        (COMPUTE, 0.54, 0.582, True, gather),
+    ])  # fmt: skip
+    assert rank.exposed == pytest.approx(0.042 + 0.014 + 0.042)
+    trace = json.loads(predicted_trace([found]))["traceEvents"]
+    (late,) = [e for e in trace if e.get("cat") == "skew"]
+    assert late["name"].startswith("wait for the last rank at %g") and late["dur"] == 100_000
 
 
 def programs() -> Iterator[ModuleOp]:

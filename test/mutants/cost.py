@@ -28,6 +28,14 @@ MUTANTS = [
         "test/cost/test_schedule.py -k late",
     ),
     Mutant(
+        "waits for the last device are exposed",
+        "The simulated run counts the wait for the last rank as the collective's.",
+        "shardir/cost/simulator.py",
+        "if e.waits and not e.late)",
+        "if e.waits)",
+        "test/cost/test_simulator.py -k last_rank",
+    ),
+    Mutant(
         "a wait does not bring devices together",
         "What devices have computed before they waited for each other makes the next one late.",
         "shardir/cost/schedule.py",
