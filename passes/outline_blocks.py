@@ -8,8 +8,8 @@
                                       train.end_repeat
 
 Blocks are found by their structure, not by names, after all other passes: a loop changes neither
-the order of ops nor what is computed. Equal scalar constants become one before, the first. The
-torch backend runs this pass on what it writes.
+the order of ops nor what is computed. Equal scalar constants become one before, the first; a module
+without equal blocks is not changed. The torch backend runs this pass on what it writes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,32 +33,50 @@ class OutlineBlocks(FunctionPass):
 
     name = "outline-blocks"
 
-    def rewrite(self, f: Function) -> None:
-        _merge_numbers(f.block)
+    def rewrite_all(self, functions: Sequence[Function]) -> None:
+        found = [(_Numbers(f.block), f) for f in functions]
         # A loop keeps the results of all its runs: those that are repeated in some are apart.
-        chosen = RECOMPUTE in f.op.attributes
-        for blocks in equal_blocks(ops_of(f.block), equally_kept=chosen):
-            _Outline(blocks).write()
+        equal = [
+            equal_blocks(numbers.ops, equally_kept=RECOMPUTE in f.op.attributes)
+            for numbers, f in found
+        ]
+        if not any(equal):
+            return
+        for (numbers, _), several in zip(found, equal, strict=True):
+            numbers.merge()
+            for blocks in several:
+                _Outline(blocks).write()
 
 
-def _merge_numbers(block: Block) -> None:
-    """Let equal scalar constants be one: those of each block are the same for all."""
-    found: dict[object, nn.ConstantOp] = {}
-    merged: dict[nn.ConstantOp, None] = {}
-    ops = ops_of(block)
-    for op in ops:
-        if not isinstance(op, nn.ConstantOp) or unsharded_type(op.out).get_shape():
-            continue
-        key = (op.value, op.out.type, frozenset(op.attributes.items()))
-        first = found.setdefault(key, op)
-        if first is not op:
+class _Numbers:
+    """The equal scalar constants of a block, which become one: those of each of equal blocks are
+    the same for all."""
+
+    def __init__(self, block: Block):
+        self.block = block
+        self.first: dict[nn.ConstantOp, nn.ConstantOp] = {}
+        """By constant the first one that is equal, another op."""
+        found: dict[object, nn.ConstantOp] = {}
+        ops = ops_of(block)
+        for op in ops:
+            if isinstance(op, nn.ConstantOp) and not unsharded_type(op.out).get_shape():
+                key = (op.value, op.out.type, frozenset(op.attributes.items()))
+                if (first := found.setdefault(key, op)) is not op:
+                    self.first[op] = first
+        firsts = dict.fromkeys(self.first.values())
+        self.ops = [*firsts, *(op for op in ops if op not in firsts and op not in self.first)]
+        """The ops of the block when they are one."""
+
+    def merge(self) -> None:
+        """Let them be one, before all blocks."""
+        start = self.block.first_op
+        for op, first in self.first.items():
             op.out.replace_all_uses_with(first.out)
             erase(op)
-            merged[first] = None
-    for op in merged:  # before all blocks
-        if op is not ops[0]:
-            op.detach()
-            block.insert_op_before(op, ops[0])
+        for op in dict.fromkeys(self.first.values()):
+            if start is not None and op is not start:
+                op.detach()
+                self.block.insert_op_before(op, start)
 
 
 class _Outline:

@@ -9,6 +9,7 @@ internal error; commands.py has those of signals.
 """
 
 import dataclasses
+import gc
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -223,12 +224,17 @@ class Driver(OptArguments):
             properties_as_attributes=self.args.print_no_properties,
         )  # fmt: skip
 
-    def origin(self) -> "dict[str, Origin]":
-        """Return what our backends keep of the source, as an argument."""
+    def prepare(self, module: ModuleOp) -> "dict[str, Origin]":
+        """Bring a module to the form in which our backends emit it, and return what they keep of
+        the source, as an argument."""
         from shardir.backend.interface import Backend, Origin
 
-        if not isinstance(self.target, Backend) or self.given is None:
+        if not isinstance(self.target, Backend):
             return {}
+        self.target.prepare(module)
+        if self.given is None:
+            return {}
+        gc.collect()  # the ops that loops replace: the program of one device is made besides
         return {"origin": Origin.of(self.given, self.passes)}
 
     def emit(self, module: ModuleOp, original: ModuleOp | None) -> str:
@@ -239,11 +245,12 @@ class Driver(OptArguments):
         if original is not None:
             with self.internal(f"target {target.name}"):
                 target.emit_directory(
-                    self.ctx, module, original, Path(self.args.output_file), **self.origin()
+                    self.ctx, module, original, Path(self.args.output_file), **self.prepare(module)
                 )
             return ""
         out = StringIO()
         with self.internal(f"target {self.args.target}"):
+            self.prepare(module)
             if isinstance(target, Target):
                 target.emit(self.ctx, module, out)
             else:

@@ -64,6 +64,10 @@ class Backend(Target, ABC):
             Failure: the module has what the backend cannot emit.
         """
 
+    def prepare(self, module: ModuleOp) -> None:  # noqa: B027
+        """Bring a module to the form that a program has, where nothing but its program is made of
+        it from now on: without this, `text` and `emit_directory` do so to a copy."""
+
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         """Write the text, as xDSL's tools ask for it."""
         output.write(self.text(module))

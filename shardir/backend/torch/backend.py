@@ -33,7 +33,7 @@ from shardir.backend.torch import resize
 from shardir.backend.torch.directory import SOURCE, replacing
 from shardir.backend.torch.emit.data import Data
 from shardir.backend.torch.emit.plan import plan_of
-from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, program_text
+from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, outline, program_text
 from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.launch.start import read_plan, run
 from shardir.backend.torch.measured import ProgramLines
@@ -62,6 +62,9 @@ class TorchBackend(Backend):
     def text(self, module: ModuleOp) -> str:
         """Return the text of program.py."""
         return program_text(module, straight_line=self.straight_line)
+
+    def prepare(self, module: ModuleOp) -> None:
+        outline(module)
 
     def emit_directory(
         self,

@@ -48,9 +48,21 @@ TABLE = {**TORCH, **TORCH_DIST}
 def outlined(module: ModuleOp) -> ModuleOp:
     """The module with its equal blocks as loops: itself if it has none."""
     made = copied(module)
-    for p in _outlining():
-        p.apply(Context(), made)
+    _outline(made)
     return made if _loops(made) > _loops(module) else module
+
+
+def outline(module: ModuleOp) -> None:
+    """Let the equal blocks of a module be loops, unless what is emitted is another module: one
+    without composites, or, if equal blocks are in private functions alone, with them."""
+    functions = [op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks]
+    if with_biases(expanded(module)) is module and functions == public_functions(module):
+        _outline(module)
+
+
+def _outline(module: ModuleOp) -> None:
+    for p in _outlining():
+        p.apply(Context(), module)
 
 
 @cache
