@@ -92,12 +92,13 @@ class Lists:
                 items.append(tuple(op.values))
             elif len(op.results) >= MIN_RESULTS and _read_together(op.results):
                 several.append(tuple(op.results))
-        self._number()
+        for of in self._found:
+            self._number(of)
         for values in (*sorted(items, key=len, reverse=True), *several):
             self._add(values)
 
-    def _number(self) -> None:
-        self.place = {v: (of, i) for of in self._found for i, v in enumerate(of.values)}
+    def _number(self, of: ValueList) -> None:
+        self.place |= {v: (of, i) for i, v in enumerate(of.values)}
 
     def _add(self, values: tuple[SSAValue, ...]) -> None:
         """Make or extend a list of arguments, or of results of one op, that has these values."""
@@ -111,7 +112,8 @@ class Lists:
             return
         new = [v for v in values if v not in self.place]
         if len(new) == len(values):
-            self._found.append(ValueList(list(values), stride))
+            of = ValueList(list(values), stride)
+            self._found.append(of)
         else:
             of, _ = next(self.place[v] for v in values if v in self.place)
             joined = sorted({*of.values, *new}, key=index_of)
@@ -119,7 +121,7 @@ class Lists:
             if of.stride != stride or gaps != {stride} or new[0].owner is not of.values[0].owner:
                 return
             of.values[:] = joined
-        self._number()
+        self._number(of)
 
     def range(self, values: Sequence[SSAValue]) -> tuple[ValueList, int, int] | None:
         """The list that has these values, the index of the first, and the distance of each index to

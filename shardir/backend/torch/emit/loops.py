@@ -261,6 +261,8 @@ class LoopScope(ListScope):
             if self._around(reader) is not around:
                 return None
         for loop, several in items.items():
+            if loop.runs * len(several) > len(of.values):  # they take others too
+                return None
             ranges = [self.lists.range(x.values) for x in sorted(several, key=where.__getitem__)]
             places = [place for place in ranges if place is not None]
             if len(places) < len(ranges) or where[loop] in order:
