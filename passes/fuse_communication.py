@@ -78,13 +78,16 @@ class FuseCommunication(LocalPass):
 
 def _sink_casts(block: Block) -> None:
     """Move casts of the results of collectives to their first uses."""
-    at, loops = {op: i for i, op in enumerate(block.ops)}, Loops(block.ops)
-    for op in ops_of(block):
-        if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FusibleOp):
-            users = [loops.needed_at(u.operation, op) for u in op.out.uses]
-            if users:
-                op.detach()
-                block.insert_op_before(op, min(users, key=at.__getitem__))
+    ops = ops_of(block)
+    casts = [x for x in ops if isinstance(x, nn.ConvertOp) and isinstance(x.x.owner, dist.FusibleOp)]
+    if not casts:
+        return
+    at, loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
+    for op in casts:
+        users = [loops.needed_at(u.operation, op) for u in op.out.uses]
+        if users:
+            op.detach()
+            block.insert_op_before(op, min(users, key=at.__getitem__))
 
 
 def _reduce_before_updates(block: Block) -> None:
@@ -112,8 +115,11 @@ def _shrinks(op: Operation) -> TypeGuard[dist.FusibleOp]:
 
 def _reduce_early(block: Block) -> None:
     """Move reductions that free memory to where their operands are available."""
-    at, loops = {op: i for i, op in enumerate(block.ops)}, Loops(block.ops)
-    for op in filter(_shrinks, ops_of(block)):
+    ops = ops_of(block)
+    if not (shrinking := list(filter(_shrinks, ops))):
+        return
+    at, loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
+    for op in shrinking:
         makers = [v.owner for v in op.values if isinstance(v.owner, Operation)]
         if len(makers) == len(op.values) and all(v.has_one_use() for v in op.values):
             there = max((loops.available_after(m, op) for m in makers), key=at.__getitem__)
@@ -129,7 +135,7 @@ def _is_gather(op: Operation) -> TypeGuard[dist.AllGatherOp]:
 
 def _gather_layers(f: FuncOp, mesh: Mesh, max_bytes: int) -> None:
     """Fuse the gathers of each layer, within memory."""
-    if sum(map(_is_gather, f.body.block.ops)) < MIN_BLOCKS:
+    if sum(map(_is_gather, ops_of(f.body.block))) < MIN_BLOCKS:
         return
     limit = None
     while _merge_gathers(trial := copied(f), mesh, max_bytes):
@@ -182,11 +188,12 @@ def _fuse(block: Block, mesh: Mesh, max_bytes: int, is_early: bool) -> bool:
             indexed.append(alone)
         elif late([op]):
             others.append(alone)
-    found = fused_by_kind(indexed) or fused(others, max_bytes)
+    if not (found := fused_by_kind(indexed) or fused(others, max_bytes)):
+        return False
     merged = _Merging(block, ops)
     for bucket in found:
         merged.add(bucket)
-    return bool(found)
+    return True
 
 
 def _users(op: Operation) -> list[Operation]:

@@ -18,10 +18,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Located, coded
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import TensorOp, layout_mismatch
 from shardir.dialects.nn.custom import CustomOp
+from shardir.dialects.signatures import SignatureMemo
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.lowering import lower
@@ -57,13 +61,24 @@ class LowerToSpmd(GlobalPass):
 def _not_computable(f: Function) -> Iterator[Located]:
     """Yield the ops that are not computable with the layouts of their operands and results."""
     assert f.mesh is not None
-    for op in f.block.ops:
+    for op in ops_of(f.block):
         if isinstance(op, TensorOp):
-            operands = tuple([layout_at(v) for v in op.operands])
-            results = tuple([layout_at(v) for v in op.results])
-            message = layout_mismatch(op.factors(), operands, results, f.mesh, op.MULTILINEAR)
+            types = (*[v._type for v in op._operands], None, *[v._type for v in op.results])
+            message = _mismatches.get_or(
+                (type(op), f.mesh, *types), op.properties, partial(_mismatch, op, f.mesh)
+            )
             if message:
                 yield op, coded("T3", f"{op.name}: {message}", use="")
+
+
+_mismatches = SignatureMemo()
+
+
+def _mismatch(op: TensorOp, mesh: Mesh) -> str | None:
+    """Return why an op is not computable with its layouts; None if it is."""
+    operands = tuple([layout_at(v) for v in op.operands])
+    results = tuple([layout_at(v) for v in op.results])
+    return layout_mismatch(op.factors(), operands, results, mesh, op.MULTILINEAR)
 
 
 def _warn_of_replicated(functions: Sequence[Function]) -> None:
@@ -72,7 +87,7 @@ def _warn_of_replicated(functions: Sequence[Function]) -> None:
     for f in functions:
         if f.mesh is None or f.mesh.size == 1 or not f.has_layouts:
             continue
-        for op in f.block.ops:
+        for op in ops_of(f.block):
             if isinstance(op, CustomOp) and op.custom.rule is None:
                 first.setdefault(op.callee.data, op)
     for name, op in first.items():

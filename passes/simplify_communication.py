@@ -14,13 +14,12 @@ shardir/rewriting/reordering.py.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.collectives import AxisState, between
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.cost.seconds import cost_of
 from shardir.dialects import dist, nn
-from shardir.dialects.blocks import ops_of
 from shardir.dialects.symbols import fixed_symbols
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
@@ -48,27 +47,24 @@ class SimplifyCommunication(LocalPass):
         apply_patterns(PATTERNS, f.block)
 
 
-def unused(block: Block) -> bool:
+def unused(ops: Sequence[Operation]) -> bool:
     """%y = dist.all_gather %x, and %y has no use    ->    nothing"""
     changed = False
-    op = block.last_op
-    while op is not None:
-        before = op.prev_op
+    for op in reversed(ops):
         if isinstance(op, dist.CollectiveOp) and all(v.first_use is None for v in op.results):
             erase(op)
             changed = True
-        op = before
     return changed
 
 
-def equal(block: Block) -> bool:
+def equal(ops: Sequence[Operation]) -> bool:
     """%y = dist.all_gather %x; %z = dist.all_gather %x    ->    %y = dist.all_gather %x
 
     Collectives that `recompute` made stay: they repeat others so that memory is freed.
     """
     seen: dict[tuple[object, ...], dist.CollectiveOp] = {}
     changed = False
-    for op in ops_of(block):
+    for op in ops:
         if (
             not isinstance(op, dist.CollectiveOp)
             or RECOMPUTE in op.attributes

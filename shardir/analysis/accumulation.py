@@ -11,6 +11,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import OpResult, SSAValue
 
 from shardir.dialects import nn, train
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import unsharded_type
 
 
@@ -57,7 +58,7 @@ def added_products(f: FuncOp) -> dict[SSAValue, train.AccumulateOp]:
     """Return the products of a step's loop that add to sums, each with its sum: those of the loop
     itself, and results of the functions of stages."""
     found: dict[SSAValue, train.AccumulateOp] = {}
-    for op in f.body.block.ops:
+    for op in ops_of(f.body.block):
         if not isinstance(op, train.AccumulateOp) or not op.x.has_one_use():
             continue
         maker = op.x.owner

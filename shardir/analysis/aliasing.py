@@ -7,7 +7,7 @@ views(op) + custom ops    results that may share memory: for writes in place
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -24,6 +24,7 @@ from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.movement import ints_of
 from shardir.dialects.nn.properties import dims_of
+from shardir.dialects.signatures import SignatureMemo
 
 AliasPairs = Iterator[tuple[SSAValue, SSAValue]]
 """Results, each with an operand whose memory it shares."""
@@ -74,8 +75,9 @@ def may_write(kind: type[Operation]) -> bool:
 def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may be views, each with its operand."""
     if _is_view(type(op)) or moves_nothing(op, mesh):
-        one = isinstance(op, train.CarryOp | train.ItemOp) or len(op.operands) == 1
-        operands = tuple(op.operands[:1]) * len(op.results) if one else op.operands
+        operands: Sequence[SSAValue] = op._operands
+        if len(operands) == 1 or isinstance(op, train.CarryOp | train.ItemOp):
+            operands = [operands[0]] * len(op.results)
         yield from zip(op.results, operands, strict=True)
 
 
@@ -101,7 +103,7 @@ def in_place(op: Operation) -> AliasPairs:
     """Yield the results that an op can write into the memory of a value, if nothing reads it later
     (`Storages.is_free`): an operand, or the parameter or state of which a copy is the new value."""
     if isinstance(op, train.Update):
-        old = (op.operands[0], *op.operands[2 : len(op.operands) - len(op.SCALARS)])
+        old = (op._operands[0], *op._operands[2 : len(op._operands) - len(op.SCALARS)])
         yield from zip(op.results, old, strict=True)
     elif isinstance(op, nn.IndexCopyOp):
         yield op.out, op.x
@@ -193,11 +195,17 @@ def _reshaped(op: nn.ReshapeOp, mesh: Mesh | None) -> Shape | None:
     Dimensions that follow each other in memory are one run of elements: it is a view if each
     dimension of the result is within one run, as torch decides it.
     """
+    return _view_strides(_shape(op.out), _shape(op.x), strides(op.x, mesh))
+
+
+@lru_cache
+def _view_strides(shape: Shape, old: Shape, of: Shape) -> Shape | None:
+    """Return the strides of a view of a shape of a value with a shape and strides; None if there is
+    none."""
     found = list[int]()
-    new, size, rest = list(_shape(op.out)), 1, 1
+    new, size, rest = list(shape), 1, 1
     if 0 in new:
-        return row_major(tuple(new))
-    old, of = _shape(op.x), strides(op.x, mesh)
+        return row_major(shape)
     dims = [(n, step) for n, step in zip(old, of, strict=True) if n != 1]
     step = 1
     for i, (n, along) in reversed(list(enumerate(dims))):
@@ -214,14 +222,17 @@ def _reshaped(op: nn.ReshapeOp, mesh: Mesh | None) -> Shape | None:
     return (*(1 for _ in new), *reversed(found))
 
 
+@lru_cache
 def row_major(shape: Shape) -> Shape:
     """Return the strides of a value in row-major order."""
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
+_shapes = SignatureMemo()
+
+
 def _shape(v: SSAValue) -> Shape:
-    assert isinstance(v.type, TensorType)
-    return v.type.get_shape()
+    return _shapes.of(v._type, TensorType.get_shape)
 
 
 def moves_nothing(op: Operation, mesh: Mesh | None) -> bool:

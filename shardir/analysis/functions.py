@@ -105,8 +105,13 @@ def is_laid_out(block: Block) -> bool:
 
 def is_local_body(block: Block) -> bool:
     """Whether the function is in the local view."""
-    types = {id(v._type): v._type for v in values(block)}
-    return any(map(is_local, types.values()))
+    seen = set[int]()
+    for v in values(block):
+        if id(v._type) not in seen:
+            if is_local(v._type):
+                return True
+            seen.add(id(v._type))
+    return False
 
 
 def unlaid(block: Block) -> Operation | None:

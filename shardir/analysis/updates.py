@@ -15,8 +15,9 @@ def after_update(block: Block) -> Callable[[Sequence[Operation]], bool]:
     """Return a predicate of ops: that there are some, all after the mark train.update of a training
     step, or casts and collectives whose results only such ops use. fuse-communication fuses the
     collectives of values for these ops first, and the search counts their buckets."""
-    ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), block.ops))
-    for op in reversed(ops_of(block)):
+    every = ops_of(block)
+    ops = set(dropwhile(lambda op: not isinstance(op, UpdateOp), every))
+    for op in reversed(every):
         if op not in ops and isinstance(op, ConvertOp | CollectiveOp):
             users = [use.operation for v in op.results for use in v.uses]
             if users and ops.issuperset(users):

@@ -16,8 +16,9 @@ from shardir.dialects.blocks import ops_of
 
 OpT = TypeVar("OpT", bound=Operation)
 
-Pattern = Callable[[Block], bool]
-"""Rewrites a block where it applies, and returns whether it did."""
+Pattern = Callable[[Sequence[Operation]], bool]
+"""Rewrites a block, of which it gets the ops in order, where it applies, and returns whether it
+did."""
 
 
 def at_each(kind: type[OpT]) -> Callable[[Callable[[OpT], bool]], Pattern]:
@@ -29,9 +30,9 @@ def at_each(kind: type[OpT]) -> Callable[[Callable[[OpT], bool]], Pattern]:
         return issubclass(found, kind)
 
     def decorate(rewrite: Callable[[OpT], bool]) -> Pattern:
-        def pattern(block: Block) -> bool:
-            ops: list[Any] = [op for op in ops_of(block) if concerns(type(op))]
-            return any([op.parent is block and rewrite(op) for op in ops])
+        def pattern(ops: Sequence[Operation]) -> bool:
+            found: list[Any] = [op for op in ops if concerns(type(op))]
+            return any([op.parent is not None and rewrite(op) for op in found])
 
         pattern.__name__, pattern.__doc__ = rewrite.__name__, rewrite.__doc__
         return pattern
@@ -41,5 +42,9 @@ def at_each(kind: type[OpT]) -> Callable[[Callable[[OpT], bool]], Pattern]:
 
 def apply_patterns(patterns: Sequence[Pattern], block: Block) -> None:
     """Apply each pattern in turn, until none of them changes the block."""
-    while any([pattern(block) for pattern in patterns]):
-        pass
+    changed = True
+    while changed:
+        changed, ops = False, ops_of(block)
+        for pattern in patterns:
+            if pattern(ops):
+                changed, ops = True, ops_of(block)

@@ -30,7 +30,7 @@ def moved_after_reduced(op: TensorOp) -> bool:
     The same for any op that only moves elements, where the reduction then precedes a sum or a
     slice with which another pattern merges it.
     """
-    reduce = op.operands[0].owner if len(op.operands) == 1 else None
+    reduce = op._operands[0].owner if len(op._operands) == 1 else None
     if not isinstance(reduce, dist.AllReduceOp) or len(reduce.values) != 1 or not _mover(op):
         return False
     end: Operation | None = op
