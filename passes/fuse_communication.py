@@ -79,7 +79,9 @@ class FuseCommunication(LocalPass):
 def _sink_casts(block: Block) -> None:
     """Move casts of the results of collectives to their first uses."""
     ops = ops_of(block)
-    casts = [x for x in ops if isinstance(x, nn.ConvertOp) and isinstance(x.x.owner, dist.FusibleOp)]
+    casts = [
+        op for op in ops if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FusibleOp)
+    ]
     if not casts:
         return
     at, loops = {op: i for i, op in enumerate(ops)}, Loops(ops)

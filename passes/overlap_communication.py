@@ -136,8 +136,9 @@ class Body:
 
     def __init__(self, f: FuncOp, mesh: Mesh):
         self.f, self.mesh, self.block = f, mesh, f.body.block
-        self.costs, self._changes = Costs(self.block, mesh), BlockChanges()
-        self.given = self._now = Attempt(self.costs.of_block(self.block))
+        ops = ops_of(self.block)
+        self.costs, self._changes = Costs(ops, mesh), BlockChanges()
+        self.given = self._now = Attempt(self.costs.of_ops(ops))
         self.limit, self._is_final = allowed_memory(f, mesh), False
         if not self.limit:
             self._raise_limit()
@@ -155,7 +156,7 @@ class Body:
         """Start the collectives that are not excluded."""
         self._take_back()
         numbers = self._start(excluded, cutting)
-        self._now = Attempt(self.costs.of_block(self.block), excluded, numbers, cutting)
+        self._now = Attempt(self.costs.of_ops(ops_of(self.block)), excluded, numbers, cutting)
         return self._now
 
     def over(self, attempt: Attempt) -> list[Operation]:
@@ -222,14 +223,15 @@ def _start(
 
     A collective is numbered in the order of the block; the parts of a bucket have its number.
     """
-    candidates = [op for op in ops_of(block) if can_start(op, costs.mesh)]
+    ops = ops_of(block)
+    candidates = [op for op in ops if can_start(op, costs.mesh)]
     numbers: dict[Operation, int] = {op: i for i, op in enumerate(candidates)}
-    timeline = Timeline(block, costs)
+    timeline = Timeline(ops, costs)
     for bucket in [op for op in candidates if cutting and numbers[op] not in excluded]:
         for part in _cut(bucket, timeline, changes):
             numbers[part] = numbers[bucket]
     chosen = {op for op, i in numbers.items() if i not in excluded}
-    schedule = StartSchedule(block, timeline, chosen)
+    schedule = StartSchedule(ops_of(block) if cutting else ops, timeline, chosen)
     for op in schedule.in_order():
         changes.move(op, schedule.others[schedule.starts[op]])
     at = {op: i for i, op in enumerate(ops_of(block))}
@@ -286,8 +288,9 @@ def _parts(op: dist.AsyncOp, timeline: Timeline) -> list[list[int]]:
 
 def _is_cut(block: Block, costs: Costs) -> bool:
     """Whether a bucket of the block is cut."""
-    timeline = Timeline(block, costs)
-    return any(len(_parts(op, timeline)) > 1 for op in ops_of(block) if can_start(op, costs.mesh))
+    ops = ops_of(block)
+    timeline = Timeline(ops, costs)
+    return any(len(_parts(op, timeline)) > 1 for op in ops if can_start(op, costs.mesh))
 
 
 def _cut(op: dist.AsyncOp, timeline: Timeline, changes: BlockChanges) -> Iterator[dist.AsyncOp]:

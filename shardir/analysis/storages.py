@@ -11,7 +11,7 @@ relations of aliasing.py:
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -183,18 +183,19 @@ class Storages:
         """Yield each storage with its live range: from the op that makes it to the last that makes
         or reads a value in it, or the wait for a collective that does; arguments to the end."""
         joined, read, members, flying = self._root, self._read, self._members, self._in_flight
+        last, new = len(self.at), partial(tuple.__new__, Span)  # half the time of Span()
         for root, born in self._born.items():
             if root in joined:
                 continue
             if born < 0:
-                yield root, Span(born, len(self.at))
+                yield root, new((born, last))
                 continue
             end = max(born, read.get(root, born))
             if root in members:
                 end = max(end, *map(self._born.__getitem__, members[root]))
             if flying and root in flying:
                 end = max(end, *(span.end for span in flying[root]))
-            yield root, Span(born, end)
+            yield root, new((born, end))
 
     def sizes(
         self, roots: Iterable[SSAValue], size_of: Callable[[SSAValue], int]

@@ -64,7 +64,7 @@ class Backend(Target, ABC):
             Failure: the module has what the backend cannot emit.
         """
 
-    def prepare(self, module: ModuleOp) -> None:  # noqa: B027
+    def prepare(self, module: ModuleOp) -> None:
         """Bring a module to the form that a program has, where nothing but its program is made of
         it from now on: without this, `text` and `emit_directory` do so to a copy."""
 

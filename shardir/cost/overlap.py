@@ -6,12 +6,12 @@ op that needs its result.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from functools import cache
 from itertools import accumulate, repeat
 from typing import TypeGuard
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import Loops
@@ -19,7 +19,6 @@ from shardir.cost.schedule import elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
-from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import available_after
 
@@ -37,9 +36,9 @@ class Costs(dict[Operation, OpCost]):
     """The cost of each op of a block, computed when it is first asked for; an op without a cost
     (such as a call) hides nothing."""
 
-    def __init__(self, block: Block, mesh: Mesh):
+    def __init__(self, ops: Sequence[Operation], mesh: Mesh):
         super().__init__()
-        self.mesh, self.loops = mesh, Loops(ops_of(block))
+        self.mesh, self.loops = mesh, Loops(ops)
 
     def __missing__(self, op: Operation) -> OpCost:
         try:
@@ -49,9 +48,9 @@ class Costs(dict[Operation, OpCost]):
         self[op] = found = cost.times(self.loops.runs(op)) if cost else OpCost(op, 0, 0, 0.0)
         return found
 
-    def of_block(self, block: Block) -> float:
-        """Return the seconds of a block."""
-        return elapsed(map(self.__getitem__, ops_of(block)), self.mesh)
+    def of_ops(self, ops: Iterable[Operation]) -> float:
+        """Return the seconds of the ops of the block, in their order."""
+        return elapsed(map(self.__getitem__, ops), self.mesh)
 
 
 def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.AsyncOp]:
@@ -89,15 +88,14 @@ def users(op: Operation, loops: Loops) -> set[Operation]:
 class Timeline:
     """The time of each op of a block and of each value, if computation waits for no collective."""
 
-    def __init__(self, block: Block, costs: Costs):
+    def __init__(self, ops: Sequence[Operation], costs: Costs):
         self.mesh, self.costs = costs.mesh, costs
-        ops = ops_of(block)
         self.loops = costs.loops
         self.seconds = {op: costs[op].seconds for op in ops if computes(type(op))}
         self.begins = self.begins_of(ops)
         self._arrivals: dict[Operation, float] = {}
 
-    def begins_of(self, ops: list[Operation]) -> dict[Operation, float]:
+    def begins_of(self, ops: Sequence[Operation]) -> dict[Operation, float]:
         """Return the time at which each op begins, in this order."""
         spent = accumulate(map(self.seconds.get, ops, repeat(0.0)), initial=0.0)
         return dict(zip(ops, spent, strict=False))
@@ -116,12 +114,13 @@ class Timeline:
         return self.begins[there] + self.seconds.get(there, 0.0)
 
 
-def hideable(block: Block, timeline: Timeline) -> dict[dist.AsyncOp, OpCost]:
-    """Return the collectives of which computation between operands and users can hide enough.
+def hideable(ops: Sequence[Operation], timeline: Timeline) -> dict[dist.AsyncOp, OpCost]:
+    """Return the collectives of a block of which computation between operands and users can hide
+    enough.
 
     Operands and users are those of a chain of collectives.
     """
-    ops, loops = ops_of(block), timeline.loops
+    loops = timeline.loops
     begins = timeline.begins_of(ops)
     candidates = [op for op in ops if can_start(op, timeline.mesh)]
     earliest: dict[Operation, float] = {}
@@ -150,10 +149,10 @@ class StartSchedule:
     it has ended.
     """
 
-    def __init__(self, block: Block, timeline: Timeline, chosen: Container[Operation]):
+    def __init__(self, ops: Sequence[Operation], timeline: Timeline, chosen: Container[Operation]):
         self.mesh, self.loops = timeline.mesh, timeline.loops
-        self.costs = {op: c for op, c in hideable(block, timeline).items() if op in chosen}
-        self.others = [op for op in ops_of(block) if op not in self.costs]
+        self.costs = {op: c for op, c in hideable(ops, timeline).items() if op in chosen}
+        self.others = [op for op in ops if op not in self.costs]
         self.at = {op: i for i, op in enumerate(self.others)}
         self.begins = list(timeline.begins_of(self.others).values())
         self.latest: dict[Operation, int] = {}

@@ -101,7 +101,7 @@ def _verifier(definition: OpDef, own: Callable[[Any], None]) -> Callable[[IRDLOp
             definition.verify(self)
             own(self)
             return
-        operands, results = ([v._type for v in end] for end in (self._operands, self.results))
+        operands, results = [v._type for v in self._operands], [v._type for v in self.results]
         attributes = (*self.attributes, *self.attributes.values())
         parts = (type(self), *operands, None, *results, None, *attributes)
         here = verified_here() if own in _by_signature else None

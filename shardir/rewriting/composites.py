@@ -104,8 +104,10 @@ def name_of(op: Operation) -> str:
 def adopt(block: Block) -> None:
     """Replace the ops of a block that have no definition by custom ops of their names. The options
     are an op's properties, and its attributes but those of other dialects."""
-    rewriter = Rewriter()
-    for op in filter(is_unknown, ops_of(block)):
+    rewriter, ops = Rewriter(), ops_of(block)
+    if not any(map(_may_be_unknown, {*map(type, ops)})):
+        return
+    for op in filter(is_unknown, ops):
         kept = {k: a for k, a in op.attributes.items() if k == RECOMPUTE or "." in k}
         options = {k: a for k, a in op.attributes.items() if k not in (*kept, "op_name__")}
         props: dict[str, Attribute] = {"callee": StringAttr(name_of(op))}

@@ -103,7 +103,8 @@ class Rewriter(Spellings):
             attributes=dict(attributes or {}), location=self.location,
         )  # fmt: skip
         for result, value in zip(new.results, names, strict=False):
-            result.name_hint = value.name_hint
+            if value._name is not None:
+                result.name_hint = value.name_hint
         self.insert(new)
         return new
 
@@ -178,12 +179,12 @@ class Rewriter(Spellings):
     ) -> tuple[tuple[SSAValue, ...], list[TensorType]]:
         """Return the operands, redistributed, and the types of the results."""
         hint = like if isinstance(like, Layout) or like is None else self.layout(like)
-        parts = (kind, self.mesh, hint, self.stays, *[v.type for v in operands], None, *outs)
+        parts = (kind, self.mesh, hint, self.stays, *[v._type for v in operands], None, *outs)
         wanted, placed = placements.get_or(
             parts, props, lambda: self._placement(kind, operands, types, outs, props, hint)
         )
-        moved = tuple(self.redistribute(v, want) for v, want in zip(operands, wanted, strict=True))
-        return moved, placed
+        moved = [self.redistribute(v, want) for v, want in zip(operands, wanted, strict=True)]
+        return tuple(moved), placed
 
     def _placement(
         self,
@@ -228,10 +229,12 @@ class Rewriter(Spellings):
         result: TensorType | Sequence[TensorType] | None = None,
         like: SSAValue | Layout | None = None,
     ) -> Sequence[SSAValue]:
-        outs = _result_types(kind, [unsharded_type(v) for v in operands], props or {}, result)
         decomposed = issubclass(kind, Composite)
-        if not decomposed and self.mesh is not None and decomposes(kind):
-            types = tuple(unsharded_type(v) for v in operands)
+        if not decomposed and (self.mesh is None or not decomposes(kind)):
+            return self.op(kind, *operands, props=props, result=result, like=like).results
+        types = tuple(unsharded_type(v) for v in operands)
+        outs = _result_types(kind, types, props or {}, result)
+        if not decomposed:
             factors = rule_of(kind, types, tuple(outs), props or {})
             decomposed = is_in_parts(kind, factors, [self.layout(v) for v in operands])
         if not decomposed:
@@ -251,7 +254,7 @@ class Rewriter(Spellings):
         )
 
     def redistribute(self, value: SSAValue, layout: Layout) -> SSAValue:
-        if self.mesh is None or self.layout(value) == layout:
+        if self.mesh is None or (have := self.layout(value)) is layout or have == layout:
             return value
         if (found := self._moved.get((value, layout))) is not None:
             return found

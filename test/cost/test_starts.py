@@ -3,7 +3,7 @@
 from math import ceil
 
 import pytest
-from xdsl.ir import Block
+from xdsl.ir import Operation
 
 import shardir
 from shardir.algebra.mesh import Mesh
@@ -20,7 +20,9 @@ REDUCE = (
 """The collective, the type of its operand, and how often its bytes are sent."""
 
 
-def beside(kind: tuple[str, str, int], products: int, latency: float) -> tuple[Block, Timeline]:
+def beside(
+    kind: tuple[str, str, int], products: int, latency: float
+) -> tuple[list[Operation], Timeline]:
     """Return a function of a collective and products, of which an addition takes the results."""
     op, operand, _ = kind
     levels = f"b = 2 {{bandwidth = 1e3, latency = {latency}}}"
@@ -34,8 +36,8 @@ def beside(kind: tuple[str, str, int], products: int, latency: float) -> tuple[B
     )  # fmt: skip
     ((f, mesh),) = functions(shardir.compile(text, "").module)
     assert isinstance(mesh, Mesh)
-    block = f.body.block
-    return block, Timeline(block, Costs(block, mesh))
+    ops = list(f.body.block.ops)
+    return ops, Timeline(ops, Costs(ops, mesh))
 
 
 @pytest.mark.parametrize("part", [0.01, 0.04, 0.049, 0.051, 0.1, 0.9])
@@ -52,8 +54,8 @@ def test_what_grows_starts_late_and_what_does_not_at_once(products: int, latency
     """An all-gather starts before the last products that take as long as it does, so that its
     result is not held longer; an all-reduce where its operand is available."""
     for kind in (GATHER, REDUCE):
-        block, timeline = beside(kind, products, latency)
-        schedule = StartSchedule(block, timeline, set(block.ops))
+        ops, timeline = beside(kind, products, latency)
+        schedule = StartSchedule(ops, timeline, set(ops))
         (start,) = schedule.starts.values()
         late = max(0, products - ceil((latency + SENDING) / PRODUCT))
         assert start == (late if kind is GATHER else 0)

@@ -13,6 +13,14 @@ MUTANTS = [
         "test/backend/test_emit_text.py -k sums",
     ),
     Mutant(
+        "a loop may not take all values of a list",
+        "A list of which one loop takes all values, one in each run, retains them to its end.",
+        "shardir/backend/torch/emit/loops.py",
+        "if loop.runs * len(several) > len(of.values):",
+        "if loop.runs * len(several) >= len(of.values):",
+        "test/passes/test_outline_blocks.py::test_a_step_is_the_same_with_loops",
+    ),
+    Mutant(
         "masked queries have infinite sums",
         "The gradients of queries that attend to no key are not zeros, where torch has no kernel.",
         "shardir/backend/torch/runtime/ops_attention.py",

@@ -20,6 +20,22 @@ MUTANTS = [
         "test/passes/test_outline_blocks.py::test_a_loop_computes_what_its_blocks_do",
     ),
     Mutant(
+        "equal numbers become one without a loop",
+        "outline-blocks merges equal scalar constants of a module that has no equal blocks.",
+        "passes/outline_blocks.py",
+        "if not any(equal):",
+        "if equal is None:",
+        "test/passes/test_outline_blocks.py -k stays",
+    ),
+    Mutant(
+        "equal numbers stay apart",
+        "Each block has scalar constants of its own, which a loop reads as values of each run.",
+        "passes/outline_blocks.py",
+        "numbers.merge()",
+        "numbers.block",
+        "test/filecheck/outline-blocks",
+    ),
+    Mutant(
         "collectives move into a loop",
         "fuse-communication fuses collectives outside of a loop with those in it.",
         "passes/fuse_communication.py",

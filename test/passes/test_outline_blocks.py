@@ -173,3 +173,23 @@ def test_the_local_view_is_the_same_with_loops(name: str, pipeline: str) -> None
     given = random_arguments(function(before, "step"), before)
     want, got = run(before, "step", given), run(after, "step", given)
     assert all(map(np.array_equal, want, got))
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("pipeline", extent(["train"], ["train", "auto", "single-device"]))
+def test_an_outlined_module_has_the_program_of_the_module(name: str, pipeline: str) -> None:
+    module = passed(parse(STEPS[name]), pipeline)
+    text = program.program_text(module)
+    program.outline(module)
+    assert loops(module) >= 1
+    assert program.program_text(module) == text
+
+
+def test_a_module_without_equal_blocks_stays() -> None:
+    lines = [f"%c{i} = nn.constant dense<2.0> : tensor<f64> -> tensor<f64>" for i in range(2)]
+    lines += [
+        f"%y{i} = nn.mul %x, %c{i} : (tensor<f64>, tensor<f64>) -> tensor<f64>" for i in range(2)
+    ]
+    body = "\n".join([*lines, "func.return %y0, %y1 : tensor<f64>, tensor<f64>"])
+    module = parse(f"func.func @f(%x: tensor<f64>) -> (tensor<f64>, tensor<f64>) {{\n{body}\n}}")
+    assert str(passed(module, "outline-blocks")) == str(module)

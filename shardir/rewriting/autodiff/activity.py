@@ -32,8 +32,8 @@ class Activity:
                 continue
             if (moved := self.communicated(op)) is not None:
                 self.active.update(out for v, out in moved if v in self.active and is_float(out))
-            elif any(v in self.active for v in op.operands):
-                self.active.update(v for v in op.results if is_float(v))
+            elif not self.active.isdisjoint(op._operands):
+                self.active.update([v for v in op.results if is_float(v)])
 
     def operands(self, op: Operation) -> Sequence[SSAValue]:
         """Return the values that an op reads; those of a recv are the send's."""

@@ -87,7 +87,7 @@ class Transposition:
         """Whether an op's transpose takes a partial cotangent: the op is linear, one operand is
         active, and its cotangent is no larger than those of the results. So the cotangents of
         several reshapes of one value are added before they are reduced."""
-        active = [v for v in op.operands if v in self.activity.active]
+        active = [v for v in op._operands if v in self.activity.active]
         return (
             len(active) == 1
             and bool(op.factors().linear)
