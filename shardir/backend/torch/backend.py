@@ -210,6 +210,7 @@ def single_program(
         for p in build(SINGLE_DEVICE):
             p.apply(ctx, module)
         mine, _ = plan_of(module, base_dir)
+        outline(module)
         program = emitted(module, single=True)
     except ShardirError as error:
         warn(None, f"there is no single.py to compare with: {error}")
