@@ -18,7 +18,7 @@ MUTANTS = [
         "shardir/backend/torch/emit/loops.py",
         "if loop.runs * len(several) > len(of.values):",
         "if loop.runs * len(several) >= len(of.values):",
-        "test/passes/test_outline_blocks.py::test_a_step_is_the_same_with_loops",
+        "test/passes/test_outline_blocks.py::test_a_list_of_which_a_loop_takes_all_is_emptied",
     ),
     Mutant(
         "masked queries have infinite sums",

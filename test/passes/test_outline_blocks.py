@@ -193,3 +193,18 @@ def test_a_module_without_equal_blocks_stays() -> None:
     body = "\n".join([*lines, "func.return %y0, %y1 : tensor<f64>, tensor<f64>"])
     module = parse(f"func.func @f(%x: tensor<f64>) -> (tensor<f64>, tensor<f64>) {{\n{body}\n}}")
     assert str(passed(module, "outline-blocks")) == str(module)
+
+
+def test_a_list_of_which_a_loop_takes_all_is_emptied() -> None:
+    """What one loop saves in each run another takes back, the last first: its values are freed one
+    by one."""
+    one, both, lines = f"({TYPE}) -> {TYPE}", f"({TYPE}, {TYPE}) -> {TYPE}", list[str]()
+    for i in range(COUNT := 9):
+        lines.append(f"%t{i} = nn.tanh %x{i} : {one}")
+        lines.append(f"%x{i + 1} = nn.neg %t{i} : {one}")
+    for i in range(COUNT):
+        lines.append(f"%u{i} = nn.mul %d{i}, %t{COUNT - 1 - i} : {both}")
+        lines.append(f"%d{i + 1} = nn.neg %u{i} : {one}")
+    body = "\n".join([*lines, f"func.return %d{COUNT} : {TYPE}"])
+    module = parse(f"func.func @f(%x0: {TYPE}, %d0: {TYPE}) -> {TYPE} {{\n{body}\n}}")
+    assert ".pop()" in program.program_text(module)
