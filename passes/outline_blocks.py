@@ -34,7 +34,7 @@ class OutlineBlocks(FunctionPass):
     name = "outline-blocks"
 
     def rewrite_all(self, functions: Sequence[Function]) -> None:
-        found = [(_Numbers(f.block), f) for f in functions]
+        found = [(_EqualNumbers(f.block), f) for f in functions]
         # A loop keeps the results of all its runs: those that are repeated in some are apart.
         equal = [
             equal_blocks(numbers.ops, equally_kept=RECOMPUTE in f.op.attributes)
@@ -48,7 +48,7 @@ class OutlineBlocks(FunctionPass):
                 _Outline(blocks).write()
 
 
-class _Numbers:
+class _EqualNumbers:
     """The equal scalar constants of a block, which become one: those of each of equal blocks are
     the same for all."""
 

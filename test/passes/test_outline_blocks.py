@@ -196,8 +196,8 @@ def test_a_module_without_equal_blocks_stays() -> None:
 
 
 def test_a_list_of_which_a_loop_takes_all_is_emptied() -> None:
-    """What one loop saves in each run another takes back, the last first: its values are freed one
-    by one."""
+    """A loop takes back the value that another one saves in each run, the last first: values are
+    freed one by one."""
     one, both, lines = f"({TYPE}) -> {TYPE}", f"({TYPE}, {TYPE}) -> {TYPE}", list[str]()
     for i in range(COUNT := 9):
         lines.append(f"%t{i} = nn.tanh %x{i} : {one}")
