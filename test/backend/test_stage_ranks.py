@@ -108,7 +108,7 @@ def run_on_threads(
             mesh._channels = {(s, t): (ranks, s, t) for s, t in edges}
             results = copy(step).run(mesh, **{n: x.clone() for n, x in arguments.items()})
             mesh.wait()
-            kept = {step.states[n].last for n in step.kept_states(rank)}
+            kept = step.kept_states(rank)
             for name, x in zip(step.results, results, strict=True):
                 maker = step.maker.get(name)
                 if name in kept or (maker and step.rank_of[maker.stage] == rank):

@@ -291,17 +291,18 @@ def _called(run, part, values, _called=_StepRun._called):
     return _called(run, part, values)
 
 
-def _run_part(run, part, k, _run_part=_StepRun._run_part):
+def _run_part(run, action, _run_part=_StepRun._run_part):
+    part, k = action.part, action.microbatch
     def function(*args):
         made = part.function(*args)
         for name, x in zip(part.outputs, [made] if isinstance(made, Tensor) else made):
             _alive.setdefault(name, {})[k] = weakref.ref(x)
         return made
-    _run_part(run, part._replace(function=function), k)
+    _run_part(run, action._replace(part=part._replace(function=function)))
 
 
-def _post(run, at, _post=_StepRun._post):
-    _post(run, at)
+def _post(run, receives, _post=_StepRun._post):
+    _post(run, receives)
     for (name, k), transfer in run.pending.items():
         _alive.setdefault(name, {})[k] = weakref.ref(transfer.x)
 

@@ -1,12 +1,9 @@
-"""The tables of a step in stages: its parts, and what each rank runs, sends and receives in order.
+"""The tables of a step in stages: its parts, and what each rank runs and sends, in order.
 
 A part of the runtime; needs only torch.
 """
 
-import math
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +11,10 @@ from runtime_mesh import Axes
 
 HALVES = {"B": "IW"}
 """The actions that one is, of a stage without a part of its own for it."""
+
+
+OUTSIDE = "begin", "update"
+"""The parts that run once, before and after the loop over microbatches."""
 
 
 class StageAction(NamedTuple):
@@ -53,7 +54,10 @@ class StageValue(NamedTuple):
 
 
 LoopValue = tuple[str, int]
-"""A value that passes between ranks in the loop: its name, and the microbatch."""
+"""A value of the loop: its name, and the microbatch."""
+
+ValueKey = str | LoopValue
+"""A value of a step: one outside the loop, an argument or a sum, by its name."""
 
 
 class CarriedState(NamedTuple):
@@ -75,8 +79,7 @@ class StageTables:
             the next one, and its name after the last.
         parts: kind, stage, names of the function, of what it reads, of what it makes; in an order
             in which they can run. "F" is the forward part, "B" the backward part, which may be two:
-            "I", the gradients of inputs, and "W", those of weights; "begin" (before the loop over
-            microbatches) and "update" (after it) run once.
+            "I", the gradients of inputs, and "W", those of weights; those of OUTSIDE run once.
         sums: over all microbatches, by name, of what parts make.
         collected: the values of all microbatches, in a new dimension 0, by name, of what parts
             make.
@@ -116,6 +119,9 @@ class StageTables:
         """Find parts by their actions, and by what they make."""
         self.by_action = {(p.kind, p.stage): p for p in self.parts}
         self.maker = {name: part for part in self.parts for name in part.outputs}
+        made = (name for name, part in self.maker.items() if part.kind not in OUTSIDE)
+        self.inside = {*self.slices, *made}
+        """The names of the values of microbatches."""
 
     def part(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Let a function, which is returned, be that of the parts of its name: a decorator."""
@@ -148,78 +154,29 @@ class StageTables:
             for name in part.outputs if target in self.targets(name)
         ]  # fmt: skip
 
-    def read(self, name: str, k: int) -> LoopValue | None:
-        """Return the value of the loop that a part reads for a microbatch by a name; None of a
-        state before the first one."""
-        if name not in self.states:
-            return name, k
-        return (self.states[name].next, k - 1) if k else None
+    def key(self, name: str, k: int) -> ValueKey:
+        """Return which value a part reads for a microbatch by a name."""
+        if name in self.states:
+            return (self.states[name].next, k - 1) if k else self.states[name].first
+        return (name, k) if name in self.inside else name
 
-    def kept_states(self, rank: int) -> list[str]:
-        """Return the states that a rank has after the loop: those that its parts read."""
-        mine = {n for p in self.parts if self.rank_of[p.stage] == rank for n in p.inputs}
-        return [n for n, s in self.states.items() if not mine.isdisjoint((n, s.first, s.last))]
-
-
-class LoopOrder:
-    """The runs, sends and receives of a rank in the loop, which are the same in each step."""
-
-    def __init__(self, tables: StageTables, rank: int):
-        others = [r for r in range(len(tables.orders)) if r != rank]
-        self.loop = list(tables.loop(rank))
-        parts = {(part.kind, part.stage): part for part, _ in self.loop}
-        self.readers = Counter(name for part in parts.values() for name in part.inputs)
-        """The number of parts that read a value for each microbatch."""
-        made = {name for part in parts.values() for name in part.outputs}
-        self.targets = {name: tables.targets(name) for name in made}
-        self.sums: dict[str, list[str]] = defaultdict(list)
-        """The sums over microbatches of what parts make."""
-        for name, of in tables.sums.items():
-            self.sums[of].append(name)
-        self.collected: dict[str, list[str]] = defaultdict(list)
-        """The collected values of what parts make."""
-        for name, of in tables.collected.items():
-            self.collected[of].append(name)
-        coming = {r: tables.sent(r, rank) for r in others}
-        self.made_at = {m: i for keys in coming.values() for m, i in keys}
-        """The position in the sender's loop of the part that makes a message."""
-        self.posts = self._posts(tables, rank, [[m for m, _ in keys] for keys in coming.values()])
-        """The receives that are posted before each part of the loop, and after the last one."""
-        self.received_at: dict[tuple[LoopValue, int], float] = {}
-        """The position in the receiver's loop by which it has received a message of this rank: of
-        the first part there that reads it, or a later message of this rank."""
-        for r in others:
-            first = self._first_reads(tables, r)
-            at = math.inf
-            for message, _ in reversed(tables.sent(rank, r)):
-                at = self.received_at[message, r] = min(at, first.get(message, math.inf))
-
-    def _posts(
-        self, tables: StageTables, rank: int, channels: Sequence[Sequence[LoopValue]]
-    ) -> list[list[LoopValue]]:
-        """Return the receives that are posted before each part of the loop, and after the last: of
-        what it and the next one read, and of what is sent before that on the same of `channels`."""
-        place = {m: (c, i) for c, channel in enumerate(channels) for i, m in enumerate(channel)}
-        posted = [0] * len(channels)
-        reads = [[tables.read(name, k) for name in part.inputs] for part, k in self.loop]
-        states = [tables.states[name].next for name in tables.kept_states(rank)]
-        ahead = [[*chain(*reads[i : i + 2])] for i in range(len(reads))]
-        found: list[list[LoopValue]] = []
-        for messages in (*ahead, [(name, tables.microbatches - 1) for name in states]):
-            found.append([])
-            for channel, last in (place[m] for m in messages if m in place):
-                found[-1] += channels[channel][posted[channel] : last + 1]
-                posted[channel] = max(posted[channel], last + 1)
-        return found
-
-    @staticmethod
-    def _first_reads(tables: StageTables, rank: int) -> dict[LoopValue, int]:
-        found: dict[LoopValue, int] = {}
-        i = 0
-        for i, (part, k) in enumerate(tables.loop(rank), 1):
+    def first_reads(self, rank: int) -> dict[ValueKey, int]:
+        """Return the position in a rank's loop of the first part that reads a value; of states
+        after the loop, the number of parts."""
+        found: dict[ValueKey, int] = {}
+        loop = list(self.loop(rank))
+        for i, (part, k) in enumerate(loop):
             for name in part.inputs:
-                if (message := tables.read(name, k)) is not None:
-                    found.setdefault(message, i - 1)
-        for name in tables.kept_states(rank):
-            found.setdefault((tables.states[name].next, tables.microbatches - 1), i)
+                found.setdefault(self.key(name, k), i)
+        for value in self.kept_states(rank).values():
+            found.setdefault(value, len(loop))
         return found
+
+    def kept_states(self, rank: int) -> dict[str, LoopValue]:
+        """Return the states that a rank has after the loop, those that its parts read, by their
+        names then, with what the last microbatch has made of them."""
+        mine = {n for p in self.parts if self.rank_of[p.stage] == rank for n in p.inputs}
+        return {
+            s.last: (s.next, self.microbatches - 1)
+            for n, s in self.states.items() if not mine.isdisjoint((n, s.first, s.last))
+        }  # fmt: skip

@@ -43,15 +43,12 @@ class StageTransfer:
 
 def zeros(mesh: Mesh, type: StageValue) -> Tensor:
     """Return zeros of this rank's shard of a value."""
-    return _made(torch.zeros, mesh, type)
-
-
-def _made(make: Any, mesh: Mesh, type: StageValue) -> Tensor:
-    return make(_shape(mesh, type), dtype=type.dtype, device=mesh.device)
+    return torch.zeros(shard_shape(mesh, type), dtype=type.dtype, device=mesh.device)
 
 
 @lru_cache(maxsize=1024)
-def _shape(mesh: Mesh, type: StageValue) -> tuple[int, ...]:
+def shard_shape(mesh: Mesh, type: StageValue) -> tuple[int, ...]:
+    """Return the shape of this rank's shard of a value."""
     return tuple(b - a for a, b in rt.local_bounds(mesh, type.shape, type.dims))
 
 
@@ -63,9 +60,11 @@ def start_send(mesh: Mesh, x: Tensor, peer: int) -> StageTransfer:
     return StageTransfer(work, x, peer)
 
 
-def start_receive(mesh: Mesh, type: StageValue, peer: int) -> StageTransfer:
-    """Post the receive of a value of a rank."""
-    x, work = _made(torch.empty, mesh, type), None
+def start_receive(
+    mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, peer: int
+) -> StageTransfer:
+    """Post the receive of a tensor from a rank."""
+    x, work = torch.empty(shape, dtype=dtype, device=mesh.device), None
     if x.numel():
         work = channels.start_receive(mesh, x, peer)
     return StageTransfer(work, x, peer)
@@ -84,7 +83,7 @@ def send(mesh: Mesh, x: Tensor, target: int) -> StageTransfer:
 
 def receive(mesh: Mesh, type: StageValue, source: int) -> StageTransfer:
     """Post the receive of a value of the rank at a position."""
-    return start_receive(mesh, type, _peer(mesh, source))
+    return start_receive(mesh, shard_shape(mesh, type), type.dtype, _peer(mesh, source))
 
 
 def hold(mesh: Mesh, *sends: StageTransfer) -> None:
