@@ -1,14 +1,16 @@
-"""Products that add to the sum over the microbatches themselves: no tensor is made for the product.
+"""Gradients that add to the sum over the microbatches themselves: no tensor is made for them.
 
 %d = nn.einsum "ki,kj->ij" %x, %dy       d_sum.addmm_(x.mT, dy)
 %s = train.accumulate %d
+
+They are products of matrices, and the rows of a table's gradient, which are few of the table's.
 """
 
 from typing import NamedTuple
 
 from xdsl.dialects.builtin import AnyFloat
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.dialects import nn, train
 from shardir.dialects.blocks import ops_of
@@ -43,19 +45,18 @@ def matrix_product(x: str, y: str, z: str) -> MatrixProduct | None:
 
 
 def adds_to_its_sum(v: SSAValue) -> bool:
-    """Whether a value that has one use, a sum over the microbatches or the return to one, is a
-    product that can add to that sum."""
+    """Whether a value that has one use, a sum over the microbatches or the return to one, can add
+    to that sum."""
     op = v.owner
-    return (
-        isinstance(op, nn.Contraction)
-        and v.has_one_use()
-        and isinstance(unsharded_type(v).element_type, AnyFloat)
-        and matrix_product(*op.letters) is not None
-    )
+    if not (v.has_one_use() and isinstance(unsharded_type(v).element_type, AnyFloat)):
+        return False
+    if isinstance(op, nn.Contraction):
+        return matrix_product(*op.letters) is not None
+    return isinstance(op, nn.GatherGradOp)
 
 
-def added_products(f: FuncOp) -> dict[SSAValue, train.AccumulateOp]:
-    """Return the products of a step's loop that add to sums, each with its sum: those of the loop
+def added_in_place(f: FuncOp) -> dict[SSAValue, train.AccumulateOp]:
+    """Return the values of a step's loop that add to sums, each with its sum: those of the loop
     itself, and results of the functions of stages."""
     found: dict[SSAValue, train.AccumulateOp] = {}
     for op in ops_of(f.body.block):
@@ -65,7 +66,7 @@ def added_products(f: FuncOp) -> dict[SSAValue, train.AccumulateOp]:
         if isinstance(maker, CallOp) and isinstance(op.x, OpResult):
             if (made := _returned(maker, op.x.index)) is not None and adds_to_its_sum(made):
                 found[op.x] = op
-        elif isinstance(maker, nn.Contraction) and train.loop_of(maker) is train.loop_of(op):
+        elif isinstance(maker, Operation) and train.loop_of(maker) is train.loop_of(op):
             found |= {op.x: op} if adds_to_its_sum(op.x) else {}
     return found
 
@@ -78,4 +79,4 @@ def _returned(op: CallOp, index: int) -> SSAValue | None:
         return None
     v = end.operands[index]
     maker = v.owner
-    return v if isinstance(maker, nn.Contraction) and train.loop_of(maker) is None else None
+    return v if isinstance(maker, Operation) and train.loop_of(maker) is None else None

@@ -32,7 +32,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.accumulation import added_products
+from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.aliasing import in_place, may_share, may_write, shared
 from shardir.analysis.roles import frees, lent_arguments
 from shardir.analysis.storages import Span, Storages, live_ops, waits
@@ -177,7 +177,7 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
     """Return the storages of a function."""
     storages = Storages(f.body.block.args, ops)
     freed, lent = frees(f), lent_arguments(f)
-    for v, total in added_products(f).items():
+    for v, total in added_in_place(f).items():
         if total in storages.at:
             storages.join(v, total.out)
     for op in ops:

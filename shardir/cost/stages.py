@@ -22,7 +22,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.accumulation import added_products
+from shardir.analysis.accumulation import added_in_place
 from shardir.cost.memory import LiveStorages, MemoryUse, Storage
 from shardir.cost.schedule import TimedOp, length, schedule
 from shardir.cost.seconds import OpCost, cost_of, works_of
@@ -179,7 +179,7 @@ class _StepStorages:
         """The sums of a value over the microbatches."""
         self.received: dict[SSAValue, int] = {}
         """The bytes of the values in a storage that are sent to other ranks."""
-        added = added_products(f)
+        added = added_in_place(f)
         for op in f.body.block.ops:
             if isinstance(op, CallOp) and (callee := calls.callees.get(op)) is not None:
                 end = callee.body.block.last_op

@@ -17,7 +17,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.accumulation import added_products
+from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.functions import mesh_among, name_of
 from shardir.cost.memory import LiveStorages
 from shardir.cost.seconds import cost_of
@@ -159,7 +159,7 @@ class _MarkedStep:
         _number_by_readers(self.before)
         self.live = LiveStorages(g, mesh)
         self.sums = [op for op in self.g.body.block.ops if isinstance(op, train.OfMicrobatches)]
-        self.added = {*added_products(g).values()}
+        self.added = {*added_in_place(g).values()}
         """The sums to which a product adds itself."""
         self.saved = self._read_by(self.backward, {*self.forward})
         self.made = self._read_by((*self.forward, *self.backward), {*self.before})

@@ -4,6 +4,7 @@
 import random
 
 import numpy as np
+import ops_runtime
 import pytest
 import torch
 from emitted import MESH, STEP, TYPES, body_of, functions_of, mesh_op, tensor
@@ -100,6 +101,29 @@ train.step @step of @loss <sgd, lr = 0.1> accumulate <mean, microbatches = 3>"""
     text = shardir.compile(source).program
     assert "d_w.addmm_(x_1.flatten(0, 1).mT, d_h.flatten(0, 1))" in text
     assert "d_w +=" not in text
+
+
+def test_the_gradient_of_a_table_is_added_row_by_row():
+    """The sum over microbatches is that of torch's embedding, also where ids are repeated."""
+    source = """func.func private @loss(%ids: tensor<3xi64> {train.input}, %x: tensor<3x2xf64> {train.input}, %w: tensor<4x2xf64> {train.parameter = "w"}) -> tensor<f64> {
+  %h = nn.gather %w, %ids axis 0 : (tensor<4x2xf64>, tensor<3xi64>) -> tensor<3x2xf64>
+  %y = nn.mul %h, %x : (tensor<3x2xf64>, tensor<3x2xf64>) -> tensor<3x2xf64>
+  %l = nn.reduce <sum> %y dims <0, 1> : (tensor<3x2xf64>) -> tensor<f64>
+  func.return %l : tensor<f64>
+}
+train.step @step of @loss <sgd, lr = 1.0> accumulate <sum, microbatches = 3>"""
+    text = shardir.compile(source).program
+    assert "ops.take_grad(ids_1, d_h, (4, 2), 0, 0, 4, out=d_w)" in text
+    assert "d_w +=" not in text
+    total, of = torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4, 2, dtype=torch.float64)
+    of.requires_grad_()
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        ids = torch.randint(4, (3,), generator=draw)
+        dy = torch.randn(3, 2, generator=draw, dtype=torch.float64)
+        (torch.nn.functional.embedding(ids, of) * dy).sum().backward()
+        assert ops_runtime.take_grad(ids, dy, (4, 2), 0, 0, 4, out=total) is total
+    torch.testing.assert_close(total, of.grad)
 
 
 # ---- what a step looks like ----

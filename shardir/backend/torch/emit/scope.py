@@ -6,7 +6,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.accumulation import added_products
+from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.storages import reads
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.list_variables import Element
@@ -59,11 +59,11 @@ class EmissionScope(LoopScope):
     def __init__(
         self, program: Program, f: FuncOp, name: str, totals: Sequence[SSAValue] = ()
     ):  # fmt: skip
-        """`totals`: the returned products that add to sums, which become the first parameters."""
+        """`totals`: the returned values that add to sums, which become the first parameters."""
         super().__init__(f, program.mesh, program.rank, Names(foreign_names(f)), program.used)
         self.totals = list(totals)
-        self.sums: dict[SSAValue, SSAValue] = {v: op.out for v, op in added_products(f).items()}
-        """The sum to which a product adds; of a returned one itself."""
+        self.sums: dict[SSAValue, SSAValue] = {v: op.out for v, op in added_in_place(f).items()}
+        """The sum to which a value adds itself; of a returned one itself."""
         self.sums |= {v: v for v in totals}
         self._parameters: dict[SSAValue, str] = {}
         self.program, self.name = program, name
@@ -125,6 +125,15 @@ class EmissionScope(LoopScope):
             return None
         matrices = product.partition("(")[2]
         return f"stages.add_product({name}, {matrices}"
+
+    def add_by(self, total: SSAValue, call: str) -> Text:
+        """Let a call add to a sum by its argument `out`: in the loop, or to the parameter."""
+        name = self._parameters.get(total)
+        text = f"{call[:-1]}, out={name or self.variables[total].name})"
+        if name is None:
+            self.line(text)
+            return None
+        return text
 
     def finish(self, op: ReturnOp) -> None:
         returned: set[object] = set()

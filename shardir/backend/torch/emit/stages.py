@@ -19,7 +19,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.layout import replicated
 from shardir.algebra.mesh import Axis
 from shardir.algebra.schedules import Schedule
-from shardir.analysis.accumulation import added_products
+from shardir.analysis.accumulation import added_in_place
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.names import Names, joined
 from shardir.backend.torch.emit.scope import EmissionScope, Program
@@ -73,7 +73,7 @@ class StagesScope:
         self.collected: dict[str, str] = {}
         self.carried: dict[str, list[str]] = {}
         self.transfers: list[str] = []
-        self.added = added_products(f)
+        self.added = added_in_place(f)
         """Results of functions that add to their sums."""
         self.totals: dict[FuncOp, list[SSAValue]] = {}
         for op in (op for op in f.body.block.ops if isinstance(op, CallOp)):

@@ -35,10 +35,12 @@ def _gather_grad(s: EmissionScope, op: nn.GatherGradOp) -> Text:
     s.use("ops")
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
     shape = tuple_text(s.sizes(op.out))
-    return (
+    call = (
         f"ops.take_grad({s.operand(op.ids)}, {s.operand(op.dy)}, {shape}, {axis}, "
         f"{rows(s, op.out, axis)})"
     )
+    total = s.sums.get(op.out)
+    return call if total is None else s.add_by(total, call)
 
 
 def _pick(s: EmissionScope, op: nn.PickOp) -> Text:

@@ -93,10 +93,12 @@ def take(table: Tensor, ids: Tensor, axis: int, start: int, total: int) -> Tenso
 
 
 def take_grad(
-    ids: Tensor, dy: Tensor, shape: Sequence[int], axis: int, start: int, total: int
-) -> Tensor:
-    """Zeros of the table's shape, to which the rows of dy are added at their indices."""
-    out = dy.new_zeros(tuple(shape))
+    ids: Tensor, dy: Tensor, shape: Sequence[int], axis: int, start: int, total: int,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """A sum of gradients of a table, `out`, to which the rows of dy are added at their indices, in
+    place; without one, zeros of the table's shape."""
+    out = dy.new_zeros(tuple(shape)) if out is None else out
     here, inside = local_ids(ids, start, out.shape[axis], total)
     if out.shape[axis] == 0:
         return out
