@@ -35,8 +35,8 @@ class LoopTransfer(NamedTuple):
 
 
 class LoopResult(NamedTuple):
-    """Where a result of a run goes: to other ranks, to later runs of this one, to sums over the
-    microbatches, to the values of all of them."""
+    """The readers of a result of a run: other ranks, later runs of this one, sums over the
+    microbatches, and the values of all of them."""
 
     sends: list[LoopTransfer]
     kept: LoopValue | None
@@ -58,7 +58,7 @@ class LoopRun(NamedTuple):
 
 
 class RankLoop:
-    """What a rank runs, sends and receives in the loop, and then for the states after it."""
+    """The runs, sends and receives of a rank in the loop, and those after it for its states."""
 
     def __init__(self, tables: StageTables, mesh: Mesh):
         rank = mesh.index((STAGE,))
