@@ -100,10 +100,12 @@ def main() -> None:
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     places = sorted(path for path in folder.iterdir() if path.is_dir())
     sys.path[:0] = map(str, places)
+    if side == "emitted":
+        import_module("runtime_process").retain_memory()
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     weights, (x, y) = Emitted(places[0]).everything()
     reference = single(weights, x, y)
     expected = [reference().item() for _ in range(WARM)]
@@ -116,7 +118,6 @@ def main() -> None:
     }
     names = [*makers, *(path.name for path in places)]
     if side == "emitted":
-        import_module("runtime_process").retain_memory()
         makers = {path.name: partial(Emitted, path) for path in places}
     for name, make in makers.items():
         with Census() as census, counting(census):

@@ -121,8 +121,14 @@ def retain_memory() -> None:
 
     It would return the end of its heap to the system where more than twice the largest of them is
     free, which in every step has to map and clear each page again: about a microsecond a page.
-    Larger tensors are mapped by themselves: among others they would leave gaps.
+    Larger tensors are mapped by themselves: among others they would leave gaps. So would the 2,000
+    records that torch's flight recorder retains of collectives, among which every tensor of a few
+    MiB sooner or later finds no room and gets new pages. NCCL's watchdog writes them to a file;
+    with Gloo nothing reads them, unless TORCH_FR_BUFFER_SIZE asks for some.
+
+    Call it before the first process group is made.
     """
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     libc = ctypes.CDLL(None)
     if sys.platform == "linux" and hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 25)
