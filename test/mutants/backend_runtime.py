@@ -156,6 +156,22 @@ MUTANTS = [
         "test/run/test_launch.py -k after_its_end",
     ),
     Mutant(
+        "Gloo's collectives are recorded",
+        "Torch retains a record of each of the last 2,000 collectives, which nothing reads.",
+        "shardir/backend/torch/runtime/runtime_process.py",
+        '    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")\n',
+        "",
+        "test/backend/test_runtime_ops.py -k retain_no_memory",
+    ),
+    Mutant(
+        "a loss holds the buffer of the gradients",
+        "A result that is a view of a collective's buffer is returned as it is.",
+        "shardir/backend/torch/runtime/runtime_session.py",
+        "x.untyped_storage().nbytes() > x.nbytes",
+        "False",
+        "test/run/test_returned_values.py",
+    ),
+    Mutant(
         "a maximum over ranks loses NaN",
         "NaN sorts as its bits do, which for a negative one is first.",
         "shardir/backend/torch/runtime/runtime_reductions.py",

@@ -39,7 +39,7 @@ class Session:
         self, function: PlanFunction, inputs: Sequence[Tensor], check: bool = False
     ) -> list[Tensor]:
         """Run a function on this rank's shards of its inputs, in their order; the states become
-        those that it returns.
+        those that it returns. No other result is a part of a larger storage.
 
         Args:
             check: whether to compare the results with the plan.
@@ -67,7 +67,10 @@ class Session:
                 self.states.values[result.updates] = output
                 self.states.types[result.updates] = result
         self.mesh.wait()
-        return outputs
+        return [
+            x if result.updates else _separate(x)
+            for result, x in zip(function.results, outputs, strict=True)
+        ]
 
     def _outputs(self, function: PlanFunction, args: list) -> list[Tensor]:
         outputs = self.functions[function.name](self.mesh, *args)
@@ -110,3 +113,9 @@ class Session:
                     f" {result.name!r} on rank {self.mesh.rank}; expected {shape} by plan.json"
                     f" {DTYPES[result.dtype]} (of {list(result.shape)})"
                 )
+
+
+def _separate(x: Tensor) -> Tensor:
+    """Return a tensor whose storage has nothing else. A loss that was reduced with the gradients is
+    a view of their buffer, all of which would live as long as the loss."""
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
