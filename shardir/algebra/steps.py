@@ -104,6 +104,11 @@ def step_buffers(
     return step.record.buffers(Transfer(mesh, shape, before, step, alone))
 
 
+def step_summed(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> int:
+    """Return the elements that the runtime sums up after a step."""
+    return step.record.summed(Transfer(mesh, shape, before, step))
+
+
 def step_packing(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
 ) -> float:

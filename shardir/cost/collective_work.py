@@ -12,10 +12,21 @@ from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.forms import Form
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.steps import step_buffers, step_forms, step_moved, step_packing
+from shardir.algebra.steps import (
+    step_buffers,
+    step_forms,
+    step_moved,
+    step_packing,
+    step_summed,
+)
 from shardir.dialects import dist
 from shardir.dialects.nn.types import itemsize
 from shardir.dialects.signatures import SignatureMemo
+
+MAX_WIDE = 1 << 16
+"""The maximum number of elements of shorter floats that the runtime sums up in f32 at once."""
+
+WIDE_BYTES = 4
 
 moves = SignatureMemo()
 """The work of a collective of each signature on a mesh."""
@@ -91,12 +102,18 @@ class CollectiveWork:
 
     @cached_property
     def buffers(self) -> int:
-        """The bytes of the buffers: packed operands and packed results."""
+        """The bytes of the buffers: packed operands and packed results, and sums in f32 of shorter
+        floats."""
         alone = len(self.steps) == 1
-        return sum(
+        packed = sum(
             step_buffers(self.mesh, shape, have, step, alone) * size
             for shape, have, step, size in self.steps
         )
+        wide = sum(
+            step_summed(self.mesh, shape, have, step)
+            for shape, have, step, size in self.steps if 1 < size < WIDE_BYTES
+        )  # fmt: skip
+        return packed + WIDE_BYTES * min(wide, MAX_WIDE)
 
 
 def collective_work(op: dist.CollectiveOp, mesh: Mesh) -> CollectiveWork:

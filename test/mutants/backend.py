@@ -284,4 +284,12 @@ MUTANTS = [
         "if False:",
         "test/run/test_measured_memory.py",
     ),
+    Mutant(
+        "a list holds what nothing reads",
+        "The values of a loop that nothing reads live until the list of all runs is freed.",
+        "shardir/backend/torch/emit/loops.py",
+        'self.line(f"{element} = None")',
+        "pass",
+        "test/run/test_measured_memory.py",
+    ),
 ]

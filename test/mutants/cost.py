@@ -254,4 +254,12 @@ MUTANTS = [
         "[True]",
         "test/filecheck/choose-recompute/stages_budget.ir",
     ),
+    Mutant(
+        "sums in f32 take no memory",
+        "A reduce-scatter of bf16 has no sums in f32.",
+        "shardir/cost/collective_work.py",
+        "return packed + WIDE_BYTES * min(wide, MAX_WIDE)",
+        "return packed",
+        "test/run/test_measured_memory.py",
+    ),
 ]

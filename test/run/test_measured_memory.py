@@ -21,11 +21,14 @@ from shardir.tools import bench
 
 programs, models, plans = bench.load("programs"), bench.load("bytes"), bench.load("plans")
 
-ALLOWED = 0.02
-"""The relative difference."""
+ALLOWED, OF_LAYERS = 0.02, 0.005
+"""The relative difference; of equal layers, where all that is live is known, a smaller one."""
 
 BUDGET = 0.9
 """Of recompute, relative to the peak without it."""
+
+LIMIT = 0.7
+"""Of a search, relative to the peak of the fastest plan."""
 
 Sizes = tuple[int, int]
 """Of the mesh's axes dp and tp."""
@@ -111,9 +114,23 @@ def within_budget(model: str) -> Compiled:
     return shardir.compile(MODELS[model]((2, 2)), recompute=BUDGET)
 
 
+def within_limit(offload: bool) -> Callable[[str], Compiled]:
+    """Return the compilation by the search for layouts, and with them of ZeRO, together with
+    recompute and copies to hosts, within a limit of memory."""
+
+    def compiled(model: str) -> Compiled:
+        peak = shardir.compile(bare(model), mode="auto").cost().memory.peak
+        return shardir.compile(
+            bare(model), mode="auto", recompute=int(LIMIT * peak), offload=offload
+        )
+
+    return compiled
+
+
 PLANS = {
     "data": by("ddp"), "zero1": by("zero1"), "fsdp": by("fsdp"), "megatron": megatron,
     "stages": in_stages, "recompute": within_budget,
+    "joint": within_limit(False), "joint, hosts": within_limit(True),
 }  # fmt: skip
 CASES = extent(
     [("mlp", "fsdp"), ("large tables", "stages")],
@@ -121,7 +138,8 @@ CASES = extent(
         (m, p)
         for m in MODELS
         for p in PLANS
-        if p != "recompute" or m not in ("lstm", "large tables")
+        if (p != "recompute" or m not in ("lstm", "large tables"))
+        and (not p.startswith("joint") or m in ("gpt", "mlp"))
     ],
 )
 """To compute a gate of an LSTM again takes as much memory as to keep it; large tables are not
@@ -132,15 +150,20 @@ PARAMETERS = LAYERS * WIDTH**2
 BUCKET = 2 * WIDTH**2
 """The bytes of one layer in bf16."""
 
+ALL = (2 + 4 / RANKS) * PARAMETERS
+"""The bytes of the gradients of all layers in one bucket, with the sums of a rank's shards in f32,
+in which the runtime adds up shorter floats."""
+
 LEVELS = {
-    0: ("ddp", 1 << 26, 16, 16),
-    2: ('"w*" : [{d}], uses []\nddp', BUCKET, 12 / 4 + 2, 12 / 4 + 2 + 2 / 4),
-    3: ("fsdp", BUCKET, 12 / 4 + 2 / 4, 12 / 4 + 2 / 4 + 2 / 4),
+    0: ("ddp", 1 << 26, 16, 16, BUCKET),
+    1: ('"w*" : [{d}], uses []\nddp', 1 << 26, 12 / 4 + 2, 12 / 4 + 2 + 2, ALL),
+    2: ('"w*" : [{d}], uses []\nddp', BUCKET, 12 / 4 + 2, 12 / 4 + 2 + 2 / 4, BUCKET),
+    3: ("fsdp", BUCKET, 12 / 4 + 2 / 4, 12 / 4 + 2 / 4 + 2 / 4, BUCKET),
 }
-"""By level of ZeRO (Rajbhandari et al., 2020): the plan, the largest bucket, and the minimum and
-maximum bytes for each parameter. Of the maximum, 2 are of weights in bf16, 2 of their gradients and
-12 of f32 weights and AdamW's states; of the minimum, no gradient is there with the weights that are
-not needed any more."""
+"""By level of ZeRO (Rajbhandari et al., 2020): the plan, the maximum bytes of a bucket, the minimum
+and maximum bytes for each parameter, and the bytes of the largest bucket. Of the maximum, 2 are of
+weights in bf16, 2 of their gradients and 12 of f32 weights and AdamW's states; of the minimum, no
+gradient is there with the weights that are not needed any more."""
 
 
 def layers(level: int) -> Compiled:
@@ -187,13 +210,17 @@ def test_the_predicted_peak_is_measured_on_every_rank(tmp_path: Path) -> None:
     assert measured.keys() == compiled.keys()
     for name, each in compiled.items():
         expected = predicted(each)
+        allowed = OF_LAYERS if name.startswith("level") else ALLOWED
         for bytes_, peak in zip(measured[name], expected, strict=True):
-            assert abs(bytes_ - peak) <= ALLOWED * peak, (name, measured[name], expected)
+            assert abs(bytes_ - peak) <= allowed * peak, (name, measured[name], expected)
     for level in extent([3], [*LEVELS]):
-        *_, low, high = LEVELS[level]
+        *_, low, high, bucket = LEVELS[level]
         for bytes_ in measured[f"level {level}"]:
             assert (1 - ALLOWED) * low * PARAMETERS <= bytes_, level
-            assert bytes_ <= (1 + ALLOWED) * high * PARAMETERS + BUCKET, level
+            assert bytes_ <= (1 + ALLOWED) * high * PARAMETERS + bucket, level
     for name in (name for name in measured if name.endswith("recompute")):
         peak = shardir.compile(MODELS[name.removesuffix(" recompute")]((2, 2))).cost().memory.peak
         assert max(measured[name]) <= (1 + ALLOWED) * BUDGET * peak, name
+    for name in (name for name in measured if " joint" in name):
+        peak = shardir.compile(bare(name.partition(" ")[0]), mode="auto").cost().memory.peak
+        assert max(measured[name]) <= (1 + ALLOWED) * LIMIT * peak, name

@@ -1,11 +1,14 @@
-"""Plans of presets on real ranks: losses and results are those of one device."""
+"""Plans of presets, and those that a search makes within memory, on real ranks: losses and results
+are those of one device."""
 
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from extent import long_form
 
 import shardir
+from shardir.api.compiled import Compiled
 from shardir.backend.runs import Options
 from shardir.tools import bench
 
@@ -16,14 +19,29 @@ from shardir.backend.torch.launch.start import read_plan
 
 programs, search = bench.load("programs"), bench.load("search")
 SIZES = {"layers": 1, "batch": 8, "seq": 16, "hidden": 32, "heads": 4}
+TEXT = search.LAYOUT.sub("", programs.gpt(**SIZES, vocab=64, mesh=(2, 2)))
 
 
 @pytest.mark.parametrize(
     "plan", ["zero1", "megatron(tp) * fsdp(dp)", "megatron+sequence(tp) * zero1(dp)"]
 )
 def test_a_plan_trains_as_one_device(plan: str, tmp_path: Path) -> None:
-    text = search.LAYOUT.sub("", programs.gpt(**SIZES, vocab=64, mesh=(2, 2)))
-    directory = shardir.compile(text, plan=plan).save(tmp_path / "out")
+    check(shardir.compile(TEXT, plan=plan), tmp_path / "out")
+
+
+@long_form
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_plan_within_memory_trains_as_one_device(offload: bool, tmp_path: Path) -> None:
+    """Layouts, and with them ZeRO, recompute and host memory are chosen together."""
+    fastest = shardir.compile(TEXT, mode="auto")
+    limit = int(0.7 * fastest.cost().memory.peak)
+    chosen = shardir.compile(TEXT, mode="auto", recompute=limit, offload=offload)
+    assert chosen.cost().memory.peak <= limit
+    check(chosen, tmp_path / "out")
+
+
+def check(compiled: Compiled, out: Path) -> None:
+    directory = compiled.save(out)
     options, progress = Options(steps=3, timeout=60), Progress("", 3, 3, StringIO())
     _, differences = run_and_check(read_plan(directory, None), options, progress)
     assert differences and all(d.agrees for d in differences), [*map(str, differences)]

@@ -61,6 +61,9 @@ class ReduceScatter(Collective):
         blocks = 0 if self.is_direct(t) else t.n * t.after
         return held + blocks + self.received(t) + t.after, t.after
 
+    def summed(self, t: Transfer) -> int:
+        return t.after if t.n > 1 and t.before.reduction in ("sum", "mean") else 0
+
 
 @record
 class AllGather(Collective):

@@ -241,6 +241,11 @@ class Collective(ABC):
         peak, _ = self.memory(t, t.have)
         return max(0, peak - t.have - t.after)
 
+    def summed(self, t: Transfer) -> int:
+        """Return the elements that the runtime sums up from what devices receive; of floats shorter
+        than f32, in f32."""
+        return 0
+
 
 COLLECTIVES: dict[str, Collective] = {}
 """The record of each collective, by name."""

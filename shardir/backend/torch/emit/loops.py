@@ -45,6 +45,8 @@ class OpenLoop:
     """The lists that it fills."""
     collected: list[str] = field(default_factory=list)
     """The variables that lists hold too: free after the loop."""
+    unread: list[str] = field(default_factory=list)
+    """The elements of its lists that nothing reads."""
 
 
 class LoopScope(ListScope):
@@ -102,6 +104,8 @@ class LoopScope(ListScope):
             if len(empty) > 1:
                 empty = joined("(", loop.made, f"){tail}", self.indent)
         self.lines[loop.head : loop.head] = empty
+        for element in loop.unread if self.frees and not self.loops else ():
+            self.line(f"{element} = None")
 
     def _row(self, values: Sequence[SSAValue]) -> str:
         """The text of one row of a bundle."""
@@ -229,6 +233,9 @@ class LoopScope(ListScope):
         variable = ListVariable(name, len(of.values))
         self.loops[-1].made.append(variable.name)
         self.line(f"{variable.name}.append({source.name})")
+        for k, v in enumerate(op.outs):
+            if not any(use.operation in self.storages.at for use in v.uses):
+                self.loops[-1].unread.append(f"{variable.name}[{k}]")
         if (found := self._order(of)) is not None:
             self.stacks[of], last = found
             self.of_lists[of] = variable

@@ -14,6 +14,9 @@ from runtime_mesh import Axes, Group, Mesh, bounds, shard_size
 from runtime_position import recorded
 from torch import Tensor
 
+WIDE = 1 << 16
+"""The elements of shorter floats that are summed in f32 at once."""
+
 
 @recorded
 def all_reduce(
@@ -186,14 +189,13 @@ def _reduce_blocks(group: Group, blocks: list[Tensor], op: str, wait: bool) -> b
 
 def _reduce_rows(rows: Tensor, own: Tensor, reduction: Any, out: Tensor) -> None:
     """Reduce the rows of other ranks and this rank's own; sums of short floats in f32."""
-    if reduction == dist.ReduceOp.SUM:
-        short = out.is_floating_point() and out.element_size() < 4
-        total = out.new_empty(out.shape, dtype=torch.float32) if short else out
-        torch.sum(rows, 0, dtype=total.dtype, out=total)
-        total.add_(own)
-        if short:
-            out.copy_(total)
-    elif reduction == dist.ReduceOp.MIN:
-        torch.minimum(torch.amin(rows, 0), own, out=out)
+    if reduction != dist.ReduceOp.SUM:
+        smallest = reduction == dist.ReduceOp.MIN
+        extreme, of_two = (torch.amin, torch.minimum) if smallest else (torch.amax, torch.maximum)
+        of_two(extreme(rows, 0), own, out=out)
+    elif out.is_floating_point() and out.element_size() < 4:
+        parts = (rows.split(WIDE, 1), own.split(WIDE), out.split(WIDE))
+        for of_others, mine, into in zip(*parts, strict=True):
+            into.copy_(torch.sum(of_others, 0, dtype=torch.float32).add_(mine))
     else:
-        torch.maximum(torch.amax(rows, 0), own, out=out)
+        torch.sum(rows, 0, dtype=out.dtype, out=out).add_(own)
