@@ -27,7 +27,7 @@ ALLOWED, OF_LAYERS = 0.02, 0.005
 BUDGET = 0.9
 """Of recompute, relative to the peak without it."""
 
-LIMIT = 0.7
+LIMIT = 0.5
 """Of a search, relative to the peak of the fastest plan."""
 
 Sizes = tuple[int, int]
