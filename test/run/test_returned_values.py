@@ -1,6 +1,6 @@
-"""What a call returns holds no other memory: a loss is reduced in one buffer with the gradients,
-and a caller that retains losses must not retain those buffers. The storages are torch's, on real
-ranks."""
+"""Returned values hold no other memory: a loss is reduced in one buffer with the gradients, and a
+caller that retains losses must not retain those buffers. The storages are torch's, on real ranks.
+"""
 
 import json
 import re

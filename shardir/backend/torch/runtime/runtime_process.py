@@ -122,9 +122,9 @@ def retain_memory() -> None:
     It would return the end of its heap to the system where more than twice the largest of them is
     free, which in every step has to map and clear each page again: about a microsecond a page.
     Larger tensors are mapped by themselves: among others they would leave gaps. So would the 2,000
-    records that torch's flight recorder retains of collectives, among which every tensor of a few
-    MiB sooner or later finds no room and gets new pages. NCCL's watchdog writes them to a file;
-    with Gloo nothing reads them, unless TORCH_FR_BUFFER_SIZE asks for some.
+    records that torch's flight recorder retains of collectives: the free memory between them is too
+    small for tensors of a few MiB, which get new pages. NCCL's watchdog writes the records to a
+    file; with Gloo nothing reads them, unless TORCH_FR_BUFFER_SIZE asks for some.
 
     Call it before the first process group is made.
     """
