@@ -41,6 +41,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp
 from xdsl.ir import Operation
 
+from shardir.algebra.garbage import no_gc
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import is_laid_out, values
 from shardir.analysis.groups import contradiction, sharding_groups
@@ -135,7 +136,8 @@ class SearchStrategies(GlobalPass):
             write(f.op, plan)
             _warn_of_replication(f, f.mesh)
 
-        collect_errors(functions, search)
+        with no_gc():  # tables, layouts and the programs that are measured live to its end
+            collect_errors(functions, search)
         if self.graph is not None and writer is not None:
             if not graphs:
                 message = "expected a function with a mesh for the cost graph, got none"

@@ -89,7 +89,9 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
         for v, (start, end) in live.spans.items() if start <= at <= end
     )  # fmt: skip
     largest = tuple(sorted(there, key=lambda s: -s.bytes))
-    host = max(LiveStorages(f, mesh, host=True).needed)
+    values = (*f.body.block.args, *(v for op in live.ops for v in op.results))
+    on_host = any(map(is_on_host, values))
+    host = max(LiveStorages(f, mesh, host=True).needed) if on_host else 0
     return MemoryUse(live.needed[at], live.ops[at], largest, live.held[at], host)
 
 

@@ -33,24 +33,90 @@ surroundings."""
 @dataclass(eq=False)
 class _Slot:
     """The tables of one kind of each variable of a group: their number, the variables' group and
-    that at the other end of a table, and the tables, rows for the variable's values, each with the
-    slot at its other end. `message`: what each table sent to the variable."""
+    that at the other end of a table, and the tables, each with the slot at its other end.
+    `message`: what each table sent to the variable."""
 
     count: int
     group: int
     other: int
     message: Table
-    tables: list[tuple[Table, "_Slot"]] = field(default_factory=list)
+    tables: list[tuple["TableEnd", "_Slot"]] = field(default_factory=list)
 
     def minima(self) -> list[Table]:
         """Return each table's minimum for each value of the variable, less the messages to the
         other end."""
-        return [np.minimum.reduce(t - slot.message, axis=1) for t, slot in self.tables]
+        return [t.minima(slot.message) for t, slot in self.tables]
 
     def changes(self, direction: int) -> bool:
         """Whether a message to the other end changes between two turns of the group in passes of
         this direction, after the turn in the pass between them."""
         return any((slot.group - self.group) * direction <= 0 for _, slot in self.tables)
+
+
+class TableEnd(NamedTuple):
+    """One end of a table, whose minima are taken over the values of the other end.
+
+    Attributes:
+        rows: the table without repeated rows and columns, in memory with its longer dimension last,
+            since both ends share it: there numpy is fastest.
+        axis: the other end's.
+        firsts, order: of the other end's values those of equal costs next to each other, and where
+            each of these runs begins; none if no two are equal.
+        back: for each value of this end its place in the minima; none if no two are equal.
+    """
+
+    rows: Table
+    axis: int
+    order: np.ndarray | None
+    firsts: np.ndarray | None
+    back: np.ndarray | None
+
+    def minima(self, message: Table) -> Table:
+        """Return the minimum for each value, less a message to the other end. Of the other end's
+        values with equal costs the one with the largest message has it."""
+        if self.order is not None:
+            message = np.maximum.reduceat(message[self.order], self.firsts)
+        less = message if self.axis == 1 else message[:, None]
+        found = np.minimum.reduce(self.rows - less, axis=self.axis)
+        return found if self.back is None else found[self.back]
+
+
+class _Distinct(NamedTuple):
+    """The distinct rows of a table: the first of each, the number of each row among them, and the
+    rows with equal ones next to each other, with the beginning of each run."""
+
+    first: list[int]
+    number: np.ndarray
+    order: np.ndarray
+    begins: np.ndarray
+
+
+def _distinct(rows: Table) -> _Distinct | None:
+    """Return the distinct rows; None if no two are equal."""
+    seen: dict[bytes, int] = {}
+    number = np.array([seen.setdefault(row.tobytes(), len(seen)) for row in rows])
+    if len(seen) == len(rows):
+        return None
+    order = np.argsort(number, kind="stable")
+    begins = np.searchsorted(number[order], np.arange(len(seen)))
+    return _Distinct([int(i) for i in order[begins]], number, order, begins)
+
+
+def ends(table: Table) -> tuple[TableEnd, TableEnd]:
+    """Return the ends of a table: that of its rows, and that of its columns."""
+    one, two = _distinct(np.ascontiguousarray(table)), _distinct(np.ascontiguousarray(table.T))
+    if one:
+        table = table[one.first]
+    if two:
+        table = table[:, two.first]
+    longer = table.shape[0] > table.shape[1]
+    rows = np.ascontiguousarray(table.T if longer else table)
+    return _end(rows, 0 if longer else 1, one, two), _end(rows, 1 if longer else 0, two, one)
+
+
+def _end(rows: Table, axis: int, mine: _Distinct | None, other: _Distinct | None) -> TableEnd:
+    order, begins = (other.order, other.begins) if other else (None, None)
+    return TableEnd(rows, axis, order, begins, mine.number if mine else None)
 
 
 class _Turn(NamedTuple):
@@ -149,8 +215,8 @@ class Relaxation:
             if key not in kinds:
                 one = slots[group_of[i]][names[id(t)], coarse[j]]
                 two = slots[group_of[j]][identity(t.T), coarse[i]]
-                one.tables.append((t, two))
-                two.tables.append((np.ascontiguousarray(t.T), one))
+                for slot, end, other in zip((one, two), ends(t), (two, one), strict=True):
+                    slot.tables.append((end, other))
                 kinds[key] = _TableKind(t, (group_of[i], group_of[j]), (one, two))
             kinds[key].count += 1
             self.kind_of[i, j] = kinds[key]

@@ -168,6 +168,14 @@ MUTANTS = [
         "test/search/test_elimination.py",
     ),
     Mutant(
+        "equal columns have their smallest message",
+        "Of values with equal costs the relaxation takes the smallest message, not the largest.",
+        "shardir/search/relaxation.py",
+        "np.maximum.reduceat(message[self.order], self.firsts)",
+        "np.minimum.reduceat(message[self.order], self.firsts)",
+        "test/search/test_elimination.py -k ends_of_a_table",
+    ),
+    Mutant(
         "a folded layer costs once",
         "Repeated layers are solved as one, whose redistributions cost as much as those of one.",
         "shardir/search/relaxation.py",

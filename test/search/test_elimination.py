@@ -10,7 +10,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from shardir.search.elimination import Elimination, Solution, eliminate, fits
 from shardir.search.problem import CostProblem
-from shardir.search.relaxation import Relaxation
+from shardir.search.relaxation import Relaxation, ends
 from shardir.search.solver import (
     MAX_TABLE_ENTRIES,
     PAIR_NEIGHBOURS,
@@ -52,6 +52,17 @@ def test_with_small_tables_the_minimum_is_between_bound_and_objective(seed: int,
     for found in (solve(problem, cap), eliminate(problem, cap)):
         assert found.bound <= minimum(problem) + 1e-9
         assert minimum(problem) <= found.objective == problem.cost(found.choice)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_ends_of_a_table_with_equal_rows_have_the_minima_of_all_rows(seed: int):
+    rng = np.random.default_rng(seed)
+    rows, columns = (rng.integers(0, n, 2 * n) for n in rng.integers(1, 7, 2))
+    table = rng.random((6, 6))[np.ix_(rows, columns)]
+    of_rows, of_columns = ends(table)
+    more, others = rng.random(len(columns)), rng.random(len(rows))
+    assert (of_rows.minima(more) == (table - more).min(axis=1)).all()
+    assert (of_columns.minima(others) == (table.T - others).min(axis=1)).all()
 
 
 @pytest.mark.parametrize("seed", range(30))
