@@ -101,9 +101,11 @@ def _searched(
     for _ in range(MAX_MEMORY_PLANS):
         near, before = plan_within(graph, allowed, gap, solver(gap / 2), choices), found.best
         used, counted = found.offer(near), near.live_bytes
-        if used > limit:
-            if counted > allowed:
+        if used > limit and counted > allowed:  # no plan counts fewer
+            if found.best is not None:
                 break
+            low = max(low, counted)
+        elif used > limit:
             high = int(counted * (1 - LIMIT_STEP))
         elif found.best is not before:
             low = int(max(allowed, counted) * (1 + LIMIT_STEP))
@@ -112,6 +114,8 @@ def _searched(
         allowed = int(min(counted + limit - used, high))
         if allowed < 1:  # what is not counted needs more than the limit: less of it with less else
             allowed = int(min(counted * limit / used, high))
+        if found.best is None and allowed < low <= high < inf:
+            allowed = int((low + high) / 2)
         if allowed < low:
             break
     if found.best is None:
@@ -125,7 +129,8 @@ def _searched(
         return replace(best, solution=replace(solution, bound=min(bound, solution.objective)))
     raise ShardirError(
         f"@{name_of(lowered.f)}: expected a plan within {limit} B on a device, got {found.fewest} "
-        "B in the smallest program found; use more devices, smaller batches, or microbatches"
+        f"B in the smallest program found{found.uncounted}; use more devices, smaller batches, or "
+        "microbatches"
     )
 
 
@@ -179,12 +184,20 @@ class PlansWithin:
     Attributes:
         best: the one with the fastest program that keeps to the limit, if one does.
         fewest: the bytes of the smallest program.
+        counted: those of them that the search counted.
     """
 
     def __init__(self, lowered: LoweredPlans, limit: int, report: ReportLine):
         self.lowered, self.limit, self.report = lowered, limit, report
         self.best: StrategyPlan | None = None
-        self.fewest = inf
+        self.fewest, self.counted = inf, 0
+
+    @property
+    def uncounted(self) -> str:
+        """What of the smallest program the search did not count, so that it may have missed a plan;
+        empty if there is none."""
+        more = self.fewest - self.counted if self.counted else 0
+        return f" ({more} B of it are not counted by the search, and may hide a plan)" * (more > 0)
 
     def offer(self, plan: StrategyPlan) -> int:
         """Return the bytes of a plan's program; it becomes the best one if it is."""
@@ -193,7 +206,8 @@ class PlansWithin:
         cost = self.lowered.cost(plan)
         used = cost.memory.peak
         self.report(f"{cost.seconds:.6g} s with overlap, {used} B of which {self.limit} B fit")
-        self.fewest = min(self.fewest, used)
+        if used < self.fewest:
+            self.fewest, self.counted = used, plan.live_bytes
         if used <= self.limit and (self.best is None or self._is_faster(cost.seconds)):
             self.best = plan
         return used

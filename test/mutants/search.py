@@ -168,6 +168,14 @@ MUTANTS = [
         "test/search/test_elimination.py",
     ),
     Mutant(
+        "a limit below all counts ends the search",
+        "Plans between the fewest counted bytes and those whose programs need too much are missed.",
+        "shardir/search/plan.py",
+        "if found.best is None and allowed < low <= high < inf:",
+        "if found.best is not None and allowed < low <= high < inf:",
+        "test/search/test_uncounted_bytes.py -k shorter",
+    ),
+    Mutant(
         "equal columns have their smallest message",
         "Of values with equal costs the relaxation takes the smallest message, not the largest.",
         "shardir/search/relaxation.py",
