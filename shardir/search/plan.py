@@ -194,8 +194,8 @@ class PlansWithin:
 
     @property
     def uncounted(self) -> str:
-        """What of the smallest program the search did not count, so that it may have missed a plan;
-        empty if there is none."""
+        """The bytes of the smallest program that the search did not count, as a text: a plan may be
+        missed because of them. Empty if there are none."""
         more = self.fewest - self.counted if self.counted else 0
         return f" ({more} B of it are not counted by the search, and may hide a plan)" * (more > 0)
 

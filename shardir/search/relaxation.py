@@ -53,34 +53,6 @@ class _Slot:
         return any((slot.group - self.group) * direction <= 0 for _, slot in self.tables)
 
 
-class TableEnd(NamedTuple):
-    """One end of a table, whose minima are taken over the values of the other end.
-
-    Attributes:
-        rows: the table without repeated rows and columns, in memory with its longer dimension last,
-            since both ends share it: there numpy is fastest.
-        axis: the other end's.
-        firsts, order: of the other end's values those of equal costs next to each other, and where
-            each of these runs begins; none if no two are equal.
-        back: for each value of this end its place in the minima; none if no two are equal.
-    """
-
-    rows: Table
-    axis: int
-    order: np.ndarray | None
-    firsts: np.ndarray | None
-    back: np.ndarray | None
-
-    def minima(self, message: Table) -> Table:
-        """Return the minimum for each value, less a message to the other end. Of the other end's
-        values with equal costs the one with the largest message has it."""
-        if self.order is not None:
-            message = np.maximum.reduceat(message[self.order], self.firsts)
-        less = message if self.axis == 1 else message[:, None]
-        found = np.minimum.reduce(self.rows - less, axis=self.axis)
-        return found if self.back is None else found[self.back]
-
-
 class _Distinct(NamedTuple):
     """The distinct rows of a table: the first of each, the number of each row among them, and the
     rows with equal ones next to each other, with the beginning of each run."""
@@ -89,6 +61,32 @@ class _Distinct(NamedTuple):
     number: np.ndarray
     order: np.ndarray
     begins: np.ndarray
+
+
+class TableEnd(NamedTuple):
+    """One end of a table, whose minima are taken over the values of the other end.
+
+    Attributes:
+        rows: the table without repeated rows and columns, in memory with its longer dimension last,
+            since both ends share it: there numpy is fastest.
+        axis: the other end's.
+        mine, other: the distinct values of this end and of the other one; None if no two have
+            equal costs.
+    """
+
+    rows: Table
+    axis: int
+    mine: _Distinct | None
+    other: _Distinct | None
+
+    def minima(self, message: Table) -> Table:
+        """Return the minimum for each value, less a message to the other end. Of the other end's
+        values with equal costs the one with the largest message has it."""
+        if self.other is not None:
+            message = np.maximum.reduceat(message[self.other.order], self.other.begins)
+        less = message if self.axis == 1 else message[:, None]
+        found = np.minimum.reduce(self.rows - less, axis=self.axis)
+        return found if self.mine is None else found[self.mine.number]
 
 
 def _distinct(rows: Table) -> _Distinct | None:
@@ -109,14 +107,9 @@ def ends(table: Table) -> tuple[TableEnd, TableEnd]:
         table = table[one.first]
     if two:
         table = table[:, two.first]
-    longer = table.shape[0] > table.shape[1]
-    rows = np.ascontiguousarray(table.T if longer else table)
-    return _end(rows, 0 if longer else 1, one, two), _end(rows, 1 if longer else 0, two, one)
-
-
-def _end(rows: Table, axis: int, mine: _Distinct | None, other: _Distinct | None) -> TableEnd:
-    order, begins = (other.order, other.begins) if other else (None, None)
-    return TableEnd(rows, axis, order, begins, mine.number if mine else None)
+    axis = 0 if table.shape[0] > table.shape[1] else 1
+    rows = np.ascontiguousarray(table if axis else table.T)
+    return TableEnd(rows, axis, one, two), TableEnd(rows, 1 - axis, two, one)
 
 
 class _Turn(NamedTuple):

@@ -179,8 +179,8 @@ MUTANTS = [
         "equal columns have their smallest message",
         "Of values with equal costs the relaxation takes the smallest message, not the largest.",
         "shardir/search/relaxation.py",
-        "np.maximum.reduceat(message[self.order], self.firsts)",
-        "np.minimum.reduceat(message[self.order], self.firsts)",
+        "np.maximum.reduceat(message[self.other.order], self.other.begins)",
+        "np.minimum.reduceat(message[self.other.order], self.other.begins)",
         "test/search/test_elimination.py -k ends_of_a_table",
     ),
     Mutant(
