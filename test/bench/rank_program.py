@@ -3,7 +3,9 @@
 A process has the runtime of one program, whose folder is on its path; other programs run by it too.
 """
 
+import sys
 import weakref
+from datetime import timedelta
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,19 @@ class Census(Count):
             if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
                 self.see(x.untyped_storage())
         return out
+
+
+def joined(folder: Path, rank: int, ranks: int, seconds: float) -> list[Path]:
+    """Join the Gloo group of the ranks that have a folder, which wait for each other for so long.
+    Return the folders of the programs in it; modules are imported from these."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), ranks)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=seconds)
+    )
+    places = sorted(path.parent for path in folder.glob("*/program.py"))
+    sys.path[:0] = map(str, places)
+    return places
 
 
 class Emitted:

@@ -5,14 +5,13 @@ tensors at the peak of a step."""
 import gc
 import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from rank_program import Census, Emitted
+from rank_program import Census, Emitted, joined
 
 RANKS, STEPS, SECONDS = 4, 10, 300
 """The minimum peak of the steps counts: in the first one groups and buffers may be made, and a
@@ -20,15 +19,8 @@ thread of Gloo may hold what it has sent a moment longer."""
 
 
 def main(folder: Path, rank: int) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=SECONDS)
-    )
-    places = sorted(path.parent for path in folder.glob("*/program.py"))
-    sys.path[:0] = map(str, places)
     found: dict[str, list[int]] = {}
-    for place in places:
+    for place in joined(folder, rank, RANKS, SECONDS):
         with Census() as census:
             program, minimum = Emitted(place), sys.maxsize
             for _ in range(STEPS):

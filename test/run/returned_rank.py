@@ -4,28 +4,20 @@ returned value, of those in its storage together, and of the storage."""
 
 import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from rank_program import Emitted
+from rank_program import Emitted, joined
 
 RANKS, SECONDS = 4, 120
 
 
 def main(folder: Path, rank: int) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=SECONDS)
-    )
-    places = sorted(path.parent for path in folder.glob("*/program.py"))
-    sys.path[:0] = map(str, places)
     found: dict[str, dict[str, list]] = {}
-    for place in places:
+    for place in joined(folder, rank, RANKS, SECONDS):
         runner, found[place.name] = Emitted(place).runner, {}
         for function in runner.plan.functions:
             with torch.no_grad():
