@@ -17,6 +17,9 @@ from ops_runtime import in_slices, trust_ratio
 from ops_updates import adagrad, adam, adamw
 from runtime_mesh import Group, Mesh, shard_size
 
+from shardir.algebra.collectives.all_devices import MAX_PACKED
+from shardir.cost.collective_work import MAX_WIDE
+
 
 @pytest.mark.parametrize("w", [0.0, 4.0])
 @pytest.mark.parametrize("u", [0.0, 9.0])
@@ -210,3 +213,19 @@ print(mallinfo().field_7 - before)
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
     )
     assert int(done.stdout) <= 50_000
+
+
+def test_the_memory_of_collectives_is_predicted_with_the_sizes_of_the_runtime() -> None:
+    assert (MAX_PACKED, MAX_WIDE) == (buffers.PACKED, reductions.WIDE)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, reductions.WIDE + 3])
+def test_short_floats_of_several_ranks_are_summed_in_f32(more: int) -> None:
+    """In any number of pieces. 256 + 1 is 256 in bf16, so that 256 + 1 + 1 would be too."""
+    n = reductions.WIDE + more
+    rows = torch.tensor([[256.0], [1.0]]).expand(2, n).to(torch.bfloat16)
+    own = torch.arange(n).remainder(2).to(torch.bfloat16)
+    out = torch.empty(n, dtype=torch.bfloat16)
+    reductions._reduce_rows(rows, own, torch.distributed.ReduceOp.SUM, out)
+    expected = (256 + np.arange(n) % 2 * 2).astype(np.float32)
+    assert out.equal(torch.from_numpy(expected).to(torch.bfloat16))
