@@ -126,8 +126,14 @@ LOSSES = {"event": "steps", "function": "f", "first": 1, "losses": [1.0, 2],
 
 
 def test_foreign_lines_are_no_events(tmp_path: Path) -> None:
-    """A program may write to any of its files."""
+    """A program may write to any of its files. Another rank writes before or after that: what is
+    longer than PIPE_BUF does not arrive in one piece."""
     lines = """
+def reached(name):
+    open(os.path.join(sys.path[0], name), "w").close()
+def wait_for(name):
+    while not os.path.exists(os.path.join(sys.path[0], name)):
+        time.sleep(0.01)
 texts = ["x", "[" * 100000, "1" * 5000, '{"event": []}', "[]", "null", "\\0", "\\x80\\xff",
          json.dumps({"event": "steps"}), json.dumps({"event": "done", "rank": 7, "time": 0}),
          json.dumps({"event": "error", "rank": "0", "time": 0, "kind": "plan", "message": ""})]
@@ -135,14 +141,22 @@ if rank == 0:
     for text in texts:
         os.write(events.fd, text.encode("latin1") + b"\\n")
     events.send(event="start", ranks=3, backend="gloo")
+    reached("written")
+    wait_for("done1")
+    wait_for("done2")
     os.write(events.fd, b"no end")
 else:
+    wait_for("written")
     done()
+    reached(f"done{rank}")
 """
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
     with pytest.raises(RunError, match=r"^rank 0 ended with exit code 0 before the end"):
-        run(tmp_path, lines)
+        run(first, lines)
     again = lines.replace('os.write(events.fd, b"no end")', "done()")
-    assert [event["event"] for event in run(tmp_path, again)] == ["start"]
+    assert [event["event"] for event in run(second, again)] == ["start"]
 
 
 def test_an_event_has_the_fields_of_its_kind() -> None:
