@@ -14,11 +14,11 @@ from shardir.algebra.cluster import Cluster, Level
 from shardir.cost import Coefficients, clusters, report
 from shardir.cost.fit import Predict, fit, fit_relative, of_functions, terms_of
 from shardir.dialects import dist
-from shardir.tools import calibrate
+from shardir.tools import fitted_cluster
 from shardir.tools.probes import OPS, against, module, probes
 
-FITTED = [kind for kind, _ in calibrate.unmeasured(4, 10**9).collectives]
-SLOW = [kind for kind, _ in calibrate.unmeasured(4, 10**9).ops]
+FITTED = [kind for kind, _ in fitted_cluster.unmeasured(4, 10**9).collectives]
+SLOW = [kind for kind, _ in fitted_cluster.unmeasured(4, 10**9).ops]
 KNOWN = Cluster(
     (Level("machine", 4, 1.3e9, 2.1e-4),),
     10**9,
@@ -34,7 +34,7 @@ GIVEN = probes(4, 1 << 22)
 PROBES = [p for p in GIVEN if p.name != OPS]
 CALLED = [bool(p.text) for p in PROBES]
 """Which are functions; the others are ops of OPS."""
-START = calibrate.unmeasured(4, 10**9)
+START = fitted_cluster.unmeasured(4, 10**9)
 PAIRS = against(PROBES)
 
 
@@ -113,7 +113,7 @@ def check_interference(interference: float, slower: float, call: float, off: flo
         p.name: call * bool(p.text) + float(h if p.name.startswith(("apart", "beside")) else u)
         for p, u, h in zip(PROBES, usual, here, strict=True)
     }
-    found = calibrate.fitted(GIVEN, compiled(), times, START).cluster
+    found = fitted_cluster.fitted(GIVEN, compiled(), times, START).cluster
     assert found.interference == pytest.approx(interference, abs=off)
     assert numbers(found) == pytest.approx(numbers(known), rel=0.05)
 
@@ -193,15 +193,15 @@ def test_coefficients_of_the_relative_model_are_found_again() -> None:
 
 
 @cache
-def calibration() -> calibrate.Calibration:
+def calibration() -> fitted_cluster.Calibration:
     times = dict(zip((p.name for p in PROBES), seconds_on(KNOWN), strict=True))
-    return calibrate.fitted(GIVEN, compiled(), times, START)
+    return fitted_cluster.fitted(GIVEN, compiled(), times, START)
 
 
 @long_form
 def test_the_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "here.ir"
-    path.write_text(calibrate.text("here", calibration(), ["of a test"]))
+    path.write_text(fitted_cluster.text("here", calibration(), ["of a test"]))
     loaded = clusters.load(path)
     assert numbers(loaded) == pytest.approx(numbers(KNOWN), rel=6e-3)  # three digits
     assert loaded.memory == KNOWN.memory
@@ -215,9 +215,9 @@ def test_the_file_reads_back(tmp_path: Path) -> None:
 
 def test_rates_that_nothing_shows_are_named() -> None:
     seen = calibration()
-    assert "Too fast" not in calibrate.text("here", seen, [])
+    assert "Too fast" not in fitted_cluster.text("here", seen, [])
     free = replace(seen.cluster, flops=(("f64", 1e18), *seen.cluster.flops[1:]))
-    told = calibrate.text("here", replace(seen, cluster=free), [])
+    told = fitted_cluster.text("here", replace(seen, cluster=free), [])
     assert "Too fast to be measured: f64;" in told
 
 

@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant(
         "errors count on one side only",
         "An error counts only where the model predicts too much.",
-        "tools/calibrate.py",
+        "tools/fitted_cluster.py",
         "max(ratio, 1 / ratio) - 1",
         "ratio - 1",
         "test/tools/test_shard_calibrate.py::test_errors_are_of_the_ratio_either_way",
@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "an op takes the processor's seconds",
         "Where ranks share cores ops are priced as if each rank had a core.",
-        "tools/calibrate.py",
+        "tools/fitted_cluster.py",
         "scale = seconds / sum(found.values())",
         "scale = 1.0",
         "test/tools/test_shard_calibrate.py -k share",

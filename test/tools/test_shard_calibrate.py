@@ -8,7 +8,7 @@ import pytest
 
 import shardir
 from shardir.cost import Coefficients, report
-from shardir.tools import calibrate
+from shardir.tools import calibrate, fitted_cluster
 from shardir.tools.probes import OPS, groups, module, probes, sizes
 
 
@@ -39,7 +39,7 @@ def test_ops_have_their_share_of_the_seconds_of_a_call() -> None:
     numbers = [i + 1 for i in range(first, last) if lines[i].startswith("    v")]
     times = [1000 * i for i in range(len(numbers))]
     call = {"begin": 0, "end": 1000 * len(numbers), "lines": numbers, "times": times, "spans": []}
-    found = calibrate.times_of_ops(compiled, [{OPS: [call] * 3}] * 2, 2.0)
+    found = fitted_cluster.times_of_ops(compiled, [{OPS: [call] * 3}] * 2, 2.0)
     assert found.keys() >= {p.name for p in given if not p.text and p.size}  # others are in loops
     assert len(found) == len(numbers)
     assert [*found.values()] == [pytest.approx(2.0 / len(numbers))] * len(numbers)
@@ -47,8 +47,8 @@ def test_ops_have_their_share_of_the_seconds_of_a_call() -> None:
 
 def test_errors_are_of_the_ratio_either_way() -> None:
     a, b = [p for p in probes(4, 1 << 14) if p.about == "f64"][:2]
-    on, ones = calibrate.unmeasured(4, 10**9), Coefficients(1, 1, 1, 1)
-    found = calibrate.Calibration(on, ones, {a: 0.5, b: 4.0})
+    on, ones = fitted_cluster.unmeasured(4, 10**9), Coefficients(1, 1, 1, 1)
+    found = fitted_cluster.Calibration(on, ones, {a: 0.5, b: 4.0})
     assert found.errors() == {"f64": [pytest.approx(1.0), pytest.approx(3.0)]}
     assert log(2) == pytest.approx(-log(0.5))
 
@@ -57,11 +57,11 @@ def test_of_a_busy_machine_the_file_is_written_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two of the four cores run other processes, then one more."""
-    file, found = tmp_path / "here.ir", calibrate.unmeasured(4, 10**9)
+    file, found = tmp_path / "here.ir", fitted_cluster.unmeasured(4, 10**9)
     for others, code in ((2.0, 0), (3.0, 3)):
         load = calibrate.other_load(others, 4 + 1 + others, ranks=4, cores=4)
         assert load == others / 4
-        measured = calibrate.Calibration(found, Coefficients(1, 1, 1, 1), {}), [], load
+        measured = fitted_cluster.Calibration(found, Coefficients(1, 1, 1, 1), {}), [], load
         monkeypatch.setattr(calibrate, "_measured", lambda options, all=measured: all)
         file.unlink(missing_ok=True)
         assert calibrate.main(["--ranks", "4", "-o", str(file)]) == code

@@ -1,0 +1,186 @@
+"""What shard-calibrate finds: a cluster for which the time model is closest to measured times, and
+its file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.collectives import AxisState, between
+from shardir.backend.runs import RankCalls
+from shardir.cost import Coefficients, clusters, report
+from shardir.tools.probes import COLLECTIVES, OPS, REDUCE, SLOW, VIEWED, Probe, against
+
+if TYPE_CHECKING:
+    from shardir.api import Compiled
+
+NO_BYTES = ("", "overhead", "interference", "skew", "f64", "bf16", "f16")
+"""The subjects of probes that the relative model is not fitted to."""
+
+LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
+"""The collective with the latency and bandwidth of the level; the others have a fitted factor."""
+
+IMPLAUSIBLE_RATE = 1e17
+"""Bytes/s or flop/s, above those of any device: the rate had no influence on the fit."""
+
+OPERANDS = ("f64", "f32")
+"""The element types whose products are measured in sizes at which the flops count more than the
+operands, and in those at which they count less."""
+
+UNMEASURED_SKEW = 5e-4
+"""The start value of the skew, in seconds."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The fitted cluster, the relative model's coefficients, and predicted / measured of each
+    probe."""
+
+    cluster: Cluster
+    relative: Coefficients
+    ratios: Mapping[Probe, float]
+
+    def errors(self) -> dict[str, list[float]]:
+        """Return the relative errors by subject of probes, ascending: 1 for twice or half."""
+        found: dict[str, list[float]] = {}
+        for probe, ratio in self.ratios.items():
+            found.setdefault(probe.about, []).append(max(ratio, 1 / ratio) - 1)
+        return {about: sorted(errors) for about, errors in found.items()}
+
+
+def fitted(
+    given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster
+) -> Calibration:
+    """Return the calibration from the seconds of each probe: of calls of its function, or of the op
+    whose result has its name."""
+    from shardir.cost.fit import fit, of_functions
+
+    probes = [p for p in given if p.name != OPS]
+    measured = [times[p.name] for p in probes]
+    predict = of_functions(compiled.module, [p.name for p in probes if not p.text])
+    found = fit(predict, measured, start, against(probes), [bool(p.text) for p in probes])
+    ratios = {
+        p: float(ratio)
+        for p, ratio in zip(probes, found.predicted / measured, strict=True)
+        if p.about
+    }
+    return Calibration(found.cluster, _relative(given, compiled, times, found.cluster), ratios)
+
+
+def medians(
+    compiled: "Compiled", measured: Mapping[str, Sequence[float]], ranks: Sequence[RankCalls]
+) -> dict[str, float]:
+    """Return the median seconds of calls of each function, and the seconds of the ops of OPS."""
+    found = {name: median(seconds) for name, seconds in measured.items()}
+    return found | times_of_ops(compiled, ranks, found[OPS])
+
+
+def times_of_ops(
+    compiled: "Compiled", ranks: Sequence[RankCalls], seconds: float
+) -> dict[str, float]:
+    """Return the seconds of the ops of OPS by the names of their results, from recorded calls of
+    the ranks, in seconds of the processor.
+
+    Args:
+        seconds: of a call, of which each op has the share that it has of the processor's seconds:
+            where ranks share cores, an op takes longer than these by what the other ranks compute.
+    """
+    from shardir.backend.torch.measured import ProgramLines
+
+    recorded = [call for rank in ranks for call in rank[OPS]]
+    found = ProgramLines(compiled.module).medians(recorded)
+    scale = seconds / sum(found.values())
+    return {
+        name: scale * spent
+        for op, spent in found.items()
+        if op.results and (name := op.results[0].name_hint)
+    }
+
+
+def _relative(
+    given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], cluster: Cluster
+) -> Coefficients:
+    """Return the relative model's coefficients.
+
+    The model has neither latencies nor flops, so only the largest probes of each kind count, of f32
+    alone. Of a probe that communicates, the share of communication by the time model counts.
+    """
+    from shardir.cost.fit import fit_relative, terms_of
+
+    probes = [p for p in given if p.name != OPS]
+    largest = {p.about: max(q.size for q in given if q.about == p.about) for p in given}
+    costs = [c for c in report(compiled.module, cluster) if c.name != OPS]
+    ops = [p.name for p in probes if not p.text]
+    shares = [1 - c.computation / c.seconds for c in costs] + [1.0] * len(ops)
+    terms, seconds = [], []
+    for probe, found, share in zip(probes, terms_of(compiled.module, ops), shares, strict=True):
+        bound = probe.about not in (*NO_BYTES, *dict(cluster.ops))
+        if bound and probe.size == largest[probe.about]:
+            apart = any(found.bytes[1:])
+            terms.append(replace(found, cal=0) if apart else found)
+            seconds.append(times[probe.name] * (share if apart else 1.0))
+    return fit_relative(terms, seconds)
+
+
+def unmeasured(ranks: int, memory: int) -> Cluster:
+    """Return the cluster at which the fit begins."""
+    like = clusters.load("gloo")
+    (level,) = like.levels
+    kinds = dict.fromkeys(kind for kind, *_ in COLLECTIVES if kind != LEVEL)
+    return replace(
+        like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory,
+        operands=tuple((element, like.memory_bandwidth or 1e10) for element in OPERANDS),
+        interference=0.5, skew=UNMEASURED_SKEW, collectives=tuple((kind, 1.0) for kind in kinds),
+        ops=tuple((kind, 1.0) for kind in (*(f"nn.{k}" for k in (*SLOW, *VIEWED)), REDUCE)),
+    )  # fmt: skip
+
+
+def text(name: str, found: Calibration, about: Sequence[str]) -> str:
+    """Return the text of the cluster file."""
+    lines = [
+        *about,
+        "Relative errors of the model, median and largest (1: twice or half):",
+    ]
+    for what, errors in found.errors().items():
+        lines.append(f"  {what}: {median(errors):.2f}, {errors[-1]:.2f} of {len(errors)}")
+    if unseen := _unseen(found.cluster):
+        lines.append(f"Too fast to be measured: {', '.join(unseen)}; use a larger --most")
+    c = found.relative
+    lines.append(
+        f"Relative model, seconds per byte: alpha = {c.alpha:.3g}, beta1 = {c.beta1:.3g}, "
+        f"beta2 = {c.beta2:.3g}, gamma = {c.gamma:.3g}"
+    )
+    return (
+        "".join(f"// {line}\n" for line in lines)
+        + f"dist.cluster @{name} <{_short(found.cluster)}>\n"
+    )
+
+
+def _unseen(c: Cluster) -> list[str]:
+    """Return the names of the rates that had no influence on the fit."""
+    rates = [*c.flops, *((f"operands in {name}", rate) for name, rate in c.operands)]
+    rates += [("memory", c.memory_bandwidth), *((l.name, l.bandwidth) for l in c.levels)]
+    return [name for name, rate in rates if rate and rate > IMPLAUSIBLE_RATE]
+
+
+def _short(c: Cluster) -> Cluster:
+    """Round each number to three digits, and the share to two: more were not measured."""
+
+    def short(x: float) -> float:
+        return float(f"{x:.3g}")
+
+    return replace(
+        c,
+        levels=tuple(
+            l._replace(bandwidth=short(l.bandwidth), latency=short(l.latency)) for l in c.levels
+        ),
+        flops=tuple((name, short(rate)) for name, rate in c.flops),
+        memory_bandwidth=c.memory_bandwidth and short(c.memory_bandwidth),
+        overhead=short(c.overhead),
+        interference=round(c.interference, 2),
+        skew=short(c.skew),
+        operands=tuple((name, short(rate)) for name, rate in c.operands),
+        collectives=tuple((name, short(times)) for name, times in c.collectives),
+        ops=tuple((name, short(times)) for name, times in c.ops),
+    )
