@@ -79,7 +79,7 @@ def _sleeping(name: str, folder: Path) -> Path:
     x = torch.zeros(1, pipeline_models.SEQ, pipeline_models.HIDDEN)
     marks = "\n".join(f'values "layers.{i}.*" : stage = {i}' for i in range(1, count))
     program = _compiled(
-        pipeline_models.Scales(count), name, folder, inputs=x, loss=torch.mean, plan=marks
+        pipeline_models.Slights(count), name, folder, inputs=x, loss=torch.mean, plan=marks
     )
     return program.save(folder / f"sleeping-{name}", [x] * MICROBATCHES)
 

@@ -54,14 +54,14 @@ class Sleeping(nn.Module):
     def __init__(self, first: bool, seconds: float):
         super().__init__()
         self.first, self.seconds = first, seconds
-        self.w = nn.Parameter(torch.ones(()))
+        self.w = nn.Parameter(torch.zeros(1, models.HIDDEN))
         self.offset = nn.Parameter(torch.zeros(models.HIDDEN))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.first:
             x = x + self.offset
         time.sleep(self.seconds)
-        return Nap.apply(x, self.seconds) * Nap.apply(self.w, self.seconds)
+        return models.nearly(Nap.apply(x, self.seconds), Nap.apply(self.w, self.seconds))
 
 
 def torch_step(
