@@ -21,12 +21,12 @@ a training step are those of the forward and the backward part together.
 5. The lowered program of the plan needs at most the memory of a device (`memory`, or that of the
    cluster), with what `choose-recompute` computes again for that. If the program of the fastest
    plan needs more, the plan is the one with the fastest program found of those that keep to it:
-   layouts and recompute are chosen together.
+   layouts and recompute are chosen together; with `offload` also what is in host memory.
 6. If the program of a product of presets (docs/search.md) is faster with overlap, its plan is
    chosen instead, unless `overlap` is false.
 7. The function's attribute `search` has the sum of estimated times of the plan (`objective`), a
    lower bound on that of every plan (`bound`; within a limit of memory, of every plan whose
-   arguments keep to it), the gap, the product of presets that the plan is of
+   arguments, but for those that may be in host memory, keep to it), the gap, the product of presets that the plan is of
    (`presets`), whether redistributions are repeated (`recompute`), and the bytes that the plan
    relies on `choose-recompute` to keep to (`memory`).
 """
@@ -84,6 +84,8 @@ class SearchStrategies(GlobalPass):
     recompute: str = ""
     """What is computed again, as of choose-recompute; by default, and with bytes, what keeps to
     the memory."""
+    offload: bool = False
+    """Whether the plan may rely on host memory to keep to the memory, as of choose-recompute."""
     overlap: bool = True
     """Whether presets whose programs are faster with overlap are chosen instead."""
     graph: str | None = None
@@ -127,7 +129,7 @@ class SearchStrategies(GlobalPass):
             resolve_markers(f.block, None)
             budget = bytes_of(self.recompute)
             policy = self.recompute if budget is None else ""
-            lowered = LoweredPlans(f.module, f.op, f.mesh, policy)
+            lowered = LoweredPlans(f.module, f.op, f.mesh, policy, self.offload)
             limits = self.memory or f.mesh.cluster_or_default.memory, budget
             limit = min((n for n in limits if n), default=None)
             plan = search_plan(lowered, ties, limit, self.entries, self.gap, self.overlap, report)

@@ -240,9 +240,12 @@ def with_recompute(
     if not any(p.name == RECOMPUTE for p in found):
         given = "offload" if recompute is None else "recompute"
         raise UsageError(f"expected the pass {RECOMPUTE} for {given}, got none; add it, or a mode")
-    text = {} if recompute is None else {"recompute": str(recompute)}
-    options = {RECOMPUTE: text | ({"offload": True} if offload else {}), SEARCH: text}
-    return [dataclasses.replace(p, **options.get(p.name, {})) for p in found]
+    options: dict[str, Any] = {} if recompute is None else {"recompute": str(recompute)}
+    if offload:
+        options["offload"] = True
+    return [
+        dataclasses.replace(p, **options) if p.name in (RECOMPUTE, SEARCH) else p for p in found
+    ]
 
 
 def planned(passes: Sequence[ModulePass]) -> int:

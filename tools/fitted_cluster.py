@@ -1,5 +1,5 @@
-"""What shard-calibrate finds: a cluster for which the time model is closest to measured times, and
-its file."""
+"""The result of shard-calibrate: the cluster for which the time model is closest to measured times,
+and its file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

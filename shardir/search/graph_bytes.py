@@ -2,9 +2,11 @@
 
 argument_bytes    those of arguments, which every program holds
 live_bytes        those of all values, of a graph that counts memory
+
+Values that may be in host memory do not count.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -20,27 +22,35 @@ from shardir.search.stage_bytes import RankBytes
 from shardir.search.value_layouts import ValueLayouts, result_index
 
 
-def argument_bytes(graph: CostGraph) -> list[LiveBytes]:
+def argument_bytes(graph: CostGraph, hosted: Collection[SSAValue] = ()) -> list[LiveBytes]:
     """Return the live bytes of the arguments, which every program holds; of a step in stages those
-    of each rank."""
+    of each rank.
+
+    Args:
+        hosted: those that may be in host memory.
+    """
     found, ranks = list[LiveBytes](), RankBytes.of(graph.block)
     for v, i in graph.value_variable.items():
-        if isinstance(v.owner, Block):
+        if isinstance(v.owner, Block) and v not in hosted:
             table = _shard_bytes(graph, unsharded_type(v), graph.layouts[v])
             held = [LiveBytes((i,), table, Span(-1, -1))]
             found += held if ranks is None else ranks.of_value(v, held)
     return found
 
 
-def live_bytes(graph: CostGraph) -> list[LiveBytes]:
+def live_bytes(graph: CostGraph, hosted: Collection[SSAValue] = ()) -> list[LiveBytes]:
     """Return the live bytes of all values, and of redistributed copies; of a step in stages those
-    of each rank."""
+    of each rank.
+
+    Args:
+        hosted: the arguments that may be in host memory.
+    """
     assert graph.spans is not None
     ranks = RankBytes.of(graph.block)
     found = graph.transients if ranks is None else map(ranks.at_op, graph.transients)
     found = list(found)
     for v, span in graph.spans.items():
-        if isinstance(v.type, TensorType):
+        if isinstance(v.type, TensorType) and v not in hosted:
             held = _of_value(graph, v, span)
             found += held if ranks is None else ranks.of_value(v, held)
     return found

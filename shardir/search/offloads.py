@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.analysis.aliasing import VIEWS
@@ -72,15 +73,22 @@ def offloads(found: Activations) -> Iterator[Offload]:
     for n in range(len(found.groups)):
         if (offload := _activations(found, n)) is not None:
             yield offload
-    args = zip(found.f.body.block.args, train.arguments(found.f), strict=True)
+    at = {op: i for i, op in enumerate(found.ops)}
+    for op, states in updates(found.f):
+        copies = tuple(_copy(found, v) for v in op.operands[:2])
+        yield Offload(copies, update=op, number=at[op], bytes=sum(map(size_of, states)))
+
+
+def updates(f: FuncOp) -> Iterator[tuple[train.Update, Sequence[SSAValue]]]:
+    """Yield the updates of a function whose states may be in host memory, with these: all are
+    arguments on the device."""
+    args = zip(f.body.block.args, train.arguments(f), strict=True)
     there = {v for v, a in args if a.role is train.Role.STATE and not is_on_host(v)}
-    for i, op in enumerate(found.ops):
+    for op in f.body.block.ops:
         if isinstance(op, train.Update) and op.STATES:
             states = op.operands[2 : len(op.operands) - len(op.SCALARS)]
             if there.issuperset(states):
-                copies = tuple(_copy(found, v) for v in op.operands[:2])
-                size = sum(map(size_of, states))
-                yield Offload(copies, update=op, number=i, bytes=size)
+                yield op, states
 
 
 def _activations(found: Activations, n: int) -> Offload | None:

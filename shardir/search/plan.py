@@ -2,9 +2,12 @@
 fits in the memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from math import inf
+
+from xdsl.ir import SSAValue
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.functions import name_of
@@ -94,32 +97,12 @@ def _searched(
             return plan
         report(f"a program of {lowered.bytes(plan)} B, of which {limit} B fit")
     gap = max(gap, MEMORY_GAP)
-    bound = bound_within(plan, limit, gap, solver(gap / 2))
+    bound = bound_within(plan, lowered.hosted, limit, gap, solver(gap / 2))
     found = PlansWithin(lowered, limit, report)
     graph = CostGraph(block, source, ties, counts_memory=True, repeats=lowered.repeats)
-    choices, allowed, low, high = list[list[int]](), limit, 1, inf  # of the bytes that are counted
-    for _ in range(MAX_MEMORY_PLANS):
-        near, before = plan_within(graph, allowed, gap, solver(gap / 2), choices), found.best
-        used, counted = found.offer(near), near.live_bytes
-        if used > limit and counted > allowed:  # no plan counts fewer
-            if found.best is not None:
-                break
-            low = max(low, counted)
-        elif used > limit:
-            high = int(counted * (1 - LIMIT_STEP))
-        elif found.best is not before:
-            low = int(max(allowed, counted) * (1 + LIMIT_STEP))
-        else:
-            break
-        allowed = int(min(counted + limit - used, high))
-        if allowed < 1:  # what is not counted needs more than the limit: less of it with less else
-            allowed = int(min(counted * limit / used, high))
-        if found.best is None and allowed < low <= high < inf:
-            allowed = int((low + high) / 2)
-        if allowed < low:
-            break
-    if found.best is None:
-        found.offer(plan_within(graph, 1, gap, solver(gap / 2), choices))
+    for hosted in dict.fromkeys((frozenset[SSAValue](), lowered.hosted)):
+        within = partial(plan_within, graph, hosted, gap=gap, solve=solver(gap / 2), choices=[])
+        _try_within(found, within)
     few = len(plan.candidates) <= MAX_TRIED_OPS or found.best is None
     if lowered.budgets and few and found.may_be_faster(plan):
         found.offer(plan)
@@ -127,10 +110,15 @@ def _searched(
     if best is not None:
         solution = best.solution
         return replace(best, solution=replace(solution, bound=min(bound, solution.objective)))
+    more = (
+        "microbatches, or offload=true"
+        if lowered.budgets and not lowered.offload
+        else "or microbatches"
+    )
     raise ShardirError(
         f"@{name_of(lowered.f)}: expected a plan within {limit} B on a device, got {found.fewest} "
-        f"B in the smallest program found{found.uncounted}; use more devices, smaller batches, or "
-        "microbatches"
+        f"B in the smallest program found{found.uncounted}; use more devices, smaller batches, "
+        f"{more}"
     )
 
 
@@ -147,10 +135,12 @@ def _solved(graph: CostGraph, solve: Solve, scalings: int) -> tuple[Solution, La
     )  # fmt: skip
 
 
-def bound_within(plan: StrategyPlan, limit: int, gap: float, solve: Solve) -> float:
-    """Return a bound of all plans with at most `limit` bytes of arguments, from the fastest plan
-    without a limit."""
-    held = argument_bytes(plan.graph)
+def bound_within(
+    plan: StrategyPlan, hosted: Collection[SSAValue], limit: int, gap: float, solve: Solve
+) -> float:
+    """Return a bound of all plans with at most `limit` bytes of arguments, but those that may be
+    in host memory, from the fastest plan without a limit."""
+    held = argument_bytes(plan.graph, hosted)
     if live(held, plan.solution.choice).max() <= limit:
         return plan.solution.bound
     problem = plan.graph.problem_with(smallest_shares(plan.graph.max_late_transfers))
@@ -159,16 +149,18 @@ def bound_within(plan: StrategyPlan, limit: int, gap: float, solve: Solve) -> fl
 
 
 def plan_within(
-    graph: CostGraph, limit: int, gap: float, solve: Solve, choices: list[list[int]]
-) -> StrategyPlan:
+    graph: CostGraph, hosted: Collection[SSAValue], limit: int, gap: float, solve: Solve,
+    choices: list[list[int]],
+) -> StrategyPlan:  # fmt: skip
     """Return the fastest plan found with at most `limit` live bytes on a device; if there is none,
     the one with the fewest.
 
     Args:
+        hosted: the arguments that may be in host memory, and do not count.
         gap: the relative gap that is enough.
         choices: solutions to begin with; those that are found are added.
     """
-    held = live_bytes(graph)
+    held = live_bytes(graph, hosted)
     solution, shares = _solved(
         graph, lambda problem: solve_within(problem, held, limit, solve, gap, choices), 1
     )
@@ -219,3 +211,35 @@ class PlansWithin:
     def _is_faster(self, seconds: float) -> bool:
         assert self.best is not None
         return seconds < self.lowered.cost(self.best).seconds * IMPROVEMENT
+
+
+def _try_within(found: PlansWithin, within: Callable[[int], StrategyPlan]) -> None:
+    """Offer plans whose counted bytes are moved to where their programs keep to the limit.
+
+    Args:
+        within: returns the fastest plan of which at most so many bytes are counted.
+    """
+    limit, first = found.limit, found.best
+    allowed, low, high = limit, 1, inf  # of the bytes that are counted
+    for _ in range(MAX_MEMORY_PLANS):
+        near, before = within(allowed), found.best
+        used, counted = found.offer(near), near.live_bytes
+        if used > limit and counted > allowed:  # no plan counts fewer
+            if found.best is not first:
+                break
+            low = max(low, counted)
+        elif used > limit:
+            high = int(counted * (1 - LIMIT_STEP))
+        elif found.best is not before:
+            low = int(max(allowed, counted) * (1 + LIMIT_STEP))
+        else:
+            break
+        allowed = int(min(counted + limit - used, high))
+        if allowed < 1:  # what is not counted needs more than the limit: less of it with less else
+            allowed = int(min(counted * limit / used, high))
+        if found.best is first and allowed < low <= high < inf:
+            allowed = int((low + high) / 2)
+        if allowed < low:
+            break
+    if found.best is None:
+        found.offer(within(1))

@@ -91,7 +91,7 @@ def preset_plans(
             found.append((solution, presets))
             if _shortest(solution) < longest:
                 found.append((solutions.improved(solution), presets))
-    held = argument_bytes(graph) if limit is not None else []
+    held = argument_bytes(graph, lowered.hosted) if limit is not None else []
     seen = {tuple(plan.solution.choice)}
     for solution, presets in sorted(found, key=lambda each: each[0].objective):
         choice = solutions.choice(solution)

@@ -30,11 +30,12 @@ from shardir.search.candidates import Candidate
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
 from shardir.search.live_bytes import shard_bytes, storages_of
+from shardir.search.offloads import updates
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares
 from shardir.search.trial import lowered
 
-LOWERING = "lower-plan{{recompute={} nearest=true}}"
+LOWERING = "lower-plan{{recompute={} offload={} nearest=true}}"
 """The pipeline that makes the program of a plan, with what the caller asks `choose-recompute` for;
 if nothing keeps to its budget, what is nearest to it."""
 
@@ -92,15 +93,22 @@ class LoweredPlans:
 
     Args:
         recompute: what is asked of `choose-recompute`; empty: the budgets of plans.
+        offload: whether programs within budgets may have values in host memory.
     """
 
-    def __init__(self, module: ModuleOp, f: FuncOp, mesh: Mesh, recompute: str = ""):
+    def __init__(
+        self, module: ModuleOp, f: FuncOp, mesh: Mesh, recompute: str = "", offload: bool = False
+    ):
         self.module, self.f, self.mesh, self.recompute = module, f, mesh, recompute
         may = PIPELINE not in f.attributes and frees(f)
         self.repeats = may and recompute != NO_RECOMPUTE
         """Whether programs may compute anything again."""
         self.budgets = may and not recompute
         """Whether they do to keep to the budgets of their plans."""
+        self.offload = offload and self.budgets
+        may_be_hosted = (v for _, states in updates(f) for v in states)
+        self.hosted = frozenset(may_be_hosted if self.offload else ())
+        """The states that may be in host memory."""
         self._costs: dict[tuple, tuple[StrategyPlan, FunctionCost]] = {}
 
     def cost(self, plan: StrategyPlan) -> FunctionCost:
@@ -125,7 +133,8 @@ class LoweredPlans:
             ops = dict(zip(block.ops, copied.ops, strict=True))
             write(copy, plan.on(ops, dict(zip(values(block), values(copied), strict=True))))
 
-        pipeline = LOWERING.format(json.dumps(self.recompute))
+        offload = self.offload and plan.budget is not None
+        pipeline = LOWERING.format(json.dumps(self.recompute), json.dumps(offload))
         functions = lowered(self.module, self.f, write_on, pipeline, in_stages=True)
         program = next(g for g in functions if name_of(g) == name_of(self.f))
         trial = program.parent_op()

@@ -105,7 +105,7 @@ def test_a_mode_has_the_options_of_its_passes() -> None:
     [
         ("auto{memry=1}", "pipeline auto has no option memry; did you mean memory?"),
         ("auto{x=1}", "pipeline auto has no option x; it has schedule, memory, entries, gap, "
-         "recompute, overlap, graph, recompute-collectives, offload, nearest, save-schedule, "
+         "recompute, offload, overlap, graph, recompute-collectives, nearest, save-schedule, "
          "max-bytes"),
         ("semi_auto{gap=0.1}", "pipeline train has no option gap; it has search, schedule, memory, "
          "recompute, recompute-collectives, offload, nearest, save-schedule, max-bytes"),

@@ -10,6 +10,7 @@ from extent import long_form
 import shardir
 from shardir.api.compiled import Compiled
 from shardir.backend.runs import Options
+from shardir.diagnostics import ShardirError
 from shardir.tools import bench
 
 pytest.importorskip("torch")
@@ -40,6 +41,21 @@ def test_a_plan_within_memory_trains_as_one_device(offload: bool, tmp_path: Path
     assert memory.peak <= 0.4 * fastest.peak
     assert memory.parts["states"] < fastest.parts["states"]
     assert "recompute" in chosen.text
+    check(chosen, tmp_path / "out")
+
+
+@long_form
+def test_a_plan_with_states_on_hosts_trains_as_one_device(tmp_path: Path) -> None:
+    """The limit is less than a device needs that has a part of the states."""
+    text = search.LAYOUT.sub("", programs.mlp(layers=1, batch=8, dim=16, hidden=32, mesh=(2, 2)))
+    text = text.replace("<sgd,", "<adamw,")
+    assert "adamw" in text
+    with pytest.raises(ShardirError) as e:
+        shardir.compile(text, mode="auto", recompute=1000)
+    limit = int(str(e.value).split(" got ")[1].split(" B ")[0]) - 1
+    chosen = shardir.compile(text, mode="auto", recompute=limit, offload=True)
+    assert chosen.cost().memory.peak <= limit
+    assert "on host" in chosen.text
     check(chosen, tmp_path / "out")
 
 

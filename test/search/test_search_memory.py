@@ -306,7 +306,9 @@ def test_a_limit_below_every_plan_is_an_error():
         planned(1000, MLP)
 
 
-def of_bytes(graph: CostGraph, limit: int, gap: float, solve: Solve, _: object) -> StrategyPlan:
+def of_bytes(
+    graph: CostGraph, hosted: object, limit: int, gap: float, solve: Solve, choices: object
+) -> StrategyPlan:
     """A plan that holds exactly the bytes of the limit."""
     return replace(plan.fastest_plan(graph, solve), live_bytes=limit)
 
