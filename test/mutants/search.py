@@ -179,8 +179,8 @@ MUTANTS = [
         "a limit below all counts ends the search",
         "Plans between the fewest counted bytes and those whose programs need too much are missed.",
         "shardir/search/plan.py",
-        "if found.best is None and allowed < low <= high < inf:",
-        "if found.best is not None and allowed < low <= high < inf:",
+        "if found.best is first and allowed < low <= high < inf:",
+        "if found.best is not first and allowed < low <= high < inf:",
         "test/search/test_uncounted_bytes.py -k shorter",
     ),
     Mutant(
