@@ -13,7 +13,7 @@ from math import comb, inf, prod
 
 import numpy as np
 
-from shardir.algebra.exchange_costs import Table, exchange_costs
+from shardir.algebra.exchange_costs import ManyExchanges, Table
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.traffic import Indices
@@ -23,36 +23,63 @@ MAX_BETWEEN = 50_000
 there are 42,079."""
 
 
-def detour(
-    mesh: Mesh, shape: Shape, axes: Axes, source: Layout, target: Layout, itemsize: int
-) -> tuple[float, Layout] | None:
-    """Return the estimated time of the fastest two exchanges, and the layout between them; None
-    where no two have a closed form, or where there are too many.
+class Detours:
+    """Two exchanges in place of steps between layouts of one tensor.
 
     Args:
         axes: disjoint sub-axes that spell the layouts.
-        source, target: of even shards, partial over the same axes.
     """
-    axes = tuple([a for a in axes if a not in source.partial])
-    rank = len(shape)
-    if _count(rank, len(axes)) > MAX_BETWEEN:
-        return None
-    splits, between = _layouts(axes, rank)
-    divides = np.array([[n % mesh.extent(s) == 0 for s in splits] for n in shape])
-    between = between[divides[np.arange(rank), between].all(axis=1)]
-    size, ends = prod(shape) * itemsize, np.tile(np.arange(rank), (len(between), 1))
-    first = _seconds(exchange_costs(mesh, source.dims, splits, ends, between), size)
-    second = _seconds(exchange_costs(mesh, splits, target.dims, between, ends), size)
-    k = int((first + second).argmin())
-    if (seconds := float(first[k] + second[k])) == inf:
-        return None
-    dims = tuple([splits[i] for i in between[k].tolist()])
-    return seconds, Layout(mesh.name, dims).with_partial(source.partial, source.reduction)
 
+    def __init__(self, mesh: Mesh, shape: Shape, axes: Axes, itemsize: int):
+        self.mesh, self.shape, self.axes = mesh, shape, axes
+        self.size = prod(shape) * itemsize
+        self._between: dict[Axes, tuple[list[Axes], Indices] | None] = {}
+        self._first: dict[Layout, tuple[ManyExchanges, Table]] = {}
 
-def _seconds(costs: tuple[Table, Table], size: int) -> Table:
-    latency, rate = costs
-    return np.where(np.isnan(rate), inf, latency + rate * size)
+    def faster(self, source: Layout, target: Layout, limit: float) -> tuple[float, Layout] | None:
+        """Return the estimated time of the fastest two exchanges, and the layout between them; None
+        where no two of closed form take less than `limit` seconds, or there are too many.
+
+        Args:
+            source, target: of even shards, partial over the same axes.
+        """
+        axes = tuple([a for a in self.axes if a not in source.partial])
+        if axes not in self._between:
+            self._between[axes] = self._even_layouts(axes)
+        if (known := self._between[axes]) is None:
+            return None
+        (splits, between), end = known, np.arange(len(self.shape))
+        if source not in self._first:
+            exchanges = ManyExchanges(self.mesh, source.dims, splits)
+            self._first[source] = exchanges, self._seconds(exchanges.least(end[None], between))
+        first, least = self._first[source]
+        second = ManyExchanges(self.mesh, splits, target.dims)
+        if not second.closed:
+            return None
+        some = np.flatnonzero(least < limit)
+        lowest = least[some] + self._seconds(second.least(between[some], end[None]))
+        some = some[lowest < limit]
+        seconds = self._seconds(first.costs(end[None], between[some]))
+        seconds += self._seconds(second.costs(between[some], end[None]))
+        if not len(some) or (found := float(seconds.min())) >= limit:
+            return None
+        dims = tuple([splits[i] for i in between[some[seconds.argmin()]].tolist()])
+        return found, Layout(self.mesh.name, dims).with_partial(source.partial, source.reduction)
+
+    def _even_layouts(self, axes: Axes) -> tuple[list[Axes], Indices] | None:
+        """Return the layouts over these axes that split the tensor evenly, as `_layouts` does; None
+        where there are too many."""
+        rank = len(self.shape)
+        if _count(rank, len(axes)) > MAX_BETWEEN:
+            return None
+        splits, between = _layouts(axes, rank)
+        extents = np.array([self.mesh.extent(s) for s in splits])
+        divides = np.array(self.shape)[:, None] % extents == 0
+        return splits, between[divides[np.arange(rank), between].all(axis=1)]
+
+    def _seconds(self, costs: tuple[Table, Table]) -> Table:
+        latency, rate = costs
+        return np.where(np.isnan(rate), inf, latency + rate * self.size)
 
 
 def _count(rank: int, axes: int) -> int:

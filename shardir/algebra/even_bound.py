@@ -82,8 +82,8 @@ class EvenBound:
 
     def seconds(self, source: Layout, target: Layout) -> float:
         """Return a lower bound of the time of any plan."""
-        end = self._target(target)
-        latency, mean, others, is_reduced = self._partial_part(source, end)
+        end = self.target(target)
+        latency, mean, others, is_reduced = self.partial_part(source, end)
         found, pairs = [1.0] * len(self.levels), list[tuple[Pairs, ...]]()
         for d, axes in enumerate(source.dims):
             part = self._dimension_part(d, axes, end)
@@ -110,13 +110,13 @@ class EvenBound:
 
     def latency(self, source: Layout, target: Layout) -> float:
         """Return a lower bound of the latencies of any plan."""
-        end = self._target(target)
-        total = self._partial_part(source, end).latency
+        end = self.target(target)
+        total = self.partial_part(source, end).latency
         for d, axes in enumerate(source.dims):
             total += self._dimension_part(d, axes, end).latency
         return total
 
-    def _target(self, layout: Layout) -> BoundTarget:
+    def target(self, layout: Layout) -> BoundTarget:
         if (found := self._targets.get(layout)) is None:
             found = self._targets[layout] = BoundTarget(self, layout)
         return found
@@ -139,7 +139,7 @@ class EvenBound:
     def _latency(self, axis: Axis, factor: float) -> float:
         return factor * minimum_latency(self.mesh, axis)
 
-    def _partial_part(self, source: Layout, end: BoundTarget) -> PartialPart:
+    def partial_part(self, source: Layout, end: BoundTarget) -> PartialPart:
         """Return the part of the partial axes, for all layouts that are partial as the source."""
         if (known := end.partials.get((source.partial, source.reduction))) is not None:
             return known

@@ -9,7 +9,7 @@ two sub-axes must be equal. This holds if no inner link is slower than an outer 
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -24,69 +24,114 @@ from shardir.algebra.steps import step_forms
 from shardir.algebra.traffic import Indices, sub_axes_of_primes, within
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def exchange_costs(
     mesh: Mesh, old: Sequence[Axes], new: Sequence[Axes], source: Indices, target: Indices
 ) -> tuple[Table, Table]:
     """Return the latency of each exchange, and the seconds for each byte of the global tensor; NaN
-    where there is no closed form.
+    where there is no closed form (see `ManyExchanges`)."""
+    return ManyExchanges(mesh, old, new).costs(source, target)
 
-    Args:
-        old, new: splits of a dimension before and after; their axes are equal or disjoint.
-        source, target: the numbers of the splits of all dimensions, of the old and of the new
-            ones: [exchange, dimension].
+
+class ManyExchanges:
+    """Exchanges between layouts over splits of a dimension, before and after; their axes are equal
+    or disjoint.
+
+    `source` and `target` are the numbers of the splits of all dimensions, of the old and of the new
+    ones: [exchange, dimension].
     """
-    levels = mesh.cluster_or_default.levels
-    axes = tuple(dict.fromkeys(a for s in (*old, *new) for a in s))
-    pieces = mesh.cut(axes, mesh.level_sub_axes)
-    fine = [mesh.cut(s, mesh.level_sub_axes) for s in old]
-    extents, wanted_extents = (np.array([float(mesh.extent(s)) for s in x]) for x in (old, new))
-    numbers = {s: i for i, s in enumerate((*old, *new))}
-    spelled, wanted_spelled = (np.array([numbers[s] for s in x]) for x in (old, new))
-    changed = spelled[source] != wanted_spelled[target]
-    n = np.where(changed, extents[source], 1).prod(axis=1)  # devices in the group
-    before, after = 1 / extents[source].prod(axis=1), 1 / wanted_extents[target].prod(axis=1)
 
-    # what the device that receives for longest has on those of its unit of each level
-    fetched = _Overlaps(mesh, fine, new, pieces)
-    parts, paired, known = fetched.of(source, target)
-    reached = []
-    for level in range(-1, len(levels) - 1):
-        near = within(mesh, level, pieces)
-        far = np.array([piece not in near for piece in pieces], dtype=np.bool_)
-        lacks = (paired & far).any(axis=1)
-        reached.append(np.where(lacks, 0, 1 / np.where(far, parts, 1).prod(axis=1)))
-    reached.append(np.ones(len(n)))
-    receiving = sum(
-        (b - a) / level.bandwidth for (a, b), level in zip(pairwise(reached), levels, strict=True)
-    )
+    def __init__(self, mesh: Mesh, old: Sequence[Axes], new: Sequence[Axes]):
+        self.mesh, self.old, self.new = mesh, old, new
+        self.axes = tuple(dict.fromkeys(a for s in (*old, *new) for a in s))
+        self.levels = mesh.cluster_or_default.levels
+        self.factor = mesh.cluster_or_default.times["exchange"]
+        self.extents, self.wanted = (
+            np.array([float(mesh.extent(s)) for s in x]) for x in (old, new)
+        )
+        numbers = {s: i for i, s in enumerate((*old, *new))}
+        spelled, wanted_spelled = (np.array([numbers[s] for s in x]) for x in (old, new))
+        self.changes = spelled[:, None] != wanted_spelled
+        self.reach = np.array([mesh.level(s) for s in old])
+        speeds = [level.bandwidth for level in self.levels]
+        self.closed = speeds == sorted(speeds, reverse=True)
 
-    # the maximum that a device sends: to all that want it, or less what it keeps
-    in_old, in_new = (
-        np.array([[a in s for a in axes] for s in x], dtype=np.bool_).reshape(len(x), len(axes))
-        for x in (old, new)
-    )
-    sizes = np.array([float(mesh.extent((a,))) for a in axes])
-    had, has = in_old[source].any(axis=1), in_new[target].any(axis=1)
-    moving = (in_old[source] & changed[..., None]).any(axis=1)
-    copies = n / np.where(moving & has, sizes, 1).prod(axis=1)
-    parts, paired, backward = _Overlaps(mesh, new, old, axes).of(target, source)
-    wanted = before / np.where(had, 1, parts).prod(axis=1) * copies
-    kept = np.where((paired & had).any(axis=1), 0, before / parts.prod(axis=1))
-    sent = np.maximum(wanted - kept, 0)
+    @cached_property
+    def shares(self) -> tuple[list[Table], Flags]:
+        """The share of the new shard, along a dimension, that the device which receives for longest
+        has on those of its unit of each level (first on itself), and whether these are known: [old,
+        new]."""
+        mesh, found = self.mesh, []
+        pieces = mesh.cut(self.axes, mesh.level_sub_axes)
+        fine = [mesh.cut(s, mesh.level_sub_axes) for s in self.old]
+        fetched = _Overlaps(mesh, fine, self.new, pieces)
+        for level in range(-1, len(self.levels) - 1):
+            near = within(mesh, level, pieces)
+            far = np.array([piece not in near for piece in pieces], dtype=np.bool_)
+            lacks = (fetched.paired & far).any(axis=2)
+            found.append(np.where(lacks, 0, 1 / np.where(far, fetched.parts, 1).prod(axis=2)))
+        return found, fetched.known
 
-    outermost = np.array([mesh.level(s) for s in old])
-    reach = np.where(changed, outermost[source], 0).max(axis=1, initial=0)
-    messages = {x: rounds(int(x)) for x in np.unique(n).tolist()}
-    latency = np.array([messages[x] for x in n.tolist()], dtype=np.float64)
-    latency *= np.array([level.latency for level in levels])[reach]
-    times = mesh.cluster_or_default.times["exchange"]
-    packed = 2 * sent + (1 - reached[0]) * after
-    rate = times * receiving * after + copying(1, mesh) * packed
-    speeds = [level.bandwidth for level in levels]
-    known &= backward & (speeds == sorted(speeds, reverse=True))
-    return np.where(known, times * latency, np.nan), np.where(known, rate, np.nan)
+    def least(self, source: Indices, target: Indices) -> tuple[Table, Table]:
+        """Return lower bounds of the costs: those without packing, which are found in less time."""
+        changed = self.changes[source, target]
+        n = np.where(changed, self.extents[source], 1).prod(axis=1)  # devices in the group
+        reach = np.where(changed, self.reach[source], 0).max(axis=1, initial=0)
+        messages = np.array([rounds(k) for k in range(int(n.max(initial=1)) + 1)], dtype=np.float64)
+        latency = messages[n.astype(np.int64)]
+        latency *= np.array([level.latency for level in self.levels])[reach]
+        tables, _ = self.shares
+        reached = [table[source, target].prod(axis=1) for table in tables]
+        reached.append(np.ones(len(n)))
+        receiving = sum(
+            (b - a) / level.bandwidth
+            for (a, b), level in zip(pairwise(reached), self.levels, strict=True)
+        )
+        return self.factor * latency, self.factor * receiving / self._wanted(target)
+
+    def _wanted(self, target: Indices) -> Table:
+        """Return the numbers of shards after the exchanges."""
+        return self.wanted[target].prod(axis=1)
+
+    @cached_property
+    def _axes_of(self) -> tuple[Flags, Flags]:
+        """The axes of each old and new split: [split, axis]."""
+        old, new = (
+            np.array([[a in s for a in self.axes] for s in x], dtype=np.bool_).reshape(len(x), -1)
+            for x in (self.old, self.new)
+        )
+        return old, new
+
+    @cached_property
+    def _backward(self) -> "_Overlaps":
+        return _Overlaps(self.mesh, self.new, self.old, self.axes)
+
+    def costs(self, source: Indices, target: Indices) -> tuple[Table, Table]:
+        """Return the latency of each exchange, and the seconds for each byte of the global tensor;
+        NaN where there is no closed form."""
+        latency, rate = self.least(source, target)
+        changed = self.changes[source, target]
+        n = np.where(changed, self.extents[source], 1).prod(axis=1)
+        before = 1 / self.extents[source].prod(axis=1)
+
+        # the maximum that a device sends: to all that want it, or less what it keeps
+        in_old, in_new = self._axes_of
+        sizes = np.array([float(self.mesh.extent((a,))) for a in self.axes])
+        had, has = in_old[source].any(axis=1), in_new[target].any(axis=1)
+        moving = (in_old[source] & changed[..., None]).any(axis=1)
+        copies = n / np.where(moving & has, sizes, 1).prod(axis=1)
+        parts, paired, backward = self._backward.of(target, source)
+        wanted = before / np.where(had, 1, parts).prod(axis=1) * copies
+        kept = np.where((paired & had).any(axis=1), 0, before / parts.prod(axis=1))
+        sent = np.maximum(wanted - kept, 0)
+
+        (stays, *_), forward = self.shares
+        lacking = 1 - stays[source, target].prod(axis=1)
+        rate += copying(1, self.mesh) * (2 * sent + lacking / self._wanted(target))
+        known = forward[source, target].all(axis=1) & backward & self.closed
+        return np.where(known, latency, np.nan), np.where(known, rate, np.nan)
 
 
 @lru_cache(maxsize=16384)
@@ -130,7 +175,8 @@ class _Overlaps:
             self.parts[rows, :, axis] *= np.where(gone, sizes[some], 1)
             self.paired[rows, :, axis] |= differs
 
-    def of(self, old: Indices, new: Indices) -> tuple[Table, Any, Any]:
+    def of(self, old: Indices, new: Indices) -> tuple[Table, Flags, Flags]:
         """Return these of all dimensions together, and whether they are known: [exchange, axis]."""
         parts = self.parts[old, new].prod(axis=1)
-        return parts, self.paired[old, new].any(axis=1), self.known[old, new].all(axis=1)
+        known = np.logical_and.reduce(self.known[old, new], axis=1)
+        return parts, np.logical_or.reduce(self.paired[old, new], axis=1), known

@@ -20,7 +20,7 @@ import numpy as np
 
 from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.exchange_costs import exchange_costs
+from shardir.algebra.exchange_costs import ManyExchanges
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.algebra.moves import RedistributionProblem
@@ -97,12 +97,16 @@ def _joined(
     (old, source), (new, target) = _splits(heads), _splits(tails)
     sums = np.array([h.seconds for _, h in heads])[:, None] + [t.seconds for _, t in tails]
     first, last = np.nonzero(sums < found.seconds)
+    exchanges = ManyExchanges(mesh, old, new)
     for start in range(0, len(first), MAX_EXCHANGES):
         i, j = (x[start : start + MAX_EXCHANGES] for x in (first, last))
-        latency, rate = exchange_costs(mesh, old, new, source[i], target[j])
+        latency, rate = exchanges.least(source[i], target[j])
+        some = latency + rate * size + sums[i, j] < found.seconds
+        i, j = i[some], j[some]
+        latency, rate = exchanges.costs(source[i], target[j])
         seconds = np.where(np.isnan(rate), inf, latency + rate * size) + sums[i, j]
-        k = int(seconds.argmin())
-        if seconds[k] < found.seconds:
+        k = int(seconds.argmin()) if len(seconds) else -1
+        if len(seconds) and seconds[k] < found.seconds:
             (here, head), (there, tail) = heads[i[k]], tails[j[k]]
             step = CollectiveStep("exchange", exchange_axes(here, there), there)
             between = () if here == there else (step,)

@@ -13,8 +13,9 @@ from itertools import combinations, count, pairwise
 from typing import NamedTuple
 
 from shardir.algebra.collectives import CollectiveStep
-from shardir.algebra.detours import detour
+from shardir.algebra.detours import Detours
 from shardir.algebra.estimates import IMPROVEMENT
+from shardir.algebra.even_search import EvenSearch
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.meeting import meeting
 from shardir.algebra.mesh import Mesh, sizes_of
@@ -27,6 +28,9 @@ from shardir.algebra.steps import elements, step_memory, steps_seconds
 MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
 """The number of steps that A* prices at the maximum, by the weight of the bound of what is left:
 first it searches for a plan that takes at most twice the minimum time, then for the fastest."""
+
+MAX_EXPANDED = 1500
+"""The number of layouts of even shards from which moves are made at the maximum."""
 
 MEETING = 1.2
 """The weight before whose search plans that meet in an exchange are tried (meeting.py): the fastest
@@ -92,16 +96,30 @@ class Search:
             self.offer(steps)
         minimum = self.bound(p.source)
         if self.best is None or minimum < self.best[0] * IMPROVEMENT:
-            all_forms, proven = self.memory is None and not p.crosses, False
-            for weight in MAX_PRICED:
-                if all_forms and weight == MEETING:
-                    self.meet()
-                if proven := self.expand(weight):
-                    break
-            if all_forms and not proven:
-                while self.detour():
+            all_forms = self.memory is None and not p.crosses
+            if not self.proven(all_forms) and all_forms:
+                axes = p.mesh.cut(p.mesh.names, p.spellings[0])
+                detours = Detours(p.mesh, p.shape, axes, self.itemsize)
+                while self.detour(detours):
                     pass
         return None if self.best is None else self.best[1]
+
+    def proven(self, meets: bool) -> bool:
+        """Search by A*; of uneven shards, where it ends early, for plans that meet in an exchange
+        too (`meets`). Return whether no plan by single moves is faster than the best then."""
+        if self.memory is None and EvenSearch.fits(self.problem):
+            assert self.best is not None, "an exchange is a plan"
+            even = EvenSearch(self.problem, self.itemsize)
+            proven, seconds = even.run(self.best[0], MAX_EXPANDED)
+            if seconds < self.best[0]:
+                self.offer(even.steps())
+            return proven
+        for weight in MAX_PRICED:
+            if meets and weight == MEETING:
+                self.meet()
+            if self.expand(weight):
+                return True
+        return False
 
     def offer(self, steps: list[CollectiveStep]) -> None:
         """Take a plan if it is within the memory and faster than the best."""
@@ -177,21 +195,20 @@ class Search:
         if steps := meeting(self.problem, self.itemsize, limit, self.costs).steps:
             self.offer([*steps])
 
-    def detour(self) -> bool:
+    def detour(self, detours: Detours) -> bool:
         """Put two exchanges in place of some steps of the plan, where they are faster; return
         whether they are."""
         p, before = self.problem, self.best
         assert before is not None, "an exchange is a plan"
         steps = before[1]
         layouts = [p.source, *(s.layout for s in steps)]
-        spelling = p.mesh.cut(p.mesh.names, p.spellings[0])
         for i, j in combinations(range(len(layouts)), 2):
             now = steps_seconds(p.mesh, p.shape, layouts[i], steps[i:j], self.itemsize)
             if j - i > 2 or not now or not layouts[i].even(p.mesh, p.shape):
                 continue
             for target in self.splits(layouts[i], layouts[j]):
-                found = detour(p.mesh, p.shape, spelling, layouts[i], target, self.itemsize)
-                if found is not None and found[0] < now * IMPROVEMENT:
+                found = detours.faster(layouts[i], target, now * IMPROVEMENT)
+                if found is not None:
                     ends = pairwise((layouts[i], found[1], target, layouts[j]))
                     parts = [step for part in ends for step in self.fixed(*part)]
                     self.offer([*steps[:i], *parts, *steps[j:]])

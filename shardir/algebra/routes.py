@@ -147,6 +147,8 @@ class Routes:
         """Return the moves of the path from one layout to another; None where there is none."""
         if source not in self.index or target not in self.index:
             return None
+        if not (source.even(self.mesh, shape) and target.even(self.mesh, shape)):
+            return None  # the table need not be made
         seconds, via = self.paths(shape, itemsize)
         i, j = self.index[source], self.index[target]
         if seconds[i, j] == inf:

@@ -8,7 +8,7 @@ from extent import extent
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import CollectiveStep
-from shardir.algebra.detours import detour
+from shardir.algebra.detours import Detours
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
@@ -82,6 +82,7 @@ def test_a_detour_is_the_fastest_two_exchanges() -> None:
     mesh, random = Mesh("m", (("a", 4), ("b", 4)), load("pod2048").part(16)), Random(0)
     axes, shape, shorter = mesh.cut(mesh.names, mesh.level_sub_axes), (64, 8), 0
     every = [l for l in Routes(mesh, 2, "sum", axes).layouts if l.even(mesh, shape)]
+    detours = Detours(mesh, shape, axes, 4)
     for partial in ((), axes[:1]):
         layouts = [l for l in every if l.partial == partial]
 
@@ -91,9 +92,10 @@ def test_a_detour_is_the_fastest_two_exchanges() -> None:
 
         for _ in range(extent(4, 40)):
             source, target = random.sample(layouts, 2)
-            found = detour(mesh, shape, axes, source, target, 4)
-            assert found is not None
             best = min(seconds(source, z) + seconds(z, target) for z in layouts)
+            found = detours.faster(source, target, best * 1.001)
+            assert found is not None
+            assert detours.faster(source, target, best * 0.999) is None
             by_way = seconds(source, found[1]) + seconds(found[1], target)
             np.testing.assert_allclose([found[0], by_way], best, rtol=1e-9)
             shorter += best < seconds(source, target) * (1 - 1e-6)

@@ -76,6 +76,22 @@ MUTANTS = [
         "test/algebra/test_route_costs.py",
     ),
     Mutant(
+        "bounds in arrays count axes over which the target is partial",
+        "In arrays the latencies of axes that the target is partial over count, as others do.",
+        "shardir/algebra/even_times.py",
+        "self._moved[rest & ~self._partial]",
+        "self._moved[rest]",
+        "test/algebra/test_even_search.py",
+    ),
+    Mutant(
+        "A* drops a layout that is reached faster later",
+        "A layout from which moves were made is never opened again.",
+        "shardir/algebra/even_search.py",
+        "self.so_far[to], self.open[to] = seconds[order], True",
+        "self.open[to] = np.isinf(self.so_far[to]); self.so_far[to] = seconds[order]",
+        "test/algebra/test_even_search.py",
+    ),
+    Mutant(
         "no move splits over a full axis that neither layout has",
         "Shards over one of its sub-axes do not contain those over two where they are uneven.",
         "shardir/algebra/moves.py",

@@ -1,0 +1,260 @@
+"""The moves of moves.py from many layouts of even shards at once.
+
+all layouts, one dimension, all runs     ->  the slices that are free to be taken
+all layouts that are partial alike       ->  the reductions over each set of these axes
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from shardir.algebra.even_codes import Digits, Layouts, union
+from shardir.algebra.even_times import EXCHANGE
+from shardir.algebra.layout import Layout
+from shardir.algebra.moves import RedistributionProblem
+from shardir.algebra.traffic import Indices
+
+SLICE, MAKE_PARTIAL, ROOTED, GATHER, ALL_TO_ALL, REDUCE, SCATTER = range(EXCHANGE)
+"""The numbers of KINDS."""
+
+
+class Moves(NamedTuple):
+    """Moves: the number of the layout before each, the layout after it, and the parameters of
+    `EvenTimes.seconds`."""
+
+    before: Indices
+    after: Layouts
+    kinds: Indices
+    axes: Indices
+    dims: Indices
+
+    def some(self, which: Indices) -> "Moves":
+        after = self.after[which]
+        return Moves(
+            self.before[which], after, self.kinds[which], self.axes[which], self.dims[which]
+        )
+
+    def numbers(self) -> Indices:
+        """Return all but the layouts after them: [move, 5]."""
+        return np.column_stack([self.before, self.kinds, self.axes, self.dims])
+
+
+class EvenMoves:
+    """The moves from layouts over the sub-axes of `digits`, whose reductions are sums."""
+
+    def __init__(self, problem: RedistributionProblem, digits: Digits):
+        self.digits, self.rank = digits, len(problem.shape)
+        self.runs = np.array([digits.code(run) for run in problem.runs], dtype=np.int64)
+        self.run_masks = digits.masks(self.runs)
+        self.target = np.array([digits.code(axes) for axes in problem.target.dims])
+        self.partial = digits.bitmask(problem.target.partial)
+        self._orders: dict[int, tuple[Indices, Indices]] = {}
+
+    def of(self, layouts: Layouts) -> Moves:
+        """Return every move that a plan may need, some of them more than once."""
+        found = [*self._local(layouts), *self._along_suffixes(layouts)]
+        for partial in np.unique(layouts.partial).tolist():
+            alike = np.flatnonzero(layouts.partial == partial)
+            found += self._reductions(layouts, alike, partial)
+        found.append(self._exchanges(layouts))
+        (*numbers,) = zip(*found, strict=True)
+        before, splits, after, kinds, axes, dims, concats = (np.concatenate(x) for x in numbers)
+        return Moves(before, Layouts(splits, after), kinds, axes, np.stack([dims, concats], axis=1))
+
+    def _rows(
+        self, layouts: Layouts, before: Indices, splits: Indices, partial: Indices, kind: int,
+        axes: Indices, dim: int = -1, concat: int = -1,
+    ) -> tuple[Indices, ...]:  # fmt: skip
+        n = len(before)
+        return (
+            before,
+            splits,
+            partial,
+            np.full(n, kind),
+            axes,
+            np.full(n, dim),
+            np.full(n, concat),
+        )
+
+    def _appended(self, splits: Indices, dim: int, axes: Indices) -> Indices:
+        """Return splits of which one dimension is split over these axes too."""
+        found = splits.copy()
+        found[:, dim] = self.digits.joined(splits[:, dim], axes)
+        return found
+
+    def _local(self, layouts: Layouts) -> Iterator[tuple[Indices, ...]]:
+        """Yield slices, and complete values made partial."""
+        used = self._used(layouts)
+        before, run = np.nonzero((used[:, None] & self.run_masks) == 0)
+        axes, splits = self.runs[run], layouts.splits[before]
+        for dim in range(self.rank):
+            after = self._appended(splits, dim, axes)
+            yield self._rows(layouts, before, after, layouts.partial[before], SLICE, axes, dim)
+        for i in range(self.digits.count):
+            if self.partial >> i & 1:
+                before = np.flatnonzero((used >> i & 1) == 0)
+                partial, axes = layouts.partial[before] | 1 << i, np.full(len(before), i + 1)
+                yield self._rows(
+                    layouts, before, layouts.splits[before], partial, MAKE_PARTIAL, axes
+                )
+
+    def _used(self, layouts: Layouts) -> Indices:
+        masks = union(self.digits.masks(layouts.splits))
+        return masks | layouts.partial
+
+    def _along_suffixes(self, layouts: Layouts) -> Iterator[tuple[Indices, ...]]:
+        """Yield gathers, all-to-alls and splits made partial, of all minor axes of a dimension."""
+        digits = self.digits
+        for dim in range(self.rank):
+            lengths = digits.lengths(layouts.splits[:, dim])
+            before, gone = np.nonzero(lengths[:, None] > np.arange(digits.count))
+            splits, partial = layouts.splits[before], layouts.partial[before]
+            axes, splits[:, dim] = np.divmod(
+                splits[:, dim], digits.powers[lengths[before] - gone - 1]
+            )
+            yield self._rows(layouts, before, splits, partial, GATHER, axes, dim)
+            among = partial | digits.masks(axes)
+            yield self._rows(layouts, before, splits, among, ROOTED, axes, dim)
+            for other in range(self.rank):
+                if other != dim:
+                    after = self._appended(splits, other, axes)
+                    yield self._rows(layouts, before, after, partial, ALL_TO_ALL, axes, other, dim)
+
+    def _reductions(
+        self, layouts: Layouts, alike: Indices, partial: int
+    ) -> Iterator[tuple[Indices, ...]]:
+        """Yield the reductions from layouts that are `partial` alike."""
+        if not partial:
+            return
+        sets, orders = self._scattered(partial)
+        for kind, codes in ((REDUCE, sets), (SCATTER, orders)):
+            before = np.repeat(alike, len(codes))
+            axes, splits = np.tile(codes, len(alike)), layouts.splits[before]
+            after = partial & ~self.digits.masks(axes)
+            if kind == REDUCE:
+                yield self._rows(layouts, before, splits, after, kind, axes)
+                continue
+            for dim in range(self.rank):
+                split = self._appended(splits, dim, axes)
+                yield self._rows(layouts, before, split, after, kind, axes, dim)
+
+    def _scattered(self, partial: int) -> tuple[Indices, Indices]:
+        """Return the sets of some partial axes, and the orders in which they are scattered."""
+        if partial not in self._orders:
+            digits = self.digits
+            left = digits.of_bits(partial)
+            some = [axes for n in range(1, len(left) + 1) for axes in combinations(left, n)]
+            inner = self.runs[(self.run_masks & ~partial) == 0]
+            rest = digits.without(np.full(len(inner), digits.code(left)), digits.masks(inner))
+            several = [digits.code(axes) for axes in some if len(axes) > 1]
+            orders = np.unique(
+                np.concatenate([inner, digits.joined(inner, rest), np.array(several, np.int64)])
+            )
+            self._orders[partial] = np.array([*map(digits.code, some)]), orders
+        return self._orders[partial]
+
+    def _exchanges(self, layouts: Layouts) -> tuple[Indices, ...]:
+        """Return the exchanges of `_exchanges` in moves.py."""
+        now, used, partial = layouts.splits, self._used(layouts), layouts.partial
+        wanted = self.digits.before(np.broadcast_to(self.target, now.shape), partial[:, None])
+        parts = [*self._towards(layouts, wanted)]
+        row, ends = np.tile(np.arange(len(now)), len(parts)), np.concatenate(parts)
+        row, ends = self._valid(layouts, row, ends)
+        found = [(row, ends), self._with_runs(row, ends, partial)]
+        found += [*self._shifted(wanted), *self._single(now, used)]
+        row, ends = (np.concatenate(x) for x in zip(*found, strict=True))
+        row, ends = self._valid(layouts, row, ends)
+        zeros = np.zeros(len(row), dtype=np.int64)
+        return self._rows(layouts, row, ends, partial[row], EXCHANGE, zeros)
+
+    def _valid(self, layouts: Layouts, row: Indices, ends: Indices) -> tuple[Indices, Indices]:
+        """Return the exchanges that are over some axes, and in which no axis is used twice."""
+        digits, old = self.digits, layouts.splits[row]
+        moves = ((old != ends) & (old > 0)).any(axis=1)
+        row, ends = row[moves], ends[moves]
+        masks = union(digits.masks(ends))
+        once = np.bitwise_count(masks) == digits.lengths(ends).sum(axis=1)
+        good = np.flatnonzero(once & (masks & layouts.partial[row] == 0))
+        return row[good], ends[good]
+
+    def _towards(self, layouts: Layouts, wanted: Indices) -> Iterator[Indices]:
+        """Yield an end for each layout: the target's split as far as its axes are not partial
+        (`wanted`), of all dimensions or of one, perhaps with others at the minor end."""
+        digits, rank, now = self.digits, self.rank, layouts.splits
+        new = self.partial & ~layouts.partial
+        added = digits.of_sets(new)
+        for dim in range(rank):
+            yield self._appended(np.broadcast_to(self.target, now.shape), dim, added)
+        masks, aims = digits.masks(now), digits.masks(wanted)
+        rest = digits.without(now, union(aims)[:, None])
+        yield digits.joined(wanted, self._first(rest, new[:, None]))
+        left = rest[:, 0]
+        for dim in range(1, rank):
+            left = digits.joined(left, rest[:, dim])
+        left = self._first(left, new)
+        for dim in range(rank):
+            yield self._appended(wanted, dim, left)
+            others = union(np.delete(masks, dim, axis=1))
+            aim = wanted[:, dim]
+            mine = digits.without(now[:, dim], aims[:, dim])
+            for end in (aim, digits.joined(aim, mine), digits.before(aim, others)):
+                ends = digits.without(now, digits.masks(end)[:, None])
+                ends[:, dim] = end
+                yield ends
+        yield wanted
+
+    def _first(self, codes: Indices, some: Indices) -> Indices:
+        """Return the axes, those that are among some before the others."""
+        digits = self.digits
+        return digits.joined(digits.without(codes, some, keep=True), digits.without(codes, some))
+
+    def _with_runs(self, row: Indices, ends: Indices, partial: Indices) -> tuple[Indices, Indices]:
+        """Return the ends with axes that they do not use at the minor end of a dimension, to be
+        gathered later: a run, or some of all axes in the reverse of the mesh's order, so that those
+        along the outermost links are gathered first."""
+        digits = self.digits
+        masks = union(digits.masks(ends)) | partial[row]
+        at, run = np.nonzero((masks[:, None] & self.run_masks) == 0)
+        free = digits.of_sets(~masks & (1 << digits.count) - 1, reverse=True)
+        some, n = np.nonzero(digits.lengths(free)[:, None] > np.arange(1, digits.count))
+        axes = np.concatenate([self.runs[run], free[some] % digits.powers[n + 2]])
+        at = np.concatenate([at, some])
+        found = [self._appended(ends[at], dim, axes) for dim in range(self.rank)]
+        return np.tile(row[at], self.rank), np.concatenate(found)
+
+    def _shifted(self, wanted: Indices) -> Iterator[tuple[Indices, Indices]]:
+        """Yield the target's split with the minor axes of one dimension in another."""
+        digits = self.digits
+        for dim in range(self.rank):
+            lengths = digits.lengths(wanted[:, dim])
+            row, n = np.nonzero(lengths[:, None] > np.arange(max(lengths, default=0)))
+            rest = wanted[row]
+            axes, rest[:, dim] = np.divmod(rest[:, dim], digits.powers[n])
+            for other in range(self.rank):
+                if other != dim:
+                    yield row, self._appended(rest, other, axes)
+
+    def _single(self, now: Indices, used: Indices) -> Iterator[tuple[Indices, Indices]]:
+        """Yield the exchanges of one sub-axis to the minor end of a dimension, perhaps with a run
+        that is not used."""
+        digits = self.digits
+        for dim in range(self.rank):
+            lengths = digits.lengths(now[:, dim])
+            row, at = np.nonzero(lengths[:, None] > np.arange(digits.count))
+            high, low = np.divmod(now[row, dim], digits.powers[at])
+            high, axis = np.divmod(high, digits.base)
+            rest = now[row]
+            rest[:, dim] = low + high * digits.powers[at]
+            for other in range(self.rank):
+                ends = self._appended(rest, other, axis)
+                yield row, ends
+                some, run = np.nonzero((used[row][:, None] & self.run_masks) == 0)
+                yield row[some], self._appended(ends[some], other, self.runs[run])
+
+
+def numbered(digits: Digits, layout: Layout) -> Layouts:
+    """Return one layout as numbers."""
+    splits = np.array([[digits.code(axes) for axes in layout.dims]], dtype=np.int64)
+    return Layouts(splits, np.array([digits.bitmask(layout.partial)], dtype=np.int64))
