@@ -51,13 +51,13 @@ class Detours:
         (splits, between), end = known, np.arange(len(self.shape))
         if source not in self._first:
             exchanges = ManyExchanges(self.mesh, source.dims, splits)
-            self._first[source] = exchanges, self._seconds(exchanges.least(end[None], between))
-        first, least = self._first[source]
+            self._first[source] = exchanges, self._seconds(exchanges.lowest(end[None], between))
+        first, lowest = self._first[source]
         second = ManyExchanges(self.mesh, splits, target.dims)
         if not second.closed:
             return None
-        some = np.flatnonzero(least < limit)
-        lowest = least[some] + self._seconds(second.least(between[some], end[None]))
+        some = np.flatnonzero(lowest < limit)
+        lowest = lowest[some] + self._seconds(second.lowest(between[some], end[None]))
         some = some[lowest < limit]
         seconds = self._seconds(first.costs(end[None], between[some]))
         seconds += self._seconds(second.costs(between[some], end[None]))

@@ -1,26 +1,26 @@
 """Layouts as numbers, for many of them at once: splits of a dimension, and sets of axes.
 
-    axes a, b, c are digits 1, 2, 3 in base 4      {a, c}  ->  1 + 3 * 4      the major axis is the
-                                                               lowest digit
-    sets of axes are bits                          {a, c}  ->  0b101
+    axes a, b, c are 1, 2, 3, and a split is     {a, c}  ->  1 + 3 * 4
+    a number in base 4, the major axis first
+    a set of axes is the sum of their bits       {a, c}  ->  0b101
 
 So axes are added to a dimension, or removed from it, by arithmetic of arrays. Prices compare splits
-place by place in sub-axes of prime sizes (traffic.py): these have digits and bits of their own.
+place by place in sub-axes of prime sizes, which have numbers and bits of their own
+(even_places.py).
 """
 
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.traffic import Indices
 
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-
-class Digits:
-    """Digits for some sub-axes, disjoint and each of one level."""
+class Spelling:
+    """The numbers and bits of some sub-axes, disjoint and each of one level."""
 
     def __init__(self, mesh: Mesh, axes: Axes):
         self.axes, self.count = axes, len(axes)
@@ -50,8 +50,8 @@ class Digits:
         """Return the axes of a code."""
         found = []
         while code:
-            code, digit = divmod(code, self.base)
-            found.append(self.axes[digit - 1])
+            code, number = divmod(code, self.base)
+            found.append(self.axes[number - 1])
         return tuple(found)
 
     def of_bits(self, mask: int) -> Axes:
@@ -72,26 +72,26 @@ class Digits:
         return np.searchsorted(self.powers[: self.count], codes, side="right")
 
     def places(self, codes: Indices) -> list[Indices]:
-        """Return the digits at each place, as far as there are some."""
+        """Return the numbers of the axes at each place, as far as there are some."""
         found = []
         for _ in range(int(self.lengths(codes.max(initial=0)))):
-            codes, digit = np.divmod(codes, self.base)
-            found.append(digit)
+            codes, number = np.divmod(codes, self.base)
+            found.append(number)
         return found
 
     def masks(self, codes: Indices) -> Indices:
         """Return the sets of axes."""
         found = np.zeros(codes.shape, dtype=np.int64)
-        for digit in self.places(codes):
-            found |= self.bits[digit]
+        for number in self.places(codes):
+            found |= self.bits[number]
         return found
 
     def without(self, codes: Indices, masks: Indices | int, keep: bool = False) -> Indices:
         """Return the codes without the axes of some sets; `keep`: with these alone."""
         found, at = np.zeros(np.broadcast(codes, masks).shape, dtype=np.int64), 0
-        for digit in self.places(codes):
-            stays = (digit > 0) & (((self.bits[digit] & masks) != 0) == keep)
-            found += stays * digit * self.powers[at]
+        for number in self.places(codes):
+            stays = (number > 0) & (((self.bits[number] & masks) != 0) == keep)
+            found += stays * number * self.powers[at]
             at = at + stays
         return found
 
@@ -99,9 +99,9 @@ class Digits:
         """Return the major axes before the first that is in a set."""
         found = np.zeros(np.broadcast(codes, masks).shape, dtype=np.int64)
         alive: Any = True
-        for place, digit in enumerate(self.places(codes)):
-            alive = alive & ((self.bits[digit] & masks) == 0)
-            found += alive * digit * self.powers[place]
+        for place, number in enumerate(self.places(codes)):
+            alive = alive & ((self.bits[number] & masks) == 0)
+            found += alive * number * self.powers[place]
         return found
 
     def joined(self, major: Indices, minor: Indices) -> Indices:
@@ -114,12 +114,13 @@ def union(sets: Indices) -> Indices:
     return reduce(np.bitwise_or, sets.T, np.zeros(len(sets), dtype=np.int64))
 
 
-class Layouts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Layouts:
     """Layouts of one tensor: the codes of their splits, [layout, dimension], and the bits of their
     partial axes, [layout]."""
 
     splits: Indices
     partial: Indices
 
-    def __getitem__(self, some: Any) -> "Layouts":  # type: ignore[override]
+    def __getitem__(self, some: Any) -> "Layouts":
         return Layouts(self.splits[some], self.partial[some])

@@ -1,7 +1,9 @@
 """The moves of moves.py from many layouts of even shards at once.
 
+The splits are numbers (even_codes.py):
+
 all layouts, one dimension, all runs     ->  the slices that are free to be taken
-all layouts that are partial alike       ->  the reductions over each set of these axes
+all layouts that are partial same       ->  the reductions over each set of these axes
 """
 
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardir.algebra.even_codes import Digits, Layouts, union
+from shardir.algebra.even_codes import Layouts, Spelling, union
 from shardir.algebra.even_times import EXCHANGE
 from shardir.algebra.layout import Layout
 from shardir.algebra.moves import RedistributionProblem
@@ -20,8 +22,8 @@ SLICE, MAKE_PARTIAL, ROOTED, GATHER, ALL_TO_ALL, REDUCE, SCATTER = range(EXCHANG
 """The numbers of KINDS."""
 
 
-class Moves(NamedTuple):
-    """Moves: the number of the layout before each, the layout after it, and the parameters of
+class MoveArrays(NamedTuple):
+    """MoveArrays: the number of the layout before each, the layout after it, and the parameters of
     `EvenTimes.seconds`."""
 
     before: Indices
@@ -30,9 +32,9 @@ class Moves(NamedTuple):
     axes: Indices
     dims: Indices
 
-    def some(self, which: Indices) -> "Moves":
+    def some(self, which: Indices) -> "MoveArrays":
         after = self.after[which]
-        return Moves(
+        return MoveArrays(
             self.before[which], after, self.kinds[which], self.axes[which], self.dims[which]
         )
 
@@ -42,26 +44,28 @@ class Moves(NamedTuple):
 
 
 class EvenMoves:
-    """The moves from layouts over the sub-axes of `digits`, whose reductions are sums."""
+    """The moves from layouts over the sub-axes of `spelling`, whose reductions are sums."""
 
-    def __init__(self, problem: RedistributionProblem, digits: Digits):
-        self.digits, self.rank = digits, len(problem.shape)
-        self.runs = np.array([digits.code(run) for run in problem.runs], dtype=np.int64)
-        self.run_masks = digits.masks(self.runs)
-        self.target = np.array([digits.code(axes) for axes in problem.target.dims])
-        self.partial = digits.bitmask(problem.target.partial)
+    def __init__(self, problem: RedistributionProblem, spelling: Spelling):
+        self.spelling, self.rank = spelling, len(problem.shape)
+        self.runs = np.array([spelling.code(run) for run in problem.runs], dtype=np.int64)
+        self.run_masks = spelling.masks(self.runs)
+        self.target = np.array([spelling.code(axes) for axes in problem.target.dims])
+        self.partial = spelling.bitmask(problem.target.partial)
         self._orders: dict[int, tuple[Indices, Indices]] = {}
 
-    def of(self, layouts: Layouts) -> Moves:
+    def of(self, layouts: Layouts) -> MoveArrays:
         """Return every move that a plan may need, some of them more than once."""
         found = [*self._local(layouts), *self._along_suffixes(layouts)]
         for partial in np.unique(layouts.partial).tolist():
-            alike = np.flatnonzero(layouts.partial == partial)
-            found += self._reductions(layouts, alike, partial)
+            same = np.flatnonzero(layouts.partial == partial)
+            found += self._reductions(layouts, same, partial)
         found.append(self._exchanges(layouts))
         (*numbers,) = zip(*found, strict=True)
         before, splits, after, kinds, axes, dims, concats = (np.concatenate(x) for x in numbers)
-        return Moves(before, Layouts(splits, after), kinds, axes, np.stack([dims, concats], axis=1))
+        return MoveArrays(
+            before, Layouts(splits, after), kinds, axes, np.stack([dims, concats], axis=1)
+        )
 
     def _rows(
         self, layouts: Layouts, before: Indices, splits: Indices, partial: Indices, kind: int,
@@ -81,7 +85,7 @@ class EvenMoves:
     def _appended(self, splits: Indices, dim: int, axes: Indices) -> Indices:
         """Return splits of which one dimension is split over these axes too."""
         found = splits.copy()
-        found[:, dim] = self.digits.joined(splits[:, dim], axes)
+        found[:, dim] = self.spelling.joined(splits[:, dim], axes)
         return found
 
     def _local(self, layouts: Layouts) -> Iterator[tuple[Indices, ...]]:
@@ -92,7 +96,7 @@ class EvenMoves:
         for dim in range(self.rank):
             after = self._appended(splits, dim, axes)
             yield self._rows(layouts, before, after, layouts.partial[before], SLICE, axes, dim)
-        for i in range(self.digits.count):
+        for i in range(self.spelling.count):
             if self.partial >> i & 1:
                 before = np.flatnonzero((used >> i & 1) == 0)
                 partial, axes = layouts.partial[before] | 1 << i, np.full(len(before), i + 1)
@@ -101,21 +105,21 @@ class EvenMoves:
                 )
 
     def _used(self, layouts: Layouts) -> Indices:
-        masks = union(self.digits.masks(layouts.splits))
+        masks = union(self.spelling.masks(layouts.splits))
         return masks | layouts.partial
 
     def _along_suffixes(self, layouts: Layouts) -> Iterator[tuple[Indices, ...]]:
         """Yield gathers, all-to-alls and splits made partial, of all minor axes of a dimension."""
-        digits = self.digits
+        spelling = self.spelling
         for dim in range(self.rank):
-            lengths = digits.lengths(layouts.splits[:, dim])
-            before, gone = np.nonzero(lengths[:, None] > np.arange(digits.count))
+            lengths = spelling.lengths(layouts.splits[:, dim])
+            before, gone = np.nonzero(lengths[:, None] > np.arange(spelling.count))
             splits, partial = layouts.splits[before], layouts.partial[before]
             axes, splits[:, dim] = np.divmod(
-                splits[:, dim], digits.powers[lengths[before] - gone - 1]
+                splits[:, dim], spelling.powers[lengths[before] - gone - 1]
             )
             yield self._rows(layouts, before, splits, partial, GATHER, axes, dim)
-            among = partial | digits.masks(axes)
+            among = partial | spelling.masks(axes)
             yield self._rows(layouts, before, splits, among, ROOTED, axes, dim)
             for other in range(self.rank):
                 if other != dim:
@@ -123,16 +127,16 @@ class EvenMoves:
                     yield self._rows(layouts, before, after, partial, ALL_TO_ALL, axes, other, dim)
 
     def _reductions(
-        self, layouts: Layouts, alike: Indices, partial: int
+        self, layouts: Layouts, same: Indices, partial: int
     ) -> Iterator[tuple[Indices, ...]]:
-        """Yield the reductions from layouts that are `partial` alike."""
+        """Yield the reductions from layouts that are `partial` same."""
         if not partial:
             return
         sets, orders = self._scattered(partial)
         for kind, codes in ((REDUCE, sets), (SCATTER, orders)):
-            before = np.repeat(alike, len(codes))
-            axes, splits = np.tile(codes, len(alike)), layouts.splits[before]
-            after = partial & ~self.digits.masks(axes)
+            before = np.repeat(same, len(codes))
+            axes, splits = np.tile(codes, len(same)), layouts.splits[before]
+            after = partial & ~self.spelling.masks(axes)
             if kind == REDUCE:
                 yield self._rows(layouts, before, splits, after, kind, axes)
                 continue
@@ -143,22 +147,22 @@ class EvenMoves:
     def _scattered(self, partial: int) -> tuple[Indices, Indices]:
         """Return the sets of some partial axes, and the orders in which they are scattered."""
         if partial not in self._orders:
-            digits = self.digits
-            left = digits.of_bits(partial)
+            spelling = self.spelling
+            left = spelling.of_bits(partial)
             some = [axes for n in range(1, len(left) + 1) for axes in combinations(left, n)]
             inner = self.runs[(self.run_masks & ~partial) == 0]
-            rest = digits.without(np.full(len(inner), digits.code(left)), digits.masks(inner))
-            several = [digits.code(axes) for axes in some if len(axes) > 1]
+            rest = spelling.without(np.full(len(inner), spelling.code(left)), spelling.masks(inner))
+            several = [spelling.code(axes) for axes in some if len(axes) > 1]
             orders = np.unique(
-                np.concatenate([inner, digits.joined(inner, rest), np.array(several, np.int64)])
+                np.concatenate([inner, spelling.joined(inner, rest), np.array(several, np.int64)])
             )
-            self._orders[partial] = np.array([*map(digits.code, some)]), orders
+            self._orders[partial] = np.array([*map(spelling.code, some)]), orders
         return self._orders[partial]
 
     def _exchanges(self, layouts: Layouts) -> tuple[Indices, ...]:
         """Return the exchanges of `_exchanges` in moves.py."""
         now, used, partial = layouts.splits, self._used(layouts), layouts.partial
-        wanted = self.digits.before(np.broadcast_to(self.target, now.shape), partial[:, None])
+        wanted = self.spelling.before(np.broadcast_to(self.target, now.shape), partial[:, None])
         parts = [*self._towards(layouts, wanted)]
         row, ends = np.tile(np.arange(len(now)), len(parts)), np.concatenate(parts)
         row, ends = self._valid(layouts, row, ends)
@@ -171,67 +175,69 @@ class EvenMoves:
 
     def _valid(self, layouts: Layouts, row: Indices, ends: Indices) -> tuple[Indices, Indices]:
         """Return the exchanges that are over some axes, and in which no axis is used twice."""
-        digits, old = self.digits, layouts.splits[row]
+        spelling, old = self.spelling, layouts.splits[row]
         moves = ((old != ends) & (old > 0)).any(axis=1)
         row, ends = row[moves], ends[moves]
-        masks = union(digits.masks(ends))
-        once = np.bitwise_count(masks) == digits.lengths(ends).sum(axis=1)
+        masks = union(spelling.masks(ends))
+        once = np.bitwise_count(masks) == spelling.lengths(ends).sum(axis=1)
         good = np.flatnonzero(once & (masks & layouts.partial[row] == 0))
         return row[good], ends[good]
 
     def _towards(self, layouts: Layouts, wanted: Indices) -> Iterator[Indices]:
         """Yield an end for each layout: the target's split as far as its axes are not partial
         (`wanted`), of all dimensions or of one, perhaps with others at the minor end."""
-        digits, rank, now = self.digits, self.rank, layouts.splits
+        spelling, rank, now = self.spelling, self.rank, layouts.splits
         new = self.partial & ~layouts.partial
-        added = digits.of_sets(new)
+        added = spelling.of_sets(new)
         for dim in range(rank):
             yield self._appended(np.broadcast_to(self.target, now.shape), dim, added)
-        masks, aims = digits.masks(now), digits.masks(wanted)
-        rest = digits.without(now, union(aims)[:, None])
-        yield digits.joined(wanted, self._first(rest, new[:, None]))
+        masks, aims = spelling.masks(now), spelling.masks(wanted)
+        rest = spelling.without(now, union(aims)[:, None])
+        yield spelling.joined(wanted, self._first(rest, new[:, None]))
         left = rest[:, 0]
         for dim in range(1, rank):
-            left = digits.joined(left, rest[:, dim])
+            left = spelling.joined(left, rest[:, dim])
         left = self._first(left, new)
         for dim in range(rank):
             yield self._appended(wanted, dim, left)
             others = union(np.delete(masks, dim, axis=1))
             aim = wanted[:, dim]
-            mine = digits.without(now[:, dim], aims[:, dim])
-            for end in (aim, digits.joined(aim, mine), digits.before(aim, others)):
-                ends = digits.without(now, digits.masks(end)[:, None])
+            mine = spelling.without(now[:, dim], aims[:, dim])
+            for end in (aim, spelling.joined(aim, mine), spelling.before(aim, others)):
+                ends = spelling.without(now, spelling.masks(end)[:, None])
                 ends[:, dim] = end
                 yield ends
         yield wanted
 
     def _first(self, codes: Indices, some: Indices) -> Indices:
         """Return the axes, those that are among some before the others."""
-        digits = self.digits
-        return digits.joined(digits.without(codes, some, keep=True), digits.without(codes, some))
+        spelling = self.spelling
+        return spelling.joined(
+            spelling.without(codes, some, keep=True), spelling.without(codes, some)
+        )
 
     def _with_runs(self, row: Indices, ends: Indices, partial: Indices) -> tuple[Indices, Indices]:
         """Return the ends with axes that they do not use at the minor end of a dimension, to be
         gathered later: a run, or some of all axes in the reverse of the mesh's order, so that those
         along the outermost links are gathered first."""
-        digits = self.digits
-        masks = union(digits.masks(ends)) | partial[row]
+        spelling = self.spelling
+        masks = union(spelling.masks(ends)) | partial[row]
         at, run = np.nonzero((masks[:, None] & self.run_masks) == 0)
-        free = digits.of_sets(~masks & (1 << digits.count) - 1, reverse=True)
-        some, n = np.nonzero(digits.lengths(free)[:, None] > np.arange(1, digits.count))
-        axes = np.concatenate([self.runs[run], free[some] % digits.powers[n + 2]])
+        free = spelling.of_sets(~masks & (1 << spelling.count) - 1, reverse=True)
+        some, n = np.nonzero(spelling.lengths(free)[:, None] > np.arange(1, spelling.count))
+        axes = np.concatenate([self.runs[run], free[some] % spelling.powers[n + 2]])
         at = np.concatenate([at, some])
         found = [self._appended(ends[at], dim, axes) for dim in range(self.rank)]
         return np.tile(row[at], self.rank), np.concatenate(found)
 
     def _shifted(self, wanted: Indices) -> Iterator[tuple[Indices, Indices]]:
         """Yield the target's split with the minor axes of one dimension in another."""
-        digits = self.digits
+        spelling = self.spelling
         for dim in range(self.rank):
-            lengths = digits.lengths(wanted[:, dim])
+            lengths = spelling.lengths(wanted[:, dim])
             row, n = np.nonzero(lengths[:, None] > np.arange(max(lengths, default=0)))
             rest = wanted[row]
-            axes, rest[:, dim] = np.divmod(rest[:, dim], digits.powers[n])
+            axes, rest[:, dim] = np.divmod(rest[:, dim], spelling.powers[n])
             for other in range(self.rank):
                 if other != dim:
                     yield row, self._appended(rest, other, axes)
@@ -239,14 +245,14 @@ class EvenMoves:
     def _single(self, now: Indices, used: Indices) -> Iterator[tuple[Indices, Indices]]:
         """Yield the exchanges of one sub-axis to the minor end of a dimension, perhaps with a run
         that is not used."""
-        digits = self.digits
+        spelling = self.spelling
         for dim in range(self.rank):
-            lengths = digits.lengths(now[:, dim])
-            row, at = np.nonzero(lengths[:, None] > np.arange(digits.count))
-            high, low = np.divmod(now[row, dim], digits.powers[at])
-            high, axis = np.divmod(high, digits.base)
+            lengths = spelling.lengths(now[:, dim])
+            row, at = np.nonzero(lengths[:, None] > np.arange(spelling.count))
+            high, low = np.divmod(now[row, dim], spelling.powers[at])
+            high, axis = np.divmod(high, spelling.base)
             rest = now[row]
-            rest[:, dim] = low + high * digits.powers[at]
+            rest[:, dim] = low + high * spelling.powers[at]
             for other in range(self.rank):
                 ends = self._appended(rest, other, axis)
                 yield row, ends
@@ -254,7 +260,7 @@ class EvenMoves:
                 yield row[some], self._appended(ends[some], other, self.runs[run])
 
 
-def numbered(digits: Digits, layout: Layout) -> Layouts:
+def numbered(spelling: Spelling, layout: Layout) -> Layouts:
     """Return one layout as numbers."""
-    splits = np.array([[digits.code(axes) for axes in layout.dims]], dtype=np.int64)
-    return Layouts(splits, np.array([digits.bitmask(layout.partial)], dtype=np.int64))
+    splits = np.array([[spelling.code(axes) for axes in layout.dims]], dtype=np.int64)
+    return Layouts(splits, np.array([spelling.bitmask(layout.partial)], dtype=np.int64))

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardir.algebra.even_codes import Digits, Flags, union
+from shardir.algebra.even_codes import Spelling, union
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.traffic import Indices, sub_axes_of_primes
+from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 
 
-class Places(NamedTuple):
-    """What the comparison of old and new splits finds: sets of sub-axes of prime sizes, of the old
+class SplitPlaces(NamedTuple):
+    """The result of a comparison of old and new splits: sets of sub-axes of prime sizes, of the old
     split (gone and paired) and of the new one; the pairs as a number; whether pairs are of equal
     sizes."""
 
@@ -29,32 +29,34 @@ class Places(NamedTuple):
 
 
 class PrimePlaces:
-    """The sub-axes of prime sizes of those of `digits`, each of the level of its axis: `primes` has
-    their digits and bits."""
+    """The sub-axes of prime sizes of those of a spelling, each of the level of its axis: `primes`
+    has their numbers and bits."""
 
-    def __init__(self, mesh: Mesh, digits: Digits):
-        self.digits = digits
-        each = [sub_axes_of_primes(mesh, (a,)) for a in digits.axes]
-        self.primes = Digits(mesh, tuple([prime for some in each for prime, _ in some]))
-        self.primes.levels = [l for l, some in zip(digits.levels, each, strict=True) for _ in some]
+    def __init__(self, mesh: Mesh, spelling: Spelling):
+        self.spelling = spelling
+        each = [sub_axes_of_primes(mesh, (a,)) for a in spelling.axes]
+        self.primes = Spelling(mesh, tuple([prime for some in each for prime, _ in some]))
+        self.primes.levels = [
+            l for l, some in zip(spelling.levels, each, strict=True) for _ in some
+        ]
         self._codes = np.array(
             [0, *(self.primes.code(tuple([p for p, _ in some])) for some in each)]
         )
         self._counts = np.array([0, *map(len, each)])
         sets = [self.primes.bitmask(tuple([p for p, _ in some])) for some in each]
-        self.of_sets = digits.over_sets(0, lambda x, i: int(x) | sets[i]).astype(np.int64)
+        self.of_sets = spelling.over_sets(0, lambda x, i: int(x) | sets[i]).astype(np.int64)
         self._sizes = np.array([1, *self.primes.sizes])
         self._several_primes = len({*self.primes.sizes}) > 1
 
     def codes(self, codes: Indices) -> Indices:
         """Return the codes of splits over sub-axes of prime sizes."""
         found, at = np.zeros(codes.shape, dtype=np.int64), 0
-        for digit in self.digits.places(codes):
-            found += self._codes[digit] * self.primes.powers[at]
-            at = at + self._counts[digit]
+        for number in self.spelling.places(codes):
+            found += self._codes[number] * self.primes.powers[at]
+            at = at + self._counts[number]
         return found
 
-    def compared(self, old: Indices, new: Indices) -> Places:
+    def compared(self, old: Indices, new: Indices) -> SplitPlaces:
         """Compare old and new splits, by their codes over sub-axes of prime sizes: [.., dimension];
         `old` has as many layouts as the result."""
         primes, sizes = self.primes, self._sizes
@@ -75,4 +77,4 @@ class PrimePlaces:
             if self._several_primes:
                 known &= ~(paired & (sizes[have] != sizes[want])).any(axis=1)
         gone, paired, gone_of_new, paired_of_new, pairs = found
-        return Places(gone, paired, gone_of_new, paired_of_new, pairs, known)
+        return SplitPlaces(gone, paired, gone_of_new, paired_of_new, pairs, known)

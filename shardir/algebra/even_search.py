@@ -13,8 +13,8 @@ import numpy as np
 
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.estimates import IMPROVEMENT
-from shardir.algebra.even_codes import Digits, Layouts
-from shardir.algebra.even_moves import EvenMoves, Moves, numbered
+from shardir.algebra.even_codes import Layouts, Spelling
+from shardir.algebra.even_moves import EvenMoves, MoveArrays, numbered
 from shardir.algebra.even_times import EXCHANGE, KINDS, EvenTimes
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.mesh import Axes
@@ -33,17 +33,17 @@ class EvenSearch:
     def __init__(self, problem: RedistributionProblem, itemsize: int):
         self.problem = problem
         mesh = problem.mesh
-        digits = self.digits = Digits(mesh, _axes(problem))
-        self.moves = EvenMoves(problem, digits)
-        self.times = EvenTimes(mesh, problem.shape, itemsize, digits, problem.target)
-        self.layouts = numbered(digits, problem.source)
+        spelling = self.spelling = Spelling(mesh, _axes(problem))
+        self.moves = EvenMoves(problem, spelling)
+        self.times = EvenTimes(mesh, problem.shape, itemsize, spelling, problem.target)
+        self.layouts = numbered(spelling, problem.source)
         self.so_far, self.left = np.zeros(1), self.times.bounds(self.layouts)
         self.open = np.ones(1, dtype=np.bool_)
         self.made = np.full((1, 5), -1)
         """The `numbers` of the move by which each layout is reached."""
         self.keys = self._keys(self.layouts)
         self.sorted = np.zeros(1, dtype=np.int64)
-        self.target = self._keys(numbered(digits, problem.target))
+        self.target = self._keys(numbered(spelling, problem.target))
         self.expanded = 0
 
     @staticmethod
@@ -57,14 +57,14 @@ class EvenSearch:
         return problem.is_even and sums and fits and speeds == sorted(speeds, reverse=True)
 
     def _keys(self, layouts: Layouts) -> Indices:
-        """Return a number for each layout: the digits of all dimensions, with one between two."""
-        digits, key, at = self.digits, np.zeros(len(layouts.partial), dtype=np.int64), 0
-        base = digits.base
-        powers = np.array([base**i for i in range(digits.count + layouts.splits.shape[1])])
+        """Return a number for each layout: its axes, with a 0 after each dimension."""
+        spelling, key, at = self.spelling, np.zeros(len(layouts.partial), dtype=np.int64), 0
+        base = spelling.base
+        powers = np.array([base**i for i in range(spelling.count + layouts.splits.shape[1])])
         for codes in layouts.splits.T:
             key += codes * powers[at]
-            at = at + digits.lengths(codes) + 1
-        return (key << digits.count) | layouts.partial
+            at = at + spelling.lengths(codes) + 1
+        return (key << spelling.count) | layouts.partial
 
     def run(self, best: float, limit: int) -> tuple[bool, float]:
         """Search until no plan can be faster, or moves are made from `limit` layouts; return
@@ -72,8 +72,8 @@ class EvenSearch:
         while True:
             if len(at := self._numbers(self.target)):
                 best = min(best, float(self.so_far[at[0]]))
-            least = self.so_far + self.left
-            todo = np.flatnonzero(self.open & (least < best * IMPROVEMENT))
+            lowest = self.so_far + self.left
+            todo = np.flatnonzero(self.open & (lowest < best * IMPROVEMENT))
             if not len(todo):
                 return True, best
             if self.expanded >= limit:
@@ -113,7 +113,7 @@ class EvenSearch:
         self.so_far[to], self.open[to] = seconds[order], True
         self.made[to] = moves.some(order).numbers()
 
-    def _with_numbers(self, moves: Moves) -> tuple[Moves, Indices]:
+    def _with_numbers(self, moves: MoveArrays) -> tuple[MoveArrays, Indices]:
         """Return the moves, and the numbers of the layouts after them; new ones are bounded."""
         keys = self._keys(moves.after)
         distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
@@ -131,7 +131,8 @@ class EvenSearch:
     def _add(self, layouts: Layouts, keys: Indices) -> None:
         n, count = len(self.so_far), len(keys)
         self.layouts = Layouts(
-            *(np.concatenate(x) for x in zip(self.layouts, layouts, strict=True))
+            np.concatenate([self.layouts.splits, layouts.splits]),
+            np.concatenate([self.layouts.partial, layouts.partial]),
         )
         self.so_far = np.concatenate([self.so_far, np.full(count, np.inf)])
         self.left = np.concatenate([self.left, self.times.bounds(layouts)])
@@ -155,7 +156,7 @@ class EvenSearch:
             if kind == EXCHANGE:
                 found.append(CollectiveStep("exchange", exchange_axes(now, layout), layout))
             else:
-                spelled = self.digits.spelled(axes)
+                spelled = self.spelling.spelled(axes)
                 start, end = KINDS[kind]
                 found.append(problem.move(start, end, now, spelled, dim, concat))
             now = layout

@@ -12,7 +12,7 @@ import numpy as np
 from shardir.algebra.bound import minimum_factors, minimum_latency
 from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.even_bound import EvenBound
-from shardir.algebra.even_codes import Digits, Layouts, union
+from shardir.algebra.even_codes import Layouts, Spelling, union
 from shardir.algebra.even_places import PrimePlaces
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.exchange_costs import Table
@@ -37,12 +37,12 @@ LOCAL, EXCHANGE = 3, len(KINDS)
 
 class EvenTimes:
     """The times of moves of a tensor that the mesh's size divides in each dimension, and the bounds
-    to a target; all layouts are over the sub-axes of `digits`."""
+    to a target; all layouts are over the sub-axes of `spelling`."""
 
-    def __init__(self, mesh: Mesh, shape: Shape, itemsize: int, digits: Digits, target: Layout):
-        self.mesh, self.digits, self.target = mesh, digits, target
+    def __init__(self, mesh: Mesh, shape: Shape, itemsize: int, spelling: Spelling, target: Layout):
+        self.mesh, self.spelling, self.target = mesh, spelling, target
         self.shape, self.itemsize, self.size = shape, itemsize, prod(shape) * itemsize
-        self.places = PrimePlaces(mesh, digits)
+        self.places = PrimePlaces(mesh, spelling)
         self._forms: dict[tuple[int, Axes, int, int], int] = {}
         self._form_costs = np.empty((0, 0, 2))
         self._set_levels()
@@ -61,23 +61,23 @@ class EvenTimes:
 
     def _set_bound(self) -> None:
         """Keep what the bounds to the target need (even_bound.py)."""
-        digits, target = self.digits, self.target
+        spelling, target = self.spelling, self.target
         self._bound = EvenBound(self.mesh, self.shape, self.itemsize)
         self._end = self._bound.target(target)
         self._partial_parts: dict[int, tuple[float, float, bool, list[bool]]] = {}
         self._solutions: dict[int, list[int]] = {}
-        self._target_codes = np.array([digits.code(axes) for axes in target.dims])
+        self._target_codes = np.array([spelling.code(axes) for axes in target.dims])
         self._target_primes = self.places.codes(self._target_codes)
-        splits = sum(map(digits.bitmask, target.dims))
+        splits = sum(map(spelling.bitmask, target.dims))
         factors = minimum_factors(self.mesh)
-        self._partial = digits.bitmask(target.partial)
+        self._partial = spelling.bitmask(target.partial)
 
         def latency(x: float, i: int) -> float:
             split = splits >> i & 1
-            each = minimum_latency(self.mesh, digits.axes[i])
+            each = minimum_latency(self.mesh, spelling.axes[i])
             return x + each * (factors.moved if split else factors.ended)
 
-        self._moved = digits.over_sets(0, latency)
+        self._moved = spelling.over_sets(0, latency)
         stays = ~int(self.places.of_sets[self._partial])
         self._outside = [
             stays & sum(1 << i for i, level in enumerate(self.places.primes.levels) if level > near)
@@ -119,13 +119,13 @@ class EvenTimes:
 
     def layout(self, one: Layouts) -> Layout:
         """Return the layout of one row."""
-        dims = tuple([self.digits.spelled(code) for code in one.splits.tolist()])
-        return Layout(self.mesh.name, dims).with_partial(self.digits.of_bits(int(one.partial)))
+        dims = tuple([self.spelling.spelled(code) for code in one.splits.tolist()])
+        return Layout(self.mesh.name, dims).with_partial(self.spelling.of_bits(int(one.partial)))
 
     def _partial_part(self, partial: int) -> tuple[float, float, bool, list[bool]]:
         if (found := self._partial_parts.get(partial)) is None:
             dims = ((),) * len(self.target.dims)
-            layout = Layout(self.mesh.name, dims).with_partial(self.digits.of_bits(partial))
+            layout = Layout(self.mesh.name, dims).with_partial(self.spelling.of_bits(partial))
             part = self._bound.partial_part(layout, self._end)
             others = [k in part.others for k in range(len(self._bound.levels))]
             found = part.latency, part.seconds, part.reduced, others
@@ -134,12 +134,12 @@ class EvenTimes:
 
     def _latency_left(self, splits: Indices) -> Table:
         """Return the latencies of sub-axes that split dimensions and must be in collectives."""
-        digits, wanted = self.digits, np.broadcast_to(self._target_codes, splits.shape)
+        spelling, wanted = self.spelling, np.broadcast_to(self._target_codes, splits.shape)
         rest, alive = np.zeros(len(splits), dtype=np.int64), np.ones(splits.shape, dtype=np.bool_)
-        for _ in range(int(digits.lengths(splits.max(initial=0)))):
-            (splits, have), (wanted, want) = (np.divmod(x, digits.base) for x in (splits, wanted))
+        for _ in range(int(spelling.lengths(splits.max(initial=0)))):
+            (splits, have), (wanted, want) = (np.divmod(x, spelling.base) for x in (splits, wanted))
             alive = alive & (have == want)
-            rest |= union(np.where(alive, 0, digits.bits[have]))
+            rest |= union(np.where(alive, 0, spelling.bits[have]))
         return self._moved[rest & ~self._partial]
 
     def _one_in(self, pairs: int) -> list[int]:
@@ -191,8 +191,8 @@ class EvenTimes:
         keys = np.stack([kinds, axes, *first.T], axis=1)
         distinct, at = np.unique(keys, axis=0, return_inverse=True)
         rows = np.array([self._form(*key) for key in distinct.tolist()])[at.reshape(-1)]
-        extents = self.digits.extents
-        have, want = (extents[self.digits.masks(x.splits)] for x in (before, after))
+        extents = self.spelling.extents
+        have, want = (extents[self.spelling.masks(x.splits)] for x in (before, after))
         sizes = self.size / np.minimum(have, want).prod(axis=1)
         latency, rate = self._form_costs[rows].transpose(2, 1, 0)
         return (latency + rate * sizes).min(axis=0)
@@ -200,7 +200,7 @@ class EvenTimes:
     def _form(self, kind: int, axes: int, dim: int, concat: int) -> int:
         """Return the row of the forms of a named collective, for a tensor that no other axes
         split. Of the orders of its axes only the mesh's own costs less to pack."""
-        spelled = self.digits.spelled(axes)
+        spelled = self.spelling.spelled(axes)
         in_order = tuple(sorted(spelled, key=self.mesh.order))
         if spelled != in_order:
             spelled = in_order[::-1]
@@ -222,12 +222,12 @@ class EvenTimes:
 
     def _exchanges(self, before: Layouts, after: Layouts) -> Table:
         """Return the times of exchanges (even_prices.py)."""
-        digits, primes = self.digits, self.places.primes
-        old, new = digits.masks(before.splits), digits.masks(after.splits)
+        spelling, primes = self.spelling, self.places.primes
+        old, new = spelling.masks(before.splits), spelling.masks(after.splits)
         changed = before.splits != after.splits
-        extents = digits.extents
+        extents = spelling.extents
         n = np.where(changed, extents[old], 1).prod(axis=1)
-        reach = np.where(changed, digits.reach[old], 0).max(axis=1)
+        reach = np.where(changed, spelling.reach[old], 0).max(axis=1)
         had, has = (union(x) for x in (old, new))
         moving = union(np.where(changed, old, 0))
         copies = n / extents[moving & has]

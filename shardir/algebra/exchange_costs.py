@@ -21,10 +21,9 @@ from shardir.algebra.forms import Forms, copying, rounds
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.steps import step_forms
-from shardir.algebra.traffic import Indices, sub_axes_of_primes, within
+from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes, within
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def exchange_costs(
@@ -74,7 +73,7 @@ class ManyExchanges:
             found.append(np.where(lacks, 0, 1 / np.where(far, fetched.parts, 1).prod(axis=2)))
         return found, fetched.known
 
-    def least(self, source: Indices, target: Indices) -> tuple[Table, Table]:
+    def lowest(self, source: Indices, target: Indices) -> tuple[Table, Table]:
         """Return lower bounds of the costs: those without packing, which are found in less time."""
         changed = self.changes[source, target]
         n = np.where(changed, self.extents[source], 1).prod(axis=1)  # devices in the group
@@ -111,7 +110,7 @@ class ManyExchanges:
     def costs(self, source: Indices, target: Indices) -> tuple[Table, Table]:
         """Return the latency of each exchange, and the seconds for each byte of the global tensor;
         NaN where there is no closed form."""
-        latency, rate = self.least(source, target)
+        latency, rate = self.lowest(source, target)
         changed = self.changes[source, target]
         n = np.where(changed, self.extents[source], 1).prod(axis=1)
         before = 1 / self.extents[source].prod(axis=1)

@@ -100,7 +100,7 @@ def _joined(
     exchanges = ManyExchanges(mesh, old, new)
     for start in range(0, len(first), MAX_EXCHANGES):
         i, j = (x[start : start + MAX_EXCHANGES] for x in (first, last))
-        latency, rate = exchanges.least(source[i], target[j])
+        latency, rate = exchanges.lowest(source[i], target[j])
         some = latency + rate * size + sums[i, j] < found.seconds
         i, j = i[some], j[some]
         latency, rate = exchanges.costs(source[i], target[j])

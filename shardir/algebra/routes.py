@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 from itertools import combinations, permutations, product
 from math import comb, inf, prod
-from typing import Any
 
 import numpy as np
 
@@ -32,11 +31,10 @@ from shardir.algebra.exchange_costs import Table, exchange_costs, exchange_forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.named_costs import NamedMove, named_costs
-from shardir.algebra.traffic import Indices, sub_axes_of_primes
+from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 Solved = tuple[Table, Indices]
 """The lengths of the shortest paths, and the first layout of each: [from, to]."""
@@ -156,7 +154,7 @@ class Routes:
         found = []
         while i != j:
             k = int(via[i, j])
-            found.append(self._move(i, k))
+            found.append(self.move(i, k))
             i = k
         return found
 
@@ -276,9 +274,9 @@ class Routes:
     def moves(self) -> dict[tuple[int, int], CollectiveStep]:
         """The move from one layout to another, where there is one: by both indices."""
         exchanges = ((int(i), int(j)) for i, j in self._exchanges)
-        return {ends: self._move(*ends) for ends in (*self._named, *exchanges)}
+        return {ends: self.move(*ends) for ends in (*self._named, *exchanges)}
 
-    def _move(self, i: int, j: int) -> CollectiveStep:
+    def move(self, i: int, j: int) -> CollectiveStep:
         """Return the move between two layouts."""
         before, after = self.layouts[i], self.layouts[j]
         if (found := self._named.get((i, j))) is not None:

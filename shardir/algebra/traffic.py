@@ -25,6 +25,7 @@ Counts = tuple[int, ...]
 
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @lru_cache(maxsize=4096)

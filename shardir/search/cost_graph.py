@@ -21,10 +21,8 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.layout import Layout
 from shardir.algebra.routes import Table
 from shardir.analysis.loops import Loops
-from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn import ConvertOp
@@ -35,11 +33,11 @@ from shardir.search.buckets import LateTransfer, Positions
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.domination import Fixed
 from shardir.search.edges import Edge
-from shardir.search.live_bytes import LONG_LIVED_OPS, shard_bytes, storages_of
-from shardir.search.memory import LiveBytes
+from shardir.search.live_bytes import LONG_LIVED_OPS, storages_of
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import LatencyShares, ValueTransfer, transfer_seconds
+from shardir.search.transients import Transients
 from shardir.search.unsaved import UnsavedValues
 from shardir.search.value_layouts import (
     Ties,
@@ -66,7 +64,7 @@ class CostGraph:
         candidates, op_variable: of each op.
         layouts, value_variable: of each value that has a variable; tied values have one.
         bucket_edges: the edges whose transfers may be in buckets.
-        transients: the bytes of redistributed copies, at the ops that they are made for.
+        transients: the bytes of redistributed copies and of buffers, if it counts memory.
         unsaved: the values that may be computed again.
     """
 
@@ -85,7 +83,7 @@ class CostGraph:
         self.layouts: dict[SSAValue, ValueLayouts] = {}
         self.value_variable: dict[SSAValue, int] = {}
         self.bucket_edges: list[Edge] = []
-        self.transients: list[LiveBytes] = []
+        self.transients = Transients(self.mesh, self.table) if counts_memory else None
         self._tied: dict[SSAValue, list[SSAValue]] = {}
         for v, end in ties.items():
             self._tied.setdefault(end, []).append(v)
@@ -256,10 +254,9 @@ class CostGraph:
         positions = Positions(at, at, at, self._first_use(users) - 1)
         self._add(Edge(ends, key, 1, table, transfers, positions), users)
 
-        def copies() -> Table:
-            return self._copies(t, [(c.results[i],) for c in candidates], layouts)
-
-        self._add_transient(op, ends, (id(candidates), i, id(layouts), t), copies)
+        if self.transients is not None:
+            copies, key = [(c.results[i],) for c in candidates], (id(candidates), i, id(layouts), t)
+            self.transients.add(at, ends, key, t, copies, layouts, made=True)
 
     def _add_user(self, v: SSAValue, op: TensorOp) -> None:
         """Add the edge to an op from the layout of an operand, or from the operand's maker."""
@@ -292,10 +289,9 @@ class CostGraph:
         positions = Positions(made, reduced, here, last)
         self._add(Edge(ends, key, len(at), table, transfers, positions), [op])
 
-        def copies() -> Table:
-            return self._copies(t, [needed(c, at) for c in candidates], layouts).T
-
-        self._add_transient(op, ends, (*key, t), copies)
+        if self.transients is not None:
+            copies = [needed(c, at) for c in candidates]
+            self.transients.add(self._at[op], ends, (*key, t), t, copies, layouts)
 
     def _first_use(self, users: Sequence[Operation]) -> int:
         """Return the index of the first op that needs a value which is redistributed for some ops:
@@ -343,28 +339,6 @@ class CostGraph:
             self.bucket_edges.append(edge)
         else:
             self.problem.add(*edge.ends, self.table(edge.key, lambda: edge.table(None)))
-
-    # ---- memory ----
-
-    def _copies(
-        self, t: TensorType, copies: Sequence[tuple[Layout, ...]], layouts: ValueLayouts
-    ) -> Table:
-        """Return the bytes of redistributed copies of a value: [copies, layout]."""
-        dims = [layout.dims for layout, _ in layouts]
-        held: dict[Layout, Table] = {}
-        for copy in dict.fromkeys(l for ls in copies for l in ls):
-            size = float(shard_bytes(t, copy, self.mesh))
-            held[copy] = np.array([0.0 if copy.dims == d else size for d in dims])
-        return np.array([sum(held[l] for l in ls) for ls in copies])
-
-    def _add_transient(
-        self, op: Operation, ends: tuple[int, int], key: tuple, copies: Callable[[], Table]
-    ) -> None:
-        """Add the bytes of copies that are live while an op runs."""
-        if self.spans is not None:
-            at = self._at[op]
-            table = self.table(("copies", *key), copies)
-            self.transients.append(LiveBytes(ends, table, Span(at, at)))
 
     # ---- solutions ----
 

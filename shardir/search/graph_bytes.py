@@ -1,7 +1,8 @@
 """The bytes that the values of a cost graph hold, as sums over its variables.
 
 argument_bytes    those of arguments, which every program holds
-live_bytes        those of all values, of a graph that counts memory
+value_bytes       those of all values, of a graph that counts memory
+live_bytes        these, and those that live while one op runs (transients.py)
 
 Values that may be in host memory do not count.
 """
@@ -19,6 +20,7 @@ from shardir.search.cost_graph import CostGraph, times
 from shardir.search.live_bytes import shard_bytes
 from shardir.search.memory import LiveBytes
 from shardir.search.stage_bytes import RankBytes
+from shardir.search.transients import in_turn
 from shardir.search.value_layouts import ValueLayouts, result_index
 
 
@@ -39,16 +41,27 @@ def argument_bytes(graph: CostGraph, hosted: Collection[SSAValue] = ()) -> list[
 
 
 def live_bytes(graph: CostGraph, hosted: Collection[SSAValue] = ()) -> list[LiveBytes]:
-    """Return the live bytes of all values, and of redistributed copies; of a step in stages those
-    of each rank.
+    """Return the live bytes of all values, of redistributed copies, and of what redistributions
+    need while they run; of a step in stages those of each rank.
 
     Args:
         hosted: the arguments that may be in host memory.
     """
-    assert graph.spans is not None
+    assert graph.transients is not None
     ranks = RankBytes.of(graph.block)
-    found = graph.transients if ranks is None else map(ranks.at_op, graph.transients)
-    found = list(found)
+    copies, buffers = graph.transients.copies, graph.transients.buffers
+    if ranks is not None:
+        copies = [ranks.at_op(h) for h in copies]
+        buffers = [(number, ranks.at_op(h)) for number, h in buffers]
+    return in_turn([*copies, *value_bytes(graph, hosted, ranks)], buffers)
+
+
+def value_bytes(
+    graph: CostGraph, hosted: Collection[SSAValue] = (), ranks: RankBytes | None = None
+) -> list[LiveBytes]:
+    """Return the live bytes of all values but `hosted`; of a step in stages those of each rank."""
+    assert graph.spans is not None
+    found = list[LiveBytes]()
     for v, span in graph.spans.items():
         if isinstance(v.type, TensorType) and v not in hosted:
             held = _of_value(graph, v, span)

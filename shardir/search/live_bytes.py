@@ -2,8 +2,9 @@
 
 It counts the shards of values from the op that makes them to the last that uses them or a view of
 them: arguments throughout, an updated value in the storage of the old one; and for one op the
-redistributed copies of its operands and of its result. It does not count what redistributions and
-decomposed ops need while they run: the memory of a plan is that of its lowered program.
+redistributed copies of its operands and of its result; and for each redistribution its buffers and
+the layouts on the way (transients.py). It does not count what decomposed ops, and collectives of
+several values, need while they run: the memory of a plan is that of its lowered program.
 """
 
 from collections.abc import Mapping

@@ -46,7 +46,7 @@ def test_moves_times_and_bounds_are_those_of_the_records(cluster: str) -> None:
         search, exact = EvenSearch(problem, 4), PlanCosts(problem, 4)
         now = problem.source
         for _ in range(2):
-            one = numbered(search.digits, now)
+            one = numbered(search.spelling, now)
             made = search.moves.of(one)
             before = one[made.before]
             seconds = search.times.seconds(before, made.after, made.kinds, made.axes, made.dims)
@@ -59,7 +59,7 @@ def test_moves_times_and_bounds_are_those_of_the_records(cluster: str) -> None:
                     if made.kinds[i] == EXCHANGE:
                         step = CollectiveStep("exchange", exchange_axes(now, after), after)
                     else:
-                        axes = search.digits.spelled(int(made.axes[i]))
+                        axes = search.spelling.spelled(int(made.axes[i]))
                         (start, end), (dim, concat) = KINDS[made.kinds[i]], made.dims[i].tolist()
                         step = problem.move(start, end, now, axes, dim, concat)
                     assert step.layout == after

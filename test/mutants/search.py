@@ -20,6 +20,22 @@ MUTANTS = [
         "test/search/test_offloads.py::test_copies_wait_for_the_link",
     ),
     Mutant(
+        "buffers of all redistributions of an op are at once",
+        "Operands that are redistributed one after the other count as if all were on the way.",
+        "shardir/search/transients.py",
+        "at = (h.span.start + 1) * n - 1 + number",
+        "at = (h.span.start + 1) * n - 1",
+        "test/search/test_uncounted_bytes.py",
+    ),
+    Mutant(
+        "a path needs the memory of its first move",
+        "In the search a redistribution by way of a replicated value needs no more than its start.",
+        "shardir/search/transfer_peaks.py",
+        "            now = then\n",
+        "            now = np.broadcast_to(to, now.shape)\n",
+        "test/search/test_uncounted_bytes.py",
+    ),
+    Mutant(
         "states on the host are on the device too",
         "The memory of a choice counts states that are in host memory.",
         "shardir/search/repetitions.py",

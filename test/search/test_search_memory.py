@@ -35,7 +35,7 @@ from shardir.search.adjust import Adjuster
 from shardir.search.buckets import Solve
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
-from shardir.search.graph_bytes import live_bytes
+from shardir.search.graph_bytes import value_bytes
 from shardir.search.live_bytes import shard_bytes
 from shardir.search.memory import LiveBytes, live, priced
 from shardir.search.memory_limit import solve_within
@@ -357,7 +357,7 @@ def test_a_recomputed_value_counts_until_its_last_forward_use_and_from_its_first
     graph = CostGraph(block, CandidateSource(mesh), {}, counts_memory=True)
     ops = list(block.ops)
     backward = next(i for i, op in enumerate(ops) if isinstance(op, BackwardOp))
-    values = live_bytes(graph)[len(graph.transients) :]
+    values = value_bytes(graph)
     checked = 0
     for v, gap in graph.unsaved.gaps.items():
         uses = [i for i, op in enumerate(ops) if any(x is v for x in op.operands)]

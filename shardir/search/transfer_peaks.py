@@ -1,0 +1,94 @@
+"""The memory that redistributions need while they run.
+
+[{a}, {}] -> [{}, {a}]      the operand, the blocks to send, those received, the result
+by way of [{}, {}]          the largest of its moves
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import inf
+
+import numpy as np
+from xdsl.dialects.builtin import TensorType
+
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import plan
+from shardir.algebra.routes import Routes, Table, routes
+from shardir.algebra.steps import elements, step_memory
+from shardir.dialects.nn.types import itemsize
+
+
+def transfer_peaks(
+    mesh: Mesh, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]
+) -> Table:
+    """Return the most bytes that a device needs at once during the planned redistribution from each
+    source to each target, operand and result among them: [source, target]; 0 between equal ones."""
+    shape, size = t.get_shape(), itemsize(t)
+    found = np.full((len(sources), len(targets)), inf)
+    for reduction in {l.reduction for l in (*sources, *targets)}:
+        known = _route_peaks(mesh, len(shape), reduction)
+        if known is not None:
+            rows, columns = (known.even(shape, some) for some in (sources, targets))
+            among = np.ix_([*rows], [*columns])
+            peaks = known.of(shape, size, [*rows.values()], [*columns.values()])
+            found[among] = np.minimum(found[among], peaks)
+    for i, j in np.argwhere(np.isinf(found)):
+        found[i, j] = _planned_peak(mesh, shape, sources[i], targets[j], size)
+    return found * size
+
+
+def _planned_peak(mesh: Mesh, shape: Shape, now: Layout, target: Layout, size: int) -> int:
+    """Return the most elements during a redistribution that is not in a table."""
+    found = 0
+    for step in plan(shape, mesh, now, target, size) if now != target else ():
+        needed, _ = step_memory(mesh, shape, now, step, elements(mesh, shape, now))
+        found, now = max(found, needed), step.layout
+    return found
+
+
+@lru_cache(maxsize=256)
+def _route_peaks(mesh: Mesh, rank: int, reduction: str) -> "_RoutePeaks | None":
+    found = routes(mesh, rank, reduction)
+    return _RoutePeaks(found) if found else None
+
+
+class _RoutePeaks:
+    """The memory of the paths between the layouts of a table."""
+
+    def __init__(self, found: Routes):
+        self.routes = found
+        self._needed: dict[tuple[Shape, int, int], int] = {}
+
+    def even(self, shape: Shape, layouts: Sequence[Layout]) -> dict[int, int]:
+        """Return the places of those layouts that are in the table and split the tensor evenly,
+        each with its number there."""
+        numbers, even = self.routes.index, self.routes.even(shape)
+        known = ((i, numbers[l]) for i, l in enumerate(layouts) if l in numbers)
+        return {i: k for i, k in known if even[k]}
+
+    def of(self, shape: Shape, size: int, sources: list[int], targets: list[int]) -> Table:
+        """Return the most elements during each path. Of an operand that is retained only those
+        count that its move reads."""
+        _, via = self.routes.paths(shape, size)
+        n, to = len(via), np.array(targets, dtype=np.int64)
+        now = np.repeat(np.array(sources, dtype=np.int64)[:, None], len(to), axis=1)
+        found = np.zeros(now.shape)
+        while (now != to).any():
+            then = via[now, to]
+            ends, at = np.unique(now * n + then, return_inverse=True)
+            each = np.array([self._move(shape, *divmod(k, n)) for k in ends.tolist()])
+            found = np.maximum(found, each[at].reshape(found.shape))
+            now = then
+        return found
+
+    def _move(self, shape: Shape, i: int, j: int) -> int:
+        """Return the most elements during a move."""
+        if i == j:
+            return 0
+        if (known := self._needed.get((shape, i, j))) is None:
+            mesh, before = self.routes.mesh, self.routes.layouts[i]
+            step, own = self.routes.move(i, j), elements(mesh, shape, before)
+            known, _ = step_memory(mesh, shape, before, step, own)
+            self._needed[shape, i, j] = known
+        return known
