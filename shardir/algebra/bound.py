@@ -37,7 +37,9 @@ Latencies: let a collective be over sub-axes of n_1, n_2, ... devices, of one le
 latency is at least the sum of log2 n_i a_i, with a_i the smallest latency from that level outwards:
 n - 1 and ceil(log2 n) are at least log2 n, a product's logarithm is the sum of logarithms, forms
 that are not hierarchical count the outermost level's latency for all, and hierarchical ones that of
-each level. An all-reduce's is twice as much. And each plan needs some sub-axes in collectives:
+each level. If the size of the mesh is a power of two, times one odd prime at most, ceil(log2 n_i)
+takes the place of log2 n_i: the prime is in one n_i alone, so the rounds still add up. An
+all-reduce's latency is twice as much. And each plan needs some sub-axes in collectives:
 
     a partial one that the target splits over      a reduce-scatter, or an all-reduce
     a partial one that the target is unsharded on  an all-reduce; or a reduce-scatter, and then
@@ -53,10 +55,11 @@ Local steps have no axes in a collective, and there are no other kinds of moves.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import log2, prod
+from math import isqrt, log2, prod
 from typing import NamedTuple
 
 from shardir.algebra.collectives import COLLECTIVES, AxisState, Collective, between
+from shardir.algebra.forms import rounds
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.traffic import cut, shares, within
@@ -129,9 +132,17 @@ def latency_bound(mesh: Mesh, source: Layout, target: Layout) -> float:
 
 @lru_cache(maxsize=4096)
 def minimum_latency(mesh: Mesh, sub_axis: Axis) -> float:
-    """Return the minimum latency of a round of messages along a sub-axis of one level."""
+    """Return the part of a sub-axis of one level in the latency of a collective, at least."""
     levels = mesh.cluster_or_default.levels[mesh.level((sub_axis,)) :]
-    return log2(mesh.extent((sub_axis,))) * min(l.latency for l in levels)
+    n = mesh.extent((sub_axis,))
+    return (rounds(n) if _has_one_odd_prime(mesh) else log2(n)) * min(l.latency for l in levels)
+
+
+@lru_cache(maxsize=256)
+def _has_one_odd_prime(mesh: Mesh) -> bool:
+    """Whether the mesh's size is a power of two, times an odd prime at most."""
+    odd = mesh.size // (mesh.size & -mesh.size)
+    return all(odd % k for k in range(3, isqrt(odd) + 1, 2))
 
 
 class MinimumFactors(NamedTuple):

@@ -248,15 +248,16 @@ def _exchanges(
                 for x in ((), *free):
                     ends.append((*rest[:other], (*theirs, a, *x), *rest[other + 1 :]))
     explicit = any(map(sizes_of, now.dims))
+    partial = frozenset(now.partial)
     for dims in dict.fromkeys(ends):
         axes = tuple([a for x, y in zip(now.dims, dims, strict=True) if x != y for a in x])
         # Over no axes it is a slice, except with explicit sizes.
         if dims != now.dims and (axes or explicit or any(map(sizes_of, dims))):
-            layout = Layout(now.mesh, dims, now.partial, now.reduction)
-            if len(layout.used_set) == len(layout.used) and not (
-                crosses and mesh.clash(layout.used)
-            ):
-                yield CollectiveStep("exchange", axes, layout)
+            splits = [a for x in dims for a in x]
+            if len(set(splits)) == len(splits) and partial.isdisjoint(splits):
+                layout = Layout(now.mesh, dims, now.partial, now.reduction)
+                if not (crosses and mesh.clash(layout.used)):
+                    yield CollectiveStep("exchange", axes, layout)
 
 
 def _before(axes: Axes, others: Axes) -> Axes:

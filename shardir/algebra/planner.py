@@ -243,19 +243,22 @@ class Search:
     ) -> Iterator[tuple[PricedMove, float]]:
         """Yield the moves by which a plan may be faster than `best`, each with the lower bound of
         the time after it."""
-        for move in self.moves(layout):
+        for move in self.moves(layout, best):
             if so_far + move.latency < best - move.rest:
                 yield move, self.bound(move.step.layout)
 
-    def moves(self, layout: Layout) -> list[PricedMove]:
-        """Return the moves from a layout."""
+    def moves(self, layout: Layout, best: float) -> list[PricedMove]:
+        """Return the moves from a layout, without those of which the latency alone is `best` or
+        more: no later plan is slower."""
         if (found := self.found.get(layout)) is None:
             p, costs, found = self.problem, self.costs, []
             for step in p.moves(layout):
                 if p.crosses:
                     step = replace(step, layout=p.spelled(step.layout))
-                rest = costs.latency_bound(step.layout, p.target)
-                found.append(PricedMove(step, costs.latency(step), rest))
+                if (latency := costs.latency(step)) < best:
+                    rest = costs.latency_bound(step.layout, p.target)
+                    if latency + rest < best:
+                        found.append(PricedMove(step, latency, rest))
             self.found[layout] = found
         return found
 

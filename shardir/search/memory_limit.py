@@ -4,7 +4,7 @@ With a price for each live byte at some ops the problem has the same form as wit
 (Lagrange multipliers; Everett 1963), and its lower bound, less the price of the limit, is a bound
 for all solutions that keep to the limit.
 
-1. The ops are those at which solutions had their peaks. The prices are those at which no mix of the
+1. The ops are those at which solutions had their largest peaks over the limit. The prices are those at which no mix of the
    solutions known so far is cheaper (prices.py); the solution for them joins the known ones
    (Kelley's cutting planes, 1960; Dantzig and Wolfe's columns, 1960). When one comes up again,
    prices give no better bound.
@@ -35,6 +35,10 @@ MAX_PRICED_SOLUTIONS = 16
 
 PART_SOLUTIONS = 4
 """How many problems with prices are solved for a part of them, at most."""
+
+MAX_PEAKS = 8
+"""At how many ops a solution that is over the limit adds prices, at most: redistributions of one op
+are at ops of their own."""
 
 MAX_ADJUSTED = 2500
 """The variables of a problem whose solutions are adjusted, at most."""
@@ -189,9 +193,13 @@ class _LimitedSearch:
         return _Known(choice, self.problem.cost(choice), live(self.held, choice))
 
     def _add_peak(self, known: _Known, at: list[int]) -> None:
-        """Add the peak of a solution to the ops with a price."""
-        if known.live.max() > self.limit and (peak := int(known.live.argmax())) not in at:
-            at.append(peak)
+        """Add the peaks of a solution to the ops with a price: the largest that are over the
+        limit."""
+        over = np.flatnonzero(known.live > self.limit)
+        order = over[np.argsort(-known.live[over], kind="stable")]
+        for peak in order[:MAX_PEAKS].tolist():
+            if peak not in at:
+                at.append(peak)
 
     def _dividing(self, part: _Part) -> int:
         """Return the variable by which a part is divided: the one whose bytes differ most between

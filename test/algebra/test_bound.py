@@ -9,7 +9,7 @@ import pytest
 from extent import extent
 from random_routes import random_cluster
 
-from shardir.algebra.bound import bound, refined, seconds_bound
+from shardir.algebra.bound import bound, latency_bound, refined, seconds_bound
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.notation import parse_layout
@@ -95,7 +95,29 @@ def test_rings_reach_the_bound(n: int) -> None:
         assert plan.received_bytes == plan.bound_bytes == 64 * 4 * share // n
 
 
-@pytest.mark.parametrize("sizes", [(8,), (2, 2), (2, 3), (12,), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "rounds", "reached"),
+    [
+        ((2, 3), 3, True),
+        ((2, 6), 4, True),
+        ((5, 2), 4, True),
+        ((4, 8), 5, True),
+        ((5, 5), 5, False),
+    ],
+)
+def test_the_bound_is_the_latency_of_an_exchange_over_all_axes(
+    sizes: tuple[int, int], rounds: int, reached: bool
+) -> None:
+    """Rounds are whole, and the axes change places; of two odd primes the bound is less."""
+    mesh = Mesh("m", tuple(zip("ab", sizes, strict=True)))
+    source, target = (parse_layout(f"@m, [{ends}]") for ends in ("{a}, {b}", "{b}, {a}"))
+    (link,) = mesh.cluster_or_default.levels
+    found = latency_bound(mesh, *refined(mesh, source, target)) / link.latency
+    assert found <= rounds * (1 + 1e-12)
+    assert (found >= rounds * (1 - 1e-12)) == reached
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 2), (2, 3), (12,), (2, 2, 2), (5, 5)], ids=str)
 def test_no_moves_are_below_the_bound(sizes: tuple[int, ...]) -> None:
     """One to three random moves, on clusters of random links and factors of collectives, against
     the bounds between the layouts where they begin and end. Complete values become partial too."""

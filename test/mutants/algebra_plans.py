@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "rounds of messages are whole on all meshes",
+        "Of 5 x 5 devices an exchange waits for 5 rounds, and the bound counts 3 for each axis.",
+        "shardir/algebra/bound.py",
+        "return all(odd % k for k in range(3, isqrt(odd) + 1, 2))",
+        "return odd > 0",
+        "test/algebra/test_bound.py::test_the_bound_is_the_latency_of_an_exchange_over_all_axes",
+    ),
+    Mutant(
         "the first plan is the fastest",
         "A plan that was found with the bound of what is left more than once counts as proven.",
         "shardir/algebra/planner.py",

@@ -127,9 +127,10 @@ def test_below_every_plan_a_small_one_is_found(seed: int):
     assert plans[tuple(found.choice)] <= 1.2 * low
 
 
-@pytest.mark.parametrize("case", [17, 39, 45])
+@pytest.mark.parametrize("case", [39, 45, 7103])
 def test_plans_are_those_of_a_mixed_integer_program(case: int):
-    """Of programs in which prices alone lead to plans that are 5 to 25 % slower."""
+    """Of programs in which prices alone, or at the largest peak alone, lead to plans that are 5 to
+    25 % slower."""
     ratios = laws.LAWS["memory"].case("gloo", Random(f"memory gloo {case}"))
     assert ratios and max(ratios.values()) <= 1 + 1e-9
 
