@@ -108,7 +108,7 @@ def test_rings_reach_the_bound(n: int) -> None:
 def test_the_bound_is_the_latency_of_an_exchange_over_all_axes(
     sizes: tuple[int, int], rounds: int, reached: bool
 ) -> None:
-    """Rounds are whole, and the axes change places; of two odd primes the bound is less."""
+    """Rounds are integers, and the axes change places; of two odd primes the bound is less."""
     mesh = Mesh("m", tuple(zip("ab", sizes, strict=True)))
     source, target = (parse_layout(f"@m, [{ends}]") for ends in ("{a}, {b}", "{b}, {a}"))
     (link,) = mesh.cluster_or_default.levels

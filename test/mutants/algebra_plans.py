@@ -4,7 +4,7 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
-        "rounds of messages are whole on all meshes",
+        "rounds of messages are integers on all meshes",
         "Of 5 x 5 devices an exchange waits for 5 rounds, and the bound counts 3 for each axis.",
         "shardir/algebra/bound.py",
         "return all(odd % k for k in range(3, isqrt(odd) + 1, 2))",
