@@ -45,9 +45,9 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, Region
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import is_laid_out, is_local_body, mesh_among, name_of
+from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of, name_of
 from shardir.diagnostics import Failure, coded
-from shardir.dialects.dist import meshes_of
+from shardir.dialects.blocks import ops_in
 from shardir.dialects.symbols import fixed_symbols
 from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request
 from shardir.rewriting.autodiff.forward import ForwardFunction
@@ -84,7 +84,7 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
         Failure: the errors of all functions that can't be differentiated.
     """
     uses = Counter(r.function.root_reference.data for r in requests)
-    called, meshes = called_functions(module), meshes_of(module)
+    called = called_functions(module)
     functions = {name_of(f): f for f in module.body.ops if isinstance(f, FuncOp) and f.body.blocks}
     missing = {r.sym_name.data for r in requests}
 
@@ -96,7 +96,7 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
         source = functions.get(name) or request.find()
         private = source.sym_visibility is not None and source.sym_visibility.data == "private"
         consumed = private and not uses[name] and name not in called
-        made = differentiated(request, source, mesh_among(source, meshes), consumed)
+        made = differentiated(request, source, mesh_of(source, module), consumed)
         module.body.block.insert_op_before(made, request)
         functions[name_of(made)] = made
         missing.remove(name_of(made))
@@ -125,7 +125,7 @@ def chain_of(request: Request) -> dict[Request, None]:
 
 def called_functions(module: ModuleOp) -> set[str]:
     """Return the names of the functions that are called."""
-    return {op.callee.root_reference.data for op in module.walk() if isinstance(op, CallOp)}
+    return {op.callee.root_reference.data for op in ops_in(module) if isinstance(op, CallOp)}
 
 
 def differentiated(request: Request, source: FuncOp, mesh: Mesh | None, consumed: bool) -> FuncOp:

@@ -22,7 +22,6 @@ from functools import partial
 
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Located, coded
-from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import TensorOp, layout_mismatch
 from shardir.dialects.nn.custom import CustomOp
 from shardir.dialects.signatures import SignatureMemo
@@ -61,7 +60,7 @@ class LowerToSpmd(GlobalPass):
 def _not_computable(f: Function) -> Iterator[Located]:
     """Yield the ops that are not computable with the layouts of their operands and results."""
     assert f.mesh is not None
-    for op in ops_of(f.block):
+    for op in f.ops:
         if isinstance(op, TensorOp):
             types = (*[v._type for v in op._operands], None, *[v._type for v in op.results])
             message = _mismatches.get_or(
@@ -87,7 +86,7 @@ def _warn_of_replicated(functions: Sequence[Function]) -> None:
     for f in functions:
         if f.mesh is None or f.mesh.size == 1 or not f.has_layouts:
             continue
-        for op in ops_of(f.block):
+        for op in f.ops:
             if isinstance(op, CustomOp) and op.custom.rule is None:
                 first.setdefault(op.callee.data, op)
     for name, op in first.items():

@@ -12,15 +12,16 @@ the order of ops nor what is computed. Equal scalar constants become one before,
 without equal blocks is not changed. The torch backend runs this pass on what it writes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.analysis.repeats import Blocks, common_name, equal_blocks
 from shardir.dialects import nn, train
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import ops_of, users_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.marks import RECOMPUTE
@@ -34,18 +35,27 @@ class OutlineBlocks(FunctionPass):
     name = "outline-blocks"
 
     def rewrite_all(self, functions: Sequence[Function]) -> None:
-        found = [(_EqualNumbers(f.block), f) for f in functions]
-        # A loop keeps the results of all its runs: those that are repeated in some are apart.
-        equal = [
-            equal_blocks(numbers.ops, equally_kept=RECOMPUTE in f.op.attributes)
-            for numbers, f in found
-        ]
-        if not any(equal):
+        found = [_Repeats(f.op) for f in functions]
+        if not any(repeats.blocks for repeats in found):
             return
-        for (numbers, _), several in zip(found, equal, strict=True):
-            numbers.merge()
-            for blocks in several:
+        for repeats in found:
+            repeats.numbers.merge()
+            for blocks in repeats.blocks:
                 _Outline(blocks).write()
+
+
+def has_equal_blocks(f: FuncOp) -> bool:
+    """Whether a function has equal blocks."""
+    return bool(_Repeats(f).blocks)
+
+
+class _Repeats:
+    """The equal blocks of a function."""
+
+    def __init__(self, f: FuncOp):
+        self.numbers = _EqualNumbers(f.body.block)
+        # A loop keeps the results of all its runs: those that are repeated in some are apart.
+        self.blocks = equal_blocks(self.numbers.ops, equally_kept=RECOMPUTE in f.attributes)
 
 
 class _EqualNumbers:
@@ -92,10 +102,12 @@ class _Outline:
         self.carried: dict[tuple[SSAValue, SSAValue], SSAValue] = {}
         """Values that a block gets from the one before, by the result there and the operand of the
         first block."""
-        self.last: dict[SSAValue, str | None] = {}
-        """The names of results of the body in the last block."""
-        self.own: set[Operation] = set()
-        """New ops of the loop that use results of the body."""
+        self.last: dict[SSAValue, SSAValue] = {}
+        """The results of the body in the last block."""
+        self.after_loop: dict[SSAValue, SSAValue] = {}
+        """By result of a block what ops after the loop use in its place."""
+        self.users: dict[Operation, None] = {}
+        """Those ops."""
         self.items: dict[tuple[SSAValue, ...], SSAValue] = {}
 
     def write(self) -> None:
@@ -137,40 +149,29 @@ class _Outline:
 
     def _end(self) -> None:
         """Write what leaves the loop, and its end."""
-        for i, op in enumerate(self.body):
-            for result in op.results:
-                self._leave(result, [ops[i].results[result.index] for ops in self.blocks])
+        for same in zip(*self.blocks, strict=True):
+            for values in zip(*(op.results for op in same), strict=True):
+                self._leave(values)
         for (made, _), variable in self.carried.items():
             variable.name_hint = made.name_hint
             new = self.after.create(train.CarryOp, [made, variable], [made.type])
-            self.own.add(new)
-            _hand_over({made: new.out}, self._users(made))
-            new.out.name_hint = self.last[made]
+            new.out.name_hint = self.last[made].name_hint
+            if self.after_loop.get(self.last[made]) is made:
+                self.after_loop[self.last[made]] = new.out
         self.after.create(train.EndRepeatOp, [], [])
+        for user in self.users:  # all operands of one at once, since a return has many
+            user.operands = [self.after_loop.get(v, v) for v in user._operands]
 
-    def _leave(self, made: SSAValue, values: Sequence[SSAValue]) -> None:
+    def _leave(self, values: Sequence[SSAValue]) -> None:
         """Hand a result of each block to the ops after the loop that use it."""
-        users = [self._users(v) for v in values]
+        made = values[0]
+        users = [[op for op in users_of(v) if op not in self.ops] for v in values]
         name = common_name([v.name_hint for v in values])
         if any(users[:-1]):
             types = [v.type for v in values]
             new = self.after.create(train.ItemsOp, [made], types, names=values)
-            self.own.add(new)
-            handed = dict(zip(values, new.outs, strict=True))
-            _hand_over(handed, dict.fromkeys(user for of in users for user in of))
-        else:
-            _hand_over({values[-1]: made}, users[-1])
-        self.last[made], made.name_hint = values[-1].name_hint, name
-
-    def _users(self, v: SSAValue) -> list[Operation]:
-        """The ops outside of the blocks that use a value."""
-        users = dict.fromkeys(use.operation for use in v.uses)
-        return [op for op in users if op not in self.ops and op not in self.own]
-
-
-def _hand_over(new: Mapping[SSAValue, SSAValue], users: Iterable[Operation]) -> None:
-    """Let users of some values use others; all operands of one at once, since a return has many."""
-    for user in users:
-        user.operands = [new.get(v, v) for v in user.operands]
-    for old, other in new.items():
-        other.name_hint = old.name_hint
+            self.after_loop.update(zip(values, new.outs, strict=True))
+        elif users[-1]:
+            self.after_loop[values[-1]] = made
+        self.users |= dict.fromkeys(op for of in users for op in of)
+        self.last[made], made.name_hint = values[-1], name

@@ -31,7 +31,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from xdsl.dialects.builtin import UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -43,6 +42,7 @@ from shardir.cost.overlap import Costs, StartSchedule, Timeline, can_start, grow
 from shardir.cost.schedule import cuts
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
+from shardir.dialects.nn import UNIT
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import allowed_memory
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -106,7 +106,7 @@ class BlockChanges:
         op.detach()
 
     def start(self, op: dist.AsyncOp) -> None:
-        op.properties["started"] = UnitAttr()
+        op.properties["started"] = UNIT
         self._steps.append(lambda: op.properties.pop("started"))
 
     def use(self, new: Operation, values: Sequence[SSAValue]) -> None:

@@ -103,7 +103,8 @@ def in_place(op: Operation) -> AliasPairs:
     """Yield the results that an op can write into the memory of a value, if nothing reads it later
     (`Storages.is_free`): an operand, or the parameter or state of which a copy is the new value."""
     if isinstance(op, train.Update):
-        old = (op._operands[0], *op._operands[2 : len(op._operands) - len(op.SCALARS)])
+        parameter, _, *states = op._operands
+        old = (parameter, *states[: len(states) - len(op.SCALARS)])
         yield from zip(op.results, old, strict=True)
     elif isinstance(op, nn.IndexCopyOp):
         yield op.out, op.x

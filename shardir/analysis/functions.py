@@ -1,6 +1,6 @@
 """Walk a function; find its mesh, its view, and the names of values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp
@@ -40,19 +40,22 @@ def makers(block: Block) -> Iterator[tuple[Operation | BlockArgument, tuple[SSAV
 
 def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
     """Return the mesh of a function of a module, as `mesh_among` does."""
-    return mesh_among(f, meshes_of(module))
+    return mesh_among(f, ops_of(f.body.block), meshes_of(module))
 
 
-def mesh_among(f: FuncOp, meshes: Mapping[str, Mesh]) -> Mesh | None:
+def mesh_among(f: FuncOp, ops: Iterable[Operation], meshes: Mapping[str, Mesh]) -> Mesh | None:
     """Return the one of a module's meshes that a function's layouts and strategies name, else the
     only one; None if the module has none, or several.
+
+    Args:
+        ops: those of the function.
 
     Raises:
         Failure: the function uses two meshes, or one that is not declared.
     """
     named: dict[str, Operation] = {}
     seen = set[int]()
-    for op in ops_of(f.body.block):
+    for op in ops:
         for v in op.results:
             if id(v._type) not in seen:
                 seen.add(id(v._type))

@@ -71,12 +71,24 @@ def common_name(names: Sequence[str | None]) -> str | None:
     given = [n for n in names if n is not None]
     if not given:
         return None
-    split = [NUMBERS.split(n) for n in given]
-    forms = Counter(tuple(parts[::2]) for parts in split)
-    form = list(forms.most_common(1)[0][0])
-    of_form = [parts for parts in split if parts[::2] == form]
-    parts = [part[0] if len({*part}) == 1 else "" for part in zip(*of_form, strict=True)]
+    alike = given
+    if (numbers := _numbers(alike)) is None:
+        forms = [tuple(NUMBERS.split(n)[::2]) for n in given]
+        ((form, _),) = Counter(forms).most_common(1)
+        alike = [n for n, parts in zip(given, forms, strict=True) if parts == form]
+        numbers = _numbers(alike)
+    assert numbers is not None
+    parts = NUMBERS.split(alike[0])
+    parts[1::2] = [part[0] if len({*part}) == 1 else "" for part in zip(*numbers, strict=True)]
     return re.sub(r"([._])[._]+", r"\1", "".join(parts)).strip("._") or given[0]
+
+
+def _numbers(names: Sequence[str]) -> list[tuple[str, ...]] | None:
+    """Return the numbers in each of some names that differ in these alone; None if others do."""
+    parts = NUMBERS.split(names[0])
+    parts = [NUMBERS.pattern if i % 2 else re.escape(part) for i, part in enumerate(parts)]
+    found = [*map(re.compile("".join(parts)).fullmatch, names)]
+    return None if None in found else [match.groups() for match in found if match is not None]
 
 
 def equal_blocks(

@@ -12,6 +12,8 @@ relations of aliasing.py:
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -57,7 +59,7 @@ def waits(ops: Sequence[Operation]) -> dict[Operation, int]:
     """Return the index of the last wait for each started collective: until then it reads its
     operands and holds its buffers. If a run of a loop waits for it, that is not before the end of
     the loop."""
-    started = [op for op in ops if is_started(op)]
+    started = [op for op in ops if "started" in op.properties and is_started(op)]
     if not started:
         return {}
     at, loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
@@ -91,15 +93,16 @@ class Storages:
 
     def __init__(self, args: Sequence[SSAValue], ops: Sequence[Operation]):
         self.at = {op: i for i, op in enumerate(ops)}
-        self.last = {v: i for i, op in enumerate(ops) for v in reads(op)}
+        self._loops = loops = Loops(ops)
+        read = map(reads if loops else attrgetter("_operands"), ops)
+        self.last = {v: i for i, operands in enumerate(read) for v in operands}
         """The last op that reads a value; of a value from before a loop in which it is read, and
         which the loop does not change, not before the loop's end. Values that no op reads are not
         in it."""
-        self._born = dict.fromkeys(args, -1)
-        self._born |= {v: i for i, op in enumerate(ops) for v in op.results}
+        made = chain([args], map(attrgetter("results"), ops))
+        self._born = {v: i for i, values in enumerate(made, -1) for v in values}
         self.held: dict[Operation, list[SSAValue]] = {}
         """By the end of a loop the values from before it that nothing reads later."""
-        self._loops = loops = Loops(ops)
         self._extend(ops, loops)
         self._root: dict[SSAValue, SSAValue] = {}
         self._members: dict[SSAValue, list[SSAValue]] = {}
@@ -113,8 +116,10 @@ class Storages:
         self._draws: dict[SSAValue, list[ItemOp]] = {op.out: [op] for op in self._items}
         """By root the ops that draw a value of several into its storage."""
         self._pinned: set[SSAValue] = set()
+        self.waits = waits(ops)
+        """The index of the last wait for each started collective."""
         self._in_flight: dict[SSAValue, list[Span]] = {}
-        for op, end in waits(ops).items():
+        for op, end in self.waits.items():
             for v in op.operands:
                 self._in_flight.setdefault(v, []).append(Span(self.at[op], end))
 
@@ -213,8 +218,8 @@ class Storages:
     def is_last(self, v: SSAValue, op: Operation) -> bool:
         """Whether nothing reads the memory of `v` after `op`, nor a collective that was started
         before."""
-        at = self.at[op]
-        for root in self._with_items(self.sources(self.root(v))):
+        at, roots = self.at[op], self.sources(self.root(v))
+        for root in self._with_items(roots) if self._items else roots:
             if self._read.get(root, -1) > at:
                 return False
             if any(span.start < at < span.end for span in self._in_flight.get(root, ())):
@@ -236,7 +241,7 @@ class Storages:
 
     def _with_items(self, roots: Collection[SSAValue]) -> set[SSAValue]:
         """The roots, and those of the values that loops take of theirs."""
-        found, todo = set(roots), list(roots) if self._items else []
+        found, todo = set(roots), list(roots)
         while todo:
             for v in self.members(todo.pop()):
                 taken = {self.root(op.out) for op in self._taken.get(v, ())} - found

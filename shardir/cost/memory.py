@@ -22,7 +22,7 @@ allocator.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -35,7 +35,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.aliasing import in_place, may_share, may_write, shared
 from shardir.analysis.roles import frees, lent_arguments
-from shardir.analysis.storages import Span, Storages, live_ops, waits
+from shardir.analysis.storages import Span, Storages, live_ops
 from shardir.cost.collective_work import collective_work
 from shardir.cost.ring_products import ring_buffers
 from shardir.dialects import dist, train
@@ -112,13 +112,17 @@ class LiveStorages:
         self.ops = ops = live_ops(ops_of(f.body.block))
         storages = _storages(f, ops, mesh)
         self.at, self.root = storages.at, storages.root
-        self.spans = {
-            v: span for v, span in storages.spans() if is_on_host(v) is host and v not in elsewhere
-        }
+        self.spans = dict(storages.spans())
+        of_types = {id(v._type): v for v in self.spans}.values()  # a type says where its values are
+        if elsewhere or any(is_on_host(v) is not host for v in of_types):
+            self.spans = {
+                v: span
+                for v, span in self.spans.items() if is_on_host(v) is host and v not in elsewhere
+            }  # fmt: skip
         if not frees(f):
             self.spans = {v: Span(span.start, len(ops)) for v, span in self.spans.items()}
         self.sizes = storages.sizes(self.spans, size_of)
-        self.buffers = {} if host else _buffers(ops, mesh)
+        self.buffers = {} if host else _buffers(ops, storages.waits, mesh)
         """The buffers of collectives: the bytes, and the ops from and to which each is live."""
         self.held = _held(self.buffers, len(ops))
         self.needed = list[int]()
@@ -146,10 +150,12 @@ def _has_host_layout(t: Attribute) -> bool:
 _on_host = SignatureMemo()
 
 
-def _buffers(ops: list[Operation], mesh: Mesh) -> dict[Operation, tuple[int, Span]]:
+def _buffers(
+    ops: list[Operation], ends: Mapping[Operation, int], mesh: Mesh
+) -> dict[Operation, tuple[int, Span]]:
     """Return the bytes of the buffers of each collective that has any, and when they are live: at
-    the op, or until the wait for it."""
-    found, ends = dict[Operation, tuple[int, Span]](), waits(ops)
+    the op, or until the wait for it, by its index."""
+    found = dict[Operation, tuple[int, Span]]()
     for i, op in enumerate(ops):
         if not _has_buffers(type(op)):
             continue

@@ -16,7 +16,8 @@ them: that of their time to the overhead.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import CallOp, ReturnOp
@@ -53,8 +54,7 @@ FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
 """Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpCost:
+class OpCost(NamedTuple):
     """The cost of one op on the device on which it costs most, in all its runs.
 
     `bytes` are those that a computation reads and writes, or that a collective receives, over
@@ -76,8 +76,8 @@ class OpCost:
         """Return the cost of several runs of the op, one after the other."""
         if runs == 1:
             return self
-        return replace(
-            self, flops=runs * self.flops, bytes=runs * self.bytes,
+        return self._replace(
+            flops=runs * self.flops, bytes=runs * self.bytes,
             seconds=runs * self.seconds, latency=runs * self.latency,
         )  # fmt: skip
 

@@ -2,22 +2,45 @@
 most.
 
 xDSL's list of a block's ops counts them first, by a second walk. Its ops and values hash and
-compare by identity, in Python; as those of `object` do, in C. Of its abstract classes others may be
-registered as subclasses, which none is: `OpClass` says what that costs.
+compare by identity, in Python; as those of `object` do, in C. It returns fields by properties in
+Python, asks for each index of a value what it is, and matches each name with two patterns. Of its
+abstract classes others may be registered as subclasses, which none is: `OpClass` says what that
+costs.
 """
 
 from abc import ABCMeta
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
 
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue, SSAValues, Use
+from xdsl.ir.core import IRWithName
 from xdsl.irdl import IRDLOperation
 
 from shardir.dialects.definition import OpClass
 
+FIELDS = (
+    (SSAValue, "type", "_type"),
+    (OpResult, "owner", "op"),
+    (BlockArgument, "owner", "block"),
+    (Use, "operation", "_operation"),
+    (Use, "index", "_index"),
+    (Operation, "next_op", "_next_op"),
+    (Operation, "prev_op", "_prev_op"),
+)
+"""Properties that are fields of other names."""
+
 
 def hash_in_c() -> None:
     """Let ops and values hash and compare as `object` does, a tenth of the time of a compilation,
-    and ask for their classes and those of attributes without a look at registered ones. For a
-    process of ours, before it makes any: dictionaries with those from before lose them."""
+    return FIELDS in C, take most names as they are, and ask for their classes and those of
+    attributes without a look at registered ones. For a process of ours, before it makes any:
+    dictionaries with those from before lose them."""
+    for kind, name, field in FIELDS:
+        setattr(kind, name, property(attrgetter(field)))
+    named = property(attrgetter("_name"), _set_name)
+    for kind, name, member in (IRWithName, "name_hint", named), (SSAValues, "__getitem__", _at):
+        setattr(kind, name, member)
     for kind in (SSAValue, Operation, IRDLOperation):
         for method in ("__hash__", "__eq__"):
             setattr(kind, method, getattr(object, method))
@@ -28,6 +51,30 @@ def hash_in_c() -> None:
             kind.__class__ = OpClass
 
 
+def _at(self: SSAValues, index: int | slice) -> SSAValue | SSAValues:
+    """Return a value, or several."""
+    found: Any = tuple.__getitem__(self, index)
+    return found if isinstance(index, int) else SSAValues(found)
+
+
+def _set_name(self: IRWithName, name: str | None) -> None:
+    """Set the name of a value, without what xDSL does to those that end with a digit, or that it
+    may refuse."""
+    if name is None or (name.isidentifier() and name.isascii() and not name[-1].isdigit()):
+        self._name = name
+    else:
+        self._name = self.extract_valid_name(name)
+
+
+def users_of(v: SSAValue) -> list[Operation]:
+    """Return the ops that use a value, in the order of its uses, each once."""
+    users, use = dict[Operation, None](), v.first_use
+    while use is not None:
+        users[use._operation] = None
+        use = use._next_use
+    return list(users)
+
+
 def ops_of(block: Block) -> list[Operation]:
     """Return the ops of a block, in order; the block may change while the list is read."""
     ops, op = list[Operation](), block.first_op
@@ -35,3 +82,14 @@ def ops_of(block: Block) -> list[Operation]:
         ops.append(op)
         op = op._next_op
     return ops
+
+
+def ops_in(op: Operation) -> Iterator[Operation]:
+    """Yield an op and the ops in its regions, in order, as `walk` does in three times as long."""
+    yield op
+    for block in (block for region in op.regions for block in region.blocks):
+        for inner in ops_of(block):
+            if inner.regions:
+                yield from ops_in(inner)
+            else:
+                yield inner

@@ -23,7 +23,7 @@ from shardir.analysis.functions import has_layouts, is_local_body, mesh_among, n
 from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects.dist import MeshOp, meshes_of
 from shardir.dialects.nn.base import TensorOp
-from shardir.rewriting.functions import bodies
+from shardir.rewriting.functions import bodies, ops_of_bodies
 from shardir.rewriting.options import PassOptions
 from shardir.syntax.source import warn
 
@@ -33,10 +33,15 @@ class Function:
     """A function that a pass concerns."""
 
     op: FuncOp
-    block: Block
+    ops: Sequence[Operation]
+    """Its ops before the pass changes any function."""
     module: ModuleOp
     meshes: Mapping[str, Mesh]
     """The meshes of the module."""
+
+    @property
+    def block(self) -> Block:
+        return self.op.body.block
 
     @property
     def name(self) -> str:
@@ -45,7 +50,7 @@ class Function:
     @cached_property
     def mesh(self) -> Mesh | None:
         """The mesh of the function. Raises Failure where it does not use one declared mesh."""
-        return mesh_among(self.op, self.meshes)
+        return mesh_among(self.op, self.ops, self.meshes)
 
     @property
     def has_layouts(self) -> bool:
@@ -90,7 +95,7 @@ class FunctionPass(PassOptions):
                 found.append(f)
 
         meshes = meshes_of(module)
-        everything = [Function(f, block, module, meshes) for f, block in bodies(module)]
+        everything = [Function(f, ops, module, meshes) for f, ops in ops_of_bodies(module)]
         collect_all(
             lambda: collect_errors(everything, add),
             lambda: self.check_all(found),

@@ -8,7 +8,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import Composite, TensorOp
 from shardir.dialects.nn.custom import CustomOp
@@ -47,9 +47,8 @@ def decompose(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
 def expand(block: Block, mesh: Mesh | None) -> None:
     """Decompose the composites of a block, laid out where there is a mesh, and make custom ops of
     those without a definition."""
-    adopt(block)
     rewriter = Rewriter(mesh)
-    for op in ops_of(block):
+    for op in adopt(block):
         if isinstance(op, Composite):
             decompose(op, rewriter)
 
@@ -67,7 +66,7 @@ def warn_of_lost_strategies(block: Block) -> None:
 
 def expanded(module: ModuleOp) -> ModuleOp:
     """Return the module, or a copy of it without composites and ops that have no definition."""
-    if not any(isinstance(op, Composite) or is_unknown(op) for op in module.walk()):
+    if not any(isinstance(op, Composite) or is_unknown(op) for op in ops_in(module)):
         return module
     module = copied(module)
     for f in module.body.ops:
@@ -101,12 +100,12 @@ def name_of(op: Operation) -> str:
     return op.op_name.data if isinstance(op, UnregisteredOp) else op.name
 
 
-def adopt(block: Block) -> None:
-    """Replace the ops of a block that have no definition by custom ops of their names. The options
-    are an op's properties, and its attributes but those of other dialects."""
+def adopt(block: Block) -> list[Operation]:
+    """Replace the ops of a block that have no definition by custom ops of their names, and return
+    its ops. The options are an op's properties, and its attributes but those of other dialects."""
     rewriter, ops = Rewriter(), ops_of(block)
     if not any(map(_may_be_unknown, {*map(type, ops)})):
-        return
+        return ops
     for op in filter(is_unknown, ops):
         kept = {k: a for k, a in op.attributes.items() if k == RECOMPUTE or "." in k}
         options = {k: a for k, a in op.attributes.items() if k not in (*kept, "op_name__")}
@@ -117,3 +116,4 @@ def adopt(block: Block) -> None:
             CustomOp, list(op.operands), [v.type for v in op.results], props, kept
         )
         rewriter.replace(op, new.results)
+    return ops_of(block)

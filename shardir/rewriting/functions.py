@@ -4,14 +4,20 @@ from collections.abc import Iterator
 
 from xdsl.dialects.builtin import FunctionType, ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Block
+from xdsl.ir import Block, Operation
 
 from shardir.diagnostics import Failure
 from shardir.rewriting.composites import adopt
 
 
 def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
-    """Yield the functions that have a body, after replacing ops without a definition by custom ops.
+    """Yield the functions that have a body, as `ops_of_bodies` does."""
+    return ((f, f.body.block) for f, _ in ops_of_bodies(module))
+
+
+def ops_of_bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, list[Operation]]]:
+    """Yield the functions that have a body, each with its ops, after replacing those without a
+    definition by custom ops.
 
     Raises:
         Failure: functions have branches, which are not part of the language.
@@ -21,8 +27,7 @@ def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
     if branching := [(f, message) for f in found if len(f.body.blocks) > 1]:
         raise Failure(branching)
     for f in found:
-        adopt(f.body.block)
-        yield f, f.body.block
+        yield f, adopt(f.body.block)
 
 
 def update_signature(f: FuncOp) -> None:

@@ -17,8 +17,9 @@ from shardir.rewriting.marks import RECOMPUTE
 def hoist_redistributions(block: Block) -> None:
     """Move each redistribution of a value from before a loop out of it; not one with the mark
     `recompute`, unless an op after the loop uses it too."""
-    loops = Loops(block.ops)
-    for op in ops_of(block):
+    ops = ops_of(block)
+    loops = Loops(ops)
+    for op in ops if loops else ():
         loop = loops.around(op)
         if loop is None or not isinstance(op, RedistributeOp):
             continue

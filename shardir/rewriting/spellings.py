@@ -4,9 +4,17 @@ The interface, with their meanings, is `shardir/dialects/builder.py`.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import copysign, inf
 
-from xdsl.dialects.builtin import AnyFloat, TensorType, UnitAttr, i64
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    DenseIntOrFPElementsAttr,
+    IntegerType,
+    TensorType,
+    UnitAttr,
+    i64,
+)
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.algebra.layout import Layout, Shape, replicated
@@ -30,6 +38,15 @@ def nearest(number: float, element: AnyFloat) -> float:
     return number
 
 
+@lru_cache(maxsize=4096)
+def _number_attr(
+    number: float, sign: float, element: Attribute
+) -> DenseIntOrFPElementsAttr[IntegerType | AnyFloat]:
+    """Return the attribute of a number, whose sign tells 0.0 from -0.0, which are equal."""
+    exact = nearest(number, element) if isinstance(element, AnyFloat) else int(number)
+    return nn.dense_attr(tensor(element, ()), [exact])
+
+
 class Spellings(OpBuilder):
     """Spellings of single ops, in terms of `op` and `results`."""
 
@@ -49,10 +66,8 @@ class Spellings(OpBuilder):
         return self.value(nn.NegOp, x)
 
     def constant(self, number: float, element: Attribute) -> SSAValue:
-        type = tensor(element, ())
-        exact = nearest(number, element) if isinstance(element, AnyFloat) else int(number)
-        data = nn.dense_attr(type, [exact])
-        return self.value(nn.ConstantOp, props={"value": data}, result=type)
+        data = _number_attr(number, copysign(1.0, number), element)
+        return self.value(nn.ConstantOp, props={"value": data}, result=tensor(element, ()))
 
     def scalar(self, number: float, like: SSAValue) -> SSAValue:
         return self.constant(number, unsharded_type(like).element_type)

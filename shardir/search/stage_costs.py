@@ -18,11 +18,11 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.accumulation import added_in_place
-from shardir.analysis.functions import mesh_among, name_of
+from shardir.analysis.functions import mesh_of, name_of
 from shardir.cost.memory import LiveStorages
 from shardir.cost.seconds import cost_of
 from shardir.diagnostics import Failure
-from shardir.dialects import dist, train
+from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.marks import found_by_search
@@ -143,7 +143,7 @@ def unit_costs(
     g = next(g for g in functions if name_of(g) == step)
     parent = g.parent_op()
     assert isinstance(parent, ModuleOp)
-    mesh = mesh_among(g, dist.meshes_of(parent)) or Mesh("one", (("d", 1),))
+    mesh = mesh_of(g, parent) or Mesh("one", (("d", 1),))
     return _MarkedStep(g, mesh, len(ops)).costs(), mesh
 
 

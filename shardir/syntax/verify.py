@@ -16,7 +16,7 @@ from xdsl.traits import IsTerminator, NoTerminator, SymbolOpInterface, SymbolTab
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import check_transfers, check_type
 from shardir.dialects.memory import check_offsets
 from shardir.dialects.symbols import find_symbol, fixed_symbols
@@ -68,7 +68,7 @@ def verify_all(
             op = parent
     functions = list[FuncOp]()
     with fixed_symbols():
-        for op in module.walk():
+        for op in ops_in(module):
             if op.regions or op._successors or op._next_op is None:
                 if (message := structure_error(op, lost)) is not None:
                     report(op, message)

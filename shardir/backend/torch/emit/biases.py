@@ -7,6 +7,7 @@ from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.einsum import kinds_of
 from shardir.dialects import nn
+from shardir.dialects.blocks import ops_in
 from shardir.rewriting.copying import copied
 
 
@@ -27,7 +28,7 @@ def with_biases(module: ModuleOp) -> ModuleOp:
 
 def _apart(module: ModuleOp) -> Iterator[tuple[nn.Contraction, Operation]]:
     """Yield products, each with the op that adds a vector to it, where another op is between."""
-    for op in module.walk():
+    for op in ops_in(module):
         if (product := biased(op)) is not None and op.prev_op is not product:
             yield product, op
 

@@ -37,19 +37,24 @@ from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.dist import layout_of, meshes_of
 from shardir.dialects.locations import file_location
+from shardir.passes.outline_blocks import has_equal_blocks
 from shardir.pipelines import build
 from shardir.rewriting.composites import expanded
 from shardir.rewriting.copying import copied
+from shardir.rewriting.functions import bodies
 
 TABLE = {**TORCH, **TORCH_DIST}
 """The entry of each op."""
 
 
 def outlined(module: ModuleOp) -> ModuleOp:
-    """The module with its equal blocks as loops: itself if it has none."""
+    """The module with its equal blocks as loops: itself if it has none that is emitted."""
+    emitted = public_functions(module)
+    if not any(f in emitted and has_equal_blocks(f) for f, _ in bodies(module)):
+        return module
     made = copied(module)
     _outline(made)
-    return made if _loops(made) > _loops(module) else module
+    return made
 
 
 def outline(module: ModuleOp) -> None:
@@ -68,12 +73,6 @@ def _outline(module: ModuleOp) -> None:
 @cache
 def _outlining() -> list[ModulePass]:
     return build("outline-blocks")
-
-
-def _loops(module: ModuleOp) -> int:
-    return sum(
-        isinstance(op, train.RepeatOp) for f in public_functions(module) for op in f.body.block.ops
-    )
 
 
 def public_functions(module: ModuleOp) -> list[FuncOp]:
