@@ -27,18 +27,26 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.mesh import Mesh
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_at_ops
-from shardir.cost.overlap import Costs, StartSchedule, Timeline, can_start, grows, users
+from shardir.cost.overlap import (
+    Costs,
+    StartSchedule,
+    Timeline,
+    can_start,
+    grows,
+    hideable,
+    users,
+)
 from shardir.cost.schedule import cuts
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
@@ -131,17 +139,27 @@ class BlockChanges:
 class Body:
     """The body of a function, in which one attempt at a time is made; `given` starts nothing.
 
-    `limit` has the bytes that an attempt may need: at first those that are allowed, if that is
-    known, and the peak of `given` when something needs more. To count is most of the pass."""
+    What attempts have in common is found once. `limit` has the bytes that an attempt may need: at
+    first those that are allowed, if that is known, and the peak of `given` when something needs
+    more. To count is most of the pass."""
 
-    def __init__(self, f: FuncOp, mesh: Mesh):
+    def __init__(self, f: FuncOp, mesh: Mesh, candidates: Sequence[dist.AsyncOp]):
         self.f, self.mesh, self.block = f, mesh, f.body.block
-        ops = ops_of(self.block)
-        self.costs, self._changes = Costs(ops, mesh), BlockChanges()
-        self.given = self._now = Attempt(self.costs.of_ops(ops))
+        self.ops = self._given = ops_of(self.block)
+        """The ops as they are now, in order; and as they were given."""
+        self.candidates = candidates
+        self._changes = BlockChanges()
+        self.costs = Costs(self.ops, mesh)
+        self.timeline = Timeline(self.ops, self.costs)
+        self._hideable = hideable(self.ops, self.timeline)
+        self.given = self._now = Attempt(self.costs.of_ops(self.ops))
         self.limit, self._is_final = allowed_memory(f, mesh), False
         if not self.limit:
             self._raise_limit()
+
+    def is_cut(self) -> bool:
+        """Whether a bucket is cut."""
+        return any(len(_parts(op, self.timeline)) > 1 for op in self.candidates)
 
     def be(self, attempt: Attempt) -> None:
         """Bring the block to the state of an attempt."""
@@ -156,7 +174,7 @@ class Body:
         """Start the collectives that are not excluded."""
         self._take_back()
         numbers = self._start(excluded, cutting)
-        self._now = Attempt(self.costs.of_ops(ops_of(self.block)), excluded, numbers, cutting)
+        self._now = Attempt(self.costs.of_ops(self.ops), excluded, numbers, cutting)
         return self._now
 
     def over(self, attempt: Attempt) -> list[Operation]:
@@ -175,22 +193,47 @@ class Body:
     def _memory(self, attempt: Attempt) -> dict[Operation, int]:
         """Return the bytes that are live at each op."""
         self.be(attempt)
-        return memory_at_ops(self.f, self.mesh)
+        return memory_at_ops(self.f, self.ops, self.mesh)
 
     def _take_back(self) -> None:
         self._changes.take_back()
-        self._changes = BlockChanges()
+        self._changes, self.ops = BlockChanges(), self._given
 
-    def _start(self, excluded: frozenset[int], cutting: bool) -> dict[Operation, int]:
-        return _start(self.block, self.costs, self._changes, excluded, cutting)
+    def _start(self, excluded: Container[int], cutting: bool) -> dict[Operation, int]:
+        """Start the collectives that are not excluded, and return the number of each.
+
+        A collective is numbered in the order of the block; the parts of a bucket have its number.
+        """
+        changes, timeline, found = self._changes, self.timeline, self._hideable
+        numbers: dict[Operation, int] = {op: i for i, op in enumerate(self.candidates)}
+        if cutting:
+            timeline = Timeline(self.ops, self.costs)  # parts are available at other times
+            for bucket in self.candidates:
+                if numbers[bucket] not in excluded:
+                    for part in _cut(bucket, timeline, changes):
+                        numbers[part] = numbers[bucket]
+            self.ops = ops_of(self.block)
+            found = hideable(self.ops, timeline)
+        chosen = {op: cost for op, cost in found.items() if numbers[op] not in excluded}
+        schedule = StartSchedule(self.ops, timeline, chosen)
+        for op in schedule.in_order():
+            changes.move(op, schedule.others[schedule.starts[op]])
+        at = {op: i for i, op in enumerate(ops_of(self.block))}
+        for op in schedule.costs:
+            if schedule.hides(op):
+                user = min(users(op, schedule.loops), key=at.__getitem__)
+                _wait(op, min(user, schedule.freed(op) or user, key=at.__getitem__), changes)
+        self.ops = ops_of(self.block)
+        return numbers
 
 
 def _overlap(f: FuncOp, mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
-    if not any(can_start(op, mesh) for op in ops_of(f.body.block)):
+    candidates = [op for op in ops_of(f.body.block) if can_start(op, mesh)]
+    if not candidates:
         return
-    body = Body(f, mesh)
-    cuttings = (False, True) if _is_cut(body.block, body.costs) else (False,)
+    body = Body(f, mesh, candidates)
+    cuttings = (False, True) if body.is_cut() else (False,)
     attempts = [body.attempt(frozenset(), cutting=cutting) for cutting in cuttings]
     kept = body.given
     for attempt in sorted(attempts, key=lambda a: a.seconds):
@@ -211,46 +254,20 @@ def _within(body: Body, attempt: Attempt) -> Attempt | None:
         over = body.over(attempt)
         if not over:
             return attempt
-        excluded |= _to_exclude(body.block, over, attempt.numbers)
+        excluded |= _to_exclude(body.ops, over, attempt.numbers)
         attempt = body.attempt(excluded, cutting=attempt.cutting)
     return None
 
 
-def _start(
-    block: Block, costs: Costs, changes: BlockChanges, excluded: Container[int], cutting: bool
-) -> dict[Operation, int]:
-    """Start the collectives that are not excluded, and return the number of each.
-
-    A collective is numbered in the order of the block; the parts of a bucket have its number.
-    """
-    ops = ops_of(block)
-    candidates = [op for op in ops if can_start(op, costs.mesh)]
-    numbers: dict[Operation, int] = {op: i for i, op in enumerate(candidates)}
-    timeline = Timeline(ops, costs)
-    for bucket in [op for op in candidates if cutting and numbers[op] not in excluded]:
-        for part in _cut(bucket, timeline, changes):
-            numbers[part] = numbers[bucket]
-    chosen = {op for op, i in numbers.items() if i not in excluded}
-    schedule = StartSchedule(ops_of(block) if cutting else ops, timeline, chosen)
-    for op in schedule.in_order():
-        changes.move(op, schedule.others[schedule.starts[op]])
-    at = {op: i for i, op in enumerate(ops_of(block))}
-    for op in schedule.costs:
-        if schedule.hides(op):
-            user = min(users(op, schedule.loops), key=at.__getitem__)
-            _wait(op, min(user, schedule.freed(op) or user, key=at.__getitem__), changes)
-    return numbers
-
-
 def _to_exclude(
-    block: Block, over: Sequence[Operation], numbers: Mapping[Operation, int]
+    ops: Iterable[Operation], over: Sequence[Operation], numbers: Mapping[Operation, int]
 ) -> set[int]:
     """Return the numbers of the collectives in flight at each of the ops `over` at which none of
     those before is, so that the number of attempts does not depend on that of layers; all, if none
     is in flight at one of them."""
     in_flight: dict[Operation, set[int]] = {op: set() for op in over}
     now, found = Counter[int](), set[int]()  # a bucket may have several parts in flight
-    for op in ops_of(block):
+    for op in ops:
         if op in numbers and dist.is_started(op):
             now[numbers[op]] += 1
         if op in in_flight:
@@ -284,13 +301,6 @@ def _parts(op: dist.AsyncOp, timeline: Timeline) -> list[list[int]]:
     cluster = timeline.mesh.cluster_or_default
     ends = cuts(sending, [available[i] for i in order], runs * form.latency, cluster)
     return [order[start:end] for start, end in pairwise([0, *ends])]
-
-
-def _is_cut(block: Block, costs: Costs) -> bool:
-    """Whether a bucket of the block is cut."""
-    ops = ops_of(block)
-    timeline = Timeline(ops, costs)
-    return any(len(_parts(op, timeline)) > 1 for op in ops if can_start(op, costs.mesh))
 
 
 def _cut(op: dist.AsyncOp, timeline: Timeline, changes: BlockChanges) -> Iterator[dist.AsyncOp]:

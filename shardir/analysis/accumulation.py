@@ -6,14 +6,14 @@
 They are products of matrices, and the rows of a table's gradient, which are few of the table's.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from xdsl.dialects.builtin import AnyFloat
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.dialects import nn, train
-from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import unsharded_type
 
 
@@ -55,11 +55,15 @@ def adds_to_its_sum(v: SSAValue) -> bool:
     return isinstance(op, nn.GatherGradOp)
 
 
-def added_in_place(f: FuncOp) -> dict[SSAValue, train.AccumulateOp]:
+def added_in_place(ops: Iterable[Operation]) -> dict[SSAValue, train.AccumulateOp]:
     """Return the values of a step's loop that add to sums, each with its sum: those of the loop
-    itself, and results of the functions of stages."""
+    itself, and results of the functions of stages.
+
+    Args:
+        ops: those of the step.
+    """
     found: dict[SSAValue, train.AccumulateOp] = {}
-    for op in ops_of(f.body.block):
+    for op in ops:
         if not isinstance(op, train.AccumulateOp) or not op.x.has_one_use():
             continue
         maker = op.x.owner

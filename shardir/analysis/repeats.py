@@ -126,8 +126,8 @@ def _codes(ops: Sequence[Operation], equally_kept: bool) -> Array:
     for i, op in enumerate(ops):
         key: object = i
         if _may_repeat(type(op)):
-            types = [v.type for v in (*op.operands, *op.results)]
-            parts = (type(op), len(op.operands), *types, *op.attributes, *op.attributes.values())
+            types = [v._type for v in (*op._operands, *op.results)]
+            parts = (type(op), len(op._operands), *types, *op.attributes, *op.attributes.values())
             number = known.get_or(
                 parts, op.properties,
                 lambda op=op: signatures.setdefault(_signature(op), len(signatures)),
@@ -217,8 +217,8 @@ def _periods(codes: Array, minimum: LoopMinimum) -> list[int]:
             values, counts = np.unique(gaps, return_counts=True)
             most = np.argsort(-counts, kind="stable")[:PERIODS]
             found.update(dict(zip(values[most].tolist(), counts[most].tolist(), strict=True)))
-        pairs = np.stack((grams[:-length], grams[length:]), axis=1)
-        grams = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+        pairs = grams[:-length] * (grams.max() + 1) + grams[length:]
+        grams = np.unique(pairs, return_inverse=True)[1].reshape(-1)
         length *= 2
     return [p for p in found if minimum.ops <= p <= len(codes) // minimum.blocks]
 
@@ -278,9 +278,8 @@ def _places(
 ) -> list[Place | None]:
     """The places from which the operands of an op of a block come."""
     found: list[Place | None] = []
-    for v in op.operands:
-        made = at.get(v.owner, -1) if isinstance(v, OpResult) else -1
-        if made < first or not isinstance(v, OpResult):
+    for v in op._operands:
+        if not isinstance(v, OpResult) or (made := at.get(v.op, -1)) < first:
             found.append(None)
             continue
         of, index = divmod(made - first, period)

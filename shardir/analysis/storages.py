@@ -148,8 +148,9 @@ class Storages:
                 continue
             begin, end = self.at[loop], self.at[loops.ends[loop]]
             for v in op.values:
-                uses = sum(begin < self.at.get(use.operation, -1) < end for use in v.uses)
-                if uses == 1 and self.last[v] == end:
+                if self.last[v] != end:
+                    continue
+                if sum(begin < self.at.get(use.operation, -1) < end for use in v.uses) == 1:
                     found[v] = self.at[op]
         return found
 

@@ -22,7 +22,7 @@ allocator.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -95,9 +95,9 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
     return MemoryUse(live.needed[at], live.ops[at], largest, live.held[at], host)
 
 
-def memory_at_ops(f: FuncOp, mesh: Mesh) -> dict[Operation, int]:
-    """Return the bytes that are live at each op of a function in the local view."""
-    live = LiveStorages(f, mesh)
+def memory_at_ops(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> dict[Operation, int]:
+    """Return the bytes that are live at each of the ops of a function in the local view."""
+    live = LiveStorages(f, mesh, ops)
     return dict(zip(live.ops, live.needed, strict=True))
 
 
@@ -106,10 +106,17 @@ class LiveStorages:
     bytes of it that each op needs."""
 
     def __init__(
-        self, f: FuncOp, mesh: Mesh, *, host: bool = False, elsewhere: Collection[SSAValue] = ()
+        self,
+        f: FuncOp,
+        mesh: Mesh,
+        ops: Sequence[Operation] | None = None,
+        *,
+        host: bool = False,
+        elsewhere: Collection[SSAValue] = (),
     ):
-        """`elsewhere`: returned values that are in memory of the caller."""
-        self.ops = ops = live_ops(ops_of(f.body.block))
+        """`ops`: those of the function, where they are known; `elsewhere`: returned values that are
+        in memory of the caller."""
+        self.ops = ops = live_ops(ops_of(f.body.block) if ops is None else ops)
         storages = _storages(f, ops, mesh)
         self.at, self.root = storages.at, storages.root
         self.spans = dict(storages.spans())
@@ -185,9 +192,8 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
     """Return the storages of a function."""
     storages = Storages(f.body.block.args, ops)
     freed, lent = frees(f), lent_arguments(f)
-    for v, total in added_in_place(f).items():
-        if total in storages.at:
-            storages.join(v, total.out)
+    for v, total in added_in_place(ops).items():
+        storages.join(v, total.out)
     for op in ops:
         if not may_share(type(op)):
             continue
@@ -196,7 +202,8 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
             found = {v: x for v, x in places.items() if freed and storages.is_free(x, op, mine)}
         else:
             found = dict(shared(op, mesh))
-        if isinstance(op, dist.FusibleOp) and op.record.reduces:  # parts of one buffer
+        if len(op.results) > 1 and isinstance(op, dist.FusibleOp) and op.record.reduces:
+            # parts of one buffer
             found = {v: op.outs[0] for v in op.outs[1:]} | found
         for v, other in found.items():
             storages.join(v, other)

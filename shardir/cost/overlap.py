@@ -6,7 +6,7 @@ op that needs its result.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate, repeat
 from typing import TypeGuard
@@ -149,9 +149,11 @@ class StartSchedule:
     it has ended.
     """
 
-    def __init__(self, ops: Sequence[Operation], timeline: Timeline, chosen: Container[Operation]):
-        self.mesh, self.loops = timeline.mesh, timeline.loops
-        self.costs = {op: c for op, c in hideable(ops, timeline).items() if op in chosen}
+    def __init__(
+        self, ops: Sequence[Operation], timeline: Timeline, costs: dict[dist.AsyncOp, OpCost]
+    ):
+        """`costs`: of those that start, of `hideable` ones."""
+        self.mesh, self.loops, self.costs = timeline.mesh, timeline.loops, costs
         self.others = [op for op in ops if op not in self.costs]
         self.at = {op: i for i, op in enumerate(self.others)}
         self.begins = list(timeline.begins_of(self.others).values())

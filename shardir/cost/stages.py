@@ -179,7 +179,7 @@ class _StepStorages:
         """The sums of a value over the microbatches."""
         self.received: dict[SSAValue, int] = {}
         """The bytes of the values in a storage that are sent to other ranks."""
-        added = added_in_place(f)
+        added = added_in_place(f.body.block.ops)
         for op in f.body.block.ops:
             if isinstance(op, CallOp) and (callee := calls.callees.get(op)) is not None:
                 end = callee.body.block.last_op

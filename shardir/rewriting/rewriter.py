@@ -19,7 +19,7 @@ from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.algebra.redistribution import estimated_seconds
-from shardir.dialects.dist import RedistributeOp, laid_out, layout_of, tensor, with_layout
+from shardir.dialects.dist import RedistributeOp, laid_out, layout_of, with_layout
 from shardir.dialects.nn.base import (
     Composite,
     Props,
@@ -28,7 +28,7 @@ from shardir.dialects.nn.base import (
     is_in_parts,
     rule_of,
 )
-from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.dialects.nn.types import itemsize, unsharded_type, without_layout
 from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.train import available_after
 from shardir.rewriting.spellings import Spellings
@@ -99,8 +99,8 @@ class Rewriter(Spellings):
     ) -> OpT:
         """Insert a new op with these operands and result types; results are named as `names`."""
         new = kind.create(
-            operands=operands, result_types=types, properties=dict(properties or {}),
-            attributes=dict(attributes or {}), location=self.location,
+            operands=operands, result_types=types, properties=properties or {},
+            attributes=attributes or {}, location=self.location,
         )  # fmt: skip
         for result, value in zip(new.results, names, strict=False):
             if value._name is not None:
@@ -314,10 +314,11 @@ def erase(op: Operation) -> None:
     """Detach an unused op from its block and erase it, without values in place of its results, as
     xDSL makes for those that are used."""
     op.detach()
-    if any(v.first_use is not None for v in op.results):
-        op.erase()
-    else:
-        op.drop_all_references()
+    for v in op.results:
+        if v.first_use is not None:
+            op.erase()
+            return
+    op.drop_all_references()
 
 
 def _result_types(
@@ -329,5 +330,4 @@ def _result_types(
     """Return the types of an op's results: given, or inferred."""
     if result is None:
         return inferred.get_or((kind, *operands), props, lambda: kind.infer(operands, props))
-    given = [result] if isinstance(result, TensorType) else result
-    return [tensor(t.element_type, t.get_shape()) for t in given]
+    return [*map(without_layout, [result] if isinstance(result, TensorType) else result)]

@@ -159,7 +159,7 @@ class _MarkedStep:
         _number_by_readers(self.before)
         self.live = LiveStorages(g, mesh)
         self.sums = [op for op in self.g.body.block.ops if isinstance(op, train.OfMicrobatches)]
-        self.added = {*added_in_place(g).values()}
+        self.added = {*added_in_place(g.body.block.ops).values()}
         """The sums to which a product adds itself."""
         self.saved = self._read_by(self.backward, {*self.forward})
         self.made = self._read_by((*self.forward, *self.backward), {*self.before})

@@ -55,7 +55,7 @@ def test_what_grows_starts_late_and_what_does_not_at_once(products: int, latency
     result is not held longer; an all-reduce where its operand is available."""
     for kind in (GATHER, REDUCE):
         ops, timeline = beside(kind, products, latency)
-        schedule = StartSchedule(ops, timeline, set(ops))
+        schedule = StartSchedule(ops, timeline, hideable(ops, timeline))
         (start,) = schedule.starts.values()
         late = max(0, products - ceil((latency + SENDING) / PRODUCT))
         assert start == (late if kind is GATHER else 0)

@@ -46,7 +46,12 @@ def _bytes(t: Attribute) -> int:
 
 def unsharded_type(value: SSAValue) -> TensorType:
     """The type of a value without its layout."""
-    return _unsharded.of(value._type, _without_layout)
+    return without_layout(value._type)
+
+
+def without_layout(t: Attribute) -> TensorType:
+    """The type without its layout."""
+    return _unsharded.of(t, _without_layout)
 
 
 def _without_layout(t: Attribute) -> TensorType:

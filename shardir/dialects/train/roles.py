@@ -19,10 +19,9 @@ part alone.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -64,8 +63,10 @@ class Role(StrEnum):
         return f"train.{self}"
 
 
-@dataclass(frozen=True)
-class Argument:
+_RETAINED = tuple((role, role.attribute) for role in (Role.PARAMETER, Role.STATE))
+
+
+class Argument(NamedTuple):
     """An argument by its attributes; `key`: the name of a parameter or state."""
 
     role: Role
@@ -74,8 +75,8 @@ class Argument:
 
     @staticmethod
     def of(attributes: Attributes) -> "Argument":
-        for role in (Role.PARAMETER, Role.STATE):
-            if key := text_attr(attributes, role.attribute):
+        for role, name in _RETAINED if attributes else ():
+            if key := text_attr(attributes, name):
                 return Argument(role, key, attributes)
         return Argument(Role.INPUT, None, attributes)
 

@@ -62,7 +62,8 @@ class EmissionScope(LoopScope):
         """`totals`: the returned values that add to sums, which become the first parameters."""
         super().__init__(f, program.mesh, program.rank, Names(foreign_names(f)), program.used)
         self.totals = list(totals)
-        self.sums: dict[SSAValue, SSAValue] = {v: op.out for v, op in added_in_place(f).items()}
+        added = added_in_place(self.block.ops)
+        self.sums: dict[SSAValue, SSAValue] = {v: op.out for v, op in added.items()}
         """The sum to which a value adds itself; of a returned one itself."""
         self.sums |= {v: v for v in totals}
         self._parameters: dict[SSAValue, str] = {}
@@ -176,11 +177,9 @@ class EmissionScope(LoopScope):
         made = () if isinstance(op, train.CarryOp) else op.results
         for v in dict.fromkeys((*reads(op), *made, *self.storages.held.get(op, ()))):
             var = self.variables.get(v)
-            if var is None or not self.shape_of(v):
+            if var is None or var.base.argument or var.base.last > at or not self.shape_of(v):
                 continue
-            if isinstance(op, train.CarryOp) and var is self.variables[op.carried]:
-                continue
-            if not var.base.argument and var.base.last <= at:
+            if not (isinstance(op, train.CarryOp) and var is self.variables[op.carried]):
                 dead.append(var.base.name)
         if isinstance(op, train.ItemsOp):
             self.loops[-1].collected += dead

@@ -73,7 +73,7 @@ class StagesScope:
         self.collected: dict[str, str] = {}
         self.carried: dict[str, list[str]] = {}
         self.transfers: list[str] = []
-        self.added = added_in_place(f)
+        self.added = added_in_place(f.body.block.ops)
         """Results of functions that add to their sums."""
         self.totals: dict[FuncOp, list[SSAValue]] = {}
         for op in (op for op in f.body.block.ops if isinstance(op, CallOp)):
