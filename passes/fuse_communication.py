@@ -66,35 +66,38 @@ class FuseCommunication(LocalPass):
     """The maximum size of a bucket, in bytes on one device; 0 fuses by index alone."""
 
     def rewrite(self, f: Function) -> None:
-        _sink_casts(f.block)
-        _reduce_before_updates(f.block)
-        _reduce_early(f.block)
+        ops = f.ops
+        for move in (_sink_casts, _reduce_before_updates, _reduce_early):
+            if move(f.block, ops):
+                ops = ops_of(f.block)
         if f.mesh is not None:
             for is_early in (False, True):
-                while _fuse(f.block, f.mesh, self.max_bytes, is_early):
-                    pass  # the first uses of their operands are later now
-            _gather_layers(f.op, f.mesh, self.max_bytes)
+                while _fuse(f.block, ops, f.mesh, self.max_bytes, is_early):
+                    ops = ops_of(f.block)  # the first uses of their operands are later now
+            _gather_layers(f.op, ops, f.mesh, self.max_bytes)
 
 
-def _sink_casts(block: Block) -> None:
-    """Move casts of the results of collectives to their first uses."""
-    ops = ops_of(block)
+def _sink_casts(block: Block, ops: Sequence[Operation]) -> bool:
+    """Move casts of the results of collectives to their first uses; return whether there are
+    any."""
     casts = [
         op for op in ops if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FusibleOp)
     ]
     if not casts:
-        return
+        return False
     at, loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
     for op in casts:
         users = [loops.needed_at(u.operation, op) for u in op.out.uses]
         if users:
             op.detach()
             block.insert_op_before(op, min(users, key=at.__getitem__))
+    return True
 
 
-def _reduce_before_updates(block: Block) -> None:
-    """Move reductions and slices that read no result of an update before the first update."""
-    ops = ops_of(block)
+def _reduce_before_updates(block: Block, ops: Sequence[Operation]) -> bool:
+    """Move reductions and slices that read no result of an update before the first update; return
+    whether there are any."""
+    moved = False
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     later = {v for op in ops[first:] for v in op.results}
     for op in ops[first:]:
@@ -105,6 +108,8 @@ def _reduce_before_updates(block: Block) -> None:
             later.difference_update(op.results)
             op.detach()
             block.insert_op_before(op, ops[first])
+            moved = True
+    return moved
 
 
 def _shrinks(op: Operation) -> TypeGuard[dist.FusibleOp]:
@@ -115,11 +120,11 @@ def _shrinks(op: Operation) -> TypeGuard[dist.FusibleOp]:
     )  # fmt: skip
 
 
-def _reduce_early(block: Block) -> None:
-    """Move reductions that free memory to where their operands are available."""
-    ops = ops_of(block)
+def _reduce_early(block: Block, ops: Sequence[Operation]) -> bool:
+    """Move reductions that free memory to where their operands are available; return whether there
+    are any."""
     if not (shrinking := list(filter(_shrinks, ops))):
-        return
+        return False
     at, loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
     for op in shrinking:
         makers = [v.owner for v in op.values if isinstance(v.owner, Operation)]
@@ -128,6 +133,7 @@ def _reduce_early(block: Block) -> None:
             if loops.around(there) is loops.around(op) or there in loops.ends.values():
                 op.detach()
                 block.insert_op_after(op, there)
+    return True
 
 
 def _is_gather(op: Operation) -> TypeGuard[dist.AllGatherOp]:
@@ -135,9 +141,9 @@ def _is_gather(op: Operation) -> TypeGuard[dist.AllGatherOp]:
     return isinstance(op, dist.AllGatherOp) and op.fusion is None and not dist.is_started(op)
 
 
-def _gather_layers(f: FuncOp, mesh: Mesh, max_bytes: int) -> None:
+def _gather_layers(f: FuncOp, ops: Sequence[Operation], mesh: Mesh, max_bytes: int) -> None:
     """Fuse the gathers of each layer, within memory."""
-    if sum(map(_is_gather, ops_of(f.body.block))) < MIN_BLOCKS:
+    if sum(map(_is_gather, ops)) < MIN_BLOCKS:
         return
     limit = None
     while _merge_gathers(trial := copied(f), mesh, max_bytes):
@@ -172,15 +178,17 @@ def _merge_gathers(f: FuncOp, mesh: Mesh, max_bytes: int) -> bool:
     return bool(buckets)
 
 
-def _fuse(block: Block, mesh: Mesh, max_bytes: int, is_early: bool) -> bool:
+def _fuse(
+    block: Block, ops: Sequence[Operation], mesh: Mesh, max_bytes: int, is_early: bool
+) -> bool:
     """Fuse the collectives of a block that have an index, and those that gain by it; return whether
     there were any. Without `is_early` only those whose results are used after the update."""
-    ops, late = ops_of(block), (lambda _: True) if is_early else after_update(block)
+    late = (lambda _: True) if is_early else after_update(ops)
     loops = Loops(ops)
     at = {op: i for i, op in enumerate(ops)}
     indexed: list[Bucket] = []
     others: list[Bucket] = []
-    for op, i in at.items():
+    for i, op in enumerate(ops):
         if not isinstance(op, dist.FusibleOp) or dist.is_started(op):
             continue
         size, together = sum(size_of(v) for v in op.values), collective_work(op, mesh).together

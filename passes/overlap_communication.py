@@ -67,7 +67,7 @@ class OverlapCommunication(LocalPass):
 
     def rewrite(self, f: Function) -> None:
         if f.mesh is not None:
-            _overlap(f.op, f.mesh)
+            _overlap(f.op, f.ops, f.mesh)
 
 
 @dataclass
@@ -143,11 +143,11 @@ class Body:
     first those that are allowed, if that is known, and the peak of `given` when something needs
     more. To count is most of the pass."""
 
-    def __init__(self, f: FuncOp, mesh: Mesh, candidates: Sequence[dist.AsyncOp]):
+    def __init__(self, f: FuncOp, ops: Sequence[Operation], mesh: Mesh):
         self.f, self.mesh, self.block = f, mesh, f.body.block
-        self.ops = self._given = ops_of(self.block)
+        self.ops = self._given = ops
         """The ops as they are now, in order; and as they were given."""
-        self.candidates = candidates
+        self.candidates = [op for op in ops if can_start(op, mesh)]
         self._changes = BlockChanges()
         self.costs = Costs(self.ops, mesh)
         self.timeline = Timeline(self.ops, self.costs)
@@ -227,12 +227,11 @@ class Body:
         return numbers
 
 
-def _overlap(f: FuncOp, mesh: Mesh) -> None:
+def _overlap(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
-    candidates = [op for op in ops_of(f.body.block) if can_start(op, mesh)]
-    if not candidates:
+    if not any(can_start(op, mesh) for op in ops):
         return
-    body = Body(f, mesh, candidates)
+    body = Body(f, ops, mesh)
     cuttings = (False, True) if body.is_cut() else (False,)
     attempts = [body.attempt(frozenset(), cutting=cutting) for cutting in cuttings]
     kept = body.given

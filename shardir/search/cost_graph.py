@@ -92,7 +92,7 @@ class CostGraph:
         self._layouts: dict[tuple, ValueLayouts] = {}
         self._twice: dict[int, tuple[Candidates, Candidates]] = {}
         self._at = {op: i for i, op in enumerate(block.ops)}
-        self._late, self._loops = after_update(block), Loops(block.ops)
+        self._late, self._loops = after_update([*self._at]), Loops(self._at)
         updates = (i for op, i in self._at.items() if isinstance(op, UpdateOp))
         self._update = next(updates, len(self._at))
         self._build()

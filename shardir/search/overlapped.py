@@ -43,7 +43,7 @@ class StepTimeline:
         self.block, self.mesh = block, mesh
         self._ops = ops_of(block)
         self._at = {op: i for i, op in enumerate(self._ops)}
-        self._late, self._loops = after_update(block), Loops(block.ops)
+        self._late, self._loops = after_update(self._ops), Loops(self._ops)
         self._users: dict[SSAValue, list[tuple[TensorOp, tuple[int, ...]]]] = {}
         for op in self._ops:
             if isinstance(op, TensorOp):

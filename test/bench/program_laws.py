@@ -74,7 +74,7 @@ def unfused_seconds(module: ModuleOp) -> float:
     before the update."""
     total = 0.0
     for function, (f, block) in zip(report(module), bodies(module), strict=True):
-        mesh, late = mesh_of(f, module), after_update(block)
+        mesh, late = mesh_of(f, module), after_update([*block.ops])
         assert mesh is not None
         for op in function.ops:
             total += op.seconds

@@ -57,7 +57,7 @@ def seconds(module: ModuleOp) -> float:
     ((f, block),) = bodies(module)
     mesh = mesh_of(f, module)
     assert mesh is not None
-    late, source = after_update(block), CandidateSource(mesh)
+    late, source = after_update([*block.ops]), CandidateSource(mesh)
     together = [
         op for op in block.ops
         if isinstance(op, RedistributeOp) and late([use.operation for use in op.out.uses])
