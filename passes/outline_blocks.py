@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, SSAValue
 
 from shardir.analysis.repeats import Blocks, common_name, equal_blocks
 from shardir.dialects import nn, train
-from shardir.dialects.blocks import ops_of, users_of
+from shardir.dialects.blocks import ops_from, ops_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.marks import RECOMPUTE
@@ -95,7 +95,6 @@ class _Outline:
     def __init__(self, equal: Blocks):
         self.blocks, self.places = equal
         self.body = self.blocks[0]
-        self.ops = {op for ops in self.blocks for op in ops}
         first = self.body[0]
         self.before, self.inside, self.after = (Rewriter().before(first) for _ in range(3))
         self.after.next = self.body[-1].next_op
@@ -104,17 +103,19 @@ class _Outline:
         first block."""
         self.last: dict[SSAValue, SSAValue] = {}
         """The results of the body in the last block."""
+        self.later = ops_from(self.blocks[-1][-1].next_op)
+        """The ops after the loop."""
+        self.left = {v for op in self.later for v in op._operands}
+        """What they use."""
         self.after_loop: dict[SSAValue, SSAValue] = {}
-        """By result of a block what ops after the loop use in its place."""
-        self.users: dict[Operation, None] = {}
-        """Those ops."""
+        """By result of a block what they use in its place."""
         self.items: dict[tuple[SSAValue, ...], SSAValue] = {}
 
     def write(self) -> None:
         count = {"count": IntegerAttr(len(self.blocks), i64)}
         self.before.next = self.before.create(train.RepeatOp, [], [], count)
         for i, op in enumerate(self.body):
-            op.operands = [self._operand(i, j, v) for j, v in enumerate(op.operands)]
+            op.operands = [self._operand(i, j, v) for j, v in enumerate(op._operands)]
             if isinstance(op, nn.Drawn) and isinstance(second := self.blocks[1][i], nn.Drawn):
                 stride = second.stream.value.data - op.stream.value.data
                 op.stride = IntegerAttr(stride, i64) if stride else None
@@ -127,7 +128,7 @@ class _Outline:
         """The operand j of op i of the body."""
         place = self.places[i][j]
         if place is None:
-            return self._item(tuple(ops[i].operands[j] for ops in self.blocks))
+            return self._item(tuple([ops[i]._operands[j] for ops in self.blocks]))
         since, index, result = place
         made = self.body[index].results[result]
         if since == 0:
@@ -159,19 +160,19 @@ class _Outline:
             if self.after_loop.get(self.last[made]) is made:
                 self.after_loop[self.last[made]] = new.out
         self.after.create(train.EndRepeatOp, [], [])
-        for user in self.users:  # all operands of one at once, since a return has many
-            user.operands = [self.after_loop.get(v, v) for v in user._operands]
+        for op in self.later:
+            if not self.after_loop.keys().isdisjoint(op._operands):
+                # all operands of one at once, since a return has many
+                op.operands = [self.after_loop.get(v, v) for v in op._operands]
 
     def _leave(self, values: Sequence[SSAValue]) -> None:
         """Hand a result of each block to the ops after the loop that use it."""
-        made = values[0]
-        users = [[op for op in users_of(v) if op not in self.ops] for v in values]
+        made, last = values[0], values[-1]
         name = common_name([v.name_hint for v in values])
-        if any(users[:-1]):
+        if not self.left.isdisjoint(values[:-1]):
             types = [v.type for v in values]
             new = self.after.create(train.ItemsOp, [made], types, names=values)
             self.after_loop.update(zip(values, new.outs, strict=True))
-        elif users[-1]:
-            self.after_loop[values[-1]] = made
-        self.users |= dict.fromkeys(op for of in users for op in of)
-        self.last[made], made.name_hint = values[-1], name
+        elif last in self.left:
+            self.after_loop[last] = made
+        self.last[made], made.name_hint = last, name

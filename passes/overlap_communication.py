@@ -36,6 +36,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.mesh import Mesh
+from shardir.analysis.storages import live_ops
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_at_ops
 from shardir.cost.overlap import (
@@ -147,6 +148,8 @@ class Body:
         self.f, self.mesh, self.block = f, mesh, f.body.block
         self.ops = self._given = ops
         """The ops as they are now, in order; and as they were given."""
+        self._dead = {*ops}.difference(live_ops(ops))
+        """Ops whose results nothing uses, which attempts do not change."""
         self.candidates = [op for op in ops if can_start(op, mesh)]
         self._changes = BlockChanges()
         self.costs = Costs(self.ops, mesh)
@@ -193,7 +196,8 @@ class Body:
     def _memory(self, attempt: Attempt) -> dict[Operation, int]:
         """Return the bytes that are live at each op."""
         self.be(attempt)
-        return memory_at_ops(self.f, self.ops, self.mesh)
+        live = [op for op in self.ops if op not in self._dead] if self._dead else self.ops
+        return memory_at_ops(self.f, live, self.mesh)
 
     def _take_back(self) -> None:
         self._changes.take_back()

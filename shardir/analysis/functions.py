@@ -119,9 +119,12 @@ def is_local_body(block: Block) -> bool:
 
 def unlaid(block: Block) -> Operation | None:
     """Return the first op with a result without a layout; for an argument, the function."""
+    seen = set[int]()
     for v in values(block):
-        if isinstance(v.type, TensorType) and layout_of(v) is None:
-            return v.owner if isinstance(v.owner, Operation) else block.parent_op()
+        if id(v._type) not in seen:
+            if isinstance(v.type, TensorType) and layout_of(v) is None:
+                return v.owner if isinstance(v.owner, Operation) else block.parent_op()
+            seen.add(id(v._type))
     return None
 
 

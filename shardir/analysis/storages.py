@@ -10,7 +10,7 @@ relations of aliasing.py:
     the search        views, and the new value of an update with the old one
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
@@ -185,23 +185,25 @@ class Storages:
         """Forbid writes into the memory of `v`, which outlives the function's call."""
         self._pinned.add(self.root(v))
 
-    def spans(self) -> Iterator[tuple[SSAValue, Span]]:
-        """Yield each storage with its live range: from the op that makes it to the last that makes
+    def spans(self) -> dict[SSAValue, Span]:
+        """Return the live range of each storage: from the op that makes it to the last that makes
         or reads a value in it, or the wait for a collective that does; arguments to the end."""
+        found = dict[SSAValue, Span]()
         joined, read, members, flying = self._root, self._read, self._members, self._in_flight
         last, new = len(self.at), partial(tuple.__new__, Span)  # half the time of Span()
         for root, born in self._born.items():
             if root in joined:
                 continue
             if born < 0:
-                yield root, new((born, last))
+                found[root] = new((born, last))
                 continue
             end = max(born, read.get(root, born))
             if root in members:
                 end = max(end, *map(self._born.__getitem__, members[root]))
             if flying and root in flying:
                 end = max(end, *(span.end for span in flying[root]))
-            yield root, new((born, end))
+            found[root] = new((born, end))
+        return found
 
     def sizes(
         self, roots: Iterable[SSAValue], size_of: Callable[[SSAValue], int]

@@ -96,7 +96,7 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
 
 
 def memory_at_ops(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> dict[Operation, int]:
-    """Return the bytes that are live at each of the ops of a function in the local view."""
+    """Return the bytes that are live at each of the live ops of a function in the local view."""
     live = LiveStorages(f, mesh, ops)
     return dict(zip(live.ops, live.needed, strict=True))
 
@@ -114,12 +114,12 @@ class LiveStorages:
         host: bool = False,
         elsewhere: Collection[SSAValue] = (),
     ):
-        """`ops`: those of the function, where they are known; `elsewhere`: returned values that are
-        in memory of the caller."""
-        self.ops = ops = live_ops(ops_of(f.body.block) if ops is None else ops)
+        """`ops`: the live ones of the function, where they are known; `elsewhere`: returned values
+        that are in memory of the caller."""
+        self.ops = ops = live_ops(ops_of(f.body.block)) if ops is None else ops
         storages = _storages(f, ops, mesh)
         self.at, self.root = storages.at, storages.root
-        self.spans = dict(storages.spans())
+        self.spans = storages.spans()
         of_types = {id(v._type): v for v in self.spans}.values()  # a type says where its values are
         if elsewhere or any(is_on_host(v) is not host for v in of_types):
             self.spans = {
@@ -158,7 +158,7 @@ _on_host = SignatureMemo()
 
 
 def _buffers(
-    ops: list[Operation], ends: Mapping[Operation, int], mesh: Mesh
+    ops: Sequence[Operation], ends: Mapping[Operation, int], mesh: Mesh
 ) -> dict[Operation, tuple[int, Span]]:
     """Return the bytes of the buffers of each collective that has any, and when they are live: at
     the op, or until the wait for it, by its index."""
@@ -188,7 +188,7 @@ def _held(buffers: dict[Operation, tuple[int, Span]], number: int) -> list[int]:
     return list(accumulate(change[:number]))
 
 
-def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
+def _storages(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> Storages:
     """Return the storages of a function."""
     storages = Storages(f.body.block.args, ops)
     freed, lent = frees(f), lent_arguments(f)
@@ -210,7 +210,7 @@ def _storages(f: FuncOp, ops: list[Operation], mesh: Mesh) -> Storages:
     return storages
 
 
-def _parts(f: FuncOp, ops: list[Operation]) -> dict[SSAValue, str]:
+def _parts(f: FuncOp, ops: Sequence[Operation]) -> dict[SSAValue, str]:
     """Return the purposes of the values that are no temporaries."""
     args = zip(f.body.block.args, train.arguments(f), strict=True)
     found: dict[SSAValue, str] = {v: f"{argument.role}s" for v, argument in args}

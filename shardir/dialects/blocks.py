@@ -3,9 +3,9 @@ most.
 
 xDSL's list of a block's ops counts them first, by a second walk. Its ops and values hash and
 compare by identity, in Python; as those of `object` do, in C. It returns fields by properties in
-Python, asks for each index of a value what it is, matches each name with two patterns, and looks
-for what is around each operand of a function. Of its abstract classes others may be registered as
-subclasses, which none is: `OpClass` says what that costs.
+Python, asks for each index of a value what it is, and matches each name with two patterns. Of its
+abstract classes others may be registered as subclasses, which none is: `OpClass` says what that
+costs.
 """
 
 from abc import ABCMeta
@@ -16,7 +16,6 @@ from typing import Any
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue, SSAValues, Use
 from xdsl.ir.core import IRWithName
 from xdsl.irdl import IRDLOperation
-from xdsl.traits import IsolatedFromAbove
 
 from shardir.dialects.definition import OpClass
 
@@ -40,11 +39,7 @@ def hash_in_c() -> None:
     for kind, name, field in FIELDS:
         setattr(kind, name, property(attrgetter(field)))
     named = property(attrgetter("_name"), _set_name)
-    for kind, name, member in (
-        (IRWithName, "name_hint", named),
-        (SSAValues, "__getitem__", _at),
-        (IsolatedFromAbove, "verify", _verify_isolated),
-    ):
+    for kind, name, member in (IRWithName, "name_hint", named), (SSAValues, "__getitem__", _at):
         setattr(kind, name, member)
     for kind in (SSAValue, Operation, IRDLOperation):
         for method in ("__hash__", "__eq__"):
@@ -71,32 +66,14 @@ def _set_name(self: IRWithName, name: str | None) -> None:
         self._name = self.extract_valid_name(name)
 
 
-_verify_each = IsolatedFromAbove.verify
-
-
-def _verify_isolated(self: IsolatedFromAbove, op: Operation) -> None:
-    """Verify that the ops in an op use values of it alone: of each operand what is around its owner
-    is asked where one may not be."""
-    ops = [*ops_in(op)]
-    blocks = (block for inner in ops for region in inner.regions for block in region.blocks)
-    made = {id(v) for block in blocks for v in block.args}
-    made.update(id(v) for inner in ops[1:] for v in inner.results)
-    if not all(made.issuperset(map(id, inner._operands)) for inner in ops[1:]):
-        _verify_each(self, op)
-
-
-def users_of(v: SSAValue) -> list[Operation]:
-    """Return the ops that use a value, in the order of its uses, each once."""
-    users, use = dict[Operation, None](), v.first_use
-    while use is not None:
-        users[use._operation] = None
-        use = use._next_use
-    return list(users)
-
-
 def ops_of(block: Block) -> list[Operation]:
     """Return the ops of a block, in order; the block may change while the list is read."""
-    ops, op = list[Operation](), block.first_op
+    return ops_from(block.first_op)
+
+
+def ops_from(op: Operation | None) -> list[Operation]:
+    """Return an op and those after it in its block, in order."""
+    ops = list[Operation]()
     while op is not None:
         ops.append(op)
         op = op._next_op

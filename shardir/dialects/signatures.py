@@ -33,13 +33,16 @@ class SignatureMemo(Memo):
         self, parts: tuple[Any, ...], props: Mapping[str, Any], make: Callable[[], _Value]
     ) -> _Value:
         """Return the value of the key, made by `make` the first time."""
-        key = (*map(id, parts), *props, *map(id, props.values()))
-        found = self.get(key)
-        if found is None:
-            if len(self) > self.limit:
-                self.clear()
-            found = self[key] = (parts, tuple(props.values()), make())
-        return found[-1]
+        key = (*map(id, parts), *props, *map(id, props.values())) if props else (*map(id, parts),)
+        try:
+            return self[key][-1]
+        except KeyError:
+            pass
+        if len(self) > self.limit:
+            self.clear()
+        value = make()
+        self[key] = parts, tuple(props.values()), value
+        return value
 
     def of(self, part: Any, make: Callable[[Any], _Value]) -> _Value:
         """Return the value of a single type or attribute, made by `make` of it the first time."""

@@ -7,7 +7,6 @@ apply_patterns([double_negation], block)
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, TypeVar
 
 from xdsl.ir import Block, Operation
@@ -25,13 +24,10 @@ def at_each(kind: type[OpT]) -> Callable[[Callable[[OpT], bool]], Pattern]:
     """Return the decorator of a function of an op, which makes it the pattern that calls it with
     each op of a kind in a block, in order."""
 
-    @cache
-    def concerns(found: type[Operation]) -> bool:
-        return issubclass(found, kind)
-
     def decorate(rewrite: Callable[[OpT], bool]) -> Pattern:
         def pattern(ops: Sequence[Operation]) -> bool:
-            found: list[Any] = [op for op in ops if concerns(type(op))]
+            kinds = {found for found in {*map(type, ops)} if issubclass(found, kind)}
+            found: list[Any] = [op for op in ops if type(op) in kinds] if kinds else []
             return any([op.parent is not None and rewrite(op) for op in found])
 
         pattern.__name__, pattern.__doc__ = rewrite.__name__, rewrite.__doc__

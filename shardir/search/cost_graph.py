@@ -75,7 +75,7 @@ class CostGraph:
         self.block, self.source, self.mesh, self.ties = block, source, source.mesh, ties
         storages = storages_of(block, ties) if counts_memory else None
         self.unsaved = UnsavedValues(block, storages if repeats else None)
-        self.spans = dict(storages.spans()) if storages else None
+        self.spans = storages.spans() if storages else None
         self.pins: Mapping[Operation, Pin] = {**pins(block, self.mesh, counts_memory)}
         self.problem = CostProblem()
         self.candidates: dict[Operation, Candidates] = {}

@@ -158,7 +158,7 @@ def saved_bytes(block: Block, ties: Mapping[SSAValue, SSAValue], plan: StrategyP
         ):
             found[v].add(layout)
     total = 0
-    for root, span in storages.spans():
+    for root, span in storages.spans().items():
         if span.start < start < span.end and isinstance(root.type, TensorType):
             total += min(
                 (

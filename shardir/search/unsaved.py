@@ -61,7 +61,7 @@ class UnsavedValues:
         border = next((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), 0)
         if storages is None or not border:
             return
-        spans = dict(storages.spans())
+        spans = storages.spans()
         self._storages, self._spans, self._border = storages, spans, border
         self._at, self._loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
         self._segment = list(_segments(ops[:border]))

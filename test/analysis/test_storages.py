@@ -110,14 +110,14 @@ def test_spans_and_last_reads():
     (x,) = f.body.block.args
     a, t = tanh.results[0], transpose.results[0]
     storages = Storages([x], ops)
-    assert dict(storages.spans())[a] == Span(0, 2)
+    assert storages.spans()[a] == Span(0, 2)
     assert storages.is_free(a, transpose) and not storages.is_free(a, flat)
     storages.join(flat.results[0], a)
     storages.join(t, a)
     storages.join(stop.results[0], t)
     assert storages.root(stop.results[0]) is a
     assert set(storages.members(a)) == {a, flat.results[0], t, stop.results[0]}
-    assert dict(storages.spans()) == {
+    assert storages.spans() == {
         x: Span(-1, 6), a: Span(0, 5), copy.results[0]: Span(4, 5),
     }  # fmt: skip
     assert not storages.is_last(t, copy) and storages.is_last(t, end)
@@ -167,7 +167,7 @@ def test_a_collective_reads_until_its_wait():
     neg, reduce, exp, wait, *_ = ops
     storages = Storages(f.body.block.args, ops)
     a = neg.results[0]
-    assert dict(storages.spans())[a] == Span(0, 3)
+    assert storages.spans()[a] == Span(0, 3)
     assert [storages.is_last(a, op) for op in (reduce, exp, wait)] == [True, False, True]
 
 

@@ -45,7 +45,7 @@ class Activity:
         """Return each value that an op communicates, with its result; None for any other op."""
         if isinstance(op, SAME_VALUE):
             return [(op.value, op.out)]
-        if isinstance(op, CollectiveOp | WaitOp):
+        if isinstance(op, (CollectiveOp, WaitOp)):
             return list(zip(op.values, op.outs, strict=True))
         if isinstance(op, RecvOp) and op in self.sends:
             return [(self.sends[op].value, op.out)]
