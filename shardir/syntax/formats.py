@@ -22,13 +22,14 @@ from xdsl.irdl import (
     VerificationContext,
 )
 from xdsl.irdl.declarative_assembly_format import ParsingState
-from xdsl.irdl.operations import AttrSizedSegments, VarIRConstruct
+from xdsl.irdl.operations import AttrSizedSegments
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import ShardirError
 from shardir.dialects.definition import format_of
 from shardir.grammar.machine import Token
 from shardir.syntax.omitted import inferred, split
+from shardir.syntax.parts import share_out
 
 HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
 """The terminals of ops whose rules are in mlir.lark."""
@@ -247,9 +248,7 @@ def omissible(d: fmt.FunctionalTypeDirective | fmt.TypeDirective, rules: Rules) 
 
 def set_operands(d: fmt.OperandsDirective, s: ParsingState, tokens: Sequence[Any]) -> None:
     try:
-        d._set_using_variadic_index(
-            s.op_type, s.operands, VarIRConstruct.OPERAND, "operand", tokens
-        )
+        share_out(d, s.op_type, s.operands, "operand", tokens)
     except VerifyException as e:
         raise MisfitError(str(e), tokens[0] if tokens else None) from None
 
@@ -263,7 +262,12 @@ def set_side(
     if isinstance(side, fmt.OptionalVariable) and len(types) > 1:
         raise MisfitError(f"expected at most 1 {what} type, got {len(types)}")
     try:
-        side.set_types(s, types)
+        if isinstance(side, fmt.OperandsDirective):
+            share_out(side, s.op_type, s.operand_types, "operand type", types)
+        elif isinstance(side, fmt.ResultsDirective):
+            share_out(side, s.op_type, s.result_types, "result type", types)
+        else:
+            side.set_types(s, types)
     except VerifyException as e:
         raise MisfitError(str(e)) from None
 

@@ -6,6 +6,7 @@ goes to xDSL's own attribute parser, whose errors get their source location.
 
 import re
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -58,6 +59,13 @@ NUMBERS, HEX = re.compile(NUMBER, re.ASCII), re.compile(r"-?0x[0-9a-fA-F]+")
 MAX_DIMENSION = 1 << 59
 """The elements of a dimension: its bytes are an i64 with any element type."""
 SIGNS = {"i": Signedness.SIGNLESS, "si": Signedness.SIGNED, "ui": Signedness.UNSIGNED}
+
+
+@lru_cache(maxsize=4096)
+def _tensor_type(element: Attribute, dims: tuple[int, ...], encoding: Attribute) -> TensorType:
+    """Return a type: the same one for the same text in several leaves, since what is one object is
+    compared at once."""
+    return TensorType(element, dims, encoding)
 
 
 class LeafReductions:
@@ -186,7 +194,7 @@ class LeafReductions:
 
     def tensor_type(self, c: list[Any]) -> Attribute:
         dims, element, encoding = c
-        return TensorType(element, dims, NoneAttr() if encoding is None else encoding)
+        return _tensor_type(element, tuple(dims), NoneAttr() if encoding is None else encoding)
 
     def dims(self, c: list[Token]) -> list[int]:
         sizes = [builtin.DYNAMIC_INDEX if t.value == "?x" else decimal(t.value[:-1], t) for t in c]

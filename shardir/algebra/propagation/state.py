@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from math import fsum
 from typing import NamedTuple
 
@@ -144,7 +144,9 @@ class PropagationState:
         waits = self.first_alone and parameter != self.parameters_first
         silent = every if waits else late
         value = self.graph.values[v]
-        return OperandState(value.shape, value.itemsize, dims, open, silent, excluded, parameter)
+        return _operand_state(
+            (value.shape, value.itemsize, dims, open, silent, excluded, parameter)
+        )
 
     def granted(self, v: int, proposals: list[DimAxes]) -> DimAxes:
         """Return the axes of a value for which several nodes propose some. Conflicts are resolved
@@ -174,6 +176,9 @@ class PropagationState:
 
 
 _NONE: frozenset[int] = frozenset()
+
+_operand_state = partial(tuple.__new__, OperandState)
+"""Half the time of OperandState()."""
 
 
 @cache

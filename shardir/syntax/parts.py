@@ -1,0 +1,39 @@
+"""The operands or results that values of a text are for, by the definition of the op.
+
+%a, %b, %c      of an op with `x` and variadic `others`      x: %a, others: %b, %c
+
+xDSL finds them for each op anew; they depend on the number of values alone.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import xdsl.irdl.declarative_assembly_format as fmt
+from xdsl.irdl import IRDLOperation
+from xdsl.irdl.operations import VarIRConstruct, get_construct_defs
+
+
+def share_out(
+    d: fmt.OperandsOrResultDirective,
+    op: type[IRDLOperation],
+    field: list[Any],
+    what: str,
+    values: Sequence[Any],
+) -> None:
+    """Give each operand or result of an op its part of some values. Raises VerifyException."""
+    for i, part in enumerate(_parts(d, op, what, len(values))):
+        field[i] = [values[k] for k in part]
+
+
+@cache
+def _parts(
+    d: fmt.OperandsOrResultDirective, op: type[IRDLOperation], what: str, count: int
+) -> list[Sequence[int]]:
+    """Return the indices of the values of each operand or result of an op, of so many values.
+    Raises VerifyException."""
+    is_operand = isinstance(d, fmt.OperandsDirective)
+    construct = VarIRConstruct.OPERAND if is_operand else VarIRConstruct.RESULT
+    parts: list[Any] = [None] * len(get_construct_defs(op.get_irdl_definition(), construct))
+    d._set_using_variadic_index(op, parts, construct, what, range(count))
+    return parts
