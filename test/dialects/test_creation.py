@@ -1,9 +1,14 @@
-"""Ops are made as xDSL makes them, but faster."""
+"""Ops are made and read as xDSL makes and reads them, but faster."""
+
+import subprocess
+import sys
+from collections.abc import Callable
 
 import pytest
 from xdsl.dialects.builtin import StringAttr, TensorType, f32
 from xdsl.ir import Block, Operation, Region
 from xdsl.irdl import IRDLOperation
+from xdsl.irdl.operations import BaseAccessor, get_accessors_from_op_def
 
 from shardir.dialects import DIALECTS
 
@@ -40,3 +45,70 @@ def test_an_op_is_as_xdsl_makes_it(with_region: bool):
         expected.erase()
         assert not x.uses
         assert not y.uses
+
+
+def found(read: Callable[[], object]) -> object:
+    """Return what is read, or the class of the error."""
+    try:
+        return read()
+    except Exception as e:
+        return type(e)
+
+
+@pytest.mark.parametrize("operands", range(5))
+def test_operands_and_results_are_those_that_xdsl_finds(operands: int):
+    """Of each op with any number of them, by their names."""
+    block = Block(arg_types=[T] * operands)
+    for kind in OPS:
+        op = Operation.create.__func__(kind, operands=block.args, result_types=[T] * operands)
+        members = get_accessors_from_op_def(kind.get_irdl_definition(), None)
+        for name, accessor in members.items():
+            if isinstance(accessor, BaseAccessor):
+                expected = found(lambda accessor=accessor, op=op: accessor.__get__(op))
+                got = found(lambda name=name, op=op: getattr(op, name))
+                assert type(got) is type(expected)
+                assert got == expected
+        op.erase()
+
+
+IN_C = """
+from xdsl.dialects.builtin import i32
+from xdsl.dialects.test import TestOp
+from xdsl.ir import Block, SSAValues
+from xdsl.ir.core import IRWithName
+from shardir.dialects.blocks import hash_in_c
+
+NAMES = ["x", "_", "x1", "x_1", "x_1_2", "a.b", "$c", "é", "1x", "", "x y", "x²", None]
+
+
+def named(v, name):
+    try:
+        v.name_hint = name
+    except ValueError:
+        return ValueError
+    return v.name_hint
+
+
+def facts():
+    block = Block(arg_types=[i32])
+    first, second = (TestOp(operands=[block.args[0]] * 2, result_types=[i32] * 3) for _ in "ab")
+    block.add_ops([first, second])
+    x, v = block.args[0], first.results[1]
+    assert (x.owner, v.owner, v.type) == (block, first, i32)
+    assert {(u.operation, u.index) for u in x.uses} == {(o, i) for o in (first, second) for i in (0, 1)}
+    assert (first.next_op, second.prev_op, second.next_op) == (second, first, None)
+    part = first.results[1:]
+    assert type(part) is SSAValues and part == (v, first.results[2]) and part.types == (i32, i32)
+    assert first.results[-1] is first.results[2] and v in {v} and first != second
+    return [named(v, name) for name in NAMES]
+
+
+before = facts()
+hash_in_c()
+assert facts() == before, (facts(), before)
+"""
+
+
+def test_a_process_of_ours_reads_what_xdsl_does():
+    """Fields, parts of values, and names, also those that xDSL changes or refuses."""
+    subprocess.run([sys.executable, "-c", IN_C], check=True, timeout=60)

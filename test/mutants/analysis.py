@@ -31,7 +31,7 @@ MUTANTS = [
         "an element is read by all of the loop",
         "A value that one run of a loop reads is live until its end.",
         "shardir/analysis/storages.py",
-        "if uses == 1 and self.last[v] == end:",
+        "if sum(begin < self.at.get(use.operation, -1) < end for use in v.uses) == 1:",
         "if False:",
         "test/passes/test_outline_blocks.py::test_a_step_is_the_same_with_loops",
     ),

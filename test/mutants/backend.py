@@ -176,8 +176,8 @@ MUTANTS = [
         "variables are deleted before their last use",
         "An emitted program deletes a variable before its last reader.",
         "shardir/backend/torch/emit/scope.py",
-        "not var.base.argument and var.base.last <= at:",
-        "not var.base.argument and var.base.last <= at + 1:",
+        "var.base.last > at or not",
+        "var.base.last > at + 1 or not",
         "test/backend/test_emit_text.py",
     ),
     Mutant(

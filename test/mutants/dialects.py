@@ -260,4 +260,21 @@ MUTANTS = [
         "tuple([Use(op, 0) for i",
         "test/dialects/test_creation.py",
     ),
+    Mutant(
+        "variadic operands begin too early",
+        "Operands of which an op has any number include those before them.",
+        "shardir/dialects/definition.py",
+        "return found if self.num_defs == 1 else",
+        "return found if True else",
+        "test/dialects/test_creation.py",
+    ),
+    Mutant(
+        "names keep their numbers",
+        "In a process of ours the name of a value keeps the number at its end, so that a copy of it "
+        "gets another one.",
+        "shardir/dialects/blocks.py",
+        "and not name[-1].isdigit()",
+        "and name",
+        "test/dialects/test_creation.py",
+    ),
 ]

@@ -23,8 +23,8 @@ MUTANTS = [
         "equal numbers become one without a loop",
         "outline-blocks merges equal scalar constants of a module that has no equal blocks.",
         "passes/outline_blocks.py",
-        "if not any(equal):",
-        "if equal is None:",
+        "if not any(repeats.blocks for repeats in found):",
+        "if found is None:",
         "test/passes/test_outline_blocks.py -k stays",
     ),
     Mutant(
@@ -277,5 +277,13 @@ MUTANTS = [
         "if lines == BEFORE:",
         "if not lines:",
         "test/passes/test_saved_strategies.py -k searched",
+    ),
+    Mutant(
+        "a loop hands on its last results alone",
+        "Of a result that ops after a loop use of each run they get that of the last run only.",
+        "passes/outline_blocks.py",
+        "if not self.left.isdisjoint(values[:-1]):",
+        "if not values:",
+        "test/passes/test_outline_blocks.py",
     ),
 ]

@@ -253,4 +253,12 @@ MUTANTS = [
         "_stage(d)",
         "test/filecheck/split-stages/residual.ir",
     ),
+    Mutant(
+        "zero has one sign",
+        "A constant -0.0 is 0.0 where that was made before.",
+        "shardir/rewriting/spellings.py",
+        "_number_attr(number, copysign(1.0, number), element)",
+        "_number_attr(number, 1.0, element)",
+        "test/rewriting/test_rewriting.py -k nearest",
+    ),
 ]

@@ -169,7 +169,7 @@ def test_the_rewriter_inserts_replaces_and_hands_names_on() -> None:
     assert copy.results[0].type == neg.results[0].type
 
 
-@pytest.mark.parametrize("number", [65519.0, 65520.0, -1e40, 1e-60])
+@pytest.mark.parametrize("number", [65519.0, 65520.0, -1e40, 1e-60, 0.0, -0.0])
 @pytest.mark.parametrize(
     ("element", "kind"), [(f16, np.float16), (f32, np.float32), (f64, np.float64)], ids=str
 )
@@ -180,7 +180,9 @@ def test_a_constant_is_the_nearest_number_of_its_type(
     op = Rewriter(None, Block()).constant(number, element).owner
     assert isinstance(op, nn.ConstantOp)
     with np.errstate(over="ignore"):
-        assert dense_values(op.value) == kind(number)
+        found = dense_values(op.value)
+        assert found == kind(number)
+        assert np.signbit(found) == np.signbit(number)
 
 
 def test_the_same_redistribution_is_made_once() -> None:
