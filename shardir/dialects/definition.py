@@ -72,15 +72,13 @@ class _One(BeforeVariadicSingleAccessor):
 
 
 @dataclass(frozen=True)
-class _Several(UniqueVariadicAccessor):
-    """Reads operands or results, of which ops have different numbers, from the field that has
-    them."""
+class _All(UniqueVariadicAccessor):
+    """Reads all operands or results from the field that has them."""
 
     field: str
 
     def __get__(self, obj: Operation, objtype: type | None = None) -> SSAValues:
-        found: SSAValues = getattr(obj, self.field)
-        return found if self.num_defs == 1 else SSAValues(self.index(found))
+        return getattr(obj, self.field)
 
 
 _FIELDS = {VarIRConstruct.OPERAND: "_operands", VarIRConstruct.RESULT: "results"}
@@ -93,8 +91,8 @@ def _at_once(member: Any) -> Any:
         return member
     if type(member) is BeforeVariadicSingleAccessor:
         return _One(member.construct, member.idx, field)
-    if type(member) is UniqueVariadicAccessor:
-        return _Several(member.construct, member.idx, member.num_defs, field)
+    if type(member) is UniqueVariadicAccessor and member.num_defs == 1:
+        return _All(member.construct, member.idx, member.num_defs, field)
     return member
 
 

@@ -61,7 +61,8 @@ def test_operands_and_results_are_those_that_xdsl_finds(operands: int):
     block = Block(arg_types=[T] * operands)
     for kind in OPS:
         op = Operation.create.__func__(kind, operands=block.args, result_types=[T] * operands)
-        members = get_accessors_from_op_def(kind.get_irdl_definition(), None)
+        assert isinstance(op, IRDLOperation)
+        members = get_accessors_from_op_def(op.get_irdl_definition(), None)
         for name, accessor in members.items():
             if isinstance(accessor, BaseAccessor):
                 expected = found(lambda accessor=accessor, op=op: accessor.__get__(op))
@@ -95,7 +96,8 @@ def facts():
     block.add_ops([first, second])
     x, v = block.args[0], first.results[1]
     assert (x.owner, v.owner, v.type) == (block, first, i32)
-    assert {(u.operation, u.index) for u in x.uses} == {(o, i) for o in (first, second) for i in (0, 1)}
+    uses = [(use.operation, use.index) for use in x.uses]
+    assert uses == [(second, 1), (second, 0), (first, 1), (first, 0)], uses
     assert (first.next_op, second.prev_op, second.next_op) == (second, first, None)
     part = first.results[1:]
     assert type(part) is SSAValues and part == (v, first.results[2]) and part.types == (i32, i32)

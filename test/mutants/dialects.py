@@ -261,17 +261,16 @@ MUTANTS = [
         "test/dialects/test_creation.py",
     ),
     Mutant(
-        "variadic operands begin too early",
-        "Operands of which an op has any number include those before them.",
+        "an operand is read where the one before it is",
+        "The name of an operand or a result is that of the one before it.",
         "shardir/dialects/definition.py",
-        "return found if self.num_defs == 1 else",
-        "return found if True else",
+        "getattr(obj, self.field), self.idx)",
+        "getattr(obj, self.field), self.idx - 1)",
         "test/dialects/test_creation.py",
     ),
     Mutant(
         "names keep their numbers",
-        "In a process of ours the name of a value keeps the number at its end, so that a copy of it "
-        "gets another one.",
+        "In a process of ours the name of a value keeps the number at its end.",
         "shardir/dialects/blocks.py",
         "and not name[-1].isdigit()",
         "and name",

@@ -279,11 +279,11 @@ MUTANTS = [
         "test/passes/test_saved_strategies.py -k searched",
     ),
     Mutant(
-        "a loop hands on its last results alone",
-        "Of a result that ops after a loop use of each run they get that of the last run only.",
+        "ops after a loop read the result of its body",
+        "Ops after a loop use the result of its body in place of what it carries.",
         "passes/outline_blocks.py",
-        "if not self.left.isdisjoint(values[:-1]):",
-        "if not values:",
+        "if self.after_loop.get(self.last[made]) is made:",
+        "if self.after_loop.get(self.last[made]) is variable:",
         "test/passes/test_outline_blocks.py",
     ),
 ]
