@@ -278,12 +278,4 @@ MUTANTS = [
         "if not lines:",
         "test/passes/test_saved_strategies.py -k searched",
     ),
-    Mutant(
-        "ops after a loop read the result of its body",
-        "Ops after a loop use the result of its body in place of what it carries.",
-        "passes/outline_blocks.py",
-        "if self.after_loop.get(self.last[made]) is made:",
-        "if self.after_loop.get(self.last[made]) is variable:",
-        "test/passes/test_outline_blocks.py",
-    ),
 ]
