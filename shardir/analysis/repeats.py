@@ -71,14 +71,14 @@ def common_name(names: Sequence[str | None]) -> str | None:
     given = [n for n in names if n is not None]
     if not given:
         return None
-    alike = given
-    if (numbers := _numbers(alike)) is None:
+    same = given
+    if (numbers := _numbers(same)) is None:
         forms = [tuple(NUMBERS.split(n)[::2]) for n in given]
         ((form, _),) = Counter(forms).most_common(1)
-        alike = [n for n, parts in zip(given, forms, strict=True) if parts == form]
-        numbers = _numbers(alike)
+        same = [n for n, parts in zip(given, forms, strict=True) if parts == form]
+        numbers = _numbers(same)
     assert numbers is not None
-    parts = NUMBERS.split(alike[0])
+    parts = NUMBERS.split(same[0])
     parts[1::2] = [part[0] if len({*part}) == 1 else "" for part in zip(*numbers, strict=True)]
     return re.sub(r"([._])[._]+", r"\1", "".join(parts)).strip("._") or given[0]
 

@@ -58,7 +58,7 @@ def _at(self: SSAValues, index: int | slice) -> SSAValue | SSAValues:
 
 
 def _set_name(self: IRWithName, name: str | None) -> None:
-    """Set the name of a value, without what xDSL does to those that end with a digit, or that it
+    """Set the name of a value, without what xDSL does to those that end with a number, or that it
     may refuse."""
     if name is None or (name.isidentifier() and name.isascii() and not name[-1].isdigit()):
         self._name = name
