@@ -201,6 +201,14 @@ class Driver(OptArguments):
 
     def make_target(self) -> Target | Callable[..., None] | None:
         """Return the target; None prints the module."""
+        made: Any = self._named_target()
+        if not self.args.arena:
+            return made
+        if not hasattr(made, "arena"):
+            raise UsageError(f"--arena: expected the target torch, got {self.args.target}")
+        return dataclasses.replace(made, arena=True)
+
+    def _named_target(self) -> Target | Callable[..., None] | None:
         spec = parse_options(self.args.target, "target")
         if spec.name == "mlir" and not spec.parameters:
             return None

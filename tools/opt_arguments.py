@@ -128,6 +128,12 @@ class OptArguments(xDSLOptMain):
             help="print no types that follow from the definitions of operands",
         )
         add(
+            "--arena",
+            action="store_true",
+            help="for -t torch: let values of the program have one block of memory, at planned "
+            "offsets (docs/memory.md)",
+        )
+        add(
             "--verify-each", action="store_true", help="verify after each pass, not only at the end"
         )
         add(

@@ -95,6 +95,10 @@ def _parser() -> argparse.ArgumentParser:
         help="for an .ir file: write its strategies and layouts to F, as a plan",
     )
     add(
+        "--arena", action="store_true",
+        help="for an .ir file: let its values have one block of memory, at planned offsets",
+    )  # fmt: skip
+    add(
         "--import", action="append", default=[], metavar="MODULE",
         help="for an .ir file: a Python module that registers custom ops",
     )  # fmt: skip
@@ -113,8 +117,8 @@ def _is_source(path: Path, options: argparse.Namespace) -> bool:
         if not os.path.isfile(path):
             raise LaunchError(f"{path}: no such file")
         return True
-    for name in ("mode", "pass_pipeline", "plan", "save_strategies", "import"):
-        if getattr(options, name) not in (None, []):
+    for name in ("mode", "pass_pipeline", "plan", "save_strategies", "import", "arena"):
+        if getattr(options, name) not in (None, [], False):
             option = f"--{name.replace('_', '-')}"
             raise LaunchError(f"{path} is compiled already; {option} is for an .ir file")
     return False
@@ -130,7 +134,7 @@ def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
         try:
             compile_file(
                 path, options.pass_pipeline, mode=options.mode, plan=options.plan,
-                save_strategies=options.save_strategies,
+                save_strategies=options.save_strategies, arena=options.arena,
             ).save(directory)  # fmt: skip
         except (ShardirError, RecursionError):
             raise

@@ -104,6 +104,8 @@ class Storages:
         self.held: dict[Operation, list[SSAValue]] = {}
         """By the end of a loop the values from before it that nothing reads later."""
         self._extend(ops, loops)
+        self.joined: dict[SSAValue, list[SSAValue]] = {}
+        """By value those whose memory it shares, as `join` was told."""
         self._root: dict[SSAValue, SSAValue] = {}
         self._members: dict[SSAValue, list[SSAValue]] = {}
         self._read = self.last | self._read_once(ops, loops)
@@ -164,6 +166,7 @@ class Storages:
 
     def join(self, v: SSAValue, other: SSAValue) -> None:
         """Put `v` into the storage of `other`; call it at the op that makes `v`."""
+        self.joined.setdefault(v, []).append(other)
         mine, root = self.root(v), self.root(other)
         if mine is root:
             return

@@ -49,6 +49,7 @@ def compile(
     save_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
     target: str | Backend = DEFAULT,
+    arena: bool = False,
 ) -> Compiled: ...
 
 

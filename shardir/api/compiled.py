@@ -49,6 +49,7 @@ def compile_module(
     save_strategies: str | Path | None = None,
     base_dir: str | Path | None = None,
     target: str | Backend = DEFAULT,
+    arena: bool = False,
 ) -> "Compiled":
     """Run a pipeline on a program, or that of a mode. A module that is passed is not changed.
 
@@ -65,6 +66,7 @@ def compile_module(
         save_strategies: the file to which all strategies and layouts are written, as a plan.
         base_dir: the folder of relative paths of data files, by default that of `name`.
         target: the backend, or its name.
+        arena: whether values of the program have one block of memory, at planned offsets.
 
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.
@@ -92,9 +94,9 @@ def compile_module(
 
         located(source, work)
     base = Path(base_dir) if base_dir is not None else None
-    return Compiled(
-        module, original, source, base, context, backend_of(target), given, tuple(passes)
-    )
+    backend = backend_of(target)
+    backend = replace(backend, arena=arena or backend.arena)
+    return Compiled(module, original, source, base, context, backend, given, tuple(passes))
 
 
 def located(source: Source, work: Callable[[], Any]) -> Any:

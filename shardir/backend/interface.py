@@ -51,10 +51,13 @@ class Backend(Target, ABC):
         per_rank: also write one program for each rank, for people to read.
         straight_line: write the runs and transfers of steps in stages as plain calls on each rank,
             in place of a table.
+        arena: let each rank's functions have their values in one block of memory, at offsets that
+            are planned.
     """
 
     per_rank: bool = False
     straight_line: bool = False
+    arena: bool = False
 
     @abstractmethod
     def text(self, module: ModuleOp) -> str:

@@ -31,6 +31,7 @@ from shardir.backend.runs import (
 )
 from shardir.backend.torch import resize
 from shardir.backend.torch.directory import SOURCE, replacing
+from shardir.backend.torch.emit.arena import arena_plan
 from shardir.backend.torch.emit.data import Data
 from shardir.backend.torch.emit.plan import plan_of
 from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, outline, program_text
@@ -61,7 +62,7 @@ class TorchBackend(Backend):
 
     def text(self, module: ModuleOp) -> str:
         """Return the text of program.py."""
-        return program_text(module, straight_line=self.straight_line)
+        return program_text(module, straight_line=self.straight_line, arena=self.arena)
 
     def prepare(self, module: ModuleOp) -> None:
         outline(module)
@@ -107,15 +108,17 @@ class TorchBackend(Backend):
         plan, data = plan_of(module, base_dir, copied)
         for f, message in data.warnings:
             warn(f, message)
-        form = self.straight_line
-        programs = {"program.py": emitted(module, straight_line=form)}
+        form = {"straight_line": self.straight_line, "arena": self.arena}
+        programs = {"program.py": emitted(module, **form)}
+        if (arenas := programs["program.py"].arenas) is not None:
+            plan["arena"] = arena_plan(arenas)
         single = single_program(ctx, original, plan, base_dir) if original is not None else None
         if single is not None:
             programs["single.py"] = single
         plan["single"] = "single.py" if single is not None else None
         if self.per_rank and mesh is not None:
             for rank in range(mesh.size):
-                programs[f"program_rank{rank}.py"] = emitted(module, rank, straight_line=form)
+                programs[f"program_rank{rank}.py"] = emitted(module, rank, **form)
         texts = {name: program.text for name, program in programs.items()}
         texts["plan.json"] = json.dumps(plan, indent=1) + "\n"
         return texts, {m for program in programs.values() for m in program.modules}, data
@@ -155,7 +158,7 @@ class TorchBackend(Backend):
         """
         plan = read_plan(directory)
         _, module = resize.resized(plan.directory, plan.size, plan.size)
-        lines, path = ProgramLines(module), options.trace
+        lines, path = ProgramLines(module, plan.arena is not None), options.trace
         program = (plan.directory / "program.py").read_text(errors="surrogateescape")
         lines.check(program)
         cluster = load(options.trace_cluster) if options.trace_cluster else None
@@ -172,8 +175,9 @@ class TorchBackend(Backend):
         """Write the program of a directory, which is for `of` ranks, for other ones. Raises
         ShardirError."""
         context, module = resize.resized(directory, ranks, of)
+        backend = replace(self, arena=read_plan(directory).arena is not None)
         with collect_warnings():
-            self._write(out, *self.files(context, module, None, None, directory))
+            self._write(out, *backend.files(context, module, None, None, directory))
 
     def measure(
         self,

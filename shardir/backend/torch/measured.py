@@ -59,16 +59,17 @@ class ProgramLines:
 
     Args:
         module: in the local view, after all passes.
+        arena: whether the program has an arena.
 
     Attributes:
         module: the same without composites, as it is emitted: the ops are of this one.
         text: that of the program.
     """
 
-    def __init__(self, module: ModuleOp):
+    def __init__(self, module: ModuleOp, arena: bool = False):
         self.module = with_biases(expanded(module))
         loops = outlined(self.module)
-        made = of_outlined(loops)
+        made = of_outlined(loops, arena=arena)
         self.text = made.text
         originals = dict[Operation, list[Operation]]()
         for f, looped in zip(self.module.body.ops, loops.body.ops, strict=True):

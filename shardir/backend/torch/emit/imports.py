@@ -10,10 +10,12 @@ MODULES = {
     "torch": "torch",
     "F": "torch.nn.functional",
     "rt": "runtime",
+    "runtime_arena": "runtime_arena",
     "moves": "runtime_exchange",
     "ops": "ops_runtime",
     "fallback": "ops_fallback",
     "ops_attention": "ops_attention",
+    "ops_memory": "ops_memory",
     "ops_positions": "ops_positions",
     "ops_random": "ops_random",
     "ops_updates": "ops_updates",
@@ -23,7 +25,7 @@ MODULES = {
 }
 """Modules by their names in program text."""
 
-SHORTHANDS = {"aten": "torch.ops.aten"}
+SHORTHANDS = {"arena": "runtime_arena.Arena(__file__)", "aten": "torch.ops.aten"}
 """Other expressions that have a name at the head of a program."""
 
 MESH = "mesh"

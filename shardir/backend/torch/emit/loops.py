@@ -55,7 +55,7 @@ class LoopScope(ListScope):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.followers = followers(self.ops, self.mesh)
-        self._around = Loops(self.ops).around
+        self.around = Loops(self.ops).around
         self.loops: list[OpenLoop] = []
         """The loops around the op that is being written, the outermost first."""
         self.appended: list[str] = []
@@ -149,7 +149,7 @@ class LoopScope(ListScope):
         """The variables of values that only lists are to hold: that nothing reads after the head of
         the item's loop but items, which have their lists by now."""
         dead, only_here = list[str](), dict[ValueList | SSAValue, bool]()
-        where, loop = self.storages.at, self._around(op)
+        where, loop = self.storages.at, self.around(op)
         head = where[loop] if loop is not None and not self.loops else -1
         for v in op.values:
             if v not in self.variables:  # of a bundle
@@ -257,7 +257,7 @@ class LoopScope(ListScope):
             users = sorted({u.operation for u in v.uses} & where.keys(), key=where.__getitem__)
             reader = users[0] if users else None
             if isinstance(reader, train.ItemOp):
-                item, reader = reader, self._around(reader)
+                item, reader = reader, self.around(reader)
                 if len(users) > 1 or reader is None:
                     return None
                 items.setdefault(reader, {})[item] = None
@@ -265,7 +265,7 @@ class LoopScope(ListScope):
                 continue
             elif order.setdefault(where[reader], [k]) != [k]:
                 return None
-            if self._around(reader) is not around:
+            if self.around(reader) is not around:
                 return None
         for loop, several in items.items():
             if loop.runs * len(several) > len(of.values):  # they take others too

@@ -142,6 +142,16 @@ def wrapped(line: str, indent: int) -> list[str]:
     return joined(f"{head}((", items.split(", "), f")){tail}", indent)
 
 
+def assigned(name: str, expression: str, indent: int) -> list[str]:
+    """`name = expression`, in one line, or in several if it is a call that writes into a slot and
+    is long."""
+    line = f"{' ' * indent}{name} = {expression}"
+    head, _, rest = line.partition("(")
+    if len(line) <= WIDTH or "=slots." not in rest or not rest.endswith(")"):
+        return [line]
+    return [f"{head}(", *_wrapped(rest[:-1], indent + 4), f"{' ' * indent})"]
+
+
 def listed(items: Sequence[str], indent: int) -> list[str]:
     """Lines of items, each followed by a comma; one alone has none, which would make a tuple."""
     return _wrapped(", ".join(items) + "," * (len(items) > 1), indent)

@@ -25,10 +25,11 @@ from xdsl.passes import ModulePass
 
 from shardir.algebra.mesh import Mesh
 from shardir.backend.torch.emit import names
+from shardir.backend.torch.emit.arena import FunctionArena
 from shardir.backend.torch.emit.biases import with_biases
 from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
-from shardir.backend.torch.emit.scope import EmissionScope, Program, foreign_names
+from shardir.backend.torch.emit.scope import Program, foreign_names, function_text
 from shardir.backend.torch.emit.stages import StagesScope, called_functions
 from shardir.backend.torch.emit.variables import OpLine
 from shardir.backend.torch.ops import TORCH
@@ -142,37 +143,43 @@ def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
 
 class Emitted(NamedTuple):
     """The text of a program, the modules that it imports but for those of custom ops, and the op
-    that each line is for, of those that an op made, by number from 1 on."""
+    that each line is for, of those that an op made, by number from 1 on; and by function its arena,
+    if it has one."""
 
     text: str
     modules: frozenset[str]
     lines: dict[int, Operation]
+    arenas: dict[str, FunctionArena] | None
 
 
 def program_text(
-    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False
+    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False,
+    arena: bool = False,
 ) -> str:
     """The text of the program that `emitted` returns."""
-    return emitted(module, rank, single, straight_line).text
+    return emitted(module, rank, single, straight_line, arena).text
 
 
 def emitted(
-    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False
+    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False,
+    arena: bool = False,
 ) -> Emitted:
     """The program: for all ranks, or with everything about one rank folded in.
 
     Args:
         straight_line: whether the runs and transfers of steps in stages are plain calls on each
             rank, in place of a table.
+        arena: whether values have slots in one block of memory (arena.py).
 
     Raises:
         Failure: the module holds what the backend has no text for.
     """
-    return of_outlined(outlined(with_biases(expanded(module))), rank, single, straight_line)
+    return of_outlined(outlined(with_biases(expanded(module))), rank, single, straight_line, arena)
 
 
 def of_outlined(
-    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False
+    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False,
+    arena: bool = False,
 ) -> Emitted:
     """The program of a module whose equal blocks are loops, and that is `expanded`.
 
@@ -198,9 +205,9 @@ def of_outlined(
     if not functions:
         raise Failure("expected a public function with a body, got none")
     called = function_names(functions)
-    program = Program(mesh, rank, TABLE, straight_line)
+    program = Program(mesh, rank, TABLE, straight_line, arena)
     bodies = [
-        EmissionScope(program, f, called[f]).text()
+        function_text(program, f, called[f])
         if train.schedule_of(f) is None else StagesScope(program, f, called).text()
         for f in functions
     ]  # fmt: skip
@@ -223,7 +230,8 @@ def of_outlined(
     else:
         lines += ["    rt.main({", *(f"        {e}," for e in entries), f"    {end}"]
     text = "\n".join(lines) + "\n"
-    return Emitted(text, frozenset(modules_of(program.used)), dict(_ops_of(lines)))
+    modules = frozenset(modules_of(program.used))
+    return Emitted(text, modules, dict(_ops_of(lines)), program.arenas)
 
 
 def _ops_of(lines: Sequence[str]) -> Iterator[tuple[int, Operation]]:

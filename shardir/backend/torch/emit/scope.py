@@ -3,16 +3,19 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.accumulation import added_in_place
+from shardir.analysis.aliasing import copies
 from shardir.analysis.storages import reads
 from shardir.backend.torch.emit import names
+from shardir.backend.torch.emit.arena import PLACED_COLLECTIVES, FunctionArena
 from shardir.backend.torch.emit.list_variables import Element
 from shardir.backend.torch.emit.literals import fold
 from shardir.backend.torch.emit.loops import LoopScope
-from shardir.backend.torch.emit.names import Names, joined, return_lines
+from shardir.backend.torch.emit.names import Names, comment, joined, return_lines
+from shardir.backend.torch.emit.out_forms import out_form
 from shardir.backend.torch.emit.variables import OpLine
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn, train
@@ -37,11 +40,13 @@ class Program:
 
     def __init__(
         self, mesh: Mesh | None, rank: int | None, table: Mapping[type[Operation], Entry],
-        straight_line: bool = False,
+        straight_line: bool = False, arena: bool = False,
     ):  # fmt: skip
         self.mesh, self.rank, self.table = mesh, rank, table
         self.straight_line = straight_line
         """Whether steps in stages are plain calls on each rank."""
+        self.arenas: dict[str, FunctionArena] | None = {} if arena else None
+        """By name of a function its arena, if the program has one."""
         self.used = {"torch", "rt"}  # names of imports.MODULES and SHORTHANDS
         self.foreign: set[str] = set()  # the modules of custom ops
         self.constants: dict[str, list[str]] = {}
@@ -53,11 +58,26 @@ class Program:
         return name
 
 
+def function_text(
+    program: Program, f: FuncOp, name: str, totals: Sequence[SSAValue] = ()
+) -> list[str]:
+    """Return the lines of a function; with an arena it is written twice, since what shares memory
+    is known at the end."""
+    constants = dict(program.constants)
+    scope = EmissionScope(program, f, name, totals)
+    lines = scope.text()
+    if program.arenas is None or not (made := FunctionArena.of(scope)).names:
+        return lines
+    program.constants, program.arenas[name] = constants, made
+    return EmissionScope(program, f, name, totals, made).text()
+
+
 class EmissionScope(LoopScope):
     """The emission of one function: names, lines, and the queries of the ops' entries."""
 
     def __init__(
-        self, program: Program, f: FuncOp, name: str, totals: Sequence[SSAValue] = ()
+        self, program: Program, f: FuncOp, name: str, totals: Sequence[SSAValue] = (),
+        arena: FunctionArena | None = None,
     ):  # fmt: skip
         """`totals`: the returned values that add to sums, which become the first parameters."""
         super().__init__(f, program.mesh, program.rank, Names(foreign_names(f)), program.used)
@@ -70,6 +90,10 @@ class EmissionScope(LoopScope):
         self.program, self.name = program, name
         self._lent: dict[SSAValue, bool] = {}
         """Of storages whether their memory may be of an argument that is not the function's."""
+        self.placeable: dict[SSAValue, None] = {}
+        """The values that an arena can have slots for: of a collective the first one."""
+        self._arena = arena
+        self._slots = self.names.new("slots") if arena is not None else ""
         self._dead: list[str] = []
         """The variables that nothing reads any more: they are freed before the next allocation."""
 
@@ -80,6 +104,11 @@ class EmissionScope(LoopScope):
         self._parameters = dict(zip(self.totals, given, strict=True))
         for name in given:
             self.note(f"{name}: of the microbatches before, or None")
+        if self._arena is not None:
+            self.use("arena")
+            self.use("runtime_arena")
+            call = f"arena.slots(mesh, {names.literal(self.name)})"
+            self.head_lines += [*comment(self._arena.about(), 4), f"    {self._slots} = {call}"]
         head = joined(f"def {self.name}(", ["mesh", *given, *self.arguments()], "):", 0)
         about, self.lines = self.lines, []
         for op in self.ops:
@@ -119,6 +148,61 @@ class EmissionScope(LoopScope):
         if len(self.lines) > at and isinstance(op, TensorOp) and not isinstance(op, dist.HandsOn):
             self.write_source(op, at)
 
+    # ---- the arena ----
+
+    def placed(self, v: OpResult, expression: str) -> str:
+        if self.program.arenas is None or not self._may_have_slot(v):
+            return expression
+        form = out_form(expression, self._slot(v))
+        if form is None:
+            return expression
+        self.placeable[v] = None
+        if self._arena is None or v not in self._arena.names:
+            return expression
+        self.used.update({"aten", "ops_memory"} & {form.partition(".")[0]})
+        return form
+
+    def placed_results(self, op: dist.CollectiveOp) -> str:
+        """Return the argument of a collective by which its results and buffers are in the arena;
+        empty if that has no slots for them."""
+        v = op.outs[0]
+        if self.program.arenas is None or not isinstance(op, PLACED_COLLECTIVES):
+            return ""
+        if not all(map(self._is_new, op.outs)):
+            return ""
+        if not any(self.shape_of(out) and self.is_read(out) for out in op.outs):
+            return ""
+        self.placeable[v] = None
+        return f", out={self._slot(v)}" if self._arena and v in self._arena.names else ""
+
+    def _may_have_slot(self, v: OpResult) -> bool:
+        return self.is_read(v) and bool(self.shape_of(v)) and self._is_new(v)
+
+    def _is_new(self, v: OpResult) -> bool:
+        """Whether a value has memory of its own, on the device, and one piece for each run of the
+        innermost loop."""
+        layout = dist.layout_of(v)
+        shares = any(x not in self.numbers for x in self.storages.joined.get(v, ()))
+        over_layers = [loop for loop in self.loops if isinstance(loop.op, train.RepeatOp)]
+        return (
+            (not shares or copies(v.op, self.mesh))
+            and not (layout is not None and layout.host)
+            and over_layers in ([], self.loops[-1:])
+        )
+
+    def _slot(self, v: SSAValue) -> str:
+        name = self._arena.names.get(v, "") if self._arena is not None else ""
+        loop = self.loops[-1] if self.loops else None
+        index = f"[{loop.index}]" if loop and isinstance(loop.op, train.RepeatOp) else ""
+        return f"{self._slots}.{name}{index}"
+
+    def totals_of(self, op: train.MicrobatchesOp) -> list[train.OfMicrobatches]:
+        """The ops of a loop over microbatches that add to sums or collect values."""
+        found = (x for x in op.body() if isinstance(x, train.OfMicrobatches))
+        return [x for x in found if x in self.storages.at]
+
+    # ---- sums in place ----
+
     def add(self, total: SSAValue, product: str) -> Text:
         """Add a product, `addmm_(a, b)`, to its sum: in the loop, or to the parameter."""
         if (name := self._parameters.get(total)) is None:
@@ -143,6 +227,8 @@ class EmissionScope(LoopScope):
             text = self.operand(v)
             memory = {text, *self._memory(v)}
             if updated is not None and (self._is_lent(v) or not returned.isdisjoint(memory)):
+                text, copied = text + ".clone()", True
+            elif self._arena is not None and v in self._arena.copied:
                 text, copied = text + ".clone()", True
             returned |= memory
             out.append(text)

@@ -22,7 +22,7 @@ from shardir.algebra.schedules import Schedule
 from shardir.analysis.accumulation import added_in_place
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.names import Names, joined
-from shardir.backend.torch.emit.scope import EmissionScope, Program
+from shardir.backend.torch.emit.scope import Program, function_text
 from shardir.backend.torch.emit.straight_line import RankText, StageText
 from shardir.backend.torch.emit.types import DTYPES
 from shardir.diagnostics import Failure
@@ -126,7 +126,7 @@ class StagesScope:
         lines += self._dict("shapes", shapes)
         lines += [")", "", ""]
         for g in self.functions.values():
-            text = EmissionScope(self.program, g, self.called[g], self.totals[g]).text()
+            text = function_text(self.program, g, self.called[g], self.totals[g])
             lines += [f"@{table}.part", *text, "", ""]
         lines += joined(f"def {name}(", ["mesh", *arguments], "):", 0)
         given = ["mesh", *(f"{n}={n}" for n in arguments)]
@@ -139,8 +139,8 @@ class StagesScope:
         zeros, the functions of the stages, those of the ranks, and the step."""
         order, name = train.proven_order(self.f), self.called[self.f]
         functions = {n: self.called[g] for n, g in self.functions.items()}
-        text = StageText(name, self.table, functions, self.known, self.added)
-        ranks = [RankText(text, order, rank, results) for rank in order.ranks]
+        shown = StageText(name, self.table, functions, self.known, self.added)
+        ranks = [RankText(shown, order, rank, results) for rank in order.ranks]
         mesh, at = self.program.mesh, self.program.rank
         if at is not None and mesh is not None:  # this rank's alone
             ranks = [ranks[mesh.coordinate(at, Axis(train.STAGE_AXIS))]]
@@ -152,8 +152,8 @@ class StagesScope:
         lines += _lines(f"{self.table} = {{", [*self.transfers, *shapes], "}", 0)
         for g in self.functions.values():
             if any(order.runs.schedule.placement[train.stage_of(g) or 0] == r.rank for r in ranks):
-                scope = EmissionScope(self.program, g, self.called[g], self.totals[g])
-                lines += ["", "", *scope.text()]
+                text = function_text(self.program, g, self.called[g], self.totals[g])
+                lines += ["", "", *text]
         for rank in ranks:
             lines += ["", "", *rank.function()]
         lines += ["", "", *joined(f"def {name}(", ["mesh", *arguments], "):", 0)]

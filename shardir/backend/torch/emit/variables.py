@@ -13,7 +13,7 @@ from shardir.analysis.roles import frees, lent_arguments, retained_arguments
 from shardir.analysis.storages import Storages, live_ops
 from shardir.backend.torch.emit.biases import bias_addition, biased
 from shardir.backend.torch.emit.literals import Number, number_text
-from shardir.backend.torch.emit.names import WIDTH, Names, comment, printable, tuple_text
+from shardir.backend.torch.emit.names import WIDTH, Names, assigned, comment, printable, tuple_text
 from shardir.backend.torch.emit.origins import source_line
 from shardir.backend.torch.emit.types import LocalTypes
 from shardir.diagnostics import Failure
@@ -119,7 +119,15 @@ class VariableScope(LocalTypes):
     def let(self, op: Operation, expression: str) -> None:
         """`names = expression` for the results of an op."""
         left = [self.result(r, op).name if self.is_read(r) else "_" for r in op.results]
-        self.line(f"{', '.join(left)} = {expression}" if left else expression)
+        if len(left) == 1:
+            self.lines += assigned(left[0], self.placed(op.results[0], expression), self.indent)
+        else:
+            self.line(f"{', '.join(left)} = {expression}" if left else expression)
+
+    def placed(self, v: OpResult, expression: str) -> str:
+        """Return the expression of a value with its result in the arena, if that has a slot for
+        it."""
+        return expression
 
     # ---- names ----
 
@@ -128,6 +136,7 @@ class VariableScope(LocalTypes):
 
     def same(self, v: SSAValue, other: SSAValue) -> None:
         """Let `v` share the variable of `other`."""
+        self.storages.joined.setdefault(v, []).append(other)
         self.hold(self.variables[other], v)
 
     def hold(self, var: Variable, v: SSAValue) -> Variable:

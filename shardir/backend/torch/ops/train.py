@@ -21,14 +21,12 @@ def _mark(text: str) -> Callable[[EmissionScope, Operation], Text]:
 def _microbatches(s: EmissionScope, op: train.MicrobatchesOp) -> Text:
     """Zeros for the sums of the loop, memory for the values that it collects, and its head."""
     s.head("microbatches")
-    for total in op.body():
-        if not isinstance(total, train.OfMicrobatches) or total not in s.storages.at:
-            continue
+    for total in s.totals_of(op):
         name = s.define(total.out, total.out.name_hint or "total").name
         sizes = tuple_text(s.sizes(total.out))
         at = f"dtype={s.dtype(total.out)}, device={s.device(total.out)}"
         made = "zeros" if isinstance(total, train.AccumulateOp) else "empty"
-        s.line(f"{name} = torch.{made}({sizes}, {at})")
+        s.line(f"{name} = {s.placed(total.out, f'torch.{made}({sizes}, {at})')}")
     s.enter(op, "microbatch")
     return None
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from ops_memory import zeros
 from torch import Tensor
 
 aten = torch.ops.aten
@@ -78,27 +79,31 @@ def local_ids(ids: Tensor, start: int, rows: int, total: int) -> tuple[Tensor, T
     return here.where(inside, 0), inside
 
 
-def take(table: Tensor, ids: Tensor, axis: int, start: int, total: int) -> Tensor:
+def take(
+    table: Tensor, ids: Tensor, axis: int, start: int, total: int, into: Tensor | None = None
+) -> Tensor:
     """Rows of the table, along `axis`, at the indices; zeros where another rank holds them."""
     rows = table.shape[axis]
     here, inside = local_ids(ids, start, rows, total)
     shape = [*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :]]
     if rows == 0:
         return table.new_zeros(shape)
-    out = table.index_select(axis, here.flatten()).view(shape)
+    out = torch.index_select(table, axis, here.flatten(), out=into).view(shape)
     if inside is None:
         return out
     mask = inside.view([*ids.shape, *[1] * (table.ndim - axis - 1)])
-    return out.mul_(mask) if not out.is_floating_point() else out.where(mask, 0.0)
+    if not out.is_floating_point():
+        return out.mul_(mask)
+    return torch.where(mask, out, out.new_zeros(()), out=out)
 
 
 def take_grad(
     ids: Tensor, dy: Tensor, shape: Sequence[int], axis: int, start: int, total: int,
-    out: Tensor | None = None,
+    out: Tensor | None = None, into: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """A sum of gradients of a table, `out`, to which the rows of dy are added at their indices, in
     place; without one, zeros of the table's shape."""
-    out = dy.new_zeros(tuple(shape)) if out is None else out
+    out = zeros(dy, tuple(shape), into) if out is None else out
     here, inside = local_ids(ids, start, out.shape[axis], total)
     if out.shape[axis] == 0:
         return out
@@ -119,10 +124,12 @@ def pick(x: Tensor, ids: Tensor, start: int, total: int) -> Tensor:
     return out if inside is None else out.where(inside, torch.zeros_like(out))
 
 
-def pick_grad(ids: Tensor, dy: Tensor, rows: int, start: int, total: int) -> Tensor:
+def pick_grad(
+    ids: Tensor, dy: Tensor, rows: int, start: int, total: int, into: Tensor | None = None
+) -> Tensor:
     """Zeros with one more dimension of `rows`, where dy stands at the index along it."""
     here, inside = local_ids(ids, start, rows, total)
-    out = dy.new_zeros([*ids.shape, rows])
+    out = zeros(dy, [*ids.shape, rows], into)
     if rows == 0:
         return out
     value = dy if inside is None else dy.where(inside, torch.zeros_like(dy))
@@ -201,14 +208,15 @@ def topk(x: Tensor, k: int, axis: int, largest: bool = True) -> tuple[Tensor, Te
 
 
 def cross_entropy_grad(
-    logits: Tensor, labels: Tensor, dy: Tensor, ignore: int | None = None, smoothing: float = 0.0
-) -> Tensor:
+    logits: Tensor, labels: Tensor, dy: Tensor, ignore: int | None = None, smoothing: float = 0.0,
+    into: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """(softmax(logits) - target) dy, where the target is 1 at the label, smoothed; 0 where the
     label is `ignore`."""
     if ignore is not None:
         counts = labels != ignore
         labels, dy = labels.where(counts, 0), dy.where(counts, 0.0)
-    out = logits.softmax(-1)
+    out = torch.softmax(logits, -1, out=into)
     at = labels.long().unsqueeze(-1)  # scatter_add_ itself checks them
     out.scatter_add_(-1, at, out.new_full((), smoothing - 1.0).expand(at.shape))
     if smoothing:

@@ -4,13 +4,16 @@ A part of the runtime (runtime.py defines axes, groups and shards); needs only t
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import runtime_position as position
 import torch
 from runtime_mesh import Group, bounds
 from torch import Tensor
+
+ALIGNMENT = 64
+"""Of the parts of a place, in bytes."""
 
 PACKED = 1 << 16
 """Up to this many elements, of all ranks of a group, copies of a tensor into and out of a buffer
@@ -52,9 +55,67 @@ def direct(group: Group, xs: Sequence[Tensor], dims: Sequence[int], parts: int) 
     ]  # fmt: skip
 
 
-def flat(xs: Sequence[Tensor]) -> Tensor:
+class Memory:
+    """Bytes that are given out one after the other."""
+
+    def __init__(self, block: Tensor):
+        self.block, self.used = block, 0
+
+    def empty(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return a tensor in the next of them; a new one if too few are left."""
+        start, size = self.used, math.prod(shape) * like.element_size()
+        if start + size > self.block.numel():
+            return like.new_empty(shape)
+        self.used += -(-size // ALIGNMENT) * ALIGNMENT
+        return self.block[start : start + size].view(like.dtype).view(tuple(shape))
+
+
+class Place:
+    """The memory of a collective in an arena: of results, by their numbers, of a reduction number 0
+    for all; and of buffers. What has none there is made anew."""
+
+    def __init__(self, results: Mapping[int, Memory], buffers: Memory | None):
+        self.results, self.buffers = results, buffers
+
+    def begin(self) -> None:
+        """Begin with all of it free."""
+        for memory in (*self.results.values(), self.buffers):
+            if memory is not None:
+                memory.used = 0
+
+
+def begin(place: Place | None) -> None:
+    """Begin a collective with the memory of a place, if it has one."""
+    if place is not None:
+        place.begin()
+
+
+def part(place: Place | None, at: Sequence[int]) -> Place | None:
+    """Return the place of some of the results, and of all buffers."""
+    if place is None:
+        return None
+    found = {k: place.results[i] for k, i in enumerate(at) if i in place.results}
+    return Place(found, place.buffers)
+
+
+def empty(place: Place | None, like: Tensor, *shape: int) -> Tensor:
+    """Return memory for a buffer."""
+    memory = None if place is None else place.buffers
+    return like.new_empty(shape) if memory is None else memory.empty(like, shape)
+
+
+def made(place: Place | None, i: int, like: Tensor, *shape: int) -> Tensor:
+    """Return memory for result number i."""
+    memory = None if place is None else place.results.get(i)
+    return like.new_empty(shape) if memory is None else memory.empty(like, shape)
+
+
+def flat(xs: Sequence[Tensor], place: Place | None = None) -> Tensor:
     """Return the elements of contiguous tensors, one after the other: a view of a single one."""
-    return xs[0].view(-1) if len(xs) == 1 else torch.cat([x.view(-1) for x in xs])
+    if len(xs) == 1:
+        return xs[0].view(-1)
+    out = empty(place, xs[0], sum(x.numel() for x in xs))
+    return torch.cat([x.view(-1) for x in xs], out=out)
 
 
 class Pending:
@@ -105,11 +166,14 @@ def only(pending: Pending) -> Pending:
     return Pending(None, lambda: pending.wait()[0])
 
 
-def joined(blocks: list[Tensor], dim: int, total: int) -> Tensor:
-    """Return the blocks, without their padding, as one tensor."""
+def joined(
+    blocks: list[Tensor], dim: int, total: int, place: Place | None = None, i: int = 0
+) -> Tensor:
+    """Return the blocks, without their padding, as one tensor: result number i."""
+    out = made(place, i, blocks[0], *with_size(blocks[0].shape, dim, total))
     spans = [bounds(total, len(blocks), k) for k in range(len(blocks))]
     return torch.cat(
-        [b.narrow(dim, 0, t - s) for b, (s, t) in zip(blocks, spans, strict=True)], dim
+        [b.narrow(dim, 0, t - s) for b, (s, t) in zip(blocks, spans, strict=True)], dim, out=out
     )
 
 

@@ -18,31 +18,35 @@ from torch import Tensor
 
 @recorded
 def all_gather(
-    mesh: Mesh, x: Any, dim: Any, axes: Axes, total: Any = None, wait: bool = True
+    mesh: Mesh, x: Any, dim: Any, axes: Axes, total: Any = None, wait: bool = True,
+    out: buffers.Place | None = None,
 ) -> Any:  # fmt: skip
     """Return the group's shards, concatenated along `dim`, on each of its ranks.
 
     total: size of `dim` after gathering, needed where shards are uneven. A list of tensors (dim and
     total: one, or a list of them) is gathered at once; those that are small, or whose shards are
-    not contiguous in the result, in one flat buffer.
+    not contiguous in the result, in one flat buffer. out: the memory of results and buffers.
     """
     group = mesh.group(axes)
+    buffers.begin(out)
     if group.size == 1:
         return buffers.result(buffers.Pending(None, lambda: x), wait)
     if isinstance(x, Tensor):
-        return buffers.result(buffers.only(_all_gather(group, [x], [dim], [total], wait)), wait)
+        return buffers.result(buffers.only(_all_gather(group, [x], [dim], [total], wait, out)), wait)
     dims, totals = buffers.for_each(dim, x), buffers.for_each(total, x)
     pending = buffers.per_dtype(
         x,
         lambda at: _all_gather(
-            group, [x[i] for i in at], [dims[i] for i in at], [totals[i] for i in at], wait
+            group, [x[i] for i in at], [dims[i] for i in at], [totals[i] for i in at], wait,
+            buffers.part(out, at),
         ),
     )
     return buffers.result(pending, wait)
 
 
 def _all_gather(
-    group: Group, xs: list[Tensor], dims: list[int], totals: list, wait: bool
+    group: Group, xs: list[Tensor], dims: list[int], totals: list, wait: bool,
+    out: buffers.Place | None,
 ) -> buffers.Pending:  # fmt: skip
     n = group.size
     totals = [n * x.shape[d] if t is None else t for x, d, t in zip(xs, dims, totals, strict=True)]
@@ -55,8 +59,11 @@ def _all_gather(
     sizes = [xs[i].numel() for i in packed]
     flats = [xs[i].view(-1) for i in direct]
     if packed:
-        flats.append(buffers.flat([xs[i] for i in packed]))
-    rows = [flat.new_empty(n, flat.numel()) for flat in flats]
+        flats.append(buffers.flat([xs[i] for i in packed], out))
+    rows = [
+        buffers.made(out, i, flat, n, flat.numel()) for i, flat in zip(direct, flats, strict=False)
+    ]
+    rows += [buffers.empty(out, flat, n, flat.numel()) for flat in flats[len(direct) :]]
     del xs
     moved = [k for k, flat in enumerate(flats) if flat.numel()]
     work = None
@@ -76,7 +83,7 @@ def _all_gather(
             else:
                 column = next(columns)
                 blocks = [column[k].view(shape) for k in group.order]
-                found.append(buffers.joined(blocks, dim, total))
+                found.append(buffers.joined(blocks, dim, total, out, i))
         return found
 
     return buffers.Pending(work, finish)
@@ -85,33 +92,36 @@ def _all_gather(
 @recorded
 def all_to_all(
     mesh: Mesh, x: Any, split_dim: int, concat_dim: int, axes: Axes, total: Any = None,
-    wait: bool = True,
+    wait: bool = True, out: buffers.Place | None = None,
 ) -> Any:  # fmt: skip
     """Split `split_dim` over the group, and concatenate `concat_dim`.
 
     total: size of `concat_dim` afterwards, needed where its shards are uneven. A list of tensors
-    (total: one, or a list of them) is moved as one flat buffer.
+    (total: one, or a list of them) is moved as one flat buffer. out: as of `all_gather`.
     """
     group = mesh.group(axes)
+    buffers.begin(out)
     if group.size == 1:
         return buffers.result(buffers.Pending(None, lambda: x), wait)
     if isinstance(x, Tensor):
         return buffers.result(
-            buffers.only(_all_to_all(group, [x], split_dim, concat_dim, [total], wait)), wait
+            buffers.only(_all_to_all(group, [x], split_dim, concat_dim, [total], wait, out)), wait
         )
     totals = buffers.for_each(total, x)
     pending = buffers.per_dtype(
         x,
         lambda at: _all_to_all(
-            group, [x[i] for i in at], split_dim, concat_dim, [totals[i] for i in at], wait
+            group, [x[i] for i in at], split_dim, concat_dim, [totals[i] for i in at], wait,
+            buffers.part(out, at),
         ),
     )
     return buffers.result(pending, wait)
 
 
 def _all_to_all(
-    group: Group, xs: list[Tensor], split_dim: int, concat_dim: int, totals: list, wait: bool
-) -> buffers.Pending:
+    group: Group, xs: list[Tensor], split_dim: int, concat_dim: int, totals: list, wait: bool,
+    place: buffers.Place | None,
+) -> buffers.Pending:  # fmt: skip
     n, first = group.size, xs[0]
     totals = [n * x.shape[concat_dim] if t is None else t for x, t in zip(xs, totals, strict=True)]
     even = all(x.shape[split_dim] % n == 0 and t % n == 0 for x, t in zip(xs, totals, strict=True))
@@ -123,7 +133,7 @@ def _all_to_all(
             [x.narrow(split_dim, *p) for p in buffers.parts(x.shape[split_dim], n)] for x in xs
         ]
         rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in pieces), strict=True))
-        flat = torch.cat([piece.reshape(-1) for row in rows for piece in row])
+        flat = buffers.flat([piece.reshape(-1) for row in rows for piece in row], place)
         sends = None if even else [sum(piece.numel() for piece in row) for row in rows]
     shapes = []
     for x, total in zip(xs, totals, strict=True):
@@ -136,7 +146,14 @@ def _all_to_all(
     rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in shapes), strict=True))
     sizes = [math.prod(shape) for row in rows for shape in row]
     receives = None if even else [sum(map(math.prod, row)) for row in rows]
-    out = flat.new_empty(sum(sizes))
+    count = len(totals)
+    is_result = (
+        count == 1 and group.in_order and math.prod(shapes[0][0][:concat_dim]) == 1
+    )
+    if is_result:
+        out = buffers.made(place, 0, flat, sum(sizes))
+    else:
+        out = buffers.empty(place, flat, sum(sizes))
     work = dist.all_to_all_single(
         buffers.in_transport_dtype(out),
         buffers.in_transport_dtype(flat),
@@ -147,13 +164,14 @@ def _all_to_all(
     )
 
     def finish() -> list[Tensor]:
-        count = len(totals)
-        if count == 1 and group.in_order and math.prod(shapes[0][0][:concat_dim]) == 1:
+        if is_result:
             return [out.view(buffers.with_size(shapes[0][0], concat_dim, totals[0]))]
         parts = out.split(sizes)
-        return [
-            torch.cat([parts[p * count + i].view(rows[p][i]) for p in group.order], concat_dim)
-            for i in range(count)
-        ]
+        found = []
+        for i, total in enumerate(totals):
+            blocks = [parts[p * count + i].view(rows[p][i]) for p in group.order]
+            shape = buffers.with_size(blocks[0].shape, concat_dim, total)
+            found.append(torch.cat(blocks, concat_dim, out=buffers.made(place, i, out, *shape)))
+        return found
 
     return buffers.Pending(work, finish)

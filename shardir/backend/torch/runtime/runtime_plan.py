@@ -164,6 +164,8 @@ class ProgramPlan:
     functions: tuple[PlanFunction, ...]
     single: str | None
     channels: tuple[tuple[Axes, int, int], ...] = ()
+    arena: int | None = None
+    """The bytes of the arena (runtime_arena.py), if it has one."""
 
     @property
     def size(self) -> int:
@@ -226,6 +228,7 @@ def _plan(top: Field, directory: Path) -> ProgramPlan:
         channels=tuple(channel_of(field, sizes) for field in channels.items()),
         functions=functions,
         single=single.value,
+        arena=top.get("arena", dict).get("bytes", int).value if "arena" in top.value else None,
     )
 
 

@@ -20,22 +20,27 @@ WIDE = 1 << 16
 
 @recorded
 def all_reduce(
-    mesh: Mesh, x: Any, op: str, axes: Axes, donate: bool = False, wait: bool = True
-) -> Any:
+    mesh: Mesh, x: Any, op: str, axes: Axes, donate: bool = False, wait: bool = True,
+    out: buffers.Place | None = None,
+) -> Any:  # fmt: skip
     """Return the sum, max, min or mean over the group, on each of its ranks.
 
-    A list of tensors is reduced as one flat buffer. donate: x itself may be overwritten.
+    A list of tensors is reduced as one flat buffer. donate: x itself may be overwritten. out: the
+    memory of results and buffers.
     """
     group = mesh.group(axes)
+    buffers.begin(out)
     if group.size == 1:
         return buffers.result(buffers.Pending(None, lambda: x), wait)
     if isinstance(x, Tensor):
-        out = x if donate and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
-        return buffers.result(_reduce_in_place(group, out, op, wait), wait)
+        if not (donate and x.is_contiguous()):
+            x = buffers.made(out, 0, x, *x.shape).copy_(x)
+        return buffers.result(_reduce_in_place(group, x, op, wait), wait)
 
     def fused(places: list[int]) -> buffers.Pending:
-        flat = torch.cat([x[i].reshape(-1) for i in places])
         shapes = [x[i].shape for i in places]
+        flat = buffers.made(out, 0, x[places[0]], sum(shape.numel() for shape in shapes))
+        torch.cat([x[i].reshape(-1) for i in places], out=flat)
         pending = _reduce_in_place(group, flat, op, wait)
 
         def finish() -> list[Tensor]:
@@ -100,27 +105,33 @@ def _reduction(x: Tensor, op: str) -> Any:
 
 @recorded
 def reduce_scatter(
-    mesh: Mesh, x: Any, op: str, dim: Any, axes: Axes, wait: bool = True
+    mesh: Mesh, x: Any, op: str, dim: Any, axes: Axes, wait: bool = True,
+    out: buffers.Place | None = None,
 ) -> Any:  # fmt: skip
     """Return this rank's shard, along `dim`, of the reduction over the group.
 
     A list of tensors (with one dim, or a list of them) is reduced at once; those that are small, or
-    whose shards are not contiguous, in one flat buffer.
+    whose shards are not contiguous, in one flat buffer. out: the memory of results and buffers.
     """
     group = mesh.group(axes)
+    buffers.begin(out)
     if group.size == 1:
         return buffers.result(buffers.Pending(None, lambda: x), wait)
     if isinstance(x, Tensor):
-        return buffers.result(buffers.only(_reduce_scatter(group, [x], op, [dim], wait)), wait)
+        return buffers.result(buffers.only(_reduce_scatter(group, [x], op, [dim], wait, out)), wait)
     dims = buffers.for_each(dim, x)
     pending = buffers.per_dtype(
-        x, lambda at: _reduce_scatter(group, [x[i] for i in at], op, [dims[i] for i in at], wait)
+        x,
+        lambda at: _reduce_scatter(
+            group, [x[i] for i in at], op, [dims[i] for i in at], wait, out
+        ),
     )
     return buffers.result(pending, wait)
 
 
 def _reduce_scatter(
-    group: Group, xs: list[Tensor], op: str, dims: list[int], wait: bool
+    group: Group, xs: list[Tensor], op: str, dims: list[int], wait: bool,
+    out: buffers.Place | None,
 ) -> buffers.Pending:  # fmt: skip
     n = group.size
     shapes = [
@@ -132,10 +143,11 @@ def _reduce_scatter(
     blocks = [xs[i].contiguous().view(n, xs[i].numel() // n) for i in direct]
     sizes = [math.prod(shapes[i]) for i in packed]
     if packed:
-        blocks.append(_packed(group, [(xs[i], dims[i], shapes[i]) for i in packed], sizes))
+        given = [(xs[i], dims[i], shapes[i]) for i in packed]
+        blocks.append(_packed(group, given, sizes, out))
     spans = [bounds(x.shape[dim], n, group.index) for x, dim in zip(xs, dims, strict=True)]
     del xs
-    pending = _reduce_blocks(group, blocks, op, wait)
+    pending = _reduce_blocks(group, blocks, op, wait, out)
     del blocks
 
     def finish() -> list[Tensor]:
@@ -150,12 +162,17 @@ def _reduce_scatter(
     return buffers.Pending(None, finish)
 
 
-def _packed(group: Group, given: list[tuple[Tensor, int, list[int]]], sizes: list[int]) -> Tensor:
+def _packed(
+    group: Group, given: list[tuple[Tensor, int, list[int]]], sizes: list[int],
+    place: buffers.Place | None,
+) -> Tensor:  # fmt: skip
     """Return the blocks of tensors along a dimension each, as the rows of a new tensor, in torch's
     order; those that are shorter than the shape of the largest are padded with zeros."""
     n, first = group.size, given[0][0]
     even = all(x.shape[dim] % n == 0 for x, dim, _ in given)
-    blocks = (first.new_empty if even else first.new_zeros)(n, sum(sizes))
+    blocks = buffers.empty(place, first, n, sum(sizes))
+    if not even:
+        blocks.zero_()
     for k in range(n):
         row = blocks[group.order[k]].split(sizes)
         for (x, dim, shape), part in zip(given, row, strict=True):
@@ -165,16 +182,19 @@ def _packed(group: Group, given: list[tuple[Tensor, int, list[int]]], sizes: lis
     return blocks
 
 
-def _reduce_blocks(group: Group, blocks: list[Tensor], op: str, wait: bool) -> buffers.Pending:
+def _reduce_blocks(
+    group: Group, blocks: list[Tensor], op: str, wait: bool, place: buffers.Place | None
+) -> buffers.Pending:
     """Return the reductions of this rank's rows of `blocks`."""
-    outs, reduction = [x.new_empty(x.shape[1]) for x in blocks], _reduction(blocks[0], op)
+    outs = [buffers.made(place, 0, x, x.shape[1]) for x in blocks]
+    reduction = _reduction(blocks[0], op)
     moved = [k for k, out in enumerate(outs) if out.numel()]
     received, work = list[Tensor](), None
     given, made = [blocks[k] for k in moved], [outs[k] for k in moved]
     if moved and runtime_blocks.is_library(given[0]):
         work = runtime_blocks.scatter(group, given, made, reduction, wait)
     elif moved:  # Gloo has only the sum here, and is 1.4 (16 MB) to 2.7 (4 KB) times slower
-        received = [x.new_empty(group.size - 1, x.shape[1]) for x in given]
+        received = [buffers.empty(place, x, group.size - 1, x.shape[1]) for x in given]
         work = runtime_blocks.exchange(group, given, received, wait)
     own = [x[group.order[group.index]] for x in given] if received else []
     del blocks, given

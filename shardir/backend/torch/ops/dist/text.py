@@ -13,6 +13,7 @@ def write_fused(s: EmissionScope, op: dist.CollectiveOp, call: str, tail: str) -
     """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long. One that is
     started returns one object, for which `dist.wait` waits."""
     given = s.texts(op.values)
+    tail += s.placed_results(op)
     if dist.is_started(op):
         left = [s.result(op.outs[0], op).name]  # of all of them: the others are `followers`
         tail += ", wait=False"

@@ -1,0 +1,246 @@
+"""The arena of a program: one block of memory for values of its functions, at planned offsets.
+
+    h = x @ w1                ->    h = torch.matmul(x, w1, out=slots.h)
+    for i in range(4):              for i in range(4):
+        a = b.exp()                     a = torch.exp(b, out=slots.a[i])
+
+A slot is the place of a value in the block; a value that is made in a loop over layers has one for
+each run, a collective one for each result, of a reduction one for all, and one for its buffers. A slot is live from the op that
+makes its value to the last one that may read its memory, by the relation by which the emitter
+writes in place (`Storages.joined`); lists and collectives in flight extend it. Outside are
+
+1. results of functions, which outlive the call, and what a loop over microbatches hands on;
+2. values of ops that torch cannot write into given memory (out_forms.py), scalars, and what is in
+   host memory.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Operation, SSAValue
+
+from shardir.algebra.allocation import (
+    Allocation,
+    LiveBuffer,
+    aligned,
+    allocate,
+    live_bytes_bound,
+)
+from shardir.analysis.loops import executed
+from shardir.analysis.storages import reads
+from shardir.backend.torch.emit.names import Names, size_text
+from shardir.cost.collective_work import collective_work
+from shardir.cost.memory_plan import ALIGNMENT, MAX_WORK
+from shardir.dialects import dist, train
+from shardir.dialects.nn.types import element_name, size_of
+from shardir.dialects.train import loop_of
+
+if TYPE_CHECKING:
+    from shardir.backend.torch.emit.scope import EmissionScope
+
+BUFFERS = "buffers"
+
+PLACED_COLLECTIVES = (dist.AllGatherOp, dist.AllReduceOp, dist.AllToAllOp, dist.ReduceScatterOp)
+"""The collectives that the runtime runs in given memory."""
+
+
+@dataclass(eq=False)
+class Life:
+    """Memory that a run of a function makes: its value, of a collective the first one; its bytes,
+    the first and the last op that needs it, which part of a collective's it is, the number of a
+    result or BUFFERS, and whether it outlives the call."""
+
+    value: SSAValue
+    bytes: int
+    start: int
+    end: int
+    part: int | str | None = None
+    outlives: bool = False
+
+    @property
+    def of(self) -> tuple[SSAValue, int | str | None]:
+        """What it is the memory of, in each run."""
+        return self.value, self.part
+
+    @property
+    def range(self) -> LiveBuffer:
+        return LiveBuffer(self.start, self.end + 1, self.bytes)
+
+
+class FunctionRun:
+    """One run of a function, op by op: the memory that it makes. Loops over layers run as often as
+    they do, those over microbatches once."""
+
+    def __init__(self, s: "EmissionScope", placed: Collection[SSAValue]):
+        """`placed`: the values that have slots."""
+        self.s, self.placed = s, placed
+        self.lives: list[Life] = []
+        self.copied: set[SSAValue] = set()
+        """Scalars in slots that the function returns: with others they are results of one
+        collective."""
+        self._now = 0
+        self._memory: dict[SSAValue, frozenset[Life]] = {}
+        """What a value may be in."""
+        self._flying: dict[SSAValue, frozenset[Life]] = {}
+        """What a collective in flight needs, by its results."""
+        self._begun: int | None = None
+        """The begin of the loop over microbatches."""
+        self._crossing: set[Life] = set()
+        """What is from before that loop and is read in it."""
+        for self._now, (op, run) in enumerate(executed(s.ops, train.RepeatOp)):
+            for v in (op.values[run],) if isinstance(op, train.ItemOp) else reads(op):
+                self._read(v)
+            self._run(op, run)
+
+    def _run(self, op: Operation, run: int) -> None:
+        match op:
+            case train.MicrobatchesOp():
+                self._begun = self._now
+                for total in self.s.totals_of(op):
+                    self._memory[total.out] = frozenset((self._new(total.out, size_of(total.out)),))
+            case train.EndMicrobatchesOp():
+                for life in self._crossing:
+                    life.end = self._now
+                self._begun = None
+            case train.OfMicrobatches():
+                self._read(op.out)
+            case train.ItemOp():
+                self._same(op.out, op.values[run])
+            case train.ItemsOp():
+                self._same(op.outs[run], op.x)
+            case train.CarriedOp():
+                if run == 0:
+                    self._same(op.out, op.x)
+            case train.CarryOp():
+                self._same(op.carried, op.x)
+                self._same(op.out, op.x)
+                if isinstance(self.s.around(op), train.MicrobatchesOp):
+                    self._outlives(op.x)
+            case ReturnOp() | dist.SendOp():  # what is sent is retained to the end of the call
+                for v in op.operands:
+                    if self.s.shape_of(v) or isinstance(op, dist.SendOp):
+                        self._outlives(v)
+                    elif any(life.value in self.placed for life in self._of(v)):
+                        self.copied.add(v)
+            case dist.CollectiveOp() if op.outs[0] in self.placed:
+                self._collective(op)
+            case _:
+                self._results(op)
+
+    def _collective(self, op: dist.CollectiveOp) -> None:
+        """Make the memory of the results, which is one buffer of a reduction, and that of the
+        buffers."""
+        assert self.s.mesh is not None
+        first, sizes = op.outs[0], [aligned(size_of(v), ALIGNMENT) for v in op.outs]
+        reduces = isinstance(op, dist.FusibleOp) and op.record.reduces
+        made = [self._new(first, n, k) for k, n in enumerate([sum(sizes)] if reduces else sizes)]
+        held = self._new(first, collective_work(op, self.s.mesh).buffers, BUFFERS)
+        for k, v in enumerate(op.outs):
+            self._memory[v] = frozenset((made[0 if reduces else k],))
+            if dist.is_started(op):
+                self._flying[v] = frozenset((held,)).union(*map(self._of, op.operands))
+
+    def _results(self, op: Operation) -> None:
+        for v in op.results:
+            others = self.s.storages.joined.get(v)
+            if v not in self.placed and others:
+                self._memory[v] = frozenset[Life]().union(*map(self._of, others))
+            elif v in self.s.sums:
+                self._same(v, self.s.sums[v])
+            elif v not in self.s.numbers:
+                self._memory[v] = frozenset((self._new(v, size_of(v)),))
+            if dist.is_started(op):
+                self._flying[v] = frozenset[Life]().union(*map(self._of, op.operands))
+
+    def _new(self, v: SSAValue, size: int, part: int | str | None = None) -> Life:
+        self.lives.append(Life(v, size, self._now, self._now, part))
+        return self.lives[-1]
+
+    def _of(self, v: SSAValue) -> frozenset[Life]:
+        return self._memory.get(v, frozenset())
+
+    def _same(self, v: SSAValue, other: SSAValue) -> None:
+        self._memory[v] = self._of(other)
+        self._flying[v] = self._flying.get(other, frozenset())
+
+    def _read(self, v: SSAValue) -> None:
+        for life in self._of(v) | self._flying.get(v, frozenset()):
+            life.end = self._now
+            if self._begun is not None and life.start < self._begun:
+                self._crossing.add(life)
+
+    def _outlives(self, v: SSAValue) -> None:
+        for life in self._of(v):
+            life.outlives = True
+
+
+@dataclass(frozen=True)
+class FunctionArena:
+    """The arena of one function: the names of the values' slots, the lives of memory within it and
+    outside, the offsets of the former, and the scalars that are copied as the function returns."""
+
+    names: dict[SSAValue, str]
+    copied: set[SSAValue]
+    within: list[Life]
+    outside: list[Life]
+    allocation: Allocation
+
+    @classmethod
+    def of(cls, s: "EmissionScope") -> "FunctionArena":
+        """Return the arena of a function whose text, without it, was made in `s`."""
+        every = FunctionRun(s, s.placeable).lives
+        lost = {life.of for life in every if life.outlives}
+        placed = {life.value for life in every if life.of not in lost and life.bytes}
+        given = Names()
+        names = {v: given.new(*_hints(v)) for v in s.placeable if v in placed}
+        run, within, outside = FunctionRun(s, names), list[Life](), list[Life]()
+        for life in run.lives:
+            is_within = life.value in names and life.of not in lost
+            (within if is_within else outside).append(life)
+        made = allocate([life.range for life in within], ALIGNMENT, max_work=MAX_WORK)
+        return cls(names, run.copied, within, outside, made)
+
+    def about(self) -> str:
+        """Its bytes, as a comment."""
+        mine, rest = (sum(x.bytes for x in lives) for lives in (self.within, self.outside))
+        most = live_bytes_bound([x.range for x in self.outside if x.bytes])
+        size, bound = self.allocation.size, self.allocation.bound
+        return (
+            f"arena of {size_text(size)}, lower bound {size_text(bound)}, for {size_text(mine)} of "
+            f"{size_text(mine + rest)} that a call makes; the others need at most {size_text(most)}"
+        )
+
+    def slots(self) -> dict[str, dict[str, Any]]:
+        """Return the slots by name, for plan.json: the element type, the bytes, whether there is one
+        for each run, and of each the offset, and the first and the last op."""
+        found: dict[str, dict[str, Any]] = {}
+        for life, offset in zip(self.within, self.allocation.offsets, strict=True):
+            v = life.value
+            name = self.names[v] if life.part is None else f"{self.names[v]}.{life.part}"
+            if name not in found:
+                assert isinstance(v.type, TensorType) and isinstance(v.owner, Operation)
+                found[name] = {
+                    "dtype": element_name(v.type.element_type), "bytes": life.bytes,
+                    "each_run": isinstance(loop_of(v.owner), train.RepeatOp),
+                    "offsets": [], "live": [],
+                }  # fmt: skip
+            found[name]["offsets"].append(offset)
+            found[name]["live"].append([life.start, life.end])
+        return found
+
+
+def _hints(v: SSAValue) -> tuple[str | None, str]:
+    """The name of a value, unless its op has several, and the kind of the op."""
+    assert isinstance(v.owner, Operation)
+    is_alone = len(v.owner.results) == 1
+    return v.name_hint if is_alone else None, v.owner.name.rpartition(".")[2]
+
+
+def arena_plan(arenas: Mapping[str, FunctionArena]) -> dict[str, Any]:
+    """Return the arena of a program, for plan.json: functions that run one after the other have the
+    same memory."""
+    size = max((made.allocation.size for made in arenas.values()), default=0)
+    return {"bytes": size, "functions": {name: made.slots() for name, made in arenas.items()}}
