@@ -142,14 +142,20 @@ def wrapped(line: str, indent: int) -> list[str]:
     return joined(f"{head}((", items.split(", "), f")){tail}", indent)
 
 
+_SLOT_CALL = re.compile(r"([^(]*\()(.*=slots\.\w+(?:\[\w+\])?)(\).*)")
+"""A call whose last argument is a slot, and what is taken of its result."""
+
+
 def assigned(name: str, expression: str, indent: int) -> list[str]:
     """`name = expression`, in one line, or in several if it is a call that writes into a slot and
     is long."""
-    line = f"{' ' * indent}{name} = {expression}"
-    head, _, rest = line.partition("(")
-    if len(line) <= WIDTH or "=slots." not in rest or not rest.endswith(")"):
+    space = " " * indent
+    line = f"{space}{name} = {expression}"
+    call = _SLOT_CALL.fullmatch(line)
+    if len(line) <= WIDTH or call is None:
         return [line]
-    return [f"{head}(", *_wrapped(rest[:-1], indent + 4), f"{' ' * indent})"]
+    head, given, tail = call.groups()
+    return [head, *_wrapped(given, indent + 4), f"{space}{tail}"]
 
 
 def listed(items: Sequence[str], indent: int) -> list[str]:

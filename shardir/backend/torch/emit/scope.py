@@ -185,10 +185,18 @@ class EmissionScope(LoopScope):
         shares = any(x not in self.numbers for x in self.storages.joined.get(v, ()))
         over_layers = [loop for loop in self.loops if isinstance(loop.op, train.RepeatOp)]
         return (
-            (not shares or copies(v.op, self.mesh))
+            (not shares or (copies(v.op, self.mesh) and self._is_row_major(v.op.operands[0])))
             and not (layout is not None and layout.host)
             and over_layers in ([], self.loops[-1:])
         )
+
+    def _is_row_major(self, v: SSAValue) -> bool:
+        """Whether the memory that a value is a view of surely is in row-major order, so that it is
+        known which reshapes copy: that of a product or of a collective."""
+        while others := self.storages.joined.get(v):
+            v = others[0]
+        is_product = isinstance(v.owner, nn.Contraction) and v in self.placeable
+        return is_product or isinstance(v.owner, PLACED_COLLECTIVES)
 
     def _slot(self, v: SSAValue) -> str:
         name = self._arena.names.get(v, "") if self._arena is not None else ""

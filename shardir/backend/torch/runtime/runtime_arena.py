@@ -91,7 +91,7 @@ class CheckedSlots:
         now = min(slot.live[run][0] for slot in parts)
         for slot, k in [*self._live]:
             first, last = slot.live[k]
-            if last < now or first >= now:  # the latter: of the call or the microbatch before
+            if last < now or first > now:  # the latter: of the call or the microbatch before
                 slot.spoil(k)
                 self._live.remove((slot, k))
         self._live += [(slot, run) for slot in parts]
