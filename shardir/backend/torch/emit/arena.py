@@ -203,14 +203,19 @@ class FunctionArena:
         made = allocate([life.range for life in within], ALIGNMENT, max_work=MAX_WORK)
         return cls(names, run.copied, within, outside, made)
 
+    @property
+    def others(self) -> int:
+        """The bytes outside of the arena that a call needs at once."""
+        return live_bytes_bound([life.range for life in self.outside if life.bytes])
+
     def about(self) -> str:
         """Its bytes, as a comment."""
         mine, rest = (sum(x.bytes for x in lives) for lives in (self.within, self.outside))
-        most = live_bytes_bound([x.range for x in self.outside if x.bytes])
-        size, bound = self.allocation.size, self.allocation.bound
+        sizes = (self.allocation.size, self.allocation.bound, mine, mine + rest, self.others)
+        size, bound, within, every, others = map(size_text, sizes)
         return (
-            f"arena of {size_text(size)}, lower bound {size_text(bound)}, for {size_text(mine)} of "
-            f"{size_text(mine + rest)} that a call makes; the others need at most {size_text(most)}"
+            f"arena of {size}, lower bound {bound}, for {within} of the {every} that a call makes; "
+            f"the others need at most {others}"
         )
 
     def slots(self) -> dict[str, dict[str, Any]]:
@@ -242,5 +247,8 @@ def _hints(v: SSAValue) -> tuple[str | None, str]:
 def arena_plan(arenas: Mapping[str, FunctionArena]) -> dict[str, Any]:
     """Return the arena of a program, for plan.json: functions that run one after the other have the
     same memory."""
-    size = max((made.allocation.size for made in arenas.values()), default=0)
-    return {"bytes": size, "functions": {name: made.slots() for name, made in arenas.items()}}
+    return {
+        "bytes": max((made.allocation.size for made in arenas.values()), default=0),
+        "others": max((made.others for made in arenas.values()), default=0),
+        "functions": {name: made.slots() for name, made in arenas.items()},
+    }

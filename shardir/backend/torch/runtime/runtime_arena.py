@@ -1,10 +1,10 @@
 """The arena of an emitted program: one block of memory, made at the first call, in which values of
 its functions have slots at the offsets of plan.json.
 
-    "arena": {"bytes": 4096, "check": false, "functions": {"step": {"h": {
+    "arena": {"bytes": 4096, "others": 20, "check": false, "functions": {"step": {"h": {
         "dtype": "f32", "bytes": 1024, "each_run": false, "offsets": [0], "live": [[3, 7]]}, ...}}}
 
-With `each_run` a slot has an offset for each run of the loop in which its value is made. `live` has
+`others` are the bytes that values outside of it need at most. With `each_run` a slot has an offset for each run of the loop in which its value is made. `live` has
 the the first and the last op that need it, of those that a call runs. `g.0`, `g.1` and `g.buffers` are
 the slots of a collective's results and buffers. With `check` a slot is overwritten by NaN, or the largest integer, before the
 first op after its life makes a value. A part of the runtime; needs only torch.
