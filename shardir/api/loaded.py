@@ -67,7 +67,7 @@ def load(
         program = _program(plan)
         functions = {f.name: getattr(program, f.python) for f in plan.functions}
         if compile:
-            functions = runtime_module("runtime_compiled").compiled(functions)
+            functions = runtime_module("runtime_compiled").compiled(plan, functions)
         loaded = Loaded(runtime_module("runtime_session").Session(plan, mesh, functions, seed))
     if weights is not None:
         loaded.load_weights(weights)

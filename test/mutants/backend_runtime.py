@@ -7,7 +7,7 @@ MUTANTS = [
         "nothing is compiled",
         "--compile does not hand the functions to torch.compile.",
         "shardir/backend/torch/runtime/runtime_main.py",
-        "called = compiled(functions) if options.compile else functions",
+        "called = compiled(plan, functions) if options.compile else functions",
         "called = functions",
         "test/run/test_compiled.py",
     ),

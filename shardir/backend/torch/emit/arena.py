@@ -81,7 +81,7 @@ class FunctionRun:
         self.copied: set[SSAValue] = set()
         """Scalars in slots that the function returns: with others they are results of one
         collective."""
-        self._now = 0
+        self.now = 0
         self._memory: dict[SSAValue, frozenset[Life]] = {}
         """What a value may be in."""
         self._flying: dict[SSAValue, frozenset[Life]] = {}
@@ -90,7 +90,7 @@ class FunctionRun:
         """The begin of the loop over microbatches."""
         self._crossing: set[Life] = set()
         """What is from before that loop and is read in it."""
-        for self._now, (op, run) in enumerate(executed(s.ops, train.RepeatOp)):
+        for self.now, (op, run) in enumerate(executed(s.ops, train.RepeatOp)):
             for v in (op.values[run],) if isinstance(op, train.ItemOp) else reads(op):
                 self._read(v)
             self._run(op, run)
@@ -98,12 +98,12 @@ class FunctionRun:
     def _run(self, op: Operation, run: int) -> None:
         match op:
             case train.MicrobatchesOp():
-                self._begun = self._now
+                self._begun = self.now
                 for total in self.s.totals_of(op):
                     self._memory[total.out] = frozenset((self._new(total.out, size_of(total.out)),))
             case train.EndMicrobatchesOp():
                 for life in self._crossing:
-                    life.end = self._now
+                    life.end = self.now
                 self._begun = None
             case train.OfMicrobatches():
                 self._read(op.out)
@@ -156,7 +156,7 @@ class FunctionRun:
                 self._flying[v] = frozenset[Life]().union(*map(self._of, op.operands))
 
     def _new(self, v: SSAValue, size: int, part: int | str | None = None) -> Life:
-        self.lives.append(Life(v, size, self._now, self._now, part))
+        self.lives.append(Life(v, size, self.now, self.now, part))
         return self.lives[-1]
 
     def _of(self, v: SSAValue) -> frozenset[Life]:
@@ -168,7 +168,7 @@ class FunctionRun:
 
     def _read(self, v: SSAValue) -> None:
         for life in self._of(v) | self._flying.get(v, frozenset()):
-            life.end = self._now
+            life.end = self.now
             if self._begun is not None and life.start < self._begun:
                 self._crossing.add(life)
 
@@ -200,6 +200,8 @@ class FunctionArena:
         for life in run.lives:
             is_within = life.value in names and life.of not in lost
             (within if is_within else outside).append(life)
+            if not (is_within or s.frees):
+                life.end = run.now
         made = allocate([life.range for life in within], ALIGNMENT, max_work=MAX_WORK)
         return cls(names, run.copied, within, outside, made)
 

@@ -11,7 +11,7 @@ from inspect import isfunction
 from types import ModuleType
 
 import torch
-from runtime_plan import PlanError
+from runtime_plan import PlanError, ProgramPlan
 
 AS_THEY_ARE = {
     "runtime": (), "runtime_exchange": (), "runtime_position": (),
@@ -21,12 +21,15 @@ AS_THEY_ARE = {
 their positions, and checks that read values on a CPU; () stands for all of a module."""
 
 
-def compiled(functions: dict[str, Callable]) -> dict[str, Callable]:
+def compiled(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Callable]:
     """Return the functions of a program as torch.compile makes them at their first call.
 
     Raises:
-        PlanError: torch.compile does not run here; so do the functions, where it fails.
+        PlanError: torch.compile does not run here, or the program has an arena; so do the
+            functions, where torch.compile fails.
     """
+    if plan.arena is not None:
+        raise PlanError("--compile: expected a program without an arena; compile it without")
     for module, names in AS_THEY_ARE.items():
         if module in sys.modules:
             _call_as_they_are(sys.modules[module], names)

@@ -67,12 +67,10 @@ def main(functions: dict[str, Callable], single: bool = False) -> None:
         check_weights(options.weights, mesh.rank, mesh.size)
         if options.compile and options.detect_anomaly:
             raise PlanError("--compile: expected no --detect-anomaly, which looks at each op")
-        if options.compile and plan.arena is not None:
-            raise PlanError("--compile: expected a program without an arena; compile it without")
         recorder = asked(mesh.device)
         if options.compile and recorder is not None:
             raise PlanError("--compile: expected no --trace, which looks at each op")
-        called = compiled(functions) if options.compile else functions
+        called = compiled(plan, functions) if options.compile else functions
         if recorder is not None:
             called = recorder.functions(plan, plan.directory / "program.py")
         runner = Runner(
