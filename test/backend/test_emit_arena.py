@@ -1,17 +1,14 @@
-"""Arenas on one device: slots that are live at once are apart, no value is read after its life, and
-the predicted peak is that of the tensors."""
+"""Arenas on one device: slots that are live at once are apart, and no bit depends on them."""
+# ruff: noqa: E402 (torch may not be installed)
 
 import json
 import re
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-from test_emitted_memory import Peak
 
 import shardir
 from shardir.api.compiled import Compiled
@@ -21,7 +18,6 @@ from shardir.diagnostics import ShardirError
 from shardir.tools import bench
 
 programs = bench.load("programs")
-TOKENS = torch.zeros(8, 16, dtype=torch.int32)
 
 
 def gpt(microbatches: int = 1) -> str:
@@ -59,32 +55,6 @@ def test_slots_that_are_live_at_once_are_apart(recompute: str | None, microbatch
     assert max(live) <= arena["bytes"] <= 1.01 * max(live)
     assert arena["bytes"] >= max(end for _, end, *_ in placed)
     assert any(slot["each_run"] and len({*slot["offsets"]}) > 1 for slot in slots)
-
-
-class Storages(Peak):
-    """Counts the storages that are made, too."""
-
-    made = 0
-
-    def see(self, storage: Any) -> None:
-        self.made += storage._cdata not in self.alive
-        super().see(storage)
-
-
-def test_the_peak_is_known_before_the_run(tmp_path: Path) -> None:
-    """An MLP has all values but scalars in its arena: a step makes storages for those alone."""
-    compiled = shardir.compile(programs.mlp(mesh=(1, 1), batch=32, hidden=256), arena=True)
-    with Storages() as seen:
-        program = shardir.load(compiled.save(tmp_path / "out"))
-        held = seen.live
-        x = torch.randn(32, 256)
-        for _ in range(2):
-            seen.peak, seen.made = seen.live, 0
-            program(x, x)
-    arena = json.loads((tmp_path / "out" / "plan.json").read_text())["arena"]
-    values = x.nbytes  # both inputs, which is memory of the caller
-    assert seen.peak == pytest.approx(held + values + arena["bytes"] + arena["others"], rel=0.005)
-    assert seen.made <= 5 and arena["others"] < 100
 
 
 def attention() -> tuple[torch.nn.Module, torch.Tensor]:

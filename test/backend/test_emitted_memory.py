@@ -1,6 +1,7 @@
 """The predicted peak of a step is that of the bytes of tensors while its program runs, with loops
 over layers of which each keeps something else."""
 
+import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,12 @@ PART = 0.01
 
 
 class Peak(TorchDispatchMode):
-    """The peak of the bytes of the storages that are made under it."""
+    """The peak of the bytes of the storages that are made under it, and their number."""
 
     def __init__(self) -> None:
         super().__init__()
         self.alive: dict[int, Any] = {}
-        self.live = self.peak = 0
+        self.live = self.peak = self.made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -46,6 +47,7 @@ class Peak(TorchDispatchMode):
             size = storage.nbytes()
             self.alive[key] = weakref.ref(storage, lambda _: self.forget(key, size))
             self.live += size
+            self.made += 1
             self.peak = max(self.peak, self.live)
 
     def forget(self, key: int, size: int) -> None:
@@ -67,3 +69,21 @@ def test_the_predicted_peak_is_measured(recompute: str | None, tmp_path: Path):
     assert peak.peak == pytest.approx(predicted, rel=PART)
     text = (directory / "program.py").read_text()
     assert "for i in range(" in text
+
+
+def test_the_peak_is_known_before_the_run(tmp_path: Path) -> None:
+    """An MLP has all values but scalars in its arena: a step makes storages for those alone."""
+    compiled = shardir.compile(
+        bench.load("programs").mlp(mesh=(1, 1), batch=32, hidden=256), arena=True
+    )
+    with Peak() as seen:
+        program = shardir.load(compiled.save(tmp_path / "out"))
+        held = seen.live
+        x = torch.randn(32, 256)
+        for _ in range(2):
+            seen.peak, seen.made = seen.live, 0
+            program(x, x)
+    arena = json.loads((tmp_path / "out" / "plan.json").read_text())["arena"]
+    values = x.nbytes  # both inputs, which is memory of the caller
+    assert seen.peak == pytest.approx(held + values + arena["bytes"] + arena["others"], rel=0.005)
+    assert seen.made <= 5 and arena["others"] < 100

@@ -1,4 +1,5 @@
-"""The `out` forms of torch's calls: the same bits and strides as the plain ones, in given memory."""
+"""The `out` forms of calls of torch: the bits and strides of the plain ones, in given memory."""
+# ruff: noqa: E402 (torch may not be installed)
 
 import warnings
 from collections.abc import Iterator
@@ -107,5 +108,7 @@ def test_what_has_no_form(text: str) -> None:
 
 def test_each_entry_is_tried() -> None:
     every = " ".join(out_form(text, "slot") or "" for text in EXPRESSIONS)
-    functions = {f"torch.{name}" for name in (*SIGNS.values(), *METHODS)} | {f for f, _ in CALLS.values()}
+    functions = {f"torch.{name}" for name in (*SIGNS.values(), *METHODS)} | {
+        f for f, _ in CALLS.values()
+    }
     assert not {f for f in functions if f"{f}(" not in every}

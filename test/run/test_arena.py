@@ -1,5 +1,6 @@
-"""Arenas on real ranks: a slot whose value is dead is overwritten, and yet all bits are those of the
+"""Arenas on real ranks: a slot whose value is dead is overwritten, and all bits are those of the
 program without one."""
+# ruff: noqa: E402 (torch may not be installed)
 
 import json
 import re

@@ -4,10 +4,11 @@
     for i in range(4):              for i in range(4):
         a = b.exp()                     a = torch.exp(b, out=slots.a[i])
 
-A slot is the place of a value in the block; a value that is made in a loop over layers has one for
-each run, a collective one for each result, of a reduction one for all, and one for its buffers. A slot is live from the op that
-makes its value to the last one that may read its memory, by the relation by which the emitter
-writes in place (`Storages.joined`); lists and collectives in flight extend it. Outside are
+A slot is the memory of a value in the block. A value that is made in a loop over layers has one for
+each run; a collective has one for each result, of a reduction one for all, and one for its buffers.
+A slot is live from the op that makes its value to the last one that may read its memory, by the
+relation by which the emitter writes in place (`Storages.joined`); lists and collectives in flight
+extend it. Outside are
 
 1. results of functions, which outlive the call, and what a loop over microbatches hands on;
 2. values of ops that torch cannot write into given memory (out_forms.py), scalars, and what is in
@@ -62,7 +63,7 @@ class Life:
 
     @property
     def of(self) -> tuple[SSAValue, int | str | None]:
-        """What it is the memory of, in each run."""
+        """The value and the part that it is the memory of in each run."""
         return self.value, self.part
 
     @property
@@ -221,8 +222,8 @@ class FunctionArena:
         )
 
     def slots(self) -> dict[str, dict[str, Any]]:
-        """Return the slots by name, for plan.json: the element type, the bytes, whether there is one
-        for each run, and of each the offset, and the first and the last op."""
+        """Return the slots by name, for plan.json: the element type, the bytes, whether each run
+        has one, and of each its offset, and its first and its last op."""
         found: dict[str, dict[str, Any]] = {}
         for life, offset in zip(self.within, self.allocation.offsets, strict=True):
             v = life.value

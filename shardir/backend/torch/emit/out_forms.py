@@ -10,7 +10,6 @@ copies have no form here, such as layer norms and attention.
 """
 
 import ast
-from collections.abc import Callable
 
 from shardir.backend.torch.emit.imports import NAMES
 
@@ -89,7 +88,9 @@ class OutForm:
     def _sign(self, sign: ast.AST, *operands: ast.expr) -> str | None:
         if isinstance(operands[0], ast.Constant):  # torch takes a tensor first
             return None
-        return f"torch.{SIGNS[type(sign)]}({', '.join(map(self._source, operands))}, out={self.out})"
+        return (
+            f"torch.{SIGNS[type(sign)]}({', '.join(map(self._source, operands))}, out={self.out})"
+        )
 
     def _method(
         self, of: ast.expr, name: str, args: list[ast.expr], given: list[str]

@@ -153,7 +153,10 @@ class Emitted(NamedTuple):
 
 
 def program_text(
-    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False,
+    module: ModuleOp,
+    rank: int | None = None,
+    single: bool = False,
+    straight_line: bool = False,
     arena: bool = False,
 ) -> str:
     """The text of the program that `emitted` returns."""
@@ -161,7 +164,10 @@ def program_text(
 
 
 def emitted(
-    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False,
+    module: ModuleOp,
+    rank: int | None = None,
+    single: bool = False,
+    straight_line: bool = False,
     arena: bool = False,
 ) -> Emitted:
     """The program: for all ranks, or with everything about one rank folded in.
@@ -178,7 +184,10 @@ def emitted(
 
 
 def of_outlined(
-    module: ModuleOp, rank: int | None = None, single: bool = False, straight_line: bool = False,
+    module: ModuleOp,
+    rank: int | None = None,
+    single: bool = False,
+    straight_line: bool = False,
     arena: bool = False,
 ) -> Emitted:
     """The program of a module whose equal blocks are loops, and that is `expanded`.

@@ -234,9 +234,8 @@ class EmissionScope(LoopScope):
         for v, updated in zip(op.operands, train.updated_keys(self.f), strict=True):
             text = self.operand(v)
             memory = {text, *self._memory(v)}
-            if updated is not None and (self._is_lent(v) or not returned.isdisjoint(memory)):
-                text, copied = text + ".clone()", True
-            elif self._arena is not None and v in self._arena.copied:
+            shares = updated is not None and (self._is_lent(v) or not returned.isdisjoint(memory))
+            if shares or (self._arena is not None and v in self._arena.copied):
                 text, copied = text + ".clone()", True
             returned |= memory
             out.append(text)

@@ -4,10 +4,11 @@ its functions have slots at the offsets of plan.json.
     "arena": {"bytes": 4096, "others": 20, "check": false, "functions": {"step": {"h": {
         "dtype": "f32", "bytes": 1024, "each_run": false, "offsets": [0], "live": [[3, 7]]}, ...}}}
 
-`others` are the bytes that values outside of it need at most. With `each_run` a slot has an offset for each run of the loop in which its value is made. `live` has
-the the first and the last op that need it, of those that a call runs. `g.0`, `g.1` and `g.buffers` are
-the slots of a collective's results and buffers. With `check` a slot is overwritten by NaN, or the largest integer, before the
-first op after its life makes a value. A part of the runtime; needs only torch.
+`others` are the bytes that values outside of it need at most. With `each_run` a slot has an offset
+for each run of the loop in which its value is made. `live` has the first and the last op that need
+it, of those that a call runs. `g.0`, `g.1` and `g.buffers` are the slots of the results and buffers
+of a collective. With `check` a slot is overwritten by NaN, or the largest integer, before the first
+op after its life that has one. A part of the runtime; needs only torch.
 """
 
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runtime_buffers import Memory, Place
+from runtime_buffers import CollectiveMemory, Memory
 from runtime_fields import Field
 from runtime_states import DTYPES
 from torch import Tensor
@@ -23,7 +24,7 @@ from torch import Tensor
 BUFFERS = "buffers"
 
 
-class Slot:
+class ArenaSlot:
     """The memory of a value in each run."""
 
     def __init__(self, block: Tensor, field: Field):
@@ -50,36 +51,38 @@ class Slot:
 
 
 class Slots:
-    """The slots of a function as attributes: a tensor, a `Place`, or a list of those of each run."""
+    """The slots of a function as attributes: a tensor, the memory of a collective, or a list
+    of those of each run."""
 
-    def __init__(self, values: dict[str, dict[str, Slot]]):
+    def __init__(self, values: dict[str, dict[str, ArenaSlot]]):
         for name, parts in values.items():
             made = _made(parts)
             setattr(self, name, made if _each_run(parts) else made[0])
 
 
-def _made(parts: dict[str, Slot]) -> list[Any]:
+def _made(parts: dict[str, ArenaSlot]) -> list[Any]:
     """Return what stands for the slot of a value, or of the parts of a collective, in each run."""
     if "" in parts:
         return parts[""].tensors()
     runs = zip(*(map(Memory, slot.memory) for slot in parts.values()), strict=True)
     every = [dict(zip(parts, memory, strict=True)) for memory in runs]
     return [
-        Place({int(k): x for k, x in of.items() if k != BUFFERS}, of.get(BUFFERS)) for of in every
+        CollectiveMemory({int(k): x for k, x in of.items() if k != BUFFERS}, of.get(BUFFERS))
+        for of in every
     ]
 
 
-def _each_run(parts: dict[str, Slot]) -> bool:
+def _each_run(parts: dict[str, ArenaSlot]) -> bool:
     return any(slot.each_run for slot in parts.values())
 
 
 class CheckedSlots:
     """The same; as one is read, those whose lives are over are overwritten."""
 
-    def __init__(self, values: dict[str, dict[str, Slot]]):
+    def __init__(self, values: dict[str, dict[str, ArenaSlot]]):
         self._values = values
         self._made = {name: _made(parts) for name, parts in values.items()}
-        self._live: list[tuple[Slot, int]] = []
+        self._live: list[tuple[ArenaSlot, int]] = []
 
     def __getattr__(self, name: str) -> Any:
         each = EachRun(self, name)
@@ -126,10 +129,10 @@ class Arena:
                 size = top.get("bytes", int).value
                 self._block = torch.empty(size, dtype=torch.uint8, device=mesh.device)
             of = top.get("functions", dict).get(function, dict)
-            values: dict[str, dict[str, Slot]] = {}
+            values: dict[str, dict[str, ArenaSlot]] = {}
             for name in of.value:
                 value, _, part = name.partition(".")
-                values.setdefault(value, {})[part] = Slot(self._block, of.get(name, dict))
+                values.setdefault(value, {})[part] = ArenaSlot(self._block, of.get(name, dict))
             checks = top.get("check", bool, default=False).value
             self._functions[function] = (CheckedSlots if checks else Slots)(values)
         return self._functions[function]

@@ -70,7 +70,7 @@ class Memory:
         return self.block[start : start + size].view(like.dtype).view(tuple(shape))
 
 
-class Place:
+class CollectiveMemory:
     """The memory of a collective in an arena: of results, by their numbers, of a reduction number 0
     for all; and of buffers. What has none there is made anew."""
 
@@ -84,33 +84,33 @@ class Place:
                 memory.used = 0
 
 
-def begin(place: Place | None) -> None:
+def begin(place: CollectiveMemory | None) -> None:
     """Begin a collective with the memory of a place, if it has one."""
     if place is not None:
         place.begin()
 
 
-def part(place: Place | None, at: Sequence[int]) -> Place | None:
+def part(place: CollectiveMemory | None, at: Sequence[int]) -> CollectiveMemory | None:
     """Return the place of some of the results, and of all buffers."""
     if place is None:
         return None
     found = {k: place.results[i] for k, i in enumerate(at) if i in place.results}
-    return Place(found, place.buffers)
+    return CollectiveMemory(found, place.buffers)
 
 
-def empty(place: Place | None, like: Tensor, *shape: int) -> Tensor:
+def empty(place: CollectiveMemory | None, like: Tensor, *shape: int) -> Tensor:
     """Return memory for a buffer."""
     memory = None if place is None else place.buffers
     return like.new_empty(shape) if memory is None else memory.empty(like, shape)
 
 
-def made(place: Place | None, i: int, like: Tensor, *shape: int) -> Tensor:
+def made(place: CollectiveMemory | None, i: int, like: Tensor, *shape: int) -> Tensor:
     """Return memory for result number i."""
     memory = None if place is None else place.results.get(i)
     return like.new_empty(shape) if memory is None else memory.empty(like, shape)
 
 
-def flat(xs: Sequence[Tensor], place: Place | None = None) -> Tensor:
+def flat(xs: Sequence[Tensor], place: CollectiveMemory | None = None) -> Tensor:
     """Return the elements of contiguous tensors, one after the other: a view of a single one."""
     if len(xs) == 1:
         return xs[0].view(-1)
@@ -167,7 +167,7 @@ def only(pending: Pending) -> Pending:
 
 
 def joined(
-    blocks: list[Tensor], dim: int, total: int, place: Place | None = None, i: int = 0
+    blocks: list[Tensor], dim: int, total: int, place: CollectiveMemory | None = None, i: int = 0
 ) -> Tensor:
     """Return the blocks, without their padding, as one tensor: result number i."""
     out = made(place, i, blocks[0], *with_size(blocks[0].shape, dim, total))

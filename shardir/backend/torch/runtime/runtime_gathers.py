@@ -19,7 +19,7 @@ from torch import Tensor
 @recorded
 def all_gather(
     mesh: Mesh, x: Any, dim: Any, axes: Axes, total: Any = None, wait: bool = True,
-    out: buffers.Place | None = None,
+    out: buffers.CollectiveMemory | None = None,
 ) -> Any:  # fmt: skip
     """Return the group's shards, concatenated along `dim`, on each of its ranks.
 
@@ -32,12 +32,18 @@ def all_gather(
     if group.size == 1:
         return buffers.result(buffers.Pending(None, lambda: x), wait)
     if isinstance(x, Tensor):
-        return buffers.result(buffers.only(_all_gather(group, [x], [dim], [total], wait, out)), wait)
+        return buffers.result(
+            buffers.only(_all_gather(group, [x], [dim], [total], wait, out)), wait
+        )
     dims, totals = buffers.for_each(dim, x), buffers.for_each(total, x)
     pending = buffers.per_dtype(
         x,
         lambda at: _all_gather(
-            group, [x[i] for i in at], [dims[i] for i in at], [totals[i] for i in at], wait,
+            group,
+            [x[i] for i in at],
+            [dims[i] for i in at],
+            [totals[i] for i in at],
+            wait,
             buffers.part(out, at),
         ),
     )
@@ -46,7 +52,7 @@ def all_gather(
 
 def _all_gather(
     group: Group, xs: list[Tensor], dims: list[int], totals: list, wait: bool,
-    out: buffers.Place | None,
+    out: buffers.CollectiveMemory | None,
 ) -> buffers.Pending:  # fmt: skip
     n = group.size
     totals = [n * x.shape[d] if t is None else t for x, d, t in zip(xs, dims, totals, strict=True)]
@@ -92,7 +98,7 @@ def _all_gather(
 @recorded
 def all_to_all(
     mesh: Mesh, x: Any, split_dim: int, concat_dim: int, axes: Axes, total: Any = None,
-    wait: bool = True, out: buffers.Place | None = None,
+    wait: bool = True, out: buffers.CollectiveMemory | None = None,
 ) -> Any:  # fmt: skip
     """Split `split_dim` over the group, and concatenate `concat_dim`.
 
@@ -111,7 +117,12 @@ def all_to_all(
     pending = buffers.per_dtype(
         x,
         lambda at: _all_to_all(
-            group, [x[i] for i in at], split_dim, concat_dim, [totals[i] for i in at], wait,
+            group,
+            [x[i] for i in at],
+            split_dim,
+            concat_dim,
+            [totals[i] for i in at],
+            wait,
             buffers.part(out, at),
         ),
     )
@@ -120,7 +131,7 @@ def all_to_all(
 
 def _all_to_all(
     group: Group, xs: list[Tensor], split_dim: int, concat_dim: int, totals: list, wait: bool,
-    place: buffers.Place | None,
+    place: buffers.CollectiveMemory | None,
 ) -> buffers.Pending:  # fmt: skip
     n, first = group.size, xs[0]
     totals = [n * x.shape[concat_dim] if t is None else t for x, t in zip(xs, totals, strict=True)]
@@ -147,9 +158,7 @@ def _all_to_all(
     sizes = [math.prod(shape) for row in rows for shape in row]
     receives = None if even else [sum(map(math.prod, row)) for row in rows]
     count = len(totals)
-    is_result = (
-        count == 1 and group.in_order and math.prod(shapes[0][0][:concat_dim]) == 1
-    )
+    is_result = count == 1 and group.in_order and math.prod(shapes[0][0][:concat_dim]) == 1
     if is_result:
         out = buffers.made(place, 0, flat, sum(sizes))
     else:

@@ -21,7 +21,7 @@ WIDE = 1 << 16
 @recorded
 def all_reduce(
     mesh: Mesh, x: Any, op: str, axes: Axes, donate: bool = False, wait: bool = True,
-    out: buffers.Place | None = None,
+    out: buffers.CollectiveMemory | None = None,
 ) -> Any:  # fmt: skip
     """Return the sum, max, min or mean over the group, on each of its ranks.
 
@@ -106,7 +106,7 @@ def _reduction(x: Tensor, op: str) -> Any:
 @recorded
 def reduce_scatter(
     mesh: Mesh, x: Any, op: str, dim: Any, axes: Axes, wait: bool = True,
-    out: buffers.Place | None = None,
+    out: buffers.CollectiveMemory | None = None,
 ) -> Any:  # fmt: skip
     """Return this rank's shard, along `dim`, of the reduction over the group.
 
@@ -122,16 +122,14 @@ def reduce_scatter(
     dims = buffers.for_each(dim, x)
     pending = buffers.per_dtype(
         x,
-        lambda at: _reduce_scatter(
-            group, [x[i] for i in at], op, [dims[i] for i in at], wait, out
-        ),
+        lambda at: _reduce_scatter(group, [x[i] for i in at], op, [dims[i] for i in at], wait, out),
     )
     return buffers.result(pending, wait)
 
 
 def _reduce_scatter(
     group: Group, xs: list[Tensor], op: str, dims: list[int], wait: bool,
-    out: buffers.Place | None,
+    out: buffers.CollectiveMemory | None,
 ) -> buffers.Pending:  # fmt: skip
     n = group.size
     shapes = [
@@ -164,7 +162,7 @@ def _reduce_scatter(
 
 def _packed(
     group: Group, given: list[tuple[Tensor, int, list[int]]], sizes: list[int],
-    place: buffers.Place | None,
+    place: buffers.CollectiveMemory | None,
 ) -> Tensor:  # fmt: skip
     """Return the blocks of tensors along a dimension each, as the rows of a new tensor, in torch's
     order; those that are shorter than the shape of the largest are padded with zeros."""
@@ -183,7 +181,7 @@ def _packed(
 
 
 def _reduce_blocks(
-    group: Group, blocks: list[Tensor], op: str, wait: bool, place: buffers.Place | None
+    group: Group, blocks: list[Tensor], op: str, wait: bool, place: buffers.CollectiveMemory | None
 ) -> buffers.Pending:
     """Return the reductions of this rank's rows of `blocks`."""
     outs = [buffers.made(place, 0, x, x.shape[1]) for x in blocks]
