@@ -298,7 +298,7 @@ MUTANTS = [
         "shardir/backend/torch/emit/arena.py",
         "self._flying[v] = frozenset((held,)).union(*map(self._of, op.operands))",
         "self._flying[v] = frozenset()",
-        "test/run/test_arena.py test/backend/test_emit_arena.py",
+        "test/run/test_arena.py",
     ),
     Mutant(
         "a slot is free for the op that reads it last",
@@ -314,7 +314,7 @@ MUTANTS = [
         "shardir/backend/torch/emit/arena.py",
         "self._same(op.outs[run], op.x)",
         "self._same(op.outs[0], op.x)",
-        "test/run/test_arena.py",
+        "test/backend/test_emit_arena.py",
     ),
     Mutant(
         "all reshapes copy as predicted",
@@ -331,6 +331,6 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime_arena.py",
         "self.memory = [block[i : i + self.bytes] for i in offsets]",
         "self.memory = [block[offsets[0] :][: self.bytes] for _ in offsets]",
-        "test/run/test_arena.py",
+        "test/backend/test_emit_arena.py",
     ),
 ]
