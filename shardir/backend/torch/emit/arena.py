@@ -37,7 +37,6 @@ from shardir.cost.collective_work import collective_work
 from shardir.cost.memory_plan import ALIGNMENT, MAX_WORK
 from shardir.dialects import dist, train
 from shardir.dialects.nn.types import element_name, size_of
-from shardir.dialects.train import loop_of
 
 if TYPE_CHECKING:
     from shardir.backend.torch.emit.scope import EmissionScope
@@ -180,10 +179,12 @@ class FunctionRun:
 
 @dataclass(frozen=True)
 class FunctionArena:
-    """The arena of one function: the names of the values' slots, the lives of memory within it and
-    outside, the offsets of the former, and the scalars that are copied as the function returns."""
+    """The arena of one function: the names of the values' slots, the values that have one in each
+    run of a loop, the scalars that are copied as the function returns, the lives of memory within
+    it and outside, and the offsets of the former."""
 
     names: dict[SSAValue, str]
+    repeated: set[SSAValue]
     copied: set[SSAValue]
     within: list[Life]
     outside: list[Life]
@@ -204,7 +205,8 @@ class FunctionArena:
             if not (is_within or s.frees):
                 life.end = run.now
         made = allocate([life.range for life in within], ALIGNMENT, max_work=MAX_WORK)
-        return cls(names, run.copied, within, outside, made)
+        repeated = {v for v in names if s.placeable[v]}
+        return cls(names, repeated, run.copied, within, outside, made)
 
     @property
     def others(self) -> int:
@@ -229,11 +231,10 @@ class FunctionArena:
             v = life.value
             name = self.names[v] if life.part is None else f"{self.names[v]}.{life.part}"
             if name not in found:
-                assert isinstance(v.type, TensorType) and isinstance(v.owner, Operation)
+                assert isinstance(v.type, TensorType)
                 found[name] = {
                     "dtype": element_name(v.type.element_type), "bytes": life.bytes,
-                    "each_run": isinstance(loop_of(v.owner), train.RepeatOp),
-                    "offsets": [], "live": [],
+                    "each_run": v in self.repeated, "offsets": [], "live": [],
                 }  # fmt: skip
             found[name]["offsets"].append(offset)
             found[name]["live"].append([life.start, life.end])

@@ -90,8 +90,9 @@ class EmissionScope(LoopScope):
         self.program, self.name = program, name
         self._lent: dict[SSAValue, bool] = {}
         """Of storages whether their memory may be of an argument that is not the function's."""
-        self.placeable: dict[SSAValue, None] = {}
-        """The values that an arena can have slots for: of a collective the first one."""
+        self.placeable: dict[SSAValue, bool] = {}
+        """The values that an arena can have slots for, of a collective the first one, and whether
+        each run of a loop has one."""
         self._arena = arena
         self._slots = self.names.new("slots") if arena is not None else ""
         self._dead: list[str] = []
@@ -156,7 +157,7 @@ class EmissionScope(LoopScope):
         form = out_form(expression, self._slot(v))
         if form is None:
             return expression
-        self.placeable[v] = None
+        self.placeable[v] = self._in_layers()
         if self._arena is None or v not in self._arena.names:
             return expression
         self.used.update({"aten", "ops_memory"} & {form.partition(".")[0]})
@@ -172,7 +173,7 @@ class EmissionScope(LoopScope):
             return ""
         if not any(self.shape_of(out) and self.is_read(out) for out in op.outs):
             return ""
-        self.placeable[v] = None
+        self.placeable[v] = self._in_layers()
         return f", out={self._slot(v)}" if self._arena and v in self._arena.names else ""
 
     def _may_have_slot(self, v: OpResult) -> bool:
@@ -198,11 +199,13 @@ class EmissionScope(LoopScope):
         is_product = isinstance(v.owner, nn.Contraction) and v in self.placeable
         return is_product or isinstance(v.owner, PLACED_COLLECTIVES)
 
+    def _in_layers(self) -> bool:
+        """Whether the innermost loop is over layers."""
+        return bool(self.loops) and isinstance(self.loops[-1].op, train.RepeatOp)
+
     def _slot(self, v: SSAValue) -> str:
         name = self._arena.names.get(v, "") if self._arena is not None else ""
-        loop = self.loops[-1] if self.loops else None
-        index = f"[{loop.index}]" if loop and isinstance(loop.op, train.RepeatOp) else ""
-        return f"{self._slots}.{name}{index}"
+        return f"{self._slots}.{name}" + (f"[{self.loops[-1].index}]" if self._in_layers() else "")
 
     def totals_of(self, op: train.MicrobatchesOp) -> list[train.OfMicrobatches]:
         """The ops of a loop over microbatches that add to sums or collect values."""
