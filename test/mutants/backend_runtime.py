@@ -312,8 +312,8 @@ MUTANTS = [
         "the gradient of a table begins anew",
         "The rows of a microbatch's gradient of a table are not added to those before.",
         "shardir/backend/torch/runtime/ops_runtime.py",
-        "out = dy.new_zeros(tuple(shape)) if out is None else out",
-        "out = dy.new_zeros(tuple(shape)) if out is None else out.zero_()",
+        "out = zeros(dy, tuple(shape), into) if out is None else out",
+        "out = zeros(dy, tuple(shape), into) if out is None else out.zero_()",
         "test/backend/test_emit_text.py -k table",
     ),
 ]

@@ -17,7 +17,7 @@ extend it. Outside are
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
@@ -32,14 +32,12 @@ from shardir.algebra.allocation import (
 )
 from shardir.analysis.loops import executed
 from shardir.analysis.storages import reads
+from shardir.backend.torch.emit.loops import LoopScope
 from shardir.backend.torch.emit.names import Names, size_text
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory_plan import ALIGNMENT, MAX_WORK
 from shardir.dialects import dist, train
 from shardir.dialects.nn.types import element_name, size_of
-
-if TYPE_CHECKING:
-    from shardir.backend.torch.emit.scope import EmissionScope
 
 BUFFERS = "buffers"
 
@@ -74,7 +72,7 @@ class FunctionRun:
     """One run of a function, op by op: the memory that it makes. Loops over layers run as often as
     they do, those over microbatches once."""
 
-    def __init__(self, s: "EmissionScope", placed: Collection[SSAValue]):
+    def __init__(self, s: LoopScope, placed: Collection[SSAValue]):
         """`placed`: the values that have slots."""
         self.s, self.placed = s, placed
         self.lives: list[Life] = []
@@ -191,7 +189,7 @@ class FunctionArena:
     allocation: Allocation
 
     @classmethod
-    def of(cls, s: "EmissionScope") -> "FunctionArena":
+    def of(cls, s: LoopScope) -> "FunctionArena":
         """Return the arena of a function whose text, without it, was made in `s`."""
         every = FunctionRun(s, s.placeable).lives
         lost = {life.of for life in every if life.outlives}

@@ -56,6 +56,11 @@ class LoopScope(ListScope):
         super().__init__(*args)
         self.followers = followers(self.ops, self.mesh)
         self.around = Loops(self.ops).around
+        self.sums: dict[SSAValue, SSAValue] = {}
+        """The sum to which a value adds itself; of a returned one itself."""
+        self.placeable: dict[SSAValue, bool] = {}
+        """The values that an arena can have slots for, of a collective the first one, and whether
+        each run of a loop has one."""
         self.loops: list[OpenLoop] = []
         """The loops around the op that is being written, the outermost first."""
         self.appended: list[str] = []
@@ -86,6 +91,11 @@ class LoopScope(ListScope):
         self.loops.append(OpenLoop(op, index, len(self.lines)))
         self.line(f"for {index} in range({op.runs}):")
         self.indent += 4
+
+    def totals_of(self, op: train.MicrobatchesOp) -> list[train.OfMicrobatches]:
+        """The ops of a loop over microbatches that add to sums or collect values."""
+        found = (x for x in op.body() if isinstance(x, train.OfMicrobatches))
+        return [x for x in found if x in self.storages.at]
 
     def leave(self) -> None:
         """End the innermost loop."""

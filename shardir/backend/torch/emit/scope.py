@@ -83,16 +83,11 @@ class EmissionScope(LoopScope):
         super().__init__(f, program.mesh, program.rank, Names(foreign_names(f)), program.used)
         self.totals = list(totals)
         added = added_in_place(self.block.ops)
-        self.sums: dict[SSAValue, SSAValue] = {v: op.out for v, op in added.items()}
-        """The sum to which a value adds itself; of a returned one itself."""
-        self.sums |= {v: v for v in totals}
+        self.sums |= {v: op.out for v, op in added.items()} | {v: v for v in totals}
         self._parameters: dict[SSAValue, str] = {}
         self.program, self.name = program, name
         self._lent: dict[SSAValue, bool] = {}
         """Of storages whether their memory may be of an argument that is not the function's."""
-        self.placeable: dict[SSAValue, bool] = {}
-        """The values that an arena can have slots for, of a collective the first one, and whether
-        each run of a loop has one."""
         self._arena = arena
         self._slots = self.names.new("slots") if arena is not None else ""
         self._dead: list[str] = []
@@ -206,11 +201,6 @@ class EmissionScope(LoopScope):
     def _slot(self, v: SSAValue) -> str:
         name = self._arena.names.get(v, "") if self._arena is not None else ""
         return f"{self._slots}.{name}" + (f"[{self.loops[-1].index}]" if self._in_layers() else "")
-
-    def totals_of(self, op: train.MicrobatchesOp) -> list[train.OfMicrobatches]:
-        """The ops of a loop over microbatches that add to sums or collect values."""
-        found = (x for x in op.body() if isinstance(x, train.OfMicrobatches))
-        return [x for x in found if x in self.storages.at]
 
     # ---- sums in place ----
 
