@@ -13,10 +13,14 @@ torch = pytest.importorskip("torch")
 
 import shardir
 from shardir.api.compiled import Compiled
+from shardir.backend.torch.backend import TorchBackend
 from shardir.backend.torch.emit.arena import arena_plan
 from shardir.backend.torch.emit.program import emitted
+from shardir.backend.torch.measured import ProgramLines
+from shardir.backend.torch.runtime.runtime_plan import load_plan
 from shardir.diagnostics import ShardirError
 from shardir.tools import bench
+from shardir.tools import run as tool
 
 programs = bench.load("programs")
 
@@ -120,3 +124,26 @@ def test_what_an_arena_is_not_for(tmp_path: Path) -> None:
     directory = shardir.compile(programs.mlp(mesh=(1, 1)), arena=True).save(tmp_path / "out")
     with pytest.raises(ShardirError, match="expected a program without an arena; compile it with"):
         shardir.load(directory, compile=True)
+
+
+def test_an_arena_is_an_option_of_a_compilation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is retained where a directory is compiled again, for other ranks or for a trace."""
+    source, text = tmp_path / "net.ir", programs.mlp(mesh=(2, 1))
+    source.write_text(text)
+    options = tool._parser().parse_args([str(source), "--arena"])
+    directory = tool._compiled(source, options, tmp_path / "out")
+    program = (directory / "program.py").read_text()
+    assert (
+        program
+        == shardir.compile_file(source, arena=True).program
+        != shardir.compile_file(source).program
+    )
+    TorchBackend().emit_resized(directory, 1, 2, tmp_path / "one")
+    assert "slots." in (tmp_path / "one" / "program.py").read_text()
+    plan = load_plan(directory)
+    assert plan.arena is not None
+    ProgramLines(shardir.compile_file(source).module, arena=True).check(program)
+    assert tool.main([str(directory), "--arena"]) == 2
+    assert "compiled already; --arena is for an .ir file" in capsys.readouterr().err
