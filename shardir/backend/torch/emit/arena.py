@@ -171,7 +171,7 @@ class FunctionRun:
                 self._crossing.add(life)
 
     def _outlives(self, v: SSAValue) -> None:
-        for life in self._of(v):
+        for life in self._of(v) | self._flying.get(v, frozenset()):
             life.outlives = True
 
 
