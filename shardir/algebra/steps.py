@@ -104,9 +104,18 @@ def step_buffers(
     return step.record.buffers(Transfer(mesh, shape, before, step, alone))
 
 
-def step_summed(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> int:
-    """Return the elements that the runtime sums up after a step."""
-    return step.record.summed(Transfer(mesh, shape, before, step))
+def step_packed(
+    mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, alone: bool = True
+) -> int:
+    """Return the elements of a step's buffers that are freed before the runtime sums up."""
+    return step.record.packed(Transfer(mesh, shape, before, step, alone))
+
+
+def step_summed(
+    mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, alone: bool = True
+) -> int:
+    """Return the elements that the runtime sums up after a step where it has freed no buffer."""
+    return step.record.summed(Transfer(mesh, shape, before, step, alone))
 
 
 def step_packing(

@@ -16,6 +16,7 @@ from shardir.algebra.steps import (
     step_buffers,
     step_forms,
     step_moved,
+    step_packed,
     step_packing,
     step_summed,
 )
@@ -102,18 +103,16 @@ class CollectiveWork:
 
     @cached_property
     def buffers(self) -> int:
-        """The bytes of the buffers: packed operands and packed results, and sums in f32 of shorter
-        floats."""
-        alone = len(self.steps) == 1
-        packed = sum(
-            step_buffers(self.mesh, shape, have, step, alone) * size
-            for shape, have, step, size in self.steps
-        )
-        wide = sum(
-            step_summed(self.mesh, shape, have, step)
-            for shape, have, step, size in self.steps if 1 < size < WIDE_BYTES
-        )  # fmt: skip
-        return packed + WIDE_BYTES * min(wide, MAX_WIDE)
+        """The bytes of the buffers: packed operands, what is received and packed results; then,
+        without operands that were packed to be reduced, sums in f32 of shorter floats, which are
+        made one value after the other."""
+        alone, each, packed, wide = len(self.steps) == 1, 0, 0, 0
+        for shape, have, step, size in self.steps:
+            each += step_buffers(self.mesh, shape, have, step, alone) * size
+            packed += step_packed(self.mesh, shape, have, step, alone) * size
+            if 1 < size < WIDE_BYTES:
+                wide = max(wide, step_summed(self.mesh, shape, have, step, alone))
+        return each + max(0, WIDE_BYTES * min(wide, MAX_WIDE) - packed)
 
 
 def collective_work(op: dist.CollectiveOp, mesh: Mesh) -> CollectiveWork:

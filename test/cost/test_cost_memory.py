@@ -23,7 +23,10 @@ from shardir.cost.memory import MemoryUse, memory_of
 from shardir.dialects.nn.types import unsharded_type
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-TYPES = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}
+TYPES = {
+    "f32": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64, "i64": torch.int64,
+    "i32": torch.int32,
+}  # fmt: skip
 
 
 def uses(module: ModuleOp) -> dict[str, MemoryUse]:
@@ -207,32 +210,35 @@ def test_alone_nothing_is_held(op: str) -> None:
 
 
 MOVES = [
-    ("all_reduce <sum>", "", "$sums", "$full"),
-    ("all_gather", "dim 0", "$rows", "$full"),
-    ("all_gather", "dim 1", "$columns", "$full"),
-    ("reduce_scatter <sum>", "dim 0", "$sums", "$rows"),
-    ("reduce_scatter <sum>", "dim 1", "$sums", "$columns"),
-    ("all_to_all", "split 0 concat 1", "$columns", "$rows"),
-    ("all_to_all", "split 1 concat 0", "$rows", "$columns"),
+    ("all_reduce <sum>", "", "$sums", "$full", "f32"),
+    ("all_gather", "dim 0", "$rows", "$full", "f32"),
+    ("all_gather", "dim 1", "$columns", "$full", "f32"),
+    ("reduce_scatter <sum>", "dim 0", "$sums", "$rows", "f32"),
+    ("reduce_scatter <sum>", "dim 1", "$sums", "$columns", "f32"),
+    ("reduce_scatter <sum>", "dim 0", "$sums", "$rows", "bf16"),
+    ("reduce_scatter <sum>", "dim 1", "$sums", "$columns", "bf16"),
+    ("all_to_all", "split 0 concat 1", "$columns", "$rows", "f32"),
+    ("all_to_all", "split 1 concat 0", "$rows", "$columns", "f32"),
 ]
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["", "async"])
 @pytest.mark.parametrize("side", [8, 512])  # 64 values are gathered by way of copies
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("move", MOVES, ids=[f"{m[0]} {m[1]}" for m in MOVES])
+@pytest.mark.parametrize("move", MOVES, ids=[f"{m[0]} {m[1]} {m[4]}" for m in MOVES])
 def test_collectives_need_what_the_runtime_needs(
-    move: tuple[str, str, str, str], count: int, side: int, started: bool, one_of_two: Any
+    move: tuple[str, str, str, str, str], count: int, side: int, started: bool, one_of_two: Any
 ) -> None:
     """Of one value, and of several in one buffer: where that is taken apart into copies, it may
-    still be there, for Gloo's thread lets go of what it has sent a moment later."""
-    op, along, source, target = move
+    still be there, for Gloo's thread lets go of what it has sent a moment later. A buffer of what
+    is reduced is freed before the sums, which of bf16 are in f32."""
+    op, along, source, target, element = move
     full, half = f"{side}x{side}", side // 2
     types = {
-        "$sums": f"tensor<{full}xf32, #dist.local<@m, [{{}}, {{}}], partial sum {{d}}>>",
-        "$full": f"tensor<{full}xf32, #dist.local<@m, [{{}}, {{}}]>>",
-        "$rows": f"tensor<{half}x{side}xf32, #dist.local<@m, [{{d}}, {{}}]>>",
-        "$columns": f"tensor<{side}x{half}xf32, #dist.local<@m, [{{}}, {{d}}]>>",
+        "$sums": f"tensor<{full}x{element}, #dist.local<@m, [{{}}, {{}}], partial sum {{d}}>>",
+        "$full": f"tensor<{full}x{element}, #dist.local<@m, [{{}}, {{}}]>>",
+        "$rows": f"tensor<{half}x{side}x{element}, #dist.local<@m, [{{d}}, {{}}]>>",
+        "$columns": f"tensor<{side}x{half}x{element}, #dist.local<@m, [{{}}, {{d}}]>>",
     }
     given, ends = types[source], ", ".join([types[target]] * count)
     xs, ys, zs = (", ".join(f"%{n}{i}" for i in range(count)) for n in "xyz")

@@ -140,6 +140,14 @@ MUTANTS = [
         "test/backend/test_runtime_ops.py -k all_reduce",
     ),
     Mutant(
+        "buffers outlive what is sent",
+        "A reduce-scatter holds the packed operands while it sums up what it has received.",
+        "shardir/backend/torch/runtime/runtime_reductions.py",
+        "if own and packed:",
+        "if False:",
+        "test/cost/test_cost_memory.py -k need_what_the_runtime",
+    ),
+    Mutant(
         "the own block is not gathered",
         "A rank's row of what it gathers is not set.",
         "shardir/backend/torch/runtime/runtime_blocks.py",

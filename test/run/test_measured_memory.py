@@ -150,9 +150,8 @@ PARAMETERS = LAYERS * WIDTH**2
 BUCKET = 2 * WIDTH**2
 """The bytes of one layer in bf16."""
 
-ALL = (2 + 4 / RANKS) * PARAMETERS
-"""The bytes of the gradients of all layers in one bucket, with the sums of a rank's shards in f32,
-in which the runtime adds up shorter floats."""
+ALL = 2 * PARAMETERS
+"""The bytes of the gradients of all layers in bf16."""
 
 LEVELS = {
     0: ("ddp", 1 << 26, 16, 16, BUCKET),

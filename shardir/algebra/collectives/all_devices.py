@@ -57,12 +57,15 @@ class ReduceScatter(Collective):
         large = t.typical or t.alone or t.have > MAX_PACKED
         return even and large and t.is_packed(t.step.dim, t.local)
 
+    def packed(self, t: Transfer) -> int:
+        return 0 if t.n == 1 or self.is_direct(t) else t.n * t.after
+
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        blocks = 0 if self.is_direct(t) else t.n * t.after
-        return held + blocks + self.received(t) + t.after, t.after
+        return held + self.packed(t) + self.received(t) + t.after, t.after
 
     def summed(self, t: Transfer) -> int:
-        return t.after if t.n > 1 and t.before.reduction in ("sum", "mean") else 0
+        is_sum = t.before.reduction in ("sum", "mean")
+        return t.after if t.n > 1 and is_sum and self.is_direct(t) else 0
 
 
 @record

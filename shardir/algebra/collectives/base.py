@@ -241,9 +241,13 @@ class Collective(ABC):
         peak, _ = self.memory(t, t.have)
         return max(0, peak - t.have - t.after)
 
+    def packed(self, t: Transfer) -> int:
+        """Return the elements of its buffers that are freed before the runtime sums up."""
+        return 0
+
     def summed(self, t: Transfer) -> int:
-        """Return the elements that the runtime sums up from what devices receive; of floats shorter
-        than f32, in f32."""
+        """Return the elements that the runtime sums up, of floats shorter than f32 in f32, where no
+        buffer has been freed for that."""
         return 0
 
 

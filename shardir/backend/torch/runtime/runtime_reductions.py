@@ -15,7 +15,7 @@ from runtime_position import recorded
 from torch import Tensor
 
 WIDE = 1 << 16
-"""The elements of shorter floats that are summed in f32 at once."""
+"""The elements that are summed at once where that needs memory: of floats shorter than f32."""
 
 
 @recorded
@@ -145,7 +145,7 @@ def _reduce_scatter(
         blocks.append(_packed(group, given, sizes, out))
     spans = [bounds(x.shape[dim], n, group.index) for x, dim in zip(xs, dims, strict=True)]
     del xs
-    pending = _reduce_blocks(group, blocks, op, wait, out)
+    pending = _reduce_blocks(group, blocks, op, wait, bool(packed), out)
     del blocks
 
     def finish() -> list[Tensor]:
@@ -181,9 +181,11 @@ def _packed(
 
 
 def _reduce_blocks(
-    group: Group, blocks: list[Tensor], op: str, wait: bool, place: buffers.CollectiveMemory | None
-) -> buffers.Pending:
-    """Return the reductions of this rank's rows of `blocks`."""
+    group: Group, blocks: list[Tensor], op: str, wait: bool, packed: bool,
+    place: buffers.CollectiveMemory | None,
+) -> buffers.Pending:  # fmt: skip
+    """Return the reductions of this rank's rows of `blocks`, of which the last is a buffer if they
+    are `packed`: it is freed before the sums."""
     outs = [buffers.made(place, 0, x, x.shape[1]) for x in blocks]
     reduction = _reduction(blocks[0], op)
     moved = [k for k, out in enumerate(outs) if out.numel()]
@@ -198,6 +200,8 @@ def _reduce_blocks(
     del blocks, given
 
     def finish() -> list[Tensor]:
+        if own and packed:
+            own[-1] = made[-1].copy_(own[-1])
         for rows, x, out in zip(received, own, made, strict=False):  # none if the library reduces
             _reduce_rows(rows, x, reduction, out)
         return [out.div_(group.size) for out in outs] if op == "mean" else outs
@@ -206,14 +210,16 @@ def _reduce_blocks(
 
 
 def _reduce_rows(rows: Tensor, own: Tensor, reduction: Any, out: Tensor) -> None:
-    """Reduce the rows of other ranks and this rank's own; sums of short floats in f32."""
+    """Reduce the rows of other ranks and this rank's own, which may be `out`; sums of short floats
+    in f32."""
     if reduction != dist.ReduceOp.SUM:
         smallest = reduction == dist.ReduceOp.MIN
         extreme, of_two = (torch.amin, torch.minimum) if smallest else (torch.amax, torch.maximum)
         of_two(extreme(rows, 0), own, out=out)
-    elif out.is_floating_point() and out.element_size() < 4:
+    elif (is_short := out.is_floating_point() and out.element_size() < 4) or own is out:
+        dtype = torch.float32 if is_short else out.dtype
         parts = (rows.split(WIDE, 1), own.split(WIDE), out.split(WIDE))
         for of_others, mine, into in zip(*parts, strict=True):
-            into.copy_(torch.sum(of_others, 0, dtype=torch.float32).add_(mine))
+            into.copy_(torch.sum(of_others, 0, dtype=dtype).add_(mine))
     else:
         torch.sum(rows, 0, dtype=out.dtype, out=out).add_(own)
