@@ -47,7 +47,7 @@ READERS = (
 _LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
 _LOWERED = (
     "lower-to-spmd,simplify-communication,choose-recompute,split-stages,fuse-communication,"
-    "overlap-communication"
+    "retain-gathered,overlap-communication"
 )
 
 _PROPAGATED = "assign-stages,propagate-strategies,lower-layouts,local-steps"

@@ -280,8 +280,16 @@ MUTANTS = [
         "a list is emptied only if all of it is read",
         "A value of a loop that nothing reads later lets those of all runs live until the last.",
         "shardir/backend/torch/emit/loops.py",
-        "if last is not None and taken == wanted[: len(taken)]:",
+        "if last is not None and taken == wanted[first : first + len(taken)]:",
         "if False:",
+        "test/run/test_measured_memory.py",
+    ),
+    Mutant(
+        "a list is taken apart only from its first element",
+        "Elements that nothing reads, before the others, let all live to the end of the loop.",
+        "shardir/backend/torch/emit/loops.py",
+        "first = next((i for i, k in enumerate(wanted) if k not in unread), 0)",
+        "first = 0",
         "test/run/test_measured_memory.py",
     ),
     Mutant(

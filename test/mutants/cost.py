@@ -262,4 +262,20 @@ MUTANTS = [
         "0",
         "test/cost/test_cost_memory.py -k need_what_the_runtime",
     ),
+    Mutant(
+        "gathered values are retained for nothing",
+        "What a retained value needs is not counted where others are retained later.",
+        "shardir/cost/repeated_gathers.py",
+        "needed += more",
+        "pass",
+        "test/passes/test_retain_gathered.py",
+    ),
+    Mutant(
+        "what is not needed after the forward part takes no memory",
+        "A gathered value is retained whatever is live before it is used again.",
+        "shardir/cost/repeated_gathers.py",
+        "if (needed + more).max() <= peak:",
+        "if True:",
+        "test/filecheck/retain-gathered/rules.ir",
+    ),
 ]

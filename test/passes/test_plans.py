@@ -76,13 +76,20 @@ def perceptron(batch: int, devices: int) -> str:
     )
 
 
+BEFORE_RETAINING = (
+    "inline-calls,propagate-strategies,insert-redistributions,distributed-autodiff,recompute,"
+    "lower-to-spmd,simplify-communication,fuse-communication"
+)
+"""The passes up to retain-gathered."""
+
+
 @pytest.mark.parametrize("batch", [8, 4096])
 def test_fsdp_gathers_weights_for_the_forward_and_the_backward_part(batch: int) -> None:
     """Whatever the batch: P numbers gathered for the forward part, those of all layers but the
-    first again for the backward part, P scattered, and the loss. Parameters and states are split
-    along dimension 0, as by torch's fully_shard."""
+    first again for the backward part, P scattered, and the loss; retain-gathered keeps some later.
+    Parameters and states are split along dimension 0, as by torch's fully_shard."""
     first, *others = [n * m for n, m in pairwise(SIZES)]
-    made = shardir.compile(perceptron(batch, 8), plan="fsdp").module
+    made = shardir.compile(perceptron(batch, 8), BEFORE_RETAINING, plan="fsdp").module
     total = communication.communicated(made)[1]
     assert total == 4 * (2 * (first + sum(others)) + sum(others) + 1)
     ((_, block),) = bodies(made)

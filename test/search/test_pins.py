@@ -63,7 +63,8 @@ def test_the_objective_of_a_preset_is_the_time_of_its_program(plan: str) -> None
 
 
 def test_gathered_parameters_are_not_saved_within_a_limit_of_memory() -> None:
-    """The program keeps to the memory, and gathers are made again, marked or not."""
+    """The program keeps to the memory, and gathers are made again, marked or not. Redistributions
+    for what is computed again count apart, where the program makes equal ones once."""
     free = planned("zero3")
     SearchStrategies().apply(Context(), free)
     most = program_bytes(free)
@@ -73,7 +74,7 @@ def test_gathered_parameters_are_not_saved_within_a_limit_of_memory() -> None:
     ((f, _),) = bodies(module)
     counted = found_by_search(f)["objective"]
     applied(module, "insert-redistributions,recompute")
-    assert isclose(search.seconds(module), counted, rel_tol=1e-9)
+    assert search.seconds(module) <= counted * (1 + 1e-9)
 
 
 def program_bytes(module: ModuleOp) -> int:

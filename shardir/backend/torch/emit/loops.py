@@ -1,6 +1,6 @@
 """The loops of a function in the program."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,8 @@ class OpenLoop:
     """The variables that lists hold too: free after the loop."""
     unread: list[str] = field(default_factory=list)
     """The elements of its lists that nothing reads."""
+    ends: list[str] = field(default_factory=list)
+    """Those of them before the first one that is taken out of its list."""
 
 
 class LoopScope(ListScope):
@@ -116,6 +118,8 @@ class LoopScope(ListScope):
         self.lines[loop.head : loop.head] = empty
         for element in loop.unread if self.frees and not self.loops else ():
             self.line(f"{element} = None")
+        for part in loop.ends:
+            self.line(f"del {part}")
 
     def _row(self, values: Sequence[SSAValue]) -> str:
         """The text of one row of a bundle."""
@@ -243,11 +247,15 @@ class LoopScope(ListScope):
         variable = ListVariable(name, len(of.values))
         self.loops[-1].made.append(variable.name)
         self.line(f"{variable.name}.append({source.name})")
-        for k, v in enumerate(op.outs):
-            if not any(use.operation in self.storages.at for use in v.uses):
-                self.loops[-1].unread.append(f"{variable.name}[{k}]")
-        if (found := self._order(of)) is not None:
-            self.stacks[of], last = found
+        n, unread = len(of.values), self._unread(of)
+        if (found := self._order(of, unread)) is not None:
+            take, last, first = found
+            ends = range(first) if take == ".pop(0)" else range(n - first, n)
+            unread -= {*ends}
+            if ends:
+                part = f"[:{first}]" if ends.start == 0 else f"[{ends.start}:]"
+                self.loops[-1].ends.append(f"{variable.name}{part}")
+            self.stacks[of] = take
             self.of_lists[of] = variable
             if last is None:
                 self.emptied.add(variable.name)
@@ -255,11 +263,22 @@ class LoopScope(ListScope):
                 self._left.setdefault(last, []).append(variable.name)
         else:
             self.name_list(of, variable)
+        self.loops[-1].unread += [f"{variable.name}[{k}]" for k in sorted(unread)]
 
-    def _order(self, of: ValueList) -> tuple[str, train.Loop | None] | None:
+    def _unread(self, of: ValueList) -> set[int]:
+        """The numbers of the elements of a list that nothing reads."""
+        where = self.storages.at
+        return {
+            k for k, v in enumerate(of.values) if all(use.operation not in where for use in v.uses)
+        }
+
+    def _order(
+        self, of: ValueList, unread: Collection[int]
+    ) -> tuple[str, train.Loop | None, int] | None:
         """The text that takes the next value out of a list, if each has one reader, an op or a
         loop, and those read the list from one end to the other; None if they do not. With it the
-        last loop that takes values, if some are left then, which nothing reads."""
+        last loop that takes values, if some are left then, which nothing reads; and the number of
+        those that nothing reads before the first."""
         where, order = self.storages.at, dict[int, list[int]]()
         around = self.loops[-2].op if len(self.loops) > 1 else None
         items: dict[train.Loop, dict[train.ItemOp, None]] = {}
@@ -291,9 +310,10 @@ class LoopScope(ListScope):
         ends = {".pop(0)": list(range(len(of.values)))}
         ends[".pop()"] = ends[".pop(0)"][::-1]
         for take, wanted in ends.items():
-            if taken == wanted:
-                return take, None
+            first = next((i for i, k in enumerate(wanted) if k not in unread), 0)
+            if taken == wanted[first:]:
+                return take, None, first
             last = next((loop for loop in items if where[loop] == max(order)), None)
-            if last is not None and taken == wanted[: len(taken)]:
-                return take, last
+            if last is not None and taken == wanted[first : first + len(taken)]:
+                return take, last, first
         return None
