@@ -4,10 +4,10 @@ With a price for each live byte at some ops the problem has the same form as wit
 (Lagrange multipliers; Everett 1963), and its lower bound, less the price of the limit, is a bound
 for all solutions that keep to the limit.
 
-1. The ops are those at which solutions had their largest peaks over the limit. The prices are those at which no mix of the
-   solutions known so far is cheaper (prices.py); the solution for them joins the known ones
-   (Kelley's cutting planes, 1960; Dantzig and Wolfe's columns, 1960). When one comes up again,
-   prices give no better bound.
+1. The ops are those at which solutions had their largest peaks over the limit. The prices are those
+   at which no mix of the solutions known so far is cheaper (prices.py); the solution for them joins
+   the known ones (Kelley's cutting planes, 1960; Dantzig and Wolfe's columns, 1960). When one comes
+   up again, prices give no better bound.
 2. The solution for a price may be over the limit, or far below it. So each is changed until it
    keeps to the limit, and as long as it gets cheaper (adjust.py); not those of large problems.
 3. Where the best solution is not near the bound, and the problem is small, its solutions are
