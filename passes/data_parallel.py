@@ -27,12 +27,13 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.strategy import Strategy
-from shardir.analysis.functions import is_local_body, mesh_of, name_of, named, values
+from shardir.analysis.functions import is_local_body, mesh_among, name_of, named, values
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects.dist import (
     MeshOp,
     RedistributeOp,
     layout_of,
+    meshes_of,
     sharding_of,
     with_layout,
 )
@@ -42,7 +43,7 @@ from shardir.dialects.train import arguments
 from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.copying import copied
-from shardir.rewriting.functions import bodies, update_signature
+from shardir.rewriting.functions import bodies, ops_of_bodies, update_signature
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
 
@@ -109,7 +110,8 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Located]:
     for op in module.body.ops:
         if isinstance(op, MeshOp):
             trial.body.block.add_op(copied(op))
-    meshes = [mesh_of(f, module) for f, _ in bodies(module)]
+    declared = meshes_of(module)
+    meshes = [mesh_among(f, ops, declared) for f, ops in ops_of_bodies(module)]
     for (f, block), mesh in zip(bodies(trial), meshes, strict=True):
         assert mesh is not None
         _lay_out(f, block, mesh, hybrid=False)

@@ -45,9 +45,10 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, Region
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of, name_of
+from shardir.analysis.functions import is_laid_out, is_local_body, mesh_among, name_of
 from shardir.diagnostics import Failure, coded
 from shardir.dialects.blocks import ops_in
+from shardir.dialects.dist import meshes_of
 from shardir.dialects.symbols import fixed_symbols
 from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request
 from shardir.rewriting.autodiff.forward import ForwardFunction
@@ -84,7 +85,7 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
         Failure: the errors of all functions that can't be differentiated.
     """
     uses = Counter(r.function.root_reference.data for r in requests)
-    called = called_functions(module)
+    called, meshes = called_functions(module), meshes_of(module)
     functions = {name_of(f): f for f in module.body.ops if isinstance(f, FuncOp) and f.body.blocks}
     missing = {r.sym_name.data for r in requests}
 
@@ -96,7 +97,8 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
         source = functions.get(name) or request.find()
         private = source.sym_visibility is not None and source.sym_visibility.data == "private"
         consumed = private and not uses[name] and name not in called
-        made = differentiated(request, source, mesh_of(source, module), consumed)
+        mesh = mesh_among(source, source.body.block.ops, meshes)
+        made = differentiated(request, source, mesh, consumed)
         module.body.block.insert_op_before(made, request)
         functions[name_of(made)] = made
         missing.remove(name_of(made))
