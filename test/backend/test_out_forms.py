@@ -100,7 +100,8 @@ def test_a_form_is_the_plain_call_in_given_memory(text: str) -> None:
     assert (block[:OFFSET] == 77).all() and (block[OFFSET + plain.nbytes :] == 77).all()
 
 
-@pytest.mark.parametrize("text", ["1.0 - x", "x.sum()", "F.layer_norm(x, (8,))", "x", "x.mT",
+@pytest.mark.parametrize("text", ["1.0 - x", "(-1.0) - x", 'float("inf") < x', "x.sum()",
+    "F.layer_norm(x, (8,))", "x", "x.mT",
     "torch.where(mask, 1.0, 0.0)", "x.narrow(0, 0, 2)", "x[0]", "x.sort()"])  # fmt: skip
 def test_what_has_no_form(text: str) -> None:
     assert out_form(text, "slot") is None

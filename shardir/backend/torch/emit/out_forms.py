@@ -57,6 +57,16 @@ def out_form(text: str, out: str) -> str | None:
     return OutForm(text, out).of(ast.parse(text, mode="eval").body)
 
 
+def _is_number(node: ast.expr) -> bool:
+    """Whether an expression is a literal, which may have a sign or be `float("inf")`."""
+    match node:
+        case ast.UnaryOp(_, operand):
+            return _is_number(operand)
+        case ast.Call(ast.Name("float")):
+            return True
+    return isinstance(node, ast.Constant)
+
+
 class OutForm:
     """The forms of an expression and its parts."""
 
@@ -86,7 +96,7 @@ class OutForm:
         return ast.get_source_segment(self.text, node) or ""
 
     def _sign(self, sign: ast.AST, *operands: ast.expr) -> str | None:
-        if isinstance(operands[0], ast.Constant):  # torch takes a tensor first
+        if _is_number(operands[0]):  # torch takes a tensor first
             return None
         return (
             f"torch.{SIGNS[type(sign)]}({', '.join(map(self._source, operands))}, out={self.out})"
