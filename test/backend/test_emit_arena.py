@@ -121,6 +121,16 @@ def test_reshapes_of_values_with_strides_of_their_own(tmp_path: Path) -> None:
     equal(*found)
 
 
+def test_calls_in_inference_mode_and_others_have_one_arena(tmp_path: Path) -> None:
+    text, batch, losses = programs.mlp(mesh=(1, 1), batch=4, dim=8, hidden=16), torch.ones(4, 8), []
+    for arena in (False, True):
+        program = shardir.load(shardir.compile(text, arena=arena).save(tmp_path / str(arena)))
+        with torch.inference_mode():
+            first = program(batch, -batch)
+        losses.append((first.item(), program(batch, -batch).item()))
+    assert losses[0] == losses[1]
+
+
 def test_what_an_arena_is_not_for(tmp_path: Path) -> None:
     directory = shardir.compile(programs.mlp(mesh=(1, 1)), arena=True).save(tmp_path / "out")
     with pytest.raises(ShardirError, match="expected a program without an arena; compile it with"):

@@ -124,15 +124,19 @@ class Arena:
     def slots(self, mesh: Any, function: str) -> Slots | CheckedSlots:
         """Return the slots of a function."""
         if function not in self._functions:
-            top = Field(json.loads(self._plan.read_text(encoding="utf-8")), "").get("arena", dict)
-            if self._block is None:
-                size = top.get("bytes", int).value
-                self._block = torch.empty(size, dtype=torch.uint8, device=mesh.device)
-            of = top.get("functions", dict).get(function, dict)
-            values: dict[str, dict[str, ArenaSlot]] = {}
-            for name in of.value:
-                value, _, part = name.partition(".")
-                values.setdefault(value, {})[part] = ArenaSlot(self._block, of.get(name, dict))
-            checks = top.get("check", bool, default=False).value
-            self._functions[function] = (CheckedSlots if checks else Slots)(values)
+            with torch.inference_mode(False):  # calls that are not in that mode write into it too
+                self._functions[function] = self._made(mesh, function)
         return self._functions[function]
+
+    def _made(self, mesh: Any, function: str) -> Slots | CheckedSlots:
+        top = Field(json.loads(self._plan.read_text(encoding="utf-8")), "").get("arena", dict)
+        if self._block is None:
+            size = top.get("bytes", int).value
+            self._block = torch.empty(size, dtype=torch.uint8, device=mesh.device)
+        of = top.get("functions", dict).get(function, dict)
+        values: dict[str, dict[str, ArenaSlot]] = {}
+        for name in of.value:
+            value, _, part = name.partition(".")
+            values.setdefault(value, {})[part] = ArenaSlot(self._block, of.get(name, dict))
+        checks = top.get("check", bool, default=False).value
+        return (CheckedSlots if checks else Slots)(values)
