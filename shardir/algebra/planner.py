@@ -105,14 +105,16 @@ class Search:
         return None if self.best is None else self.best[1]
 
     def proven(self, meets: bool) -> bool:
-        """Search by A*; of uneven shards, where it ends early, for plans that meet in an exchange
-        too (`meets`). Return whether no plan by single moves is faster than the best then."""
+        """Search by A*, and for plans that meet in an exchange (`meets`); of uneven shards only
+        where it ends early. Return whether no plan by single moves is faster than the best then."""
         if self.memory is None and EvenSearch.fits(self.problem):
             assert self.best is not None, "an exchange is a plan"
             even = EvenSearch(self.problem, self.itemsize)
             proven, seconds = even.run(self.best[0], MAX_EXPANDED)
             if seconds < self.best[0]:
                 self.offer(even.steps())
+            if meets:
+                self.meet()
             return proven
         for weight in MAX_PRICED:
             if meets and weight == MEETING:
