@@ -6,9 +6,12 @@ import json
 import re
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from extent import extent
+
+from shardir.backend.torch.runtime import runtime_module
 
 torch = pytest.importorskip("torch")
 
@@ -158,3 +161,20 @@ def test_an_arena_is_an_option_of_a_compilation(
     ProgramLines(shardir.compile_file(source).module, arena=True).check(program)
     assert tool.main([str(directory), "--arena"]) == 2
     assert "compiled already; --arena is for an .ir file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("offsets", []), ("offsets", [2]), ("offsets", [-64]), ("offsets", [1 << 40]),
+    ("bytes", -1), ("bytes", 1 << 40), ("live", []), ("dtype", "f33"),
+])  # fmt: skip
+def test_a_slot_that_is_none_is_an_error_of_the_plan(
+    field: str, value: object, tmp_path: Path
+) -> None:
+    directory = shardir.compile(programs.mlp(mesh=(1, 1)), arena=True).save(tmp_path / "out")
+    plan = json.loads((directory / "plan.json").read_text())
+    name, slot = next(iter(plan["arena"]["functions"]["step"].items()))
+    slot[field] = value
+    (directory / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(Exception, match=rf"arena.functions.step.{name}.* expected"):
+        arena = runtime_module("runtime_arena").Arena(str(directory / "program.py"))
+        arena.slots(SimpleNamespace(device="cpu"), "step")

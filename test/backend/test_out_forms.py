@@ -31,7 +31,8 @@ def methods() -> Iterator[str]:
         "softmax": "2", "std": "1, correction=1", "sum": "(0, 1), keepdim=True", "tril": "1",
         "triu": "0 - 1", "var": "(1, 2), correction=0",
     }  # fmt: skip
-    yield from (f"{x}.{name}({given.get(name, '')})" for name in METHODS for x in ("x", "turned"))
+    for name in sorted(METHODS):
+        yield from (f"{x}.{name}({given.get(name, '')})" for x in ("x", "turned"))
     yield from ("turned.relu()", "turned.to(torch.bfloat16)", "turned.reshape((4, 64))")
     yield from ("(x.mT @ y).unflatten(1, (2, 4))", "ids.sum(1, dtype=torch.int32)")
     yield from ("turned.expand((4, 8, 8)).to(torch.float64)", "(x > y).to(torch.float32)")

@@ -8,6 +8,7 @@ where, is the list `op_laws.cells`.
 
 import random
 from collections.abc import Sequence
+from math import copysign
 from typing import Any
 
 import pytest
@@ -340,3 +341,9 @@ def test_a_split_row_is_computed_in_parts(name: str):
         if isinstance(op, dist.AllReduceOp):
             for v in op.values:
                 assert shape_of(v) != shape_of(function(module, p.name).body.block.args[0])
+
+
+def test_a_negative_zero_is_an_attribute_of_its_own():
+    """It equals zero, and is returned for none."""
+    signs = [copysign(1, float_attr(x).value.data) for x in (0.0, -0.0, 0.0, -0.0)]
+    assert signs == [1, -1, 1, -1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
+from math import copysign
 
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, StringAttr, f64, i64
 from xdsl.ir import Attribute, Operation
@@ -25,8 +26,13 @@ def int_attr(n: int) -> IntegerAttr:
     return IntegerAttr(n, i64)
 
 
-@lru_cache(maxsize=4096)
 def float_attr(x: float) -> FloatAttr:
+    return _float_attr(x, copysign(1.0, x))
+
+
+@lru_cache(maxsize=4096)
+def _float_attr(x: float, sign: float) -> FloatAttr:
+    """Return the attribute; `sign`, since -0.0 equals 0.0."""
     return FloatAttr(x, f64)
 
 

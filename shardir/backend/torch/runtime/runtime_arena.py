@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runtime_buffers import CollectiveMemory, Memory
+from runtime_buffers import ALIGNMENT, CollectiveMemory, Memory
 from runtime_fields import Field
 from runtime_states import DTYPES
 from torch import Tensor
@@ -33,8 +33,16 @@ class ArenaSlot:
         self.each_run = field.get("each_run", bool).value
         self.live = [span.ints(0) for span in field.get("live").items()]
         offsets = field.get("offsets").ints(0)
-        if max(offsets) + self.bytes > block.numel():
-            raise field.fail(f"expected offsets within {block.numel()} bytes, got {max(offsets)}")
+        if self.bytes < 1:
+            raise field.fail(f"expected at least 1 byte, got {self.bytes}")
+        for i in offsets:
+            if i % ALIGNMENT or i + self.bytes > block.numel():
+                raise field.fail(
+                    f"expected {self.bytes} bytes at a multiple of {ALIGNMENT} in an arena of "
+                    f"{block.numel()}, got offset {i}"
+                )
+        if len(self.live) != len(offsets) or not offsets:
+            raise field.fail(f"expected {len(self.live)} offsets, got {len(offsets)}")
         self.memory = [block[i : i + self.bytes] for i in offsets]
 
     def tensors(self) -> list[Tensor]:
@@ -131,8 +139,10 @@ class Arena:
     def _made(self, mesh: Any, function: str) -> Slots | CheckedSlots:
         top = Field(json.loads(self._plan.read_text(encoding="utf-8")), "").get("arena", dict)
         if self._block is None:
-            size = top.get("bytes", int).value
-            self._block = torch.empty(size, dtype=torch.uint8, device=mesh.device)
+            size = top.get("bytes", int)
+            if size.value < 0:
+                raise size.fail(f"expected at least 0, got {size.value}")
+            self._block = torch.empty(size.value, dtype=torch.uint8, device=mesh.device)
         of = top.get("functions", dict).get(function, dict)
         values: dict[str, dict[str, ArenaSlot]] = {}
         for name in of.value:
