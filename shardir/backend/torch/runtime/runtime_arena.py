@@ -33,8 +33,8 @@ class ArenaSlot:
         self.each_run = field.get("each_run", bool).value
         self.live = [span.ints(0) for span in field.get("live").items()]
         offsets = field.get("offsets").ints(0)
-        if self.bytes < 1:
-            raise field.fail(f"expected at least 1 byte, got {self.bytes}")
+        if self.bytes < 0:
+            raise field.fail(f"expected at least 0 bytes, got {self.bytes}")
         for i in offsets:
             if i % ALIGNMENT or i + self.bytes > block.numel():
                 raise field.fail(
