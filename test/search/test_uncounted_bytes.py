@@ -79,7 +79,7 @@ def test_the_smallest_program_is_found_where_nothing_fits() -> None:
         search(SHORTER, needed - 1)
 
 
-@pytest.mark.parametrize("cluster", ["gloo", "pod2048"])
+@pytest.mark.parametrize("cluster", extent(["gloo"], ["gloo", "pod2048"]))
 def test_buffers_are_those_of_each_planned_redistribution(cluster: str) -> None:
     """Between layouts of a table, and uneven ones: the largest step of the plan, by the records."""
     random = Random(cluster)
