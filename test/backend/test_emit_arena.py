@@ -175,6 +175,15 @@ def test_a_slot_that_is_none_is_an_error_of_the_plan(
     name, slot = next(iter(plan["arena"]["functions"]["step"].items()))
     slot[field] = value
     (directory / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(Exception, match=rf"arena.functions.step.{name}.* expected"):
+    error = runtime_module("runtime_plan").PlanError
+    with pytest.raises(error, match=rf"arena.functions.step.{name}.* expected"):
         arena = runtime_module("runtime_arena").Arena(str(directory / "program.py"))
         arena.slots(SimpleNamespace(device="cpu"), "step")
+
+
+def test_a_slot_that_is_missing_is_an_error_of_the_plan(tmp_path: Path) -> None:
+    directory = shardir.compile(programs.mlp(mesh=(1, 1)), arena=True).save(tmp_path / "out")
+    arena = runtime_module("runtime_arena").Arena(str(directory / "program.py"))
+    slots = arena.slots(SimpleNamespace(device="cpu"), "step")
+    with pytest.raises(runtime_module("runtime_plan").PlanError, match="slot nothing, got none"):
+        _ = slots.nothing

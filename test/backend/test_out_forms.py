@@ -59,6 +59,7 @@ def calls() -> Iterator[str]:
     for name in CALLS:
         yield from (f"{name}({text})" for text in given.get(name, ["x, y"]))
     yield from ("torch.where(mask, x, y)", "torch.where(mask, turned, 0.0)",
+                "torch.where(mask, x.mT, 0.0)", 'torch.where(mask, float("-inf"), y)',
                 "torch.where(mask, (-1e+09), x)")  # fmt: skip
 
 

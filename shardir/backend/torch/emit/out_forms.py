@@ -126,7 +126,7 @@ class OutForm:
 
     def _where(self, args: list[ast.expr], given: list[str]) -> str | None:
         """torch takes two tensors: a number becomes one of the other's type."""
-        numbers = [k for k in (1, 2) if not isinstance(args[k], ast.Name | ast.Subscript)]
+        numbers = [k for k in (1, 2) if _is_number(args[k])]
         if len(numbers) > 1:
             return None
         for k in numbers:

@@ -62,10 +62,14 @@ class Slots:
     """The slots of a function as attributes: a tensor, the memory of a collective, or a list
     of those of each run."""
 
-    def __init__(self, values: dict[str, dict[str, ArenaSlot]]):
+    def __init__(self, values: dict[str, dict[str, ArenaSlot]], field: Field):
+        self.__field = field
         for name, parts in values.items():
             made = _made(parts)
             setattr(self, name, made if _each_run(parts) else made[0])
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.__field.fail(f"expected a slot {name}, got none")
 
 
 def _made(parts: dict[str, ArenaSlot]) -> list[Any]:
@@ -149,4 +153,4 @@ class Arena:
             value, _, part = name.partition(".")
             values.setdefault(value, {})[part] = ArenaSlot(self._block, of.get(name, dict))
         checks = top.get("check", bool, default=False).value
-        return (CheckedSlots if checks else Slots)(values)
+        return CheckedSlots(values) if checks else Slots(values, of)
