@@ -1,13 +1,18 @@
 """Files of the tools: texts are written completely or not at all, and folders for a while."""
 
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from shardir.diagnostics import ShardirError
 from shardir.syntax.writing import writing
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that end a command."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -45,13 +50,31 @@ def reason(e: Exception) -> str:
 
 
 @contextmanager
+def _signals_held() -> Iterator[None]:
+    """Handle signals at the end of the block. A mask would not do: the system hands them to another
+    thread then, and Python handles them in the main one."""
+    came: list[int] = []
+    with ExitStack() as handlers:
+        for number in ENDS if current_thread() is main_thread() else ():
+            if callable(handler := signal.getsignal(number)):
+                handlers.callback(signal.signal, number, handler)
+                signal.signal(number, lambda n, _: came.append(n))
+        yield
+    for number in came:
+        signal.raise_signal(number)
+
+
+@contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Yield a new folder, which is removed at the end of the block, or of this process.
 
     A shell waits for the end of a pipe that only this process holds: so the folder is removed also
     if this process is killed.
     """
-    with tempfile.TemporaryDirectory(prefix="shardir-", ignore_cleanup_errors=True) as folder:
+    made = tempfile.TemporaryDirectory
+    with ExitStack() as stack:
+        with _signals_held():  # what is made is known to the stack, or not made
+            folder = stack.enter_context(made(prefix="shardir-", ignore_cleanup_errors=True))
         remove = 'read _; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }'
         guard = subprocess.Popen(
             ["/bin/sh", "-c", remove, folder], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,

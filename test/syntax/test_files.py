@@ -2,9 +2,11 @@
 
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardir.diagnostics import ShardirError
-from shardir.syntax.files import read_text, write_text
+from shardir.syntax.files import read_text, scratch_folder, write_text
 from shardir.syntax.writing import writing
 
 
@@ -97,6 +99,29 @@ def test_devices_are_written_to(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
     with pytest.raises(ShardirError, match="No space left on device"):
         write_text(Path("/dev/full"), "text")
+
+
+@pytest.mark.parametrize("file", [True, False], ids=["a trial file", "the folder"])
+def test_an_interrupt_while_a_scratch_folder_is_made_leaves_nothing(
+    file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python tries by a file of its own whether the folder for temporary files can be written."""
+
+    module, name = (os, "open") if file else (tempfile, "mkdtemp")
+    make = getattr(module, name)
+
+    def interrupted(*args, **_):
+        monkeypatch.setattr(module, name, make)
+        made = make(*args)
+        os.kill(os.getpid(), signal.SIGINT)
+        return made
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(module, name, interrupted)
+    with pytest.raises(KeyboardInterrupt), scratch_folder():
+        raise AssertionError("the interrupt came too late")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_scratch_folder_is_removed_also_if_its_process_is_killed() -> None:
