@@ -1,5 +1,6 @@
 """Random layouts, one after the other, between which a tensor is redistributed; random clusters."""
 
+from collections.abc import Iterator
 from random import Random
 
 from hypothesis import strategies as st
@@ -9,7 +10,11 @@ from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh
+from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.steps import step_seconds
+from shardir.tools import bench
+
+laws = bench.load("laws")
 
 MESHES = [
     Mesh("m", axes)
@@ -96,3 +101,14 @@ def time_of(mesh: Mesh, shape: Shape, layout: Layout, steps: list[CollectiveStep
         total += step_seconds(mesh, shape, layout, step, 4)
         layout = step.layout
     return total
+
+
+def even_problems(cluster: str, count: int) -> Iterator[tuple[RedistributionProblem, Random]]:
+    """Random redistributions on a ready-made cluster whose mesh divides each dimension, with the
+    source of what else is random about them."""
+    for case in range(count):
+        random = Random(f"{cluster} {case}")
+        mesh, rank = laws.random_mesh(cluster, random), random.choice([1, 2, 3])
+        shape = tuple(mesh.size * random.choice([1, 3, 16]) for _ in range(rank))
+        ends = (laws.random_layout(mesh, rank, random) for _ in range(2))
+        yield RedistributionProblem.of(mesh, shape, *ends), random

@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 from extent import extent
+from random_routes import even_problems
 
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.even_moves import numbered
@@ -23,9 +24,6 @@ from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.routes import Routes
 from shardir.algebra.steps import steps_seconds
 from shardir.cost.clusters import load
-from shardir.tools import bench
-
-laws = bench.load("laws")
 
 UNLIMITED = 10**9
 
@@ -36,12 +34,7 @@ def test_moves_times_and_bounds_are_those_of_the_records(cluster: str) -> None:
     made costs what its record says; and so do the bounds. On gloo some axes have sizes of 3, which
     have no closed form in all places."""
     compared = 0
-    for case in range(extent(10, 300)):
-        random = Random(f"{cluster} {case}")
-        mesh, rank = laws.random_mesh(cluster, random), random.choice([1, 2, 3])
-        shape = tuple(mesh.size * random.choice([1, 3, 16]) for _ in range(rank))
-        ends = (laws.random_layout(mesh, rank, random) for _ in range(2))
-        problem = RedistributionProblem.of(mesh, shape, *ends)
+    for problem, random in even_problems(cluster, extent(10, 300)):
         if not EvenSearch.fits(problem):
             continue
         search, exact = EvenSearch(problem, 4), PlanCosts(problem, 4)

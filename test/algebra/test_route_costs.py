@@ -5,6 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 from extent import extent
+from random_routes import even_problems
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import CollectiveStep
@@ -12,14 +13,10 @@ from shardir.algebra.detours import Detours
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.plan_costs import PlanCosts
 from shardir.algebra.routes import Routes
 from shardir.algebra.steps import step_seconds
 from shardir.cost.clusters import load
-from shardir.tools import bench
-
-laws = bench.load("laws")
 
 SLOW_INSIDE = Cluster((Level("node", 4, 1e8, 2e-6), Level("pod", 2, 1e9, 1e-6)))
 CASES = [
@@ -51,12 +48,7 @@ def test_closed_forms_of_a_search_are_the_costs_by_the_records(cluster: str) -> 
     """Of random moves of even shards: their times, and the bounds to the target and from the
     source. On gloo axes have sizes of 3, which have no closed form in all places."""
     compared = 0
-    for case in range(extent(6, 200)):
-        random = Random(f"{cluster} {case}")
-        mesh, rank = laws.random_mesh(cluster, random), random.choice([1, 2, 3])
-        shape = tuple(mesh.size * random.choice([1, 3, 16]) for _ in range(rank))
-        ends = (laws.random_layout(mesh, rank, random) for _ in range(2))
-        problem = RedistributionProblem.of(mesh, shape, *ends)
+    for problem, random in even_problems(cluster, extent(6, 200)):
         costs, exact, now = PlanCosts.of(problem, 4), PlanCosts(problem, 4), problem.source
         for _ in range(2):
             moves = [*problem.moves(now)]

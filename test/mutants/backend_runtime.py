@@ -33,7 +33,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime_checkpoints.py",
         "math.prod(t.shape) * DTYPES[t.dtype].itemsize",
         "math.prod(e - b for b, e in states.bounds(t))",
-        "test/run/test_checkpoints.py::test_one_rank_writes_each_element",
+        "test/backend/test_checkpoint_writers.py::test_one_rank_writes_each_element",
     ),
     Mutant(
         "a callback ends the run, not the training",

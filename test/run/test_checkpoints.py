@@ -1,12 +1,9 @@
 """Checkpoints: a run that was interrupted is the one that was not, on any mesh."""
 
 import json
-import random
 import re
 import shutil
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,41 +159,6 @@ def test_a_run_that_was_killed_goes_on_at_its_last_checkpoint(
         assert all(np.array_equal(x, expected[k]) for k, x in states.items())
     np.testing.assert_allclose(report.losses["step"], full.losses["step"][-count:], rtol=1e-5)
     assert not [p for p in folder.iterdir() if p.name.endswith(".incomplete")]
-
-
-def test_one_rank_writes_each_element():
-    """On random meshes, of states whose parts differ in size, and of those that all ranks have."""
-    chance = random.Random(0)
-    runtime, states = runtime_module("runtime"), runtime_module("runtime_states").States
-    written = runtime_module("runtime_checkpoints").written
-    for _ in range(extent(100, 2000)):
-        axes = {name: chance.choice([1, 2, 3, 4]) for name in "abc"}
-        types = {}
-        for key in "vwxyz":
-            names = chance.sample("abc", 3)
-            cut = chance.randint(0, 3)
-            dims = (tuple(names[:cut]), tuple(names[cut : chance.randint(cut, 3)]))
-            shape = (chance.randint(0, 9), chance.randint(1, 9))
-            types[key] = SimpleNamespace(shape=shape, dims=dims, dtype="f32")
-        counts = {key: np.zeros(type.shape, int) for key, type in types.items()}
-        places = {}
-        if chance.random() < 0.5:
-            axes = {"stage": chance.randint(1, 3), **axes}
-            for key in types:
-                some = chance.randint(1, axes["stage"])
-                places[key] = tuple(sorted(chance.sample(range(axes["stage"]), some)))
-        for rank in range(np.prod([*axes.values()])):
-            mesh = runtime.Mesh([*axes.items()], rank)
-            of_rank = SimpleNamespace(mesh=mesh, types=types, places=places)
-            of_rank.bounds = lambda type, of_rank=of_rank: states.bounds(of_rank, type)
-            for name in ("is_here", "is_among"):
-                setattr(of_rank, name, partial(getattr(states, name), of_rank))
-            for key, writes in written(of_rank):
-                if not of_rank.is_here(key):
-                    continue
-                place = tuple(slice(*b) for b in of_rank.bounds(types[key]))
-                counts[key][place] += writes
-        assert all((count == 1).all() for count in counts.values()), (axes, types)
 
 
 def test_a_signal_ends_all_ranks_after_the_same_step(programs, uninterrupted, tmp_path):
