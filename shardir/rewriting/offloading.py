@@ -19,10 +19,11 @@ from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.storages import live_ops
-from shardir.dialects import dist, nn, train
+from shardir.dialects import dist, train
 from shardir.dialects.blocks import ops_of
+from shardir.dialects.nn.base import TensorOp
 from shardir.rewriting.repeating import Load, repeat
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter, is_of_scalars, set_type
 
 
 class HostedValue(NamedTuple):
@@ -111,18 +112,16 @@ def store(values: Iterable[HostedValue], mesh: Mesh) -> dict[SSAValue, Load]:
 
 def host_states(f: FuncOp, updates: Iterable[Operation], mesh: Mesh) -> None:
     """Let the states of updates be on the host, which computes them: parameters and gradients are
-    copied there, and new parameters back."""
+    copied there, and new parameters back. It computes the scalars of states itself, as in
+    `Rewriter.redistribution`: of the numbers of two moments it needs the count of steps alone."""
     scalars = dict[SSAValue, SSAValue]()
     for op in updates:
         assert isinstance(op, train.Update)
         number = len(op.operands) - len(op.SCALARS)
         for v in op.operands[2:number]:
             set_type(v, other_memory(v, mesh))
-        for v in op.operands[number:]:
-            if v not in scalars:
-                scalars[v] = _on_host(v, op, mesh)
-        moved = [_on_host(v, op, mesh) for v in op.operands[:2]]
-        there = [scalars[v] for v in op.operands[number:]]
+        moved = [_copied(v, op, mesh) for v in op.operands[:2]]
+        there = [_scalar(v, op, mesh, scalars) for v in op.operands[number:]]
         op.operands = [*moved, *op.operands[2:number], *there]
         for v in op.results:
             set_type(v, other_memory(v, mesh))
@@ -138,12 +137,24 @@ def host_states(f: FuncOp, updates: Iterable[Operation], mesh: Mesh) -> None:
     )
 
 
-def _on_host(v: SSAValue, user: Operation, mesh: Mesh) -> SSAValue:
-    """Return a value in host memory, for an op: its copy, or the same constant."""
-    if isinstance(v.owner, nn.ConstantOp):
-        new: Operation = v.owner.clone()
-        set_type(new.results[0], other_memory(v, mesh))
-    else:
-        new = copy_of(v, mesh)
+def _copied(v: SSAValue, user: Operation, mesh: Mesh) -> SSAValue:
+    """Return the copy of a value in host memory, for an op."""
+    new = copy_of(v, mesh)
     Rewriter().before(user).insert(new)
-    return new.results[0]
+    return new.outs[0]
+
+
+def _scalar(
+    v: SSAValue, user: Operation, mesh: Mesh, found: dict[SSAValue, SSAValue]
+) -> SSAValue:  # fmt: skip
+    """Return a scalar in host memory, for an op: one of `found`, computed there, or its copy."""
+    if v not in found:
+        if isinstance(op := v.owner, TensorOp) and is_of_scalars(v):
+            at = {o: _scalar(o, user, mesh, found) for o in op.operands}
+            new = op.clone(value_mapper=at)
+            set_type(new.results[0], other_memory(v, mesh))
+            Rewriter().before(user).insert(new)
+            found[v] = new.results[0]
+        else:
+            found[v] = _copied(v, user, mesh)
+    return found[v]

@@ -266,7 +266,7 @@ class Rewriter(Spellings):
         """Insert a new redistribution of the value. Hosts compute scalars of states themselves:
         they need a copy of the count of steps, and none of the numbers that depend on it."""
         new, op = with_layout(unsharded_type(value), layout), value.owner
-        if layout.host and isinstance(op, TensorOp) and _is_of_scalars(value):
+        if layout.host and isinstance(op, TensorOp) and is_of_scalars(value):
             operands = [self.redistribute(v, layout) for v in op.operands]
             made = self.create(type(op), operands, [new], op.properties, op.attributes, [value])
             return made.results[0]
@@ -295,14 +295,14 @@ class Rewriter(Spellings):
             self._complete.setdefault(value, same)
 
 
-def _is_of_scalars(v: SSAValue) -> bool:
+def is_of_scalars(v: SSAValue) -> bool:
     """Whether a value is a scalar that depends on arguments that are scalars alone."""
     layout, op = layout_of(v), v.owner
     if layout is None or layout.dims or layout.partial:
         return False
     if not isinstance(op, TensorOp):
         return isinstance(v, BlockArgument)
-    return len(op.results) == 1 and all(map(_is_of_scalars, op.operands))
+    return len(op.results) == 1 and all(map(is_of_scalars, op.operands))
 
 
 def set_type(value: SSAValue, type: Attribute) -> None:

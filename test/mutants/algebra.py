@@ -231,4 +231,12 @@ MUTANTS = [
         "if rest.bounds(sizes)[1] > by:",
         "test/algebra/test_affine.py",
     ),
+    Mutant(
+        "what is gathered at once is packed apart",
+        "The memory of an all-gather counts a buffer of what it sends beside that of what arrives.",
+        "shardir/algebra/collectives/all_devices.py",
+        "return held + blocks + (0 if views else t.after), blocks if views else t.after",
+        "return held + t.have + blocks + (0 if views else t.after), blocks if views else t.after",
+        "test/cost/test_cost_memory.py -k what_the_runtime_needs",
+    ),
 ]

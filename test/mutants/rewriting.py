@@ -261,4 +261,12 @@ MUTANTS = [
         "_number_attr(number, 1.0, element)",
         "test/rewriting/test_rewriting.py -k nearest",
     ),
+    Mutant(
+        "hosts get copies of the numbers of their updates",
+        "Where a budget has states on hosts, what depends on the count of steps is copied to them.",
+        "shardir/rewriting/offloading.py",
+        "if isinstance(op := v.owner, TensorOp) and is_of_scalars(v):",
+        "if isinstance(op := v.owner, TensorOp) and not op.operands:",
+        "test/rewriting/test_hosts.py -k numbers",
+    ),
 ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 import shardir
 from shardir.cost.functions import functions
@@ -65,6 +65,24 @@ def test_states_stay_where_they_are(optimizer: str, plan: str, pipeline: str) ->
     made = [v.owner for v in new]
     assert len(new) >= len(states)
     assert sum(not isinstance(op, dist.CollectiveOp | dist.WaitOp) for op in made) >= len(states)
+
+
+@pytest.mark.parametrize("by", ["plan", "budget"])
+@pytest.mark.parametrize("optimizer", ["adamw, lr = 0.1>", OPTIMIZERS[-1]])
+def test_hosts_compute_the_numbers_of_their_updates(optimizer: str, by: str) -> None:
+    """Of scalars they get copies of arguments alone, wherever it is decided what is on hosts."""
+    text = TEXT.replace("adamw, lr = 0.1>", optimizer)
+    if by == "plan":
+        f = lowered(text, PLANS[0], "train")
+    else:
+        f = lowered(text, "", "train{recompute=0.65 offload=true}")
+    updates = [op for op in f.body.block.ops if isinstance(op, Update)]
+    there = [op for op in updates if on_host(op.results[0])]
+    assert there and all(on_host(v) for op in there for v in op.operands)
+    for op in f.body.block.ops:
+        if isinstance(op, dist.CopyOp):
+            layout = dist.layout_of(op.values[0])
+            assert layout is not None and (layout.dims or isinstance(op.values[0], BlockArgument))
 
 
 def initial(v: SSAValue, a: Argument, shape: tuple[int, ...]) -> np.ndarray:

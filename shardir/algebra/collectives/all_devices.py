@@ -88,10 +88,8 @@ class AllGather(Collective):
         return large and t.is_packed(t.step.dim, t.local)
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        blocks, size, views = t.n * t.have, t.local_after[t.step.dim], self.is_direct(t)
-        shared = not (t.alone or views)
-        packed = t.have * ((size % t.n > 0) + shared)  # padded, where a shard is short
-        return held + packed + blocks + (0 if views else t.after), blocks if views else t.after
+        blocks, views = t.n * t.have, self.is_direct(t)  # what is sent is packed in its block
+        return held + blocks + (0 if views else t.after), blocks if views else t.after
 
 
 @record

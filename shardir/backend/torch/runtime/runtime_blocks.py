@@ -36,7 +36,8 @@ class Works(list):
 
 
 def gather(group: Group, flats: Sequence[Tensor], rows: Sequence[Tensor], wait: bool) -> Any:
-    """Move each of `flats` into this rank's row of its `rows` [n, size] on each rank of the group.
+    """Move each of `flats` into this rank's row of its `rows` [n, size] on each rank of the group;
+    one may be in its row already.
 
     Rows are in torch's order of the ranks, here and below.
     """
@@ -48,7 +49,9 @@ def gather(group: Group, flats: Sequence[Tensor], rows: Sequence[Tensor], wait: 
         return _ended(group.process_group.allgather_into_tensor_coalesced(outs, flats), wait)
     work = _exchange(group, [[x] * group.size for x in flats], rows, wait)
     for x, row in zip(flats, rows, strict=True):
-        row[group.order[group.index]].copy_(x)
+        own = row[group.order[group.index]]
+        if own.data_ptr() != x.data_ptr():
+            own.copy_(x)
     return work
 
 

@@ -43,15 +43,17 @@ def is_major(x: Tensor, dim: int) -> bool:
     return math.prod(x.shape[:dim]) == 1 and x.is_contiguous()
 
 
-def direct(group: Group, xs: Sequence[Tensor], dims: Sequence[int], parts: int) -> list[int]:
+def direct(
+    group: Group, shapes: Sequence[Sequence[int]], dims: Sequence[int], parts: int
+) -> list[int]:
     """Return the numbers of the tensors, moved together, whose blocks along `dims` need no buffer:
     those that are one after the other in memory, in torch's order, and not small in all of `parts`.
     Shapes alone decide, so that all ranks agree."""
     return [
-        i for i, (x, dim) in enumerate(zip(xs, dims, strict=True))
+        i for i, (shape, dim) in enumerate(zip(shapes, dims, strict=True))
         if group.in_order
-        and math.prod(x.shape[:dim]) == 1
-        and (len(xs) == 1 or x.numel() * parts > PACKED)
+        and math.prod(shape[:dim]) == 1
+        and (len(shapes) == 1 or math.prod(shape) * parts > PACKED)
     ]  # fmt: skip
 
 

@@ -56,20 +56,24 @@ def _all_gather(
 ) -> buffers.Pending:  # fmt: skip
     n = group.size
     totals = [n * x.shape[d] if t is None else t for x, d, t in zip(xs, dims, totals, strict=True)]
-    xs = [
-        buffers.padded(x, dim, shard_size(total, n))
+    shapes = [
+        buffers.with_size(x.shape, dim, shard_size(total, n))
         for x, dim, total in zip(xs, dims, totals, strict=True)
     ]
-    shapes, direct = [x.shape for x in xs], buffers.direct(group, xs, dims, n)
+    direct = buffers.direct(group, shapes, dims, n)
     packed = [i for i in range(len(xs)) if i not in direct]
-    sizes = [xs[i].numel() for i in packed]
-    flats = [xs[i].view(-1) for i in direct]
-    if packed:
-        flats.append(buffers.flat([xs[i] for i in packed], out))
-    rows = [
-        buffers.made(out, i, flat, n, flat.numel()) for i, flat in zip(direct, flats, strict=False)
+    sizes = [math.prod(shapes[i]) for i in packed]
+    rows = [buffers.made(out, i, xs[i], n, math.prod(shapes[i])) for i in direct]
+    flats = [
+        _in_row(group, row, [xs[i]], [dims[i]], [shapes[i]])
+        for i, row in zip(direct, rows, strict=True)
     ]
-    rows += [buffers.empty(out, flat, n, flat.numel()) for flat in flats[len(direct) :]]
+    if packed:
+        rows.append(buffers.empty(out, xs[packed[0]], n, sum(sizes)))
+        given = [xs[i] for i in packed]
+        along, padded = [dims[i] for i in packed], [shapes[i] for i in packed]
+        flats.append(_in_row(group, rows[-1], given, along, padded))
+        del given
     del xs
     moved = [k for k, flat in enumerate(flats) if flat.numel()]
     work = None
@@ -93,6 +97,24 @@ def _all_gather(
         return found
 
     return buffers.Pending(work, finish)
+
+
+def _in_row(
+    group: Group, rows: Tensor, xs: list[Tensor], dims: list[int], shapes: list
+) -> Tensor:  # fmt: skip
+    """Return the elements of tensors, each padded with zeros along its dimension to its shape, as
+    this rank sends them: a contiguous one as it stands, others in the rank's own row of `rows`
+    [n, size], where they are to arrive in any case."""
+    even = all(x.shape == torch.Size(shape) for x, shape in zip(xs, shapes, strict=True))
+    if len(xs) == 1 and even and xs[0].is_contiguous():
+        return xs[0].view(-1)
+    row = rows[group.order[group.index]]
+    if not even:
+        row.zero_()
+    parts = row.split([math.prod(shape) for shape in shapes])
+    for x, dim, shape, part in zip(xs, dims, shapes, parts, strict=True):
+        part.view(shape).narrow(dim, 0, x.shape[dim]).copy_(x)
+    return row
 
 
 @recorded

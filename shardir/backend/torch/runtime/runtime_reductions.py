@@ -136,7 +136,8 @@ def _reduce_scatter(
         buffers.with_size(x.shape, dim, shard_size(x.shape[dim], n))
         for x, dim in zip(xs, dims, strict=True)
     ]
-    direct = [i for i in buffers.direct(group, xs, dims, 1) if xs[i].shape[dims[i]] % n == 0]
+    found = buffers.direct(group, [x.shape for x in xs], dims, 1)
+    direct = [i for i in found if xs[i].shape[dims[i]] % n == 0]
     packed = [i for i in range(len(xs)) if i not in direct]
     blocks = [xs[i].contiguous().view(n, xs[i].numel() // n) for i in direct]
     sizes = [math.prod(shapes[i]) for i in packed]
