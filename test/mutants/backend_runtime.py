@@ -151,7 +151,7 @@ MUTANTS = [
         "the own block is not gathered",
         "A rank's row of what it gathers is not set.",
         "shardir/backend/torch/runtime/runtime_blocks.py",
-        "row[group.order[group.index]].copy_(x)",
+        "own.copy_(x)",
         "pass",
         "test/run/test_runtime.py -k collectives",
     ),
