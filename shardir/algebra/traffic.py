@@ -51,27 +51,40 @@ def _indices(mesh: Mesh, names: tuple[str, ...], axes: Axes) -> Indices:
     return found
 
 
+@lru_cache(maxsize=4096)
+def _sets(
+    mesh: Mesh, n: int, have: Axes, free: frozenset[Axis]
+) -> tuple[Indices, Indices, Indices]:  # fmt: skip
+    """Return the sets of shards that differ along the axes in `free` only: the number of that of
+    each shard, the shards in the order of sets, each as set * count + shard, and the rows of all
+    before each of these."""
+    edges, stride = _edges(mesh, n, have), 1
+    shards = np.arange(count := len(edges) - 1)
+    found = np.zeros(count, dtype=np.int64)
+    for a in reversed(have):
+        size = mesh.extent((a,))
+        if a not in free:
+            found += stride * (shards // stride % size)
+        stride *= size
+    order = np.argsort(found, kind="stable")
+    rows = np.concatenate([[0], np.cumsum(np.diff(edges)[order])])
+    return found, found[order] * count + order, rows
+
+
 @lru_cache(maxsize=65536)
 def _held(
     mesh: Mesh, names: tuple[str, ...], n: int, have: Axes, want: Axes, free: frozenset[Axis]
 ) -> Indices:
     """Return, for each position along `names`, the number of elements of its new shard that are on
     devices which differ from it along the axes in `free` only."""
-    before, after = _edges(mesh, n, have), _edges(mesh, n, want)
-    sub_axes = list(have)
-    while sub_axes and sub_axes[-1] in free:  # adjacent shards are one
-        before = before[:: mesh.extent((sub_axes.pop(),))]
-    shard, others, stride = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), 1
-    for a in reversed(sub_axes):
-        size = mesh.extent((a,))
-        if a in free:
-            others = (others[:, None] + stride * np.arange(size)).ravel()
-        else:
-            shard = shard + stride * _indices(mesh, names, (a,))
-        stride *= size
-    old, new = others[:, None] + shard, _indices(mesh, names, want)
-    rows = np.minimum(before[old + 1], after[new + 1]) - np.maximum(before[old], after[new])
-    return np.maximum(rows, 0).sum(axis=0)
+    edges, (sets, in_order, rows) = _edges(mesh, n, have), _sets(mesh, n, have, free)
+    ends = _edges(mesh, n, want)[np.add.outer([0, 1], _indices(mesh, names, want))]
+    here, count = sets[_indices(mesh, names, have)], len(sets)
+    last = np.minimum(edges.searchsorted(ends, side="right") - 1, count - 1)
+    before = rows[in_order.searchsorted(here * count + last)]  # in the set, and in those before it
+    start, stop = before + np.where(sets[last] == here, ends - edges[last], 0)
+    found: Indices = stop - start
+    return found
 
 
 def _components(mesh: Mesh, source: Layout, target: Layout) -> list[tuple[set[str], list[int]]]:

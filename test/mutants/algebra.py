@@ -239,4 +239,12 @@ MUTANTS = [
         "return held + t.have + blocks + (0 if views else t.after), blocks if views else t.after",
         "test/cost/test_cost_memory.py -k what_the_runtime_needs",
     ),
+    Mutant(
+        "rows of a shard count on devices that lack it",
+        "What devices have of a new shard has rows that those of another set have.",
+        "shardir/algebra/traffic.py",
+        "np.where(sets[last] == here, ends - edges[last], 0)",
+        "ends - edges[last]",
+        "test/algebra/test_traffic.py",
+    ),
 ]
