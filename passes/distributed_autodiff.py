@@ -47,7 +47,7 @@ from xdsl.ir import Block, Region
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import is_laid_out, is_local_body, mesh_among, name_of
 from shardir.diagnostics import Failure, coded
-from shardir.dialects.blocks import ops_in
+from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import meshes_of
 from shardir.dialects.symbols import fixed_symbols
 from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request
@@ -97,7 +97,7 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
         source = functions.get(name) or request.find()
         private = source.sym_visibility is not None and source.sym_visibility.data == "private"
         consumed = private and not uses[name] and name not in called
-        mesh = mesh_among(source, source.body.block.ops, meshes)
+        mesh = mesh_among(source, ops_of(source.body.block), meshes)
         made = differentiated(request, source, mesh, consumed)
         module.body.block.insert_op_before(made, request)
         functions[name_of(made)] = made

@@ -29,6 +29,7 @@
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from xdsl.dialects.func import FuncOp
@@ -38,7 +39,7 @@ from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.storages import live_ops
 from shardir.cost.collective_work import collective_work
-from shardir.cost.memory import memory_at_ops
+from shardir.cost.moved_memory import MovedMemory
 from shardir.cost.overlap import (
     Costs,
     StartSchedule,
@@ -142,7 +143,7 @@ class Body:
 
     What attempts have in common is found once. `limit` has the bytes that an attempt may need: at
     first those that are allowed, if that is known, and the peak of `given` when something needs
-    more. To count is most of the pass."""
+    more."""
 
     def __init__(self, f: FuncOp, ops: Sequence[Operation], mesh: Mesh):
         self.f, self.mesh, self.block = f, mesh, f.body.block
@@ -182,7 +183,9 @@ class Body:
 
     def over(self, attempt: Attempt) -> list[Operation]:
         """Return the ops that need more than the limit, those that need most first."""
-        needed = self._memory(attempt)
+        memory = self._memory
+        self.be(attempt)
+        needed = memory.at_ops(self._live())
         found = [op for op, bytes in needed.items() if bytes > self.limit]
         if found and not self._is_final:
             self._raise_limit()
@@ -190,14 +193,17 @@ class Body:
         return sorted(found, key=needed.__getitem__, reverse=True)
 
     def _raise_limit(self) -> None:
-        self.limit = max(self.limit, *self._memory(self.given).values())
+        self.limit = max(self.limit, *self._memory.given.values())
         self._is_final = True
 
-    def _memory(self, attempt: Attempt) -> dict[Operation, int]:
-        """Return the bytes that are live at each op."""
-        self.be(attempt)
-        live = [op for op in self.ops if op not in self._dead] if self._dead else self.ops
-        return memory_at_ops(self.f, live, self.mesh)
+    @cached_property
+    def _memory(self) -> MovedMemory:
+        """The memory of `given`, and of attempts."""
+        self.be(self.given)
+        return MovedMemory(self.f, self._live(), self.mesh)
+
+    def _live(self) -> Sequence[Operation]:
+        return [op for op in self.ops if op not in self._dead] if self._dead else self.ops
 
     def _take_back(self) -> None:
         self._changes.take_back()
@@ -268,18 +274,20 @@ def _to_exclude(
     """Return the numbers of the collectives in flight at each of the ops `over` at which none of
     those before is, so that the number of attempts does not depend on that of layers; all, if none
     is in flight at one of them."""
-    in_flight: dict[Operation, set[int]] = {op: set() for op in over}
-    now, found = Counter[int](), set[int]()  # a bucket may have several parts in flight
+    in_flight = dict.fromkeys(over, frozenset[int]())
+    parts, found = Counter[int](), set[int]()  # a bucket may have several parts in flight
+    now = frozenset[int]()
     for op in ops:
         if op in numbers and dist.is_started(op):
-            now[numbers[op]] += 1
+            parts[numbers[op]] += 1
+            now |= {numbers[op]}
         if op in in_flight:
-            in_flight[op] = {*now}
+            in_flight[op] = now
         if type(op) is dist.WaitOp and op.started in numbers:
             number = numbers[op.started]
-            now[number] -= 1
-            if not now[number]:
-                del now[number]
+            parts[number] -= 1
+            if not parts[number]:
+                now -= {number}
     for each in in_flight.values():
         if not each:
             return {*numbers.values()}

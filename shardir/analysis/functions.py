@@ -1,6 +1,9 @@
 """Walk a function; find its mesh, its view, and the names of values."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import TypeVar
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp
@@ -20,12 +23,23 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.train import arguments
 
+ValueT = TypeVar("ValueT", bound=SSAValue)
+
 
 def values(block: Block) -> Iterator[SSAValue]:
     """Yield arguments, then results in order."""
     yield from block.args
-    for op in ops_of(block):
-        yield from op.results
+    yield from results(ops_of(block))
+
+
+def results(ops: Iterable[Operation]) -> Iterator[OpResult]:
+    """Iterate over the results of ops, in order."""
+    return chain.from_iterable(map(attrgetter("results"), ops))
+
+
+def of_each_type(values: Iterable[ValueT]) -> Collection[ValueT]:
+    """Return the last value of each type: there are many values of few types."""
+    return {id(v._type): v for v in values}.values()
 
 
 def makers(block: Block) -> Iterator[tuple[Operation | BlockArgument, tuple[SSAValue, ...]]]:
@@ -43,7 +57,7 @@ def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
     return mesh_among(f, ops_of(f.body.block), meshes_of(module))
 
 
-def mesh_among(f: FuncOp, ops: Iterable[Operation], meshes: Mapping[str, Mesh]) -> Mesh | None:
+def mesh_among(f: FuncOp, ops: Sequence[Operation], meshes: Mapping[str, Mesh]) -> Mesh | None:
     """Return the one of a module's meshes that a function's layouts and strategies name, else the
     only one; None if the module has none, or several.
 
@@ -53,31 +67,37 @@ def mesh_among(f: FuncOp, ops: Iterable[Operation], meshes: Mapping[str, Mesh]) 
     Raises:
         Failure: the function uses two meshes, or one that is not declared.
     """
-    named: dict[str, Operation] = {}
-    seen = set[int]()
-    for op in ops:
-        for v in op.results:
-            if id(v._type) not in seen:
-                seen.add(id(v._type))
-                if (mesh := _mesh_name(v)) is not None:
-                    named.setdefault(mesh, op)
-        strategy = op.strategy if "strategy" in op.properties and isinstance(op, TensorOp) else None
-        if strategy is not None and strategy.data.mesh:
-            named.setdefault(strategy.data.mesh, op)
-    for v, argument in zip(f.body.block.args, arguments(f), strict=True):
-        if (mesh := _mesh_name(v)) is not None:
-            named.setdefault(mesh, f)
-        if (layout := argument.state_layout) is not None:
-            named.setdefault(layout.mesh, f)
-    if len(named) > 1:
-        names = ", ".join(f"@{n}" for n in named)
-        message = f"expected one mesh in @{f.sym_name.data}, got {names}; use one of them"
-        raise Failure([(f, message)])
-    for name, op in named.items():
-        if name not in meshes:
-            raise Failure.at(op, undeclared_mesh(name))
+    naming = dict[str, list[Operation]]()
+    for mesh, op in _naming(f, ops):
+        if mesh:
+            naming.setdefault(mesh, []).append(op)
+    if not naming:
+        return next(iter(meshes.values())) if len(meshes) == 1 else None
+    if len(naming) == 1 and (name := next(iter(naming))) in meshes:
         return meshes[name]
-    return next(iter(meshes.values())) if len(meshes) == 1 else None
+    at = {op: i for i, op in enumerate((*ops, f))}
+    first = {name: min(each, key=at.__getitem__) for name, each in naming.items()}
+    names = sorted(first, key=lambda name: at[first[name]])
+    if len(names) == 1:
+        raise Failure.at(first[names[0]], undeclared_mesh(names[0]))
+    used = ", ".join(f"@{n}" for n in names)
+    message = f"expected one mesh in @{f.sym_name.data}, got {used}; use one of them"
+    raise Failure([(f, message)])
+
+
+def _naming(f: FuncOp, ops: Sequence[Operation]) -> Iterator[tuple[str | None, Operation]]:
+    """Yield the meshes that a function names: in the type of a result with the first op that has
+    it, in a strategy with its op, in arguments and states with the function."""
+    for v in of_each_type(results(reversed(ops))):
+        yield _mesh_name(v), v.op
+    for op in ops:
+        if "strategy" in op.properties and isinstance(op, TensorOp) and op.strategy is not None:
+            yield op.strategy.data.mesh, op
+    for v in of_each_type(f.body.block.args):
+        yield _mesh_name(v), f
+    for argument in arguments(f):
+        if argument.state_layout is not None:
+            yield argument.state_layout.mesh, f
 
 
 _mesh_names = SignatureMemo()
@@ -102,30 +122,28 @@ def has_layouts(block: Block) -> bool:
 
 def is_laid_out(block: Block) -> bool:
     """Whether every tensor has a layout."""
-    tensors = [v for v in values(block) if isinstance(v.type, TensorType)]
-    return bool(tensors) and all(layout_of(v) is not None for v in tensors)
+    tensors = [v for v in of_each_type(values(block)) if isinstance(v.type, TensorType)]
+    return bool(tensors) and not any(map(_is_unlaid, tensors))
 
 
 def is_local_body(block: Block) -> bool:
     """Whether the function is in the local view."""
-    seen = set[int]()
-    for v in values(block):
-        if id(v._type) not in seen:
-            if is_local(v._type):
-                return True
-            seen.add(id(v._type))
-    return False
+    if any(is_local(v._type) for v in block.args):
+        return True
+    return any(is_local(v._type) for v in of_each_type(results(ops_of(block))))
 
 
 def unlaid(block: Block) -> Operation | None:
     """Return the first op with a result without a layout; for an argument, the function."""
-    seen = set[int]()
-    for v in values(block):
-        if id(v._type) not in seen:
-            if isinstance(v.type, TensorType) and layout_of(v) is None:
-                return v.owner if isinstance(v.owner, Operation) else block.parent_op()
-            seen.add(id(v._type))
-    return None
+    without = {id(v._type) for v in of_each_type(values(block)) if _is_unlaid(v)}
+    v = next((v for v in values(block) if id(v._type) in without), None) if without else None
+    if v is None:
+        return None
+    return v.owner if isinstance(v.owner, Operation) else block.parent_op()
+
+
+def _is_unlaid(v: SSAValue) -> bool:
+    return isinstance(v.type, TensorType) and layout_of(v) is None
 
 
 def name_of(f: FuncOp) -> str:

@@ -67,6 +67,8 @@ class Loops:
 
     def runs(self, op: Operation) -> int:
         """Return how often an op runs."""
+        if not self._any:
+            return 1
         runs = 1
         for loop in self._outwards(op):
             runs *= 1 if self.ends.get(loop) is op else loop.runs
@@ -85,6 +87,8 @@ class Loops:
     def needed_at(self, user: Operation, op: Operation) -> Operation:
         """Return the op before which a result of `op` is needed for `user`: the beginning of the
         outermost loop around that in which `op` is not."""
+        if not self._any:
+            return user
         mine = {*self._outwards(op)}
         for loop in self._outwards(user):
             if loop in mine:
@@ -95,6 +99,8 @@ class Loops:
     def available_after(self, op: Operation, user: Operation) -> Operation:
         """Return the op after which the results of `op` can be used where `user` is: the end of the
         outermost loop around it in which `user` is not."""
+        if not self._any:
+            return op
         around = {*self._outwards(user)}
         if isinstance(op, AfterLoop) and (loop := self.around(op)) is not None:
             op = self.ends[loop]

@@ -188,15 +188,17 @@ class Storages:
         """Forbid writes into the memory of `v`, which outlives the function's call."""
         self._pinned.add(self.root(v))
 
-    def spans(self) -> dict[SSAValue, Span]:
-        """Return the live range of each storage: from the op that makes it to the last that makes
-        or reads a value in it, or the wait for a collective that does; arguments to the end."""
+    def spans(self, among: Iterable[SSAValue] | None = None) -> dict[SSAValue, Span]:
+        """Return the live range of each storage, or of those whose root is among some values: from
+        the op that makes it to the last that makes or reads a value in it, or the wait for a
+        collective that does; arguments to the end."""
         found = dict[SSAValue, Span]()
         joined, read, members, flying = self._root, self._read, self._members, self._in_flight
         last, new = len(self.at), partial(tuple.__new__, Span)  # half the time of Span()
-        for root, born in self._born.items():
+        for root in self._born if among is None else among:
             if root in joined:
                 continue
+            born = self._born[root]
             if born < 0:
                 found[root] = new((born, last))
                 continue

@@ -24,8 +24,10 @@ allocator.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate
+from functools import cache, cached_property
+from itertools import accumulate, chain
+from operator import attrgetter, sub
+from typing import NamedTuple
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
@@ -95,12 +97,6 @@ def memory_of(f: FuncOp, mesh: Mesh) -> MemoryUse:
     return MemoryUse(live.needed[at], live.ops[at], largest, live.held[at], host)
 
 
-def memory_at_ops(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> dict[Operation, int]:
-    """Return the bytes that are live at each of the live ops of a function in the local view."""
-    live = LiveStorages(f, mesh, ops)
-    return dict(zip(live.ops, live.needed, strict=True))
-
-
 class LiveStorages:
     """The live ops of a function, its storages in the memory of a device or of its host, and the
     bytes of it that each op needs."""
@@ -113,13 +109,18 @@ class LiveStorages:
         *,
         host: bool = False,
         elsewhere: Collection[SSAValue] = (),
+        fixed: Collection[Operation] = (),
     ):
         """`ops`: the live ones of the function, where they are known; `elsewhere`: returned values
-        that are in memory of the caller."""
+        that are in memory of the caller; `fixed`: ops whose results are not counted, nor may share
+        a storage with those of other ops."""
         self.ops = ops = live_ops(ops_of(f.body.block)) if ops is None else ops
-        storages = _storages(f, ops, mesh)
+        counted = [op for op in ops if op not in fixed] if fixed else ops
+        self.sharing = _sharing(counted, mesh)
+        storages = _storages(f, ops, self.sharing)
         self.at, self.root = storages.at, storages.root
-        self.spans = storages.spans()
+        made = map(attrgetter("results"), counted)
+        self.spans = storages.spans(chain(f.body.block.args, *made) if fixed else None)
         of_types = {id(v._type): v for v in self.spans}.values()  # a type says where its values are
         if elsewhere or any(is_on_host(v) is not host for v in of_types):
             self.spans = {
@@ -131,17 +132,29 @@ class LiveStorages:
         self.sizes = storages.sizes(self.spans, size_of)
         self.buffers = {} if host else _buffers(ops, storages.waits, mesh)
         """The buffers of collectives: the bytes, and the ops from and to which each is live."""
-        self.held = _held(self.buffers, len(ops))
-        self.needed = list[int]()
-        born, died = [0] * (len(ops) + 1), [0] * (len(ops) + 1)
-        for v, (start, end) in self.spans.items():
-            born[start] += self.sizes[v]  # of arguments the last element, before the first op
-            died[end] += self.sizes[v]
-        now = born[-1]
-        for i in range(len(ops)):
-            now += born[i]
-            self.needed.append(now + self.held[i])
-            now -= died[i]
+        sized = ((self.sizes[v], span) for v, span in self.spans.items())
+        self.born, self.died = changes(chain(sized, self.buffers.values()), len(ops))
+        self.needed = _running(self.born, self.died)
+
+    @cached_property
+    def held(self) -> list[int]:
+        """The bytes of buffers at each op."""
+        return _running(*changes(self.buffers.values(), len(self.ops)))
+
+
+def changes(pieces: Iterable[tuple[int, Span]], number: int) -> tuple[list[int], list[int]]:
+    """Return the bytes of the pieces of memory that are live from each of a number of ops on, those
+    from before the first op on as the last element, and of those that are live until each op."""
+    born, died = [0] * (number + 1), [0] * (number + 1)
+    for size, (start, end) in pieces:
+        born[start] += size
+        died[end] += size
+    return born, died
+
+
+def _running(born: Sequence[int], died: Sequence[int]) -> list[int]:
+    """Return the bytes that are live at each op."""
+    return list(accumulate(map(sub, born[:-1], chain((-born[-1],), died))))
 
 
 def is_on_host(v: SSAValue) -> bool:
@@ -179,33 +192,44 @@ def _has_buffers(kind: type[Operation]) -> bool:
     return issubclass(kind, (dist.CollectiveOp, dist.RingProductOp))
 
 
-def _held(buffers: dict[Operation, tuple[int, Span]], number: int) -> list[int]:
-    """Return the bytes of buffers at each of a number of ops."""
-    change = [0] * (number + 2)
-    for size, (start, end) in buffers.values():
-        change[start] += size
-        change[end + 1] -= size
-    return list(accumulate(change[:number]))
+class Sharing(NamedTuple):
+    """Results of an op, each with the value whose storage it shares: always, or if the op can write
+    it in place, where nothing reads that value later."""
+
+    pairs: Mapping[SSAValue, SSAValue]
+    in_place: bool = False
 
 
-def _storages(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> Storages:
-    """Return the storages of a function."""
-    storages = Storages(f.body.block.args, ops)
-    freed, lent = frees(f), lent_arguments(f)
-    for v, total in added_in_place(ops).items():
-        storages.join(v, total.out)
+def _sharing(ops: Iterable[Operation], mesh: Mesh) -> dict[Operation, Sharing]:
+    """Return the sharing of each of some ops of a step, in their order, that has any."""
+    found = dict[Operation, Sharing]()
     for op in ops:
         if not may_share(type(op)):
             continue
         if places := dict(in_place(op)) if may_write(type(op)) else {}:
-            mine = () if isinstance(op, dist.AllReduceOp) else lent
-            found = {v: x for v, x in places.items() if freed and storages.is_free(x, op, mine)}
-        else:
-            found = dict(shared(op, mesh))
+            found[op] = Sharing(places, True)
+            continue
+        pairs = dict(shared(op, mesh))
         if len(op.results) > 1 and isinstance(op, dist.FusibleOp) and op.record.reduces:
-            # parts of one buffer
-            found = {v: op.outs[0] for v in op.outs[1:]} | found
-        for v, other in found.items():
+            pairs = {v: op.outs[0] for v in op.outs[1:]} | pairs  # parts of one buffer
+        if pairs:
+            found[op] = Sharing(pairs)
+    return found
+
+
+def _storages(
+    f: FuncOp, ops: Sequence[Operation], sharing: Mapping[Operation, Sharing]
+) -> Storages:
+    """Return the storages of a function's ops, of which some share storages."""
+    storages = Storages(f.body.block.args, ops)
+    freed, lent = frees(f), lent_arguments(f)
+    for v, total in added_in_place(ops).items():
+        storages.join(v, total.out)
+    for op, (pairs, is_in_place) in sharing.items():
+        if is_in_place:
+            mine = () if isinstance(op, dist.AllReduceOp) else lent
+            pairs = {v: x for v, x in pairs.items() if freed and storages.is_free(x, op, mine)}
+        for v, other in pairs.items():
             storages.join(v, other)
     return storages
 

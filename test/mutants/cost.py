@@ -278,4 +278,20 @@ MUTANTS = [
         "if True:",
         "test/filecheck/retain-gathered/rules.ir",
     ),
+    Mutant(
+        "buffers of what is not moved are not counted",
+        "overlap-communication counts no buffers of an exchange that no attempt touches.",
+        "shardir/cost/moved_memory.py",
+        "changes(chain(storages, buffers), len(ops))",
+        "changes(storages, len(ops))",
+        "test/passes/test_overlap.py -k moved",
+    ),
+    Mutant(
+        "what shares a storage with a moved value is not touched",
+        "overlap-communication counts a storage twice that a value of a moved collective joins.",
+        "shardir/cost/moved_memory.py",
+        "            todo += near.get(v, ())\n",
+        "",
+        "test/passes/test_overlap.py -k moved",
+    ),
 ]

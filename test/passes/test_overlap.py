@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import pytest
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
 
 import shardir
 from shardir.algebra.cluster import Level
 from shardir.cost import clusters, report
+from shardir.cost.memory import LiveStorages
+from shardir.cost.moved_memory import MovedMemory
 from shardir.cost.report import FunctionCost
 from shardir.cost.seconds import OpCost
 from shardir.dialects import dist
@@ -173,6 +178,39 @@ def test_overlap_is_within_the_memory_of_a_device_and_uses_it(rows: Sequence[int
     for fewer, more in pairwise(found):
         assert started(fewer) <= started(more) and fewer.seconds >= more.seconds
     assert started(found[-2]) < started(found[-1]) == len(rows)
+
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+MOVED = {
+    "layers": programs.gpt(layers=2),
+    "gathers": programs.gpt(layers=2, fsdp=True),
+    "exchange": (EXAMPLES / "lamb.ir").read_text(),
+    "copies": (EXAMPLES / "offload.ir").read_text(),
+}
+
+
+@pytest.mark.parametrize("text", MOVED.values(), ids=MOVED)
+def test_memory_of_moved_ops_is_that_of_all_storages(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an attempt does not touch is counted once: a count of the whole function finds the same
+    bytes at each op."""
+    counted, attempts = MovedMemory.at_ops, []
+
+    def checked(self: MovedMemory, ops: Sequence[Operation]) -> dict[Operation, int]:
+        found = counted(self, ops)
+        (f,) = {op.parent_op() for op in ops}
+        assert isinstance(f, FuncOp)
+        live = LiveStorages(f, mesh, ops)
+        assert found == dict(zip(ops, live.needed, strict=True))
+        attempts.append(found)
+        return found
+
+    monkeypatch.setattr(MovedMemory, "at_ops", checked)
+    module = shardir.compile(text, plans.without_overlap("train")).module
+    (mesh,) = dist.meshes_of(module).values()
+    shardir.compile(module, "overlap-communication")
+    assert attempts
 
 
 # ---- steps ----

@@ -286,7 +286,12 @@ def verification() -> Iterator[None]:
 
 def check_types(op: Operation) -> None:
     """Raise VerifyException when the layout of an operand or result violates an invariant."""
-    for what, values in (("operand", op.operands), ("result", op.results)):
+    for what, values in (("operand", op._operands), ("result", op.results)):
+        checked = set[int]()  # of a bucket's thousands of values few types
         for i, v in enumerate(values):
-            if isinstance(v.type, TensorType) and not isinstance(v.type.encoding, NoneAttr):
-                check_type(op, v.type, f"{what} {i}")
+            t = v.type
+            if id(t) in checked:
+                continue
+            checked.add(id(t))
+            if isinstance(t, TensorType) and not isinstance(t.encoding, NoneAttr):
+                check_type(op, t, f"{what} {i}")
