@@ -180,8 +180,25 @@ def test_overlap_is_within_the_memory_of_a_device_and_uses_it(rows: Sequence[int
     assert started(found[-2]) < started(found[-1]) == len(rows)
 
 
+SUM = "tensor<4x4xf32, #dist.local<@m, [{}, {}], partial sum {a}>>"
+WHOLE = "tensor<4x4xf32, #dist.local<@m, [{}, {}]>>"
+READ_BY_A_VIEW = f"""
+dist.cluster @c <levels [pair = 2 {{bandwidth = 1e3, latency = 0}}], flops {{f32 = 1e3}}>
+dist.mesh @m <a = 2> on @c
+func.func @f(%x: {SUM}, %w: {WHOLE} {{train.parameter = "w"}}) -> {WHOLE} {{
+  %s = nn.add %x, %x : ({SUM}, {SUM}) -> {SUM}
+  %r = dist.all_reduce <sum> %s over <a> : ({SUM}) -> {WHOLE}
+  %p = nn.matmul %w, %w : ({WHOLE}, {WHOLE}) -> {WHOLE}
+  %v = nn.transpose %r perm <1, 0> : ({WHOLE}) -> {WHOLE}
+  %q = nn.matmul %p, %w : ({WHOLE}, {WHOLE}) -> {WHOLE}
+  %t = nn.add %r, %q : ({WHOLE}, {WHOLE}) -> {WHOLE}
+  %u = nn.matmul %t, %w : ({WHOLE}, {WHOLE}) -> {WHOLE}
+  %y = nn.add %u, %v : ({WHOLE}, {WHOLE}) -> {WHOLE}
+  func.return %y : {WHOLE}
+}}"""
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 MOVED = {
+    "views": READ_BY_A_VIEW,
     "layers": programs.gpt(layers=2),
     "gathers": programs.gpt(layers=2, fsdp=True),
     "exchange": (EXAMPLES / "lamb.ir").read_text(),
