@@ -36,7 +36,7 @@ from shardir.rewriting.spellings import Spellings
 OpT = TypeVar("OpT", bound=Operation)
 
 placements = SignatureMemo()
-"""The layouts of operands and the types of results, of each signature."""
+"""The layouts that operands are to be moved to, and the types of results, of each signature."""
 inferred = SignatureMemo()
 """The inferred types of results, of each signature."""
 
@@ -158,45 +158,40 @@ class Rewriter(Spellings):
         like: SSAValue | Layout | None = None,
     ) -> TensorOp:
         props = props or {}
-        types = [unsharded_type(v) for v in operands]
-        outs = _result_types(kind, types, props, result)
+        hint = None
         if self.mesh is not None:
-            operands = tuple(self._complete.get(v, v) for v in operands)
-            operands, outs = self._place(kind, operands, types, outs, props, like)
+            hint = like if isinstance(like, Layout) or like is None else self.layout(like)
+            if self._complete:
+                operands = tuple([self._complete.get(v, v) for v in operands])
+        given = (result,) if result is None or isinstance(result, TensorType) else result
+        parts = (kind, self.mesh, hint, self.stays, *[v._type for v in operands], None, *given)
+        moved, outs = placements.get_or(
+            parts, props, lambda: self._placement(kind, operands, result, props, hint)
+        )
+        if moved:
+            operands = tuple(
+                [v if to is None else self.redistribute(v, to)
+                 for v, to in zip(operands, moved, strict=True)]
+            )  # fmt: skip
         new = self.create(kind, operands, outs, props, self.attributes)
         if self.name_hint is not None:
             new.results[0].name_hint = self.name_hint
         return new
 
-    def _place(
-        self,
-        kind: type[TensorOp],
-        operands: Sequence[SSAValue],
-        types: Sequence[TensorType],
-        outs: Sequence[TensorType],
-        props: Props,
-        like: SSAValue | Layout | None,
-    ) -> tuple[tuple[SSAValue, ...], list[TensorType]]:
-        """Return the operands, redistributed, and the types of the results."""
-        hint = like if isinstance(like, Layout) or like is None else self.layout(like)
-        parts = (kind, self.mesh, hint, self.stays, *[v._type for v in operands], None, *outs)
-        wanted, placed = placements.get_or(
-            parts, props, lambda: self._placement(kind, operands, types, outs, props, hint)
-        )
-        moved = [self.redistribute(v, want) for v, want in zip(operands, wanted, strict=True)]
-        return tuple(moved), placed
-
     def _placement(
         self,
         kind: type[TensorOp],
         operands: Sequence[SSAValue],
-        types: Sequence[TensorType],
-        outs: Sequence[TensorType],
+        result: TensorType | Sequence[TensorType] | None,
         props: Props,
         hint: Layout | None,
-    ) -> tuple[tuple[Layout, ...], list[TensorType]]:
-        """Return the layouts of the operands and the types of the results."""
-        assert self.mesh is not None
+    ) -> tuple[tuple[Layout | None, ...], list[TensorType]]:
+        """Return the layouts of the operands, None of those that are in it, nothing if all are; and
+        the types of the results."""
+        types = [unsharded_type(v) for v in operands]
+        outs = _result_types(kind, types, props, result)
+        if self.mesh is None:
+            return (), outs
         factors = rule_of(kind, tuple(types), tuple(outs), props)
         layouts = tuple(self.layout(v) for v in operands)
         hints = tuple(
@@ -216,7 +211,9 @@ class Rewriter(Spellings):
         )
         if kind.runs_on_host(layouts, ends):
             placement = placement.on_host
-        return placement.operands, [
+        wanted = zip(layouts, placement.operands, strict=True)
+        moved = tuple(None if have == want else want for have, want in wanted)
+        return moved if any(moved) else (), [
             laid_out(t.element_type, t.get_shape(), l)
             for t, l in zip(outs, placement.results, strict=True)
         ]
