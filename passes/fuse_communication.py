@@ -28,7 +28,7 @@
    a collective of each parameter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -44,7 +44,7 @@ from shardir.cost.buckets import Bucket, fused, fused_by_kind
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_of
 from shardir.dialects import dist, nn
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.rewriting.bases import Function, LocalPass
@@ -80,9 +80,7 @@ class FuseCommunication(LocalPass):
 def _sink_casts(block: Block, ops: Sequence[Operation]) -> bool:
     """Move casts of the results of collectives to their first uses; return whether there are
     any."""
-    casts = [
-        op for op in ops if isinstance(op, nn.ConvertOp) and isinstance(op.x.owner, dist.FusibleOp)
-    ]
+    casts = [op for op in of_kind(ops, nn.ConvertOp) if isinstance(op.x.owner, dist.FusibleOp)]
     if not casts:
         return False
     at, loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
@@ -100,8 +98,8 @@ def _reduce_before_updates(block: Block, ops: Sequence[Operation]) -> bool:
     moved = False
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     later = {v for op in ops[first:] for v in op.results}
-    for op in ops[first:]:
-        if not isinstance(op, dist.CollectiveOp) or dist.is_started(op):
+    for op in of_kind(ops[first:], dist.CollectiveOp):
+        if dist.is_started(op):
             continue
         leads = op.record.reduces or not op.record.communicates
         if leads and later.isdisjoint(op.operands):
@@ -112,10 +110,10 @@ def _reduce_before_updates(block: Block, ops: Sequence[Operation]) -> bool:
     return moved
 
 
-def _shrinks(op: Operation) -> TypeGuard[dist.FusibleOp]:
+def _shrinks(op: dist.FusibleOp) -> bool:
     """Whether it is a reduction whose results are smaller than its operands."""
     return (
-        isinstance(op, dist.FusibleOp) and op.record.reduces and not dist.is_started(op)
+        op.record.reduces and not dist.is_started(op)
         and sum(map(size_of, op.outs)) < sum(map(size_of, op.values))
     )  # fmt: skip
 
@@ -123,7 +121,7 @@ def _shrinks(op: Operation) -> TypeGuard[dist.FusibleOp]:
 def _reduce_early(block: Block, ops: Sequence[Operation]) -> bool:
     """Move reductions that free memory to where their operands are available; return whether there
     are any."""
-    if not (shrinking := list(filter(_shrinks, ops))):
+    if not (shrinking := list(filter(_shrinks, of_kind(ops, dist.FusibleOp)))):
         return False
     at, loops = {op: i for i, op in enumerate(ops)}, Loops(ops)
     for op in shrinking:
@@ -136,14 +134,15 @@ def _reduce_early(block: Block, ops: Sequence[Operation]) -> bool:
     return True
 
 
-def _is_gather(op: Operation) -> TypeGuard[dist.AllGatherOp]:
-    """Whether it is a gather that may be fused with others of its layer."""
-    return isinstance(op, dist.AllGatherOp) and op.fusion is None and not dist.is_started(op)
+def _gathers(ops: Iterable[Operation]) -> list[dist.AllGatherOp]:
+    """Return the gathers that may be fused with others of their layers."""
+    found = of_kind(ops, dist.AllGatherOp)
+    return [op for op in found if op.fusion is None and not dist.is_started(op)]
 
 
 def _gather_layers(f: FuncOp, ops: Sequence[Operation], mesh: Mesh, max_bytes: int) -> None:
     """Fuse the gathers of each layer, within memory."""
-    if sum(map(_is_gather, ops)) < MIN_BLOCKS:
+    if len(_gathers(ops)) < MIN_BLOCKS:
         return
     limit = None
     while _merge_gathers(trial := copied(f), mesh, max_bytes):
@@ -165,13 +164,12 @@ def _merge_gathers(f: FuncOp, mesh: Mesh, max_bytes: int) -> bool:
     layers = {op: i for i, layer in enumerate(each) for op in layer}
     loops, at = Loops(ops), {op: i for i, op in enumerate(ops)}
     parts: list[Bucket] = []
-    for op, layer in layers.items():
-        if _is_gather(op):
-            makers = [v.owner for v in op.values if isinstance(v.owner, Operation)]
-            start = max((at[loops.available_after(m, op)] for m in makers), default=-1)
-            size, kind = sum(map(size_of, op.outs)), (_key(op, loops), layer)
-            after, together = Span(start, at[op] - 1), collective_work(op, mesh).together
-            parts.append(Bucket((at[op],), after, size, together, kind))
+    for op in _gathers(layers):
+        makers = [v.owner for v in op.values if isinstance(v.owner, Operation)]
+        start = max((at[loops.available_after(m, op)] for m in makers), default=-1)
+        size, kind = sum(map(size_of, op.outs)), (_key(op, loops), layers[op])
+        after, together = Span(start, at[op] - 1), collective_work(op, mesh).together
+        parts.append(Bucket((at[op],), after, size, together, kind))
     merged = _Merging(block, ops)
     for bucket in (buckets := fused(parts, max_bytes)):
         merged.add(bucket, early=True)
@@ -188,12 +186,12 @@ def _fuse(
     at = {op: i for i, op in enumerate(ops)}
     indexed: list[Bucket] = []
     others: list[Bucket] = []
-    for i, op in enumerate(ops):
-        if not isinstance(op, dist.FusibleOp) or dist.is_started(op):
+    for op in of_kind(ops, dist.FusibleOp):
+        if dist.is_started(op):
             continue
-        size, together = sum(size_of(v) for v in op.values), collective_work(op, mesh).together
-        after, kind = Span(i, _first_use(op, at, loops) - 1), _key(op, loops)
-        alone = Bucket((i,), after, size, together, kind, _shrinks(op), _before(op, at))
+        size, together = sum(map(size_of, op.values)), collective_work(op, mesh).together
+        after, kind = Span(at[op], _first_use(op, at, loops) - 1), _key(op, loops)
+        alone = Bucket((at[op],), after, size, together, kind, _shrinks(op), _before(op, at))
         if op.fusion is not None:
             indexed.append(alone)
         elif late([op]):

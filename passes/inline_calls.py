@@ -19,6 +19,7 @@ from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.diagnostics import Failure, Located, coded
+from shardir.dialects.blocks import of_kind
 from shardir.rewriting.bases import Function, FunctionPass, collect_errors
 from shardir.rewriting.rewriter import erase
 
@@ -41,7 +42,7 @@ class InlineCalls(FunctionPass):
         collect_errors(functions, lambda f: _not_inlinable(f, callees, recursive=not sizes))
         total = 0
         for f in _kept(functions):
-            total += sizes[f.name] - len(f.block.ops)
+            total += sizes[f.name] - len(f.ops)
             if total > MAX_OPS:
                 found = f"expected calls to add at most {MAX_OPS} ops, got {total} up to @{f.name}"
                 raise Failure([(f.op, coded("F4", found))])
@@ -84,7 +85,7 @@ def _inlined_sizes(callees: Callees) -> dict[str, int]:
     sizes: dict[str, int] = {}
     try:
         for name in TopologicalSorter(calls).static_order():
-            own = len(callees[name].block.ops) if name in callees else 0
+            own = len(callees[name].ops) if name in callees else 0
             sizes[name] = own + sum(sizes[c] - 2 for c in calls.get(name, ()))
     except CycleError:
         return {}
@@ -92,7 +93,7 @@ def _inlined_sizes(callees: Callees) -> dict[str, int]:
 
 
 def _calls(f: Function) -> list[CallOp]:
-    return [op for op in f.block.ops if isinstance(op, CallOp)]
+    return of_kind(f.ops, CallOp)
 
 
 def _not_inlinable(f: Function, callees: Callees, recursive: bool) -> Iterator[Located]:

@@ -34,7 +34,7 @@ from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure, Located, ShardirError
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     RedistributeOp,
@@ -95,8 +95,8 @@ def _mark(f: Function, mesh: Mesh, own: Container[SSAValue]) -> None:
     is_repeated = RepeatedRedistributions(f.op, mesh)
     ops = ops_of(f.block)
     last = max((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), default=len(ops))
-    for op in ops[:last]:
-        if isinstance(op, RedistributeOp) and is_repeated(op, tight and op.out not in own):
+    for op in of_kind(ops[:last], RedistributeOp):
+        if is_repeated(op, tight and op.out not in own):
             op.attributes[RECOMPUTE] = UnitAttr()
 
 

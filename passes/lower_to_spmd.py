@@ -22,6 +22,7 @@ from functools import partial
 
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Located, coded
+from shardir.dialects.blocks import of_kind
 from shardir.dialects.nn.base import TensorOp, layout_mismatch
 from shardir.dialects.nn.custom import CustomOp
 from shardir.dialects.signatures import SignatureMemo
@@ -60,14 +61,13 @@ class LowerToSpmd(GlobalPass):
 def _not_computable(f: Function) -> Iterator[Located]:
     """Yield the ops that are not computable with the layouts of their operands and results."""
     assert f.mesh is not None
-    for op in f.ops:
-        if isinstance(op, TensorOp):
-            types = (*[v._type for v in op._operands], None, *[v._type for v in op.results])
-            message = _mismatches.get_or(
-                (type(op), f.mesh, *types), op.properties, partial(_mismatch, op, f.mesh)
-            )
-            if message:
-                yield op, coded("T3", f"{op.name}: {message}", use="")
+    for op in of_kind(f.ops, TensorOp):
+        types = (*[v._type for v in op._operands], None, *[v._type for v in op.results])
+        message = _mismatches.get_or(
+            (type(op), f.mesh, *types), op.properties, partial(_mismatch, op, f.mesh)
+        )
+        if message:
+            yield op, coded("T3", f"{op.name}: {message}", use="")
 
 
 _mismatches = SignatureMemo()
@@ -86,8 +86,8 @@ def _warn_of_replicated(functions: Sequence[Function]) -> None:
     for f in functions:
         if f.mesh is None or f.mesh.size == 1 or not f.has_layouts:
             continue
-        for op in f.ops:
-            if isinstance(op, CustomOp) and op.custom.rule is None:
+        for op in of_kind(f.ops, CustomOp):
+            if op.custom.rule is None:
                 first.setdefault(op.callee.data, op)
     for name, op in first.items():
         warn(

@@ -21,7 +21,7 @@ from xdsl.ir import Block, SSAValue
 
 from shardir.analysis.repeats import Blocks, common_name, equal_blocks
 from shardir.dialects import nn, train
-from shardir.dialects.blocks import ops_from, ops_of
+from shardir.dialects.blocks import of_kind, ops_from, ops_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.marks import RECOMPUTE
@@ -68,8 +68,8 @@ class _EqualNumbers:
         """By constant the first one that is equal, another op."""
         found: dict[object, nn.ConstantOp] = {}
         ops = ops_of(block)
-        for op in ops:
-            if isinstance(op, nn.ConstantOp) and not unsharded_type(op.out).get_shape():
+        for op in of_kind(ops, nn.ConstantOp):
+            if not unsharded_type(op.out).get_shape():
                 key = (op.value, op.out.type, frozenset(op.attributes.items()))
                 if (first := found.setdefault(key, op)) is not op:
                     self.first[op] = first

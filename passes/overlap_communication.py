@@ -44,9 +44,9 @@ from shardir.cost.overlap import (
     Costs,
     StartSchedule,
     Timeline,
-    can_start,
     grows,
     hideable,
+    startable,
     users,
 )
 from shardir.cost.schedule import cuts
@@ -151,7 +151,7 @@ class Body:
         """The ops as they are now, in order; and as they were given."""
         self._dead = {*ops}.difference(live_ops(ops))
         """Ops whose results nothing uses, which attempts do not change."""
-        self.candidates = [op for op in ops if can_start(op, mesh)]
+        self.candidates = startable(ops, mesh)
         self._changes = BlockChanges()
         self.costs = Costs(self.ops, mesh)
         self.timeline = Timeline(self.ops, self.costs)
@@ -239,7 +239,7 @@ class Body:
 
 def _overlap(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
-    if not any(can_start(op, mesh) for op in ops):
+    if not startable(ops, mesh):
         return
     body = Body(f, ops, mesh)
     cuttings = (False, True) if body.is_cut() else (False,)

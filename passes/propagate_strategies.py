@@ -49,7 +49,7 @@ from shardir.analysis.roles import differentiated_arguments, retained_arguments,
 from shardir.cost import op_seconds
 from shardir.cost.report import cost_of_function
 from shardir.diagnostics import Failure, Located, ShardirError, coded
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.dist import (
     PropagationBarrierOp,
     ShardingGroupOp,
@@ -162,7 +162,7 @@ class FunctionPropagation:
         activity = Activity(self.differentiated())
         activity.mark(self.ops)
         active = activity.active & _returned(self.ops)
-        bundled = {op.operands[1] for op in self.ops if isinstance(op, Update)}
+        bundled = {op.operands[1] for op in of_kind(self.ops, Update)}
         bundled.update(retained & active)
         for v in self.values:
             assert isinstance(v.type, TensorType)
@@ -215,10 +215,9 @@ class FunctionPropagation:
     def tied(self) -> Iterator[tuple[SSAValue, SSAValue, Operation]]:
         """Yield old and new values of parameters and states, and states and their parameter: no
         step redistributes them."""
-        for op in self.ops:
-            if isinstance(op, Update):
-                for v in (*op.operands[2:], *op.results):
-                    yield op.operands[0], v, op
+        for op in of_kind(self.ops, Update):
+            for v in (*op.operands[2:], *op.results):
+                yield op.operands[0], v, op
         for new, old in ties(self.f).items():
             yield old, new, self.ops[-1]
 

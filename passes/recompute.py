@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, Operation
 
-from shardir.dialects.blocks import ops_of
-from shardir.dialects.dist import is_started
+from shardir.dialects.blocks import of_kind, ops_of
+from shardir.dialects.dist import AsyncOp, is_started
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.marks import RECOMPUTE
@@ -51,7 +51,7 @@ def _mark_together(ops: list[Operation]) -> None:
     """Mark both a started collective and its wait, where both are among the ops and one is
     marked; otherwise neither."""
     forward = set(ops)
-    for started in filter(is_started, ops):
+    for started in filter(is_started, of_kind(ops, AsyncOp)):
         pair = {started, *(use.operation for use in started.results[0].uses)}
         marked = pair <= forward and any(RECOMPUTE in op.attributes for op in pair)
         for op in pair:

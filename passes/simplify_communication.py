@@ -20,6 +20,7 @@ from shardir.algebra.collectives import AxisState, between
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.cost.seconds import cost_of
 from shardir.dialects import dist, nn
+from shardir.dialects.blocks import of_kind
 from shardir.dialects.symbols import fixed_symbols
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
@@ -50,8 +51,8 @@ class SimplifyCommunication(LocalPass):
 def unused(ops: Sequence[Operation]) -> bool:
     """%y = dist.all_gather %x, and %y has no use    ->    nothing"""
     changed = False
-    for op in reversed(ops):
-        if isinstance(op, dist.CollectiveOp) and all(v.first_use is None for v in op.results):
+    for op in reversed(of_kind(ops, dist.CollectiveOp)):
+        if all(v.first_use is None for v in op.results):
             erase(op)
             changed = True
     return changed
@@ -64,12 +65,8 @@ def equal(ops: Sequence[Operation]) -> bool:
     """
     seen: dict[tuple[object, ...], dist.CollectiveOp] = {}
     changed = False
-    for op in ops:
-        if (
-            not isinstance(op, dist.CollectiveOp)
-            or RECOMPUTE in op.attributes
-            or dist.is_started(op)
-        ):
+    for op in of_kind(ops, dist.CollectiveOp):
+        if RECOMPUTE in op.attributes or dist.is_started(op):
             continue
         props = frozenset((k, v) for k, v in op.properties.items() if k != "fusion")
         key = (type(op), tuple(op.operands), props, tuple(op.result_types))

@@ -14,6 +14,7 @@ from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.dialects import nn, train
+from shardir.dialects.blocks import of_kind
 from shardir.dialects.nn.types import unsharded_type
 
 
@@ -63,8 +64,8 @@ def added_in_place(ops: Iterable[Operation]) -> dict[SSAValue, train.AccumulateO
         ops: those of the step.
     """
     found: dict[SSAValue, train.AccumulateOp] = {}
-    for op in ops:
-        if not isinstance(op, train.AccumulateOp) or not op.x.has_one_use():
+    for op in of_kind(ops, train.AccumulateOp):
+        if not op.x.has_one_use():
             continue
         maker = op.x.owner
         if isinstance(maker, CallOp) and isinstance(op.x, OpResult):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.ir import Operation
 
+from shardir.dialects.blocks import of_kind
 from shardir.dialects.dist import CollectiveOp
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.train import UpdateOp
@@ -15,12 +16,8 @@ def after_update(ops: Sequence[Operation]) -> Callable[[Sequence[Operation]], bo
     the collectives of values for these ops first, and the search counts their buckets."""
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     late = set(ops[first:])
-    for op in reversed(ops[:first]):
-        if isinstance(op, _MOVABLE):
-            users = [use.operation for v in op.results for use in v.uses]
-            if users and late.issuperset(users):
-                late.add(op)
+    for op in reversed(of_kind(ops[:first], ConvertOp, CollectiveOp)):
+        users = [use.operation for v in op.results for use in v.uses]
+        if users and late.issuperset(users):
+            late.add(op)
     return lambda users: bool(users) and late.issuperset(users)
-
-
-_MOVABLE = (ConvertOp, CollectiveOp)

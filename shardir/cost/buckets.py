@@ -17,7 +17,7 @@ fuse-communication and the search ask `fused`, so that they have the same bucket
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain, combinations, islice, product
 from math import inf
@@ -62,10 +62,9 @@ class Bucket:
 
     def __add__(self, other: "Bucket") -> "Bucket":
         after = Span(max(self.after.start, other.after.start), min(self.after.end, other.after.end))
-        return replace(
-            self, members=self.members + other.members, after=after,
-            bytes=self.bytes + other.bytes, values=self.values + other.values,
-            follows=self.follows | other.follows,
+        return Bucket(
+            self.members + other.members, after, self.bytes + other.bytes,
+            self.values + other.values, self.kind, self.shrinks, self.follows | other.follows,
         )  # fmt: skip
 
     def fits(self, other: "Bucket", max_bytes: float, limited: bool = True) -> bool:

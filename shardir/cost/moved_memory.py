@@ -21,6 +21,7 @@ from shardir.analysis.loops import Loops
 from shardir.analysis.roles import lent_arguments
 from shardir.cost.memory import LiveStorages, changes
 from shardir.dialects import dist
+from shardir.dialects.blocks import of_kind
 
 
 class MovedMemory:
@@ -80,7 +81,7 @@ def _moving(f: FuncOp, live: LiveStorages) -> set[SSAValue]:
     for v, other in pairs:
         near.setdefault(v, []).append(other)
         near.setdefault(other, []).append(v)
-    moved = [op for op in live.ops if isinstance(op, dist.AsyncOp)]
+    moved = of_kind(live.ops, dist.AsyncOp)
     todo = [v for op in moved for v in (*op.operands, *op.results)]
     if any(isinstance(op, dist.CopyOp) for op in moved):
         todo += lent_arguments(f)  # of which a part of it may be the new value

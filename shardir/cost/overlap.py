@@ -19,6 +19,7 @@ from shardir.cost.schedule import elapsed, level_of
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
+from shardir.dialects.blocks import of_kind
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import available_after
 
@@ -61,6 +62,11 @@ def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.AsyncOp]:
         and op.moves(mesh)
         and any(v.first_use is not None for v in op.results)
     )
+
+
+def startable(ops: Iterable[Operation], mesh: Mesh) -> list[dist.AsyncOp]:
+    """Return the ops that can start (`can_start`), in order."""
+    return [op for op in of_kind(ops, dist.AsyncOp) if can_start(op, mesh)]
 
 
 def grows(op: dist.AsyncOp) -> bool:
@@ -122,7 +128,7 @@ def hideable(ops: Sequence[Operation], timeline: Timeline) -> dict[dist.AsyncOp,
     """
     loops = timeline.loops
     begins = timeline.begins_of(ops)
-    candidates = [op for op in ops if can_start(op, timeline.mesh)]
+    candidates = startable(ops, timeline.mesh)
     earliest: dict[Operation, float] = {}
     for op in candidates:
         owners = [

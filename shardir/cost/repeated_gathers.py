@@ -10,6 +10,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import Loops
 from shardir.cost.memory import LiveStorages
 from shardir.dialects import dist, nn
+from shardir.dialects.blocks import of_kind, ops_of
 from shardir.rewriting.marks import RECOMPUTE
 
 
@@ -17,7 +18,7 @@ def needless_gathers(f: FuncOp, mesh: Mesh) -> list[tuple[dist.AllGatherOp, list
     """Return the gathers of a function in the local view that repeat others (`recompute`) and free
     no memory at the peak, each with the values of the first ones. The first repetitions count
     first: their values are retained for the shortest time."""
-    gathers = [op for op in f.body.block.ops if isinstance(op, dist.AllGatherOp)]
+    gathers = of_kind(ops_of(f.body.block), dist.AllGatherOp)
     if not any(RECOMPUTE in op.attributes for op in gathers):
         return []
     live = LiveStorages(f, mesh)

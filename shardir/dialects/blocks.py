@@ -9,15 +9,17 @@ costs.
 """
 
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue, SSAValues, Use
 from xdsl.ir.core import IRWithName
 from xdsl.irdl import IRDLOperation
 
 from shardir.dialects.definition import OpClass
+
+OpT = TypeVar("OpT", bound=Operation)
 
 FIELDS = (
     (SSAValue, "type", "_type"),
@@ -78,6 +80,15 @@ def ops_from(op: Operation | None) -> list[Operation]:
         ops.append(op)
         op = op._next_op
     return ops
+
+
+def of_kind(ops: Iterable[Operation], *kinds: type[OpT]) -> list[OpT]:
+    """Return the ops of a kind, in order. Whether it is one is asked for each class among them: to
+    ask for each op takes longer."""
+    ops = list(ops)
+    found = {cls for cls in {*map(type, ops)} if issubclass(cls, kinds)}
+    same: list[Any] = [op for op in ops if type(op) in found] if found else []
+    return same
 
 
 def ops_in(op: Operation) -> Iterator[Operation]:

@@ -8,7 +8,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, SSAValue
 
 from shardir.algebra.mesh import Mesh
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.dist import PropagationBarrierOp, RedistributeOp, ShardingGroupOp, layout_of
 from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.dialects.nn.types import unsharded_type
@@ -155,6 +155,5 @@ def resolve_marker(op: PropagationBarrierOp | ShardingGroupOp, rewriter: Rewrite
 def resolve_markers(block: Block, mesh: Mesh | None) -> None:
     """Erase all barriers and groups of a block; without a mesh there are no layouts either."""
     rewriter = Rewriter(mesh)
-    for op in ops_of(block):
-        if isinstance(op, PropagationBarrierOp | ShardingGroupOp):
-            resolve_marker(op, rewriter.before(op))
+    for op in of_kind(ops_of(block), PropagationBarrierOp, ShardingGroupOp):
+        resolve_marker(op, rewriter.before(op))

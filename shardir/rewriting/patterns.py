@@ -7,11 +7,11 @@ apply_patterns([double_negation], block)
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from xdsl.ir import Block, Operation
 
-from shardir.dialects.blocks import ops_of
+from shardir.dialects.blocks import of_kind, ops_of
 
 OpT = TypeVar("OpT", bound=Operation)
 
@@ -26,8 +26,7 @@ def at_each(kind: type[OpT]) -> Callable[[Callable[[OpT], bool]], Pattern]:
 
     def decorate(rewrite: Callable[[OpT], bool]) -> Pattern:
         def pattern(ops: Sequence[Operation]) -> bool:
-            kinds = {found for found in {*map(type, ops)} if issubclass(found, kind)}
-            found: list[Any] = [op for op in ops if type(op) in kinds] if kinds else []
+            found = of_kind(ops, kind)
             return any([op.parent is not None and rewrite(op) for op in found])
 
         pattern.__name__, pattern.__doc__ = rewrite.__name__, rewrite.__doc__

@@ -15,6 +15,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.algebra.collectives import check_position
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.diagnostics import Failure, Located, coded
+from shardir.dialects.blocks import of_kind
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.attributes import AxesAttr
 from shardir.dialects.dist.base import HeldByOne, check_holder, mesh_of_collective
@@ -92,10 +93,10 @@ def matching_sends(ops: Iterable[Operation]) -> dict[RecvOp, SendOp]:
     """
     pending: dict[tuple[int, int, Axes], deque[SendOp]] = {}
     matched: dict[RecvOp, SendOp] = {}
-    for op in ops:
+    for op in of_kind(ops, SendOp, RecvOp):
         if isinstance(op, SendOp):
             pending.setdefault(op.ends, deque()).append(op)
-        elif isinstance(op, RecvOp):
+        else:
             if not (queue := pending.get(op.ends)):
                 found = "expected a dist.send before each dist.recv, got none: a deadlock"
                 raise Failure.at(op, coded("C11", found))
