@@ -23,8 +23,8 @@ MEMORY_PLAN = "memory_plan"
 
 def planned_results(ops: list[Operation]) -> Iterator[tuple[int, OpResult]]:
     """Yield the results that have offsets, each with its offset."""
-    for op in ops:
-        if isinstance(found := op.attributes.get(OFFSETS), DenseArrayBase):
+    for op in [op for op in ops if OFFSETS in op.attributes]:
+        if isinstance(found := op.attributes[OFFSETS], DenseArrayBase):
             for v, offset in zip(op.results, found.get_values(), strict=False):
                 if isinstance(offset, int) and offset >= 0:
                     yield offset, v

@@ -31,7 +31,7 @@ def itemsize(t: TensorType) -> int:
     return (element.bitwidth + 7) // 8
 
 
-_sizes, _unsharded = SignatureMemo(), SignatureMemo()
+_sizes, _unsharded, _elements = SignatureMemo(), SignatureMemo(), SignatureMemo()
 
 
 def size_of(v: SSAValue) -> int:
@@ -42,6 +42,11 @@ def size_of(v: SSAValue) -> int:
 def _bytes(t: Attribute) -> int:
     assert isinstance(t, TensorType)
     return prod(t.get_shape()) * itemsize(t)
+
+
+def elements_of(v: SSAValue) -> int:
+    """Return the elements of a value; in the local view those of its shard."""
+    return _elements.of(v._type, lambda t: prod(t.get_shape()))
 
 
 def unsharded_type(value: SSAValue) -> TensorType:

@@ -6,7 +6,6 @@
 """
 
 from collections.abc import Sequence
-from math import prod
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -19,7 +18,7 @@ from shardir.dialects.dist import (
     with_layout,
 )
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.nn.types import elements_of, unsharded_type
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.autodiff.activity import Activity, relocates
 from shardir.rewriting.autodiff.cotangents import Cotangents, cotangent_name
@@ -91,8 +90,7 @@ class Transposition:
         return (
             len(active) == 1
             and bool(op.factors().linear)
-            and prod(unsharded_type(active[0]).get_shape())
-            <= sum(prod(unsharded_type(v).get_shape()) for v in op.results)
+            and elements_of(active[0]) <= sum(map(elements_of, op.results))
         )
 
     def communication(self, op: Operation, v: SSAValue, out: SSAValue) -> list[SSAValue]:
