@@ -180,21 +180,19 @@ def test_overlap_is_within_the_memory_of_a_device_and_uses_it(rows: Sequence[int
     assert started(found[-2]) < started(found[-1]) == len(rows)
 
 
-SUM = "tensor<4x4xf32, #dist.local<@m, [{}, {}], partial sum {a}>>"
-WHOLE = "tensor<4x4xf32, #dist.local<@m, [{}, {}]>>"
 READ_BY_A_VIEW = f"""
 dist.cluster @c <levels [pair = 2 {{bandwidth = 1e3, latency = 0}}], flops {{f32 = 1e3}}>
 dist.mesh @m <a = 2> on @c
-func.func @f(%x: {SUM}, %w: {WHOLE} {{train.parameter = "w"}}) -> {WHOLE} {{
-  %s = nn.add %x, %x : ({SUM}, {SUM}) -> {SUM}
-  %r = dist.all_reduce <sum> %s over <a> : ({SUM}) -> {WHOLE}
-  %p = nn.matmul %w, %w : ({WHOLE}, {WHOLE}) -> {WHOLE}
-  %v = nn.transpose %r perm <1, 0> : ({WHOLE}) -> {WHOLE}
-  %q = nn.matmul %p, %w : ({WHOLE}, {WHOLE}) -> {WHOLE}
-  %t = nn.add %r, %q : ({WHOLE}, {WHOLE}) -> {WHOLE}
-  %u = nn.matmul %t, %w : ({WHOLE}, {WHOLE}) -> {WHOLE}
-  %y = nn.add %u, %v : ({WHOLE}, {WHOLE}) -> {WHOLE}
-  func.return %y : {WHOLE}
+func.func @f(%x: {PARTIAL}, %w: {REDUCED} {{train.parameter = "w"}}) -> {REDUCED} {{
+  %s = nn.add %x, %x : ({PARTIAL}, {PARTIAL}) -> {PARTIAL}
+  %r = dist.all_reduce <sum> %s over <a> : ({PARTIAL}) -> {REDUCED}
+  %p = nn.matmul %w, %w : ({REDUCED}, {REDUCED}) -> {REDUCED}
+  %v = nn.transpose %r perm <1, 0> : ({REDUCED}) -> {REDUCED}
+  %q = nn.matmul %p, %w : ({REDUCED}, {REDUCED}) -> {REDUCED}
+  %t = nn.add %r, %q : ({REDUCED}, {REDUCED}) -> {REDUCED}
+  %u = nn.matmul %t, %w : ({REDUCED}, {REDUCED}) -> {REDUCED}
+  %y = nn.add %u, %v : ({REDUCED}, {REDUCED}) -> {REDUCED}
+  func.return %y : {REDUCED}
 }}"""
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 MOVED = {
@@ -210,8 +208,8 @@ MOVED = {
 def test_memory_of_moved_ops_is_that_of_all_storages(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an attempt does not touch is counted once: a count of the whole function finds the same
-    bytes at each op."""
+    """Storages that no attempt touches are counted once: a count of all of them finds the same bytes
+    at each op."""
     counted, attempts = MovedMemory.at_ops, []
 
     def checked(self: MovedMemory, ops: Sequence[Operation]) -> dict[Operation, int]:
