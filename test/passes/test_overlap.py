@@ -208,8 +208,8 @@ MOVED = {
 def test_memory_of_moved_ops_is_that_of_all_storages(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Storages that no attempt touches are counted once: a count of all of them finds the same bytes
-    at each op."""
+    """Storages that no attempt touches are counted once: a count of all of them finds the same
+    bytes at each op."""
     counted, attempts = MovedMemory.at_ops, []
 
     def checked(self: MovedMemory, ops: Sequence[Operation]) -> dict[Operation, int]:
