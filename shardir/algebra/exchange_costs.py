@@ -75,20 +75,24 @@ class ManyExchanges:
 
     def lowest(self, source: Indices, target: Indices) -> tuple[Table, Table]:
         """Return lower bounds of the costs: those without packing, which are found in less time."""
-        changed = self.changes[source, target]
-        n = np.where(changed, self.extents[source], 1).prod(axis=1)  # devices in the group
-        reach = np.where(changed, self.reach[source], 0).max(axis=1, initial=0)
-        messages = np.array([rounds(k) for k in range(int(n.max(initial=1)) + 1)], dtype=np.float64)
-        latency = messages[n.astype(np.int64)]
-        latency *= np.array([level.latency for level in self.levels])[reach]
         tables, _ = self.shares
         reached = [table[source, target].prod(axis=1) for table in tables]
-        reached.append(np.ones(len(n)))
+        reached.append(np.ones(len(source)))
         receiving = sum(
             (b - a) / level.bandwidth
             for (a, b), level in zip(pairwise(reached), self.levels, strict=True)
         )
-        return self.factor * latency, self.factor * receiving / self._wanted(target)
+        return self.latencies(source, target), self.factor * receiving / self._wanted(target)
+
+    def latencies(self, source: Indices, target: Indices) -> Table:
+        """Return the latency of each exchange, of shards of any sizes."""
+        changed = self.changes[source, target]
+        n = np.where(changed, self.extents[source], 1).prod(axis=1)  # devices in the group
+        reach = np.where(changed, self.reach[source], 0).max(axis=1, initial=0)
+        messages = np.array([rounds(k) for k in range(int(n.max(initial=1)) + 1)], dtype=np.float64)
+        each = np.array([level.latency for level in self.levels])
+        found: Table = self.factor * (messages[n.astype(np.int64)] * each[reach])
+        return found
 
     def _wanted(self, target: Indices) -> Table:
         """Return the numbers of shards after the exchanges."""

@@ -40,7 +40,8 @@ plan found so far limits them, and they limit the searches after them."""
 def known_path(
     shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int
 ) -> list[CollectiveStep] | None:
-    """Return the shortest path over layouts of full axes; None unless both are such, and even."""
+    """Return the shortest path of a table; None unless it has both layouts, and no other path is
+    faster: between even layouts of full axes, and between all where the table is complete."""
     if any(map(sizes_of, (*source.dims, *target.dims))):
         return None  # only an exchange has an operand with explicit sizes
     reduction = source.reduction if source.partial else target.reduction

@@ -1,11 +1,11 @@
 """Redistributions: the collectives and slices of minimum estimated time between two layouts.
 
 A plan is a shortest path: layouts are nodes, moves are edges, and the length of a move is its
-estimated time on the mesh's links. Between layouts of full axes that are even the path is known
-(routes.py). Otherwise a few candidates are tried: the named collectives in a fixed order, and one
-exchange in which each device fetches exactly the elements that it lacks, perhaps after a reduction
-of partial values; so every layout can be reached. If the fastest of them is slower than the lower
-bound, A* searches (planner.py).
+estimated time on the mesh's links. Between layouts of full axes that are even the path is known,
+and between all layouts of few axes (routes.py). Otherwise a few candidates are tried: the named
+collectives in a fixed order, and one exchange in which each device fetches exactly the elements
+that it lacks, perhaps after a reduction of partial values; so every layout can be reached. If the
+fastest of them is slower than the lower bound, A* searches (planner.py).
 
 Devices communicate from their own memory. So where a layout is `on host`, a copy is before the
 first collective of the plan, or after the last, beside the smallest shard that is there.

@@ -9,31 +9,33 @@ is cut there, so that a collective within a unit and one across units can be of 
 one whose size is composite and no power of two into a power of two and odd primes: collectives over
 2 and 3 devices, one after the other, wait for fewer messages than one over 6, a ring.
 
-A path may go through uneven shards, by named collectives: a dimension is split unevenly from being
-unsharded, and what moves is the largest shard. Exchanges of uneven shards have no closed form.
+A path may go through uneven shards. By named collectives a dimension is split unevenly from being
+unsharded, and what moves is the largest shard. Exchanges of uneven shards have no closed form: they
+are counted on each device (counted_exchanges.py), of at most MAX_DEVICES.
 
 The forms of a move have a latency and a rate, which are equal for all shapes with even shards: they
 are found once for a mesh and a number of dimensions (named_costs.py, exchange_costs.py). Between
-these layouts the planner (redistribution.py) takes these paths, and the search counts their
-seconds.
+layouts that split the tensor evenly the planner (redistribution.py) takes these paths, and the
+search counts their seconds. Where sub-axes of primes are in all orders (`is_complete`) the planner
+takes those from and to uneven shards too.
 """
 
-from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
-from itertools import combinations, permutations, product
 from math import comb, inf, prod
 
 import numpy as np
 
 from shardir.algebra.collectives import AxisState, CollectiveStep
+from shardir.algebra.counted_exchanges import CountedExchanges
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.exchange_costs import Table, exchange_costs, exchange_forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.named_costs import NamedMove, named_costs
+from shardir.algebra.route_moves import NamedMoves, states
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 
-REPLICATED, SHARDED, PARTIAL, _ = AxisState
+REPLICATED, _, PARTIAL, _ = AxisState
 
 
 Solved = tuple[Table, Indices]
@@ -46,6 +48,9 @@ more, the axes of a dimension are in the mesh's order."""
 PREFERENCE = 1e-9
 """The relative time that breaks ties: a path of one regular collective may exceed an exchange by
 it, and a path of several collectives must be faster than one of fewer by some of it."""
+
+MAX_DEVICES = 64
+"""The maximum number of devices on which exchanges of uneven shards are counted."""
 
 MAX_ROUNDING = 1e-12
 """The largest relative rounding error of a path's time. Less than PREFERENCE, so that of paths of
@@ -117,19 +122,18 @@ class Routes:
     def __init__(self, mesh: Mesh, rank: int, reduction: str, axes: Axes):
         self.mesh, self.rank, self.reduction, self.axes = mesh, rank, reduction, axes
         self._is_cut = any(a.size for a in axes)
-        every = [
-            Layout(mesh.name, dims).with_partial(partial, reduction)
-            for n in range(len(axes) + 1)
-            for partial in combinations(axes, n)
-            for dims in _dims(tuple(a for a in axes if a not in partial), ((),) * rank)
+        every = [*states(axes, rank)]
+        in_order = len(every) > MAX_ORDERED_LAYOUTS
+        if in_order:
+            every = [s for s in every if all(d == tuple(a for a in axes if a in d) for d in s[0])]
+        self.layouts = [
+            Layout(mesh.name, dims).with_partial(partial, reduction) for dims, partial in every
         ]
-        self._in_order = len(every) > MAX_ORDERED_LAYOUTS
-        if self._in_order:
-            every = [l for l in every if all(d == tuple(a for a in axes if a in d) for d in l.dims)]
-        self.layouts = every
-        self.index = {self._normal(l): i for i, l in enumerate(every)}
+        self.index = {self._normal(l): i for i, l in enumerate(self.layouts)}
+        self.is_complete = not in_order and mesh.size <= MAX_DEVICES and _are_finest(mesh, axes)
+        self._moves = NamedMoves(axes, reduction, in_order)
         self._solved: dict[tuple[Shape, int], Solved] = {}
-        self._each: dict[tuple[Shape, int], Table] = {}
+        self._each: dict[tuple[Shape, int], tuple[Table, Flags]] = {}
 
     def _normal(self, layout: Layout) -> Layout:
         return layout.simplified(self.mesh) if self._is_cut else layout
@@ -137,15 +141,18 @@ class Routes:
     def seconds(self, shape: Shape, itemsize: int) -> Table:
         """Return the estimated time of each path for a tensor of this shape: [from, to]; infinite
         from or to layouts that do not split it evenly."""
-        return self.paths(shape, itemsize)[0]
+        even = self.even(shape)
+        return np.where(even[:, None] & even, self.paths(shape, itemsize)[0], inf)
 
     def steps(
         self, shape: Shape, itemsize: int, source: Layout, target: Layout
     ) -> list[CollectiveStep] | None:
-        """Return the moves of the path from one layout to another; None where there is none."""
+        """Return the moves of the path from one layout to another; None where there is none, or
+        where others may be faster: from or to uneven shards, unless the table is complete."""
         if source not in self.index or target not in self.index:
             return None
-        if not (source.even(self.mesh, shape) and target.even(self.mesh, shape)):
+        even = source.even(self.mesh, shape) and target.even(self.mesh, shape)
+        if not (even or self.is_complete):
             return None  # the table need not be made
         seconds, via = self.paths(shape, itemsize)
         i, j = self.index[source], self.index[target]
@@ -154,7 +161,7 @@ class Routes:
         found = []
         while i != j:
             k = int(via[i, j])
-            found.append(self.move(i, k))
+            found.append(self.step(shape, itemsize, i, k))
             i = k
         return found
 
@@ -167,12 +174,11 @@ class Routes:
     def _solve(self, shape: Shape, itemsize: int) -> Solved:
         """Find the shortest paths (Floyd and Warshall). Of equal ones that of fewer collectives is
         preferred, then that without an exchange, which is an irregular all-to-all in libraries."""
-        n, even = len(self.layouts), self.even(shape)
-        seconds: Table = self.each(shape, itemsize).copy()
+        each, exchanged = self._moves_of(shape, itemsize)
+        n, seconds = len(self.layouts), each.copy()
         np.fill_diagonal(seconds, 0.0)
         via = np.tile(np.arange(n), (n, 1))
-        weight = seconds.copy()
-        weight[tuple(self._exchanges.T)] *= 1 + PREFERENCE
+        weight = np.where(exchanged, seconds * (1 + PREFERENCE), seconds)
         for k in np.flatnonzero(np.isfinite(seconds).sum(axis=0) > 1):
             first, then = weight[:, k], weight[k]
             path = np.add.outer(first, then) * (1 + 3 * PREFERENCE)
@@ -183,7 +189,6 @@ class Routes:
             weight.flat[better] = path.flat[better]
             seconds.flat[better] = seconds[i, k] + seconds[k, j]
             via.flat[better] = via[i, k]
-        seconds[~(even[:, None] & even)] = inf
         return seconds, via
 
     def even(self, shape: Shape) -> Flags:
@@ -193,29 +198,47 @@ class Routes:
 
     def each(self, shape: Shape, itemsize: int) -> Table:
         """Return the seconds of each single move of a tensor of this shape in its fastest form:
-        between layouts that split it evenly, and by named collectives between others whose shards
-        nest: [from, to]; infinite for all others."""
-        if (shape, itemsize) not in self._each:
+        between layouts that split it evenly; and between others by exchanges, and by named
+        collectives where shards nest: [from, to]; infinite for all others."""
+        return self._moves_of(shape, itemsize)[0]
+
+    def _moves_of(self, shape: Shape, itemsize: int) -> tuple[Table, Flags]:
+        """Return the seconds of each single move, and whether it is an exchange."""
+        if (found := self._each.get((shape, itemsize))) is None:
             even, size = self.even(shape), prod(shape) * itemsize
             latency, rate = self.costs
-            found = np.where(even[:, None] & even, (latency + rate * size).min(axis=0), inf)
+            seconds = np.where(even[:, None] & even, (latency + rate * size).min(axis=0), inf)
+            exchanged = np.zeros(seconds.shape, dtype=np.bool_)
+            exchanged[*self._exchanges.T] = True
             if not even.all():
                 ends, (latency, rate) = self._uneven_costs(shape, even)
-                found[tuple(ends.T)] = (latency + rate * size).min(axis=0)
-            self._each[shape, itemsize] = found
-        return self._each[shape, itemsize]
+                seconds[*ends.T] = (latency + rate * size).min(axis=0)
+                if self.mesh.size <= MAX_DEVICES:
+                    ends, counted = self._counted(shape, itemsize, even)
+                    faster = counted < seconds[*ends.T] * (1 - PREFERENCE)
+                    seconds[*ends[faster].T] = counted[faster]
+                    exchanged[*ends[faster].T] = True
+            found = self._each[shape, itemsize] = seconds, exchanged
+        return found
+
+    def _counted(self, shape: Shape, itemsize: int, even: Flags) -> tuple[Indices, Table]:
+        """Return the indices of the layouts before and after each exchange from or to uneven
+        shards, also where a named collective does the same, and its seconds."""
+        splits, dims = self._splits
+        ends = np.argwhere(self._exchanged & ~(even[:, None] & even))
+        source, target = (dims[some] for some in ends.T)
+        return ends, CountedExchanges(self.mesh, shape, splits).seconds(source, target, itemsize)
 
     def _uneven_costs(self, shape: Shape, even: Flags) -> tuple[Indices, tuple[Table, Table]]:
         """Return the indices of the layouts before and after each named move from or to one that
         does not split a tensor of this shape evenly, and the latencies and rates of these moves."""
         dims, d = self._splits[1], np.arange(self.rank)
         share, divides = self._shares(shape)
-        smaller = ((dims == 0) | (share[d, dims] < 1)).all(axis=1)
-        ends, among = self._named_ends, smaller & ~even
+        ends = self._named_ends
         before, after = (dims[i] for i in ends.T)
         nest = (before == after) | (before == 0) | (after == 0)
         nest |= divides[d, before] & divides[d, after]
-        usable = smaller[ends].all(axis=1) & among[ends].any(axis=1) & nest.all(axis=1)
+        usable = (~even)[ends].any(axis=1) & nest.all(axis=1)
         padded = ~(divides[d, before] & divides[d, after])
         some, named = np.flatnonzero(usable).tolist(), list(self._named.values())
         moves = [
@@ -272,14 +295,22 @@ class Routes:
 
     @cached_property
     def moves(self) -> dict[tuple[int, int], CollectiveStep]:
-        """The move from one layout to another, where there is one: by both indices."""
+        """The move from one layout to another, of even shards, where there is one: by both
+        indices."""
         exchanges = ((int(i), int(j)) for i, j in self._exchanges)
-        return {ends: self.move(*ends) for ends in (*self._named, *exchanges)}
+        return {ends: self._move(*ends) for ends in (*self._named, *exchanges)}
 
-    def move(self, i: int, j: int) -> CollectiveStep:
-        """Return the move between two layouts."""
+    def step(self, shape: Shape, itemsize: int, i: int, j: int) -> CollectiveStep:
+        """Return the fastest move of a tensor of this shape between two layouts."""
+        _, exchanged = self._moves_of(shape, itemsize)
+        return self._move(i, j, bool(exchanged[i, j]))
+
+    def _move(self, i: int, j: int, exchanged: bool = False) -> CollectiveStep:
+        """Return the move between two layouts: by a named collective if there is one that does it,
+        and it is not an exchange (`exchanged`)."""
         before, after = self.layouts[i], self.layouts[j]
-        if (found := self._named.get((i, j))) is not None:
+        found = None if exchanged else self._named.get((i, j))
+        if found is not None:
             kind, axes = found.record.name, found.axes
             added = found.start is REPLICATED and found.end is PARTIAL
             reduction = self.reduction if added else before.reduction
@@ -298,14 +329,20 @@ class Routes:
         return list(numbers), np.array(dims, dtype=np.int64).reshape(len(dims), self.rank)
 
     @cached_property
-    def _exchanges(self) -> Indices:
-        """The exchanges, where no named collective does it: the indices of both layouts."""
+    def _exchanged(self) -> Flags:
+        """For each two layouts, whether a dimension that the first splits changes: [from, to]."""
         _, dims = self._splits
         numbers: dict[Axes, int] = {}
         partial = np.array([numbers.setdefault(l.partial, len(numbers)) for l in self.layouts])
-        found = partial[:, None] == partial
-        found &= ((dims[:, None] != dims) & (dims[:, None] > 0)).any(axis=-1)  # over some axes
-        found[tuple(self._named_ends.T)] = False
+        found: Flags = partial[:, None] == partial
+        found &= ((dims[:, None] != dims) & (dims[:, None] > 0)).any(axis=-1)
+        return found
+
+    @cached_property
+    def _exchanges(self) -> Indices:
+        """The exchanges, where no named collective does it: the indices of both layouts."""
+        found = self._exchanged.copy()
+        found[*self._named_ends.T] = False
         return np.argwhere(found)
 
     @cached_property
@@ -314,71 +351,14 @@ class Routes:
         index = {(l.dims, l.partial): i for i, l in enumerate(self.layouts)}
         found: dict[tuple[int, int], NamedMove] = {}
         for i, layout in enumerate(self.layouts):
-            for dims, partial, named in self._named_from(layout):
-                j = index.get((dims, partial))
-                if j is not None:
+            for after, named in self._moves.of((layout.dims, layout.partial)):
+                if (j := index.get(after)) is not None:
                     found.setdefault((i, j), named)
         return found
 
-    def _named_from(self, now: Layout) -> Iterator[tuple[tuple[Axes, ...], Axes, NamedMove]]:
-        """Yield the moves from a layout, each with the split and the partial axes after it."""
-        dims, partial = now.dims, now.partial
-        for a in self.axes:
-            if a in now.used:
-                continue
-            for dim in range(self.rank):
-                yield _added(dims, dim, (a,)), partial, NamedMove(REPLICATED, SHARDED, (a,), dim)
-            yield dims, self._ordered((*partial, a)), NamedMove(REPLICATED, PARTIAL, (a,))
-        unused = [a for a in self.axes if a not in now.used]
-        for n, dim in product(range(2, len(unused) + 1), range(self.rank)):
-            if not dims[dim]:  # perhaps into uneven shards that are not within those over fewer
-                for axes in self._orders(combinations(unused, n)):
-                    named = NamedMove(REPLICATED, SHARDED, axes, dim)
-                    yield _added(dims, dim, axes), partial, named
-        for n in range(1, len(partial) + 1):
-            for axes in combinations(partial, n):
-                rest = tuple([a for a in partial if a not in axes])
-                yield dims, rest, NamedMove(PARTIAL, REPLICATED, axes)
-                for dim in range(self.rank):
-                    for order in self._orders([axes]):
-                        yield (
-                            _added(dims, dim, order),
-                            rest,
-                            NamedMove(PARTIAL, SHARDED, order, dim),
-                        )
-        for dim, have in enumerate(dims):
-            for n in range(1, len(have) + 1):
-                axes, gathered = have[-n:], (*dims[:dim], have[:-n], *dims[dim + 1 :])
-                yield gathered, partial, NamedMove(SHARDED, REPLICATED, axes, dim)
-                if self.reduction == "sum":
-                    among = self._ordered(partial + axes)
-                    yield gathered, among, NamedMove(SHARDED, PARTIAL, axes, dim)
-                for other in range(self.rank):
-                    if other != dim:
-                        named = NamedMove(SHARDED, SHARDED, axes, other, dim)
-                        yield _added(gathered, other, axes), partial, named
 
-    def _orders(self, some: Iterable[Axes]) -> Iterator[Axes]:
-        """Yield some axes in the orders in which they split a dimension."""
-        for axes in some:
-            yield from (axes,) if self._in_order else permutations(axes)
-
-    def _ordered(self, axes: Axes) -> Axes:
-        return tuple([a for a in self.axes if a in axes])
-
-
-def _added(dims: tuple[Axes, ...], dim: int, axes: Axes) -> tuple[Axes, ...]:
-    """Return the split of the dimensions, one split over these axes too."""
-    return (*dims[:dim], dims[dim] + axes, *dims[dim + 1 :])
-
-
-def _dims(axes: Axes, dims: tuple[Axes, ...]) -> Iterator[tuple[Axes, ...]]:
-    """Yield the dimensions split over some of the axes too, in all orders."""
-    if not axes:
-        yield dims
-        return
-    yield from _dims(axes[1:], dims)
-    for d, have in enumerate(dims):
-        for i in range(len(have) + 1):
-            split = (*have[:i], axes[0], *have[i:])
-            yield from _dims(axes[1:], (*dims[:d], split, *dims[d + 1 :]))
+def _are_finest(mesh: Mesh, axes: Axes) -> bool:
+    """Whether axes are of prime sizes, and none of them crosses the levels."""
+    levels = mesh.cut(mesh.level_sub_axes, axes)
+    is_prime = len(sub_axes_of_primes(mesh, axes)) == len(axes)
+    return is_prime and mesh.clash(tuple({*axes, *levels})) is None

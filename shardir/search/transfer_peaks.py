@@ -58,7 +58,7 @@ class _RoutePeaks:
 
     def __init__(self, found: Routes):
         self.routes = found
-        self._needed: dict[tuple[Shape, int, int], int] = {}
+        self._needed: dict[tuple[Shape, int, int, int], int] = {}
 
     def even(self, shape: Shape, layouts: Sequence[Layout]) -> dict[int, int]:
         """Return the places of those layouts that are in the table and split the tensor evenly,
@@ -77,18 +77,18 @@ class _RoutePeaks:
         while (now != to).any():
             then = via[now, to]
             ends, at = np.unique(now * n + then, return_inverse=True)
-            each = np.array([self._move(shape, *divmod(k, n)) for k in ends.tolist()])
+            each = np.array([self._move(shape, size, *divmod(k, n)) for k in ends.tolist()])
             found = np.maximum(found, each[at].reshape(found.shape))
             now = then
         return found
 
-    def _move(self, shape: Shape, i: int, j: int) -> int:
+    def _move(self, shape: Shape, size: int, i: int, j: int) -> int:
         """Return the most elements during a move."""
         if i == j:
             return 0
-        if (known := self._needed.get((shape, i, j))) is None:
+        if (known := self._needed.get((shape, size, i, j))) is None:
             mesh, before = self.routes.mesh, self.routes.layouts[i]
-            step, own = self.routes.move(i, j), elements(mesh, shape, before)
+            step, own = self.routes.step(shape, size, i, j), elements(mesh, shape, before)
             known, _ = step_memory(mesh, shape, before, step, own)
-            self._needed[shape, i, j] = known
+            self._needed[shape, size, i, j] = known
         return known

@@ -28,12 +28,9 @@ def nodes_of(inner: int, outer: int, latency: float) -> Cluster:
     return Cluster(levels if outer > 1 else levels[:1])
 
 
-def shortest_paths(
-    mesh: Mesh, shape: Shape, spellings: list[tuple[Axis, ...]], uneven_exchanges: bool = True
-) -> Paths:
+def shortest_paths(mesh: Mesh, shape: Shape, spellings: list[tuple[Axis, ...]]) -> Paths:
     """The layouts over the sub-axes of each spelling, and the times of the shortest paths over all
-    of them: of the moves of each table, and of exchanges between any two, or between two that split
-    the tensor evenly."""
+    of them: of the moves of each table, and of exchanges between any two."""
     found: dict[Layout, int] = {}
     steps: list[tuple[Layout, CollectiveStep]] = []
     for axes in spellings:
@@ -44,9 +41,8 @@ def shortest_paths(
             (table.layouts[i], step)
             for (i, _), step in table.moves.items() if step.kind != "exchange"
         ]  # fmt: skip
-    exchanged = [l for l in found if uneven_exchanges or l.even(mesh, shape)]
-    for before in exchanged:
-        for after in exchanged:
+    for before in found:
+        for after in found:
             axes = exchange_axes(before, after)
             if axes and before.partial == after.partial:
                 steps.append((before, CollectiveStep("exchange", axes, after)))
@@ -117,14 +113,12 @@ def test_no_path_over_any_layouts_is_faster(
 def test_no_path_over_the_layouts_of_a_table_is_faster(
     cluster: str, sizes: tuple[int, ...], shape: Shape
 ) -> None:
-    """Between those that split the tensor evenly, also by way of uneven shards; each move priced by
-    its record."""
+    """Between all of them, also of uneven shards; each move priced by its record."""
     devices = prod(sizes)
     mesh = Mesh("m", tuple(zip("abc", sizes, strict=False)), load(cluster).part(devices))
     known = routes(mesh, len(shape))
     assert known is not None
-    layouts, seconds = shortest_paths(mesh, shape, [known.axes], uneven_exchanges=False)
-    order = [known.index[layout] for layout in layouts if layout.even(mesh, shape)]
-    rows = [k for k, layout in enumerate(layouts) if layout.even(mesh, shape)]
-    table = known.seconds(shape, 4)[np.ix_(order, order)]
-    np.testing.assert_allclose(table, seconds[np.ix_(rows, rows)], rtol=1e-8)
+    layouts, seconds = shortest_paths(mesh, shape, [known.axes])
+    order = [known.index[layout] for layout in layouts]
+    paths, _ = known.paths(shape, 4)
+    np.testing.assert_allclose(paths[np.ix_(order, order)], seconds, rtol=1e-8)

@@ -140,6 +140,22 @@ MUTANTS = [
         "test/algebra/test_every_path.py",
     ),
     Mutant(
+        "what the first device receives is the most",
+        "In the tables of routes an exchange of uneven shards takes as long as on one device.",
+        "shardir/algebra/counted_exchanges.py",
+        "np.max(received, axis=1)",
+        "np.max(received[:, :1], axis=1)",
+        "test/algebra/test_every_path.py",
+    ),
+    Mutant(
+        "a device sends uneven shards to all of its group",
+        "In the tables of routes as many devices fetch a shard as there are that it may move to.",
+        "shardir/algebra/counted_exchanges.py",
+        "self._extents[moving & ~group]",
+        "self._extents[moving]",
+        "test/algebra/test_every_path.py",
+    ),
+    Mutant(
         "a copy is before a slice",
         "A plan from the host copies before its slices, more than it needs.",
         "shardir/algebra/redistribution.py",
