@@ -18,6 +18,7 @@ from shardir.algebra.exchange_costs import ManyExchanges, Table
 from shardir.algebra.forms import copying
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.split_arrays import SplitArrays
 from shardir.algebra.traffic import Indices, within
 
 MAX_COUNTED = 1_000_000
@@ -30,7 +31,8 @@ class CountedExchanges:
 
     def __init__(self, mesh: Mesh, shape: Shape, splits: list[Axes]):
         self.mesh = mesh
-        self._many = ManyExchanges(mesh, splits, splits)
+        arrays = SplitArrays(mesh, splits)
+        self._many = ManyExchanges(mesh, arrays, arrays)
         self._axes = self._many.axes
         self._sets = np.array([sum(1 << self._axes.index(a) for a in s) for s in splits])
         counts = {n: _CountedDimension(mesh, n, splits) for n in shape}
@@ -91,7 +93,7 @@ class CountedExchanges:
 
 
 class _CountedDimension:
-    """What devices have along one dimension of `size`, by each split."""
+    """The elements that devices have along one dimension of `size`, by each split."""
 
     def __init__(self, mesh: Mesh, size: int, splits: list[Axes]):
         self.mesh, self.splits = mesh, splits
@@ -114,7 +116,7 @@ class _CountedDimension:
 
     @cached_property
     def held(self) -> list[Indices]:
-        """What devices have of their new shards on those of their unit of each level (first on
+        """The elements of new shards that devices find in their unit of each level (first on
         themselves alone): [old split, new split, device]."""
         fine = [self.mesh.cut(axes, self.mesh.level_sub_axes) for axes in self.splits]
         return [

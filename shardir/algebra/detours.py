@@ -16,6 +16,7 @@ import numpy as np
 from shardir.algebra.exchange_costs import ManyExchanges, Table
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.split_arrays import SplitArrays
 from shardir.algebra.traffic import Indices
 
 MAX_BETWEEN = 50_000
@@ -33,7 +34,7 @@ class Detours:
     def __init__(self, mesh: Mesh, shape: Shape, axes: Axes, itemsize: int):
         self.mesh, self.shape, self.axes = mesh, shape, axes
         self.size = prod(shape) * itemsize
-        self._between: dict[Axes, tuple[list[Axes], Indices] | None] = {}
+        self._between: dict[Axes, tuple[SplitArrays, Indices] | None] = {}
         self._first: dict[Layout, tuple[ManyExchanges, Table]] = {}
 
     def faster(self, source: Layout, target: Layout, limit: float) -> tuple[float, Layout] | None:
@@ -50,10 +51,10 @@ class Detours:
             return None
         (splits, between), end = known, np.arange(len(self.shape))
         if source not in self._first:
-            exchanges = ManyExchanges(self.mesh, source.dims, splits)
+            exchanges = ManyExchanges(self.mesh, SplitArrays(self.mesh, source.dims), splits)
             self._first[source] = exchanges, self._seconds(exchanges.lowest(end[None], between))
         first, lowest = self._first[source]
-        second = ManyExchanges(self.mesh, splits, target.dims)
+        second = ManyExchanges(self.mesh, splits, SplitArrays(self.mesh, target.dims))
         if not second.closed:
             return None
         some = np.flatnonzero(lowest < limit)
@@ -63,18 +64,17 @@ class Detours:
         seconds += self._seconds(second.costs(between[some], end[None]))
         if not len(some) or (found := float(seconds.min())) >= limit:
             return None
-        dims = tuple([splits[i] for i in between[some[seconds.argmin()]].tolist()])
+        dims = tuple([splits.splits[i] for i in between[some[seconds.argmin()]].tolist()])
         return found, Layout(self.mesh.name, dims).with_partial(source.partial, source.reduction)
 
-    def _even_layouts(self, axes: Axes) -> tuple[list[Axes], Indices] | None:
+    def _even_layouts(self, axes: Axes) -> tuple[SplitArrays, Indices] | None:
         """Return the layouts over these axes that split the tensor evenly, as `_layouts` does; None
         where there are too many."""
         rank = len(self.shape)
         if _count(rank, len(axes)) > MAX_BETWEEN:
             return None
-        splits, between = _layouts(axes, rank)
-        extents = np.array([self.mesh.extent(s) for s in splits])
-        divides = np.array(self.shape)[:, None] % extents == 0
+        splits, between = _layouts(self.mesh, axes, rank)
+        divides = np.array(self.shape)[:, None] % splits.extents == 0
         return splits, between[divides[np.arange(rank), between].all(axis=1)]
 
     def _seconds(self, costs: tuple[Table, Table]) -> Table:
@@ -88,16 +88,19 @@ def _count(rank: int, axes: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _layouts(axes: Axes, rank: int) -> tuple[list[Axes], Indices]:
+def _layouts(mesh: Mesh, axes: Axes, rank: int) -> tuple[SplitArrays, Indices]:
     """Return the splits of a dimension over some axes in all orders, and for each split of all
     dimensions their numbers: [layout, dimension]."""
     splits: list[Axes] = [()]
     for split in splits:
         splits += [(*split, a) for a in axes if a not in split]
-    masks = np.array([sum(1 << axes.index(a) for a in split) for split in splits])
+    bits = {a: 1 << i for i, a in enumerate(axes)}
+    masks = np.array([sum(bits[a] for a in split) for split in splits])
+    free = [np.flatnonzero(masks & used == 0) for used in range(1 << len(axes))]
     found, used = np.arange(len(splits))[:, None], masks
     for _ in range(rank - 1):
-        at, split = np.nonzero((used[:, None] & masks) == 0)
+        split = np.concatenate([free[k] for k in used.tolist()])
+        at = np.repeat(np.arange(len(used)), [len(free[k]) for k in used.tolist()])
         found = np.concatenate([found[at], split[:, None]], axis=1)
         used = used[at] | masks[split]
-    return splits, found
+    return SplitArrays(mesh, splits), found

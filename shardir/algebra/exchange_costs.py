@@ -19,9 +19,10 @@ from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.forms import Forms, copying, rounds
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.split_arrays import PrimeSplits, SplitArrays, common, renumbered
 from shardir.algebra.steps import step_forms
-from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes, within
+from shardir.algebra.traffic import Flags, Indices, within
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -31,7 +32,7 @@ def exchange_costs(
 ) -> tuple[Table, Table]:
     """Return the latency of each exchange, and the seconds for each byte of the global tensor; NaN
     where there is no closed form (see `ManyExchanges`)."""
-    return ManyExchanges(mesh, old, new).costs(source, target)
+    return ManyExchanges(mesh, SplitArrays(mesh, old), SplitArrays(mesh, new)).costs(source, target)
 
 
 class ManyExchanges:
@@ -42,18 +43,13 @@ class ManyExchanges:
     ones: [exchange, dimension].
     """
 
-    def __init__(self, mesh: Mesh, old: Sequence[Axes], new: Sequence[Axes]):
+    def __init__(self, mesh: Mesh, old: SplitArrays, new: SplitArrays):
         self.mesh, self.old, self.new = mesh, old, new
-        self.axes = tuple(dict.fromkeys(a for s in (*old, *new) for a in s))
+        self.axes = common(old.axes, new.axes)
         self.levels = mesh.cluster_or_default.levels
         self.factor = mesh.cluster_or_default.times["exchange"]
-        self.extents, self.wanted = (
-            np.array([float(mesh.extent(s)) for s in x]) for x in (old, new)
-        )
-        numbers = {s: i for i, s in enumerate((*old, *new))}
-        spelled, wanted_spelled = (np.array([numbers[s] for s in x]) for x in (old, new))
-        self.changes = spelled[:, None] != wanted_spelled
-        self.reach = np.array([mesh.level(s) for s in old])
+        self._numbers = old.over(self.axes), new.over(self.axes)
+        self.changes = _differ(*self._numbers)
         speeds = [level.bandwidth for level in self.levels]
         self.closed = speeds == sorted(speeds, reverse=True)
 
@@ -63,12 +59,11 @@ class ManyExchanges:
         has on those of its unit of each level (first on itself), and whether these are known: [old,
         new]."""
         mesh, found = self.mesh, []
-        pieces = mesh.cut(self.axes, mesh.level_sub_axes)
-        fine = [mesh.cut(s, mesh.level_sub_axes) for s in self.old]
-        fetched = _Overlaps(mesh, fine, self.new, pieces)
+        fine = self.old.primes_by_level
+        fetched = _Overlaps(fine, self.new.primes)
         for level in range(-1, len(self.levels) - 1):
-            near = within(mesh, level, pieces)
-            far = np.array([piece not in near for piece in pieces], dtype=np.bool_)
+            near = within(mesh, level, fine.owners)
+            far = np.array([piece not in near for piece in fine.owners], dtype=np.bool_)
             lacks = (fetched.paired & far).any(axis=2)
             found.append(np.where(lacks, 0, 1 / np.where(far, fetched.parts, 1).prod(axis=2)))
         return found, fetched.known
@@ -87,8 +82,8 @@ class ManyExchanges:
     def latencies(self, source: Indices, target: Indices) -> Table:
         """Return the latency of each exchange, of shards of any sizes."""
         changed = self.changes[source, target]
-        n = np.where(changed, self.extents[source], 1).prod(axis=1)  # devices in the group
-        reach = np.where(changed, self.reach[source], 0).max(axis=1, initial=0)
+        n = np.where(changed, self.old.extents[source], 1).prod(axis=1)  # devices in the group
+        reach = np.where(changed, self.old.reach[source], 0).max(axis=1, initial=0)
         messages = np.array([rounds(k) for k in range(int(n.max(initial=1)) + 1)], dtype=np.float64)
         each = np.array([level.latency for level in self.levels])
         found: Table = self.factor * (messages[n.astype(np.int64)] * each[reach])
@@ -96,28 +91,32 @@ class ManyExchanges:
 
     def _wanted(self, target: Indices) -> Table:
         """Return the numbers of shards after the exchanges."""
-        return self.wanted[target].prod(axis=1)
+        found: Table = self.new.extents[target].prod(axis=1)
+        return found
 
     @cached_property
     def _axes_of(self) -> tuple[Flags, Flags]:
         """The axes of each old and new split: [split, axis]."""
-        old, new = (
-            np.array([[a in s for a in self.axes] for s in x], dtype=np.bool_).reshape(len(x), -1)
-            for x in (self.old, self.new)
-        )
+        every = np.arange(len(self.axes))
+        old, new = ((numbers[..., None] == every).any(axis=1) for numbers in self._numbers)
         return old, new
 
     @cached_property
     def _backward(self) -> "_Overlaps":
-        return _Overlaps(self.mesh, self.new, self.old, self.axes)
+        return _Overlaps(self.new.primes, self.old.primes)
+
+    @cached_property
+    def _of_new(self) -> Indices:
+        """The numbers of the new axes, the owners of `_backward`."""
+        return np.array([self.axes.index(a) for a in self.new.axes], dtype=np.int64)
 
     def costs(self, source: Indices, target: Indices) -> tuple[Table, Table]:
         """Return the latency of each exchange, and the seconds for each byte of the global tensor;
         NaN where there is no closed form."""
         latency, rate = self.lowest(source, target)
         changed = self.changes[source, target]
-        n = np.where(changed, self.extents[source], 1).prod(axis=1)
-        before = 1 / self.extents[source].prod(axis=1)
+        n = np.where(changed, self.old.extents[source], 1).prod(axis=1)
+        before = 1 / self.old.extents[source].prod(axis=1)
 
         # the maximum that a device sends: to all that want it, or less what it keeps
         in_old, in_new = self._axes_of
@@ -126,8 +125,9 @@ class ManyExchanges:
         moving = (in_old[source] & changed[..., None]).any(axis=1)
         copies = n / np.where(moving & has, sizes, 1).prod(axis=1)
         parts, paired, backward = self._backward.of(target, source)
-        wanted = before / np.where(had, 1, parts).prod(axis=1) * copies
-        kept = np.where((paired & had).any(axis=1), 0, before / parts.prod(axis=1))
+        used = in_old[:, self._of_new][source].any(axis=1)
+        wanted = before / np.where(used, 1, parts).prod(axis=1) * copies
+        kept = np.where((paired & used).any(axis=1), 0, before / parts.prod(axis=1))
         sent = np.maximum(wanted - kept, 0)
 
         (stays, *_), forward = self.shares
@@ -149,29 +149,21 @@ def exchange_forms(mesh: Mesh, ends: tuple[tuple[Axes, Axes], ...]) -> Forms:
 
 class _Overlaps:
     """For each old and new split: by each axis, the number of parts into which it divides what a
-    device has of a new shard, and whether an index along it must be equal to one along another."""
+    device has of a new shard, and whether an index along it must be equal to one along another; by
+    the owners of the old ones."""
 
-    def __init__(self, mesh: Mesh, old: Sequence[Axes], new: Sequence[Axes], axes: Axes):
-        at = {a: i for i, a in enumerate(axes)}
-        numbers: dict[Axis, int] = {}
-        before, after = (
-            [
-                [
-                    (numbers.setdefault(prime, len(numbers)), at.get(axis, -1))
-                    for prime, axis in some
-                ]
-                for some in (sub_axes_of_primes(mesh, split) for split in splits)
-            ]
-            for splits in (old, new)
-        )
-        sizes = np.array([*(prime.size for prime in numbers), 0], dtype=np.int64)
-        self.parts = np.ones((len(old), len(new), len(axes)))
+    def __init__(self, old: PrimeSplits, new: PrimeSplits):
+        every = common(old.prime_axes, new.prime_axes)
+        sizes = np.array([*(prime.size for prime in every), 0], dtype=np.int64)
+        before = renumbered(old.primes, old.prime_axes, every)
+        after = renumbered(new.primes, new.prime_axes, every)
+        self.parts = np.ones((len(before), len(after), len(old.owners)))
         self.paired = np.zeros(self.parts.shape, dtype=np.bool_)
         self.known = np.ones(self.parts.shape[:2], dtype=np.bool_)
-        for place in range(max(map(len, before), default=0)):
-            rows = [i for i, split in enumerate(before) if place < len(split)]
-            have, axis = np.array([before[i][place] for i in rows]).T
-            want = np.array([split[place][0] if place < len(split) else -1 for split in after])
+        for place in range(before.shape[1]):
+            rows = np.flatnonzero(before[:, place] >= 0)
+            have, axis = before[rows, place], old.owner[rows, place]
+            want = after[:, place] if place < after.shape[1] else np.full(len(after), -1)
             some = have[:, None]
             gone, differs = want < 0, (want >= 0) & (some != want)
             self.known[rows] &= ~differs | (sizes[some] == sizes[want])
@@ -183,3 +175,13 @@ class _Overlaps:
         parts = self.parts[old, new].prod(axis=1)
         known = np.logical_and.reduce(self.known[old, new], axis=1)
         return parts, np.logical_or.reduce(self.paired[old, new], axis=1), known
+
+
+def _differ(old: Indices, new: Indices) -> Flags:
+    """Return whether splits have different axes: [old, new]."""
+    width = max(old.shape[1], new.shape[1])
+    old, new = (
+        np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=-1) for x in (old, new)
+    )
+    found: Flags = (old[:, None] != new).any(axis=2)
+    return found

@@ -25,6 +25,7 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.plan_costs import PlanCosts
+from shardir.algebra.split_arrays import SplitArrays
 from shardir.algebra.traffic import Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
@@ -97,7 +98,7 @@ def _joined(
     (old, source), (new, target) = _splits(heads), _splits(tails)
     sums = np.array([h.seconds for _, h in heads])[:, None] + [t.seconds for _, t in tails]
     first, last = np.nonzero(sums < found.seconds)
-    exchanges = ManyExchanges(mesh, old, new)
+    exchanges = ManyExchanges(mesh, SplitArrays(mesh, old), SplitArrays(mesh, new))
     for start in range(0, len(first), MAX_EXCHANGES):
         i, j = (x[start : start + MAX_EXCHANGES] for x in (first, last))
         latency, rate = exchanges.lowest(source[i], target[j])
