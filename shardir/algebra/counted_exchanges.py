@@ -26,8 +26,7 @@ MAX_COUNTED = 1_000_000
 
 
 class CountedExchanges:
-    """Exchanges of a tensor of global `shape` between layouts over `splits` of a dimension, whose
-    axes are equal or disjoint."""
+    """Exchanges of a tensor of global `shape` between layouts over `splits` of a dimension."""
 
     def __init__(self, mesh: Mesh, shape: Shape, splits: list[Axes]):
         self.mesh = mesh
@@ -35,6 +34,7 @@ class CountedExchanges:
         self._many = ManyExchanges(mesh, arrays, arrays)
         self._axes = self._many.axes
         self._sets = np.array([sum(1 << self._axes.index(a) for a in s) for s in splits])
+        self._crosses = mesh.clash(self._axes) is not None
         counts = {n: _CountedDimension(mesh, n, splits) for n in shape}
         self._counts = [counts[n] for n in shape]
 
@@ -45,7 +45,8 @@ class CountedExchanges:
             source, target: the numbers of the splits of all dimensions: [exchange, dimension].
             itemsize: the bytes of an element.
         """
-        chunk = max(MAX_COUNTED // self.mesh.size, 1)
+        counted = self.mesh.size ** (2 if self._crosses else 1)
+        chunk = max(MAX_COUNTED // counted, 1)
         parts = [slice(i, i + chunk) for i in range(0, len(source), chunk)]
         each = [self._without_latency(source[part], target[part]) for part in parts]
         return self._many.latencies(source, target) + itemsize * np.concatenate([*each, ()])
@@ -74,6 +75,8 @@ class CountedExchanges:
         devices of its group have then, each as often as there are devices that fetch the same, but
         for those that it keeps."""
         moving = np.where(source != target, self._sets[source], 0).sum(axis=1)
+        if self._crosses:
+            return self._sent_to_each(source, target, moving, kept)
         group = moving & self._sets[target].sum(axis=1)
         fetched = _product(
             counts.fetched(new, self._sets[new] & group, old)
@@ -82,6 +85,31 @@ class CountedExchanges:
         replicas = self._extents[moving & ~group]
         found: Table = (fetched * replicas[:, None] - kept).max(axis=1)
         return found
+
+    def _sent_to_each(
+        self, source: Indices, target: Indices, moving: Indices, kept: Table
+    ) -> Table:
+        """Return the same where axes cross, so that replicas are not those along some axes: by what
+        each device sends to each of its group, that along the axes `moving`."""
+        fetched: Table = self._groups(moving)
+        for counts, old, new in zip(self._counts, source.T, target.T, strict=True):
+            fetched = fetched * counts.shared(old, new)
+        found: Table = (fetched.sum(axis=2) - kept).max(axis=1)
+        return found
+
+    def _groups(self, moving: Indices) -> Table:
+        """Return 1 for each two devices that differ along a set of axes only, and 0 for others:
+        [exchange, device, device]."""
+        sets, at = np.unique(moving, return_inverse=True)
+        ranks, found = np.arange(self.mesh.size), []
+        for mask in sets.tolist():
+            base = ranks.copy()
+            for i, a in enumerate(self._axes):
+                if mask >> i & 1:
+                    stride = self.mesh.stride(a)
+                    base -= stride * (ranks // stride % self.mesh.extent((a,)))
+            found.append(base[:, None] == base)
+        return np.array(found)[at.reshape(-1)].astype(np.float64)
 
     @cached_property
     def _extents(self) -> Table:
@@ -143,6 +171,13 @@ class _CountedDimension:
                 self._rows.append(self._held(i, self.splits[i], group))
             rows.append(self._fetched[i, mask])
         return np.array(self._rows)[np.array(rows)[at.reshape(-1)], of]
+
+    def shared(self, old: Indices, new: Indices) -> Indices:
+        """Return the elements that are both in a device's old shard and in another's new one, for
+        all pairs of devices: [exchange, device, device]."""
+        before, after = self._shards[old][:, :, None], self._shards[new][:, None]
+        rows = np.minimum(before[..., 1], after[..., 1]) - np.maximum(before[..., 0], after[..., 0])
+        return rows.clip(min=0)
 
     def _held(self, split: int, axes: Axes, free: frozenset[Axis]) -> Indices:
         """Return what devices that differ along the axes in `free` only have together of each shard

@@ -121,7 +121,7 @@ class ManyExchanges:
         # the maximum that a device sends: to all that want it, or less what it keeps
         in_old, in_new = self._axes_of
         sizes = np.array([float(self.mesh.extent((a,))) for a in self.axes])
-        had, has = in_old[source].any(axis=1), in_new[target].any(axis=1)
+        has = in_new[target].any(axis=1)
         moving = (in_old[source] & changed[..., None]).any(axis=1)
         copies = n / np.where(moving & has, sizes, 1).prod(axis=1)
         parts, paired, backward = self._backward.of(target, source)

@@ -1,56 +1,48 @@
 """Shortest paths between all layouts over full axes that split a tensor of one size evenly.
 
-    <a = 2, b = 4>, two dimensions: a and b each split dimension 0 or 1, are partial, or do neither:
-    18 layouts, for both may split a dimension in either order. The edges are the single moves.
+The layouts are those of a table (route_tables.py), and the edges its single moves. Axes are cut
+into sub-axes of primes where that gives few layouts: a path may split two dimensions over one axis,
+or move a part of it. Where there are more, an axis that crosses the units of a level is cut there,
+so that a collective within a unit and one across units can be of different kinds; and one whose
+size is composite and no power of two into a power of two and odd primes: collectives over 2 and 3
+devices, one after the other, wait for fewer messages than one over 6, a ring. There is a table for
+each order of the primes, 2 x 3 of 6 and 3 x 2: paths are over the layouts of all of them, and go
+from one table to another by exchanges, which are counted (counted_exchanges.py).
 
-Axes are cut into sub-axes of primes where that gives few layouts: a path may split two dimensions
-over one axis, or move a part of it. Where there are more, an axis that crosses the units of a level
-is cut there, so that a collective within a unit and one across units can be of different kinds; and
-one whose size is composite and no power of two into a power of two and odd primes: collectives over
-2 and 3 devices, one after the other, wait for fewer messages than one over 6, a ring.
-
-A path may go through uneven shards. By named collectives a dimension is split unevenly from being
-unsharded, and what moves is the largest shard. Exchanges of uneven shards have no closed form: they
-are counted on each device (counted_exchanges.py), of at most MAX_DEVICES.
-
-The forms of a move have a latency and a rate, which are equal for all shapes with even shards: they
-are found once for a mesh and a number of dimensions (named_costs.py, exchange_costs.py). Between
-layouts that split the tensor evenly the planner (redistribution.py) takes these paths, and the
-search counts their seconds. Where sub-axes of primes are in all orders (`is_complete`) the planner
-takes those from and to uneven shards too.
+A path may go through uneven shards. Between layouts that split the tensor evenly the planner
+(redistribution.py) takes these paths, and the search counts their seconds. Where sub-axes of primes
+are in all orders (`is_complete`) the planner takes those from and to uneven shards too.
 """
 
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
+from itertools import groupby, permutations, product
 from math import comb, inf, prod
 
 import numpy as np
 
-from shardir.algebra.collectives import AxisState, CollectiveStep
+from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.counted_exchanges import CountedExchanges
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.exchange_costs import Table, exchange_costs, exchange_forms
+from shardir.algebra.exchange_costs import Table
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.named_costs import NamedMove, named_costs
-from shardir.algebra.route_moves import NamedMoves, states
+from shardir.algebra.route_tables import (
+    MAX_DEVICES,
+    MAX_ORDERED_LAYOUTS,
+    PREFERENCE,
+    RouteTable,
+)
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
-
-REPLICATED, _, PARTIAL, _ = AxisState
-
 
 Solved = tuple[Table, Indices]
 """The lengths of the shortest paths, and the first layout of each: [from, to]."""
 
-MAX_LAYOUTS, MAX_ORDERED_LAYOUTS = 400, 180
-"""The maximum number of layouts in a table; and that with axes in all orders: where there would be
-more, the axes of a dimension are in the mesh's order."""
+MAX_LAYOUTS = 400
+"""The maximum number of layouts in a table."""
 
-PREFERENCE = 1e-9
-"""The relative time that breaks ties: a path of one regular collective may exceed an exchange by
-it, and a path of several collectives must be faster than one of fewer by some of it."""
-
-MAX_DEVICES = 64
-"""The maximum number of devices on which exchanges of uneven shards are counted."""
+MAX_SPELLED_LAYOUTS = 200
+"""The maximum number of layouts of all tables with the primes of axes in other orders."""
 
 MAX_ROUNDING = 1e-12
 """The largest relative rounding error of a path's time. Less than PREFERENCE, so that of paths of
@@ -67,8 +59,11 @@ def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
     by_level = mesh.cut(cut, mesh.level_sub_axes)
     primes = tuple([prime for prime, _ in sub_axes_of_primes(mesh, cut)])
     for axes in (mesh.cut(cut, primes), by_level):
-        if _count(rank, len(axes)) <= MAX_ORDERED_LAYOUTS:
-            return Routes(mesh, rank, reduction, axes)
+        count, every = _count(rank, len(axes)), spellings(mesh, axes)
+        if count <= MAX_ORDERED_LAYOUTS:
+            counted = count * len(every) <= MAX_SPELLED_LAYOUTS and mesh.size <= MAX_DEVICES
+            some = every if counted else every[:1]
+            return Routes(mesh, rank, reduction, *some)
     for axes in (cut, full_axes(mesh)):
         if (rank + 2) ** len(axes) <= MAX_LAYOUTS:
             return Routes(mesh, rank, reduction, axes)
@@ -115,28 +110,48 @@ def _in_primes(mesh: Mesh, axes: Axes) -> Axes:
     return tuple(found)
 
 
+def spellings(mesh: Mesh, axes: Axes) -> list[Axes]:
+    """Return sub-axes with the sizes of those of each axis in all orders, first as they are; as
+    they are alone, where some cross the units of levels."""
+    each = [[*_orders(some)] for _, some in groupby(axes, key=lambda a: a.name)]
+    found = [tuple([a for some in one for a in some]) for one in product(*each)]
+    return found[:1] if any(_crosses_levels(mesh, one) for one in found) else found
+
+
+def _orders(axes: Iterator[Axis]) -> Iterator[Axes]:
+    """Yield the sub-axes of one axis with their sizes in each order."""
+    some = tuple(axes)
+    for sizes in dict.fromkeys(permutations([a.size for a in some])):
+        pre = [some[0].pre * prod(sizes[:i]) for i in range(len(sizes))]
+        yield tuple([Axis(some[0].name, p, n) for p, n in zip(pre, sizes, strict=True)])
+
+
+def _crosses_levels(mesh: Mesh, axes: Axes) -> bool:
+    levels = mesh.cut(mesh.level_sub_axes, axes)
+    return mesh.clash(tuple({*axes, *levels})) is not None
+
+
 class Routes:
-    """The `layouts`, spelled by their `axes`, the indices of their normal forms, and the single
-    moves between them."""
+    """The `layouts` of the tables of some spellings, the indices of their normal forms, and the
+    single moves between them."""
 
-    def __init__(self, mesh: Mesh, rank: int, reduction: str, axes: Axes):
-        self.mesh, self.rank, self.reduction, self.axes = mesh, rank, reduction, axes
-        self._is_cut = any(a.size for a in axes)
-        every = [*states(axes, rank)]
-        in_order = len(every) > MAX_ORDERED_LAYOUTS
-        if in_order:
-            every = [s for s in every if all(d == tuple(a for a in axes if a in d) for d in s[0])]
-        self.layouts = [
-            Layout(mesh.name, dims).with_partial(partial, reduction) for dims, partial in every
-        ]
-        self.index = {self._normal(l): i for i, l in enumerate(self.layouts)}
-        self.is_complete = not in_order and mesh.size <= MAX_DEVICES and _are_finest(mesh, axes)
-        self._moves = NamedMoves(axes, reduction, in_order)
+    def __init__(self, mesh: Mesh, rank: int, reduction: str, *every: Axes):
+        self.mesh, self.rank, self.axes = mesh, rank, every[0]
+        self.tables = [RouteTable(mesh, rank, reduction, axes) for axes in every]
+        self.layouts: list[Layout] = []
+        self.index: dict[Layout, int] = {}
+        for table in self.tables:
+            for normal, i in table.index.items():
+                if normal not in self.index:
+                    self.index[normal] = len(self.layouts)
+                    self.layouts.append(table.layouts[i])
+        self.is_complete = all(t.is_complete for t in self.tables) and not any(
+            _crosses_levels(mesh, t.axes) for t in self.tables
+        )
+        self._numbers = [np.array([self.index[n] for n in t.index]) for t in self.tables]
+        """The index of each layout of each table."""
         self._solved: dict[tuple[Shape, int], Solved] = {}
-        self._each: dict[tuple[Shape, int], tuple[Table, Flags]] = {}
-
-    def _normal(self, layout: Layout) -> Layout:
-        return layout.simplified(self.mesh) if self._is_cut else layout
+        self._each: dict[tuple[Shape, int], tuple[Table, Flags, Indices]] = {}
 
     def seconds(self, shape: Shape, itemsize: int) -> Table:
         """Return the estimated time of each path for a tensor of this shape: [from, to]; infinite
@@ -148,12 +163,12 @@ class Routes:
         self, shape: Shape, itemsize: int, source: Layout, target: Layout
     ) -> list[CollectiveStep] | None:
         """Return the moves of the path from one layout to another; None where there is none, or
-        where others may be faster: from or to uneven shards, unless the table is complete."""
+        where others may be faster: from or to uneven shards, unless the tables are complete."""
         if source not in self.index or target not in self.index:
             return None
         even = source.even(self.mesh, shape) and target.even(self.mesh, shape)
         if not (even or self.is_complete):
-            return None  # the table need not be made
+            return None  # the paths need not be found
         seconds, via = self.paths(shape, itemsize)
         i, j = self.index[source], self.index[target]
         if seconds[i, j] == inf:
@@ -174,7 +189,7 @@ class Routes:
     def _solve(self, shape: Shape, itemsize: int) -> Solved:
         """Find the shortest paths (Floyd and Warshall). Of equal ones that of fewer collectives is
         preferred, then that without an exchange, which is an irregular all-to-all in libraries."""
-        each, exchanged = self._moves_of(shape, itemsize)
+        each, exchanged = self._moves_of(shape, itemsize)[:2]
         n, seconds = len(self.layouts), each.copy()
         np.fill_diagonal(seconds, 0.0)
         via = np.tile(np.arange(n), (n, 1))
@@ -193,172 +208,95 @@ class Routes:
 
     def even(self, shape: Shape) -> Flags:
         """Return which layouts split a tensor of this shape evenly."""
-        _, divides = self._shares(shape)
-        return np.logical_and.reduce(divides[np.arange(self.rank), self._splits[1]], axis=1)
-
-    def each(self, shape: Shape, itemsize: int) -> Table:
-        """Return the seconds of each single move of a tensor of this shape in its fastest form:
-        between layouts that split it evenly; and between others by exchanges, and by named
-        collectives where shards nest: [from, to]; infinite for all others."""
-        return self._moves_of(shape, itemsize)[0]
-
-    def _moves_of(self, shape: Shape, itemsize: int) -> tuple[Table, Flags]:
-        """Return the seconds of each single move, and whether it is an exchange."""
-        if (found := self._each.get((shape, itemsize))) is None:
-            even, size = self.even(shape), prod(shape) * itemsize
-            latency, rate = self.costs
-            seconds = np.where(even[:, None] & even, (latency + rate * size).min(axis=0), inf)
-            exchanged = np.zeros(seconds.shape, dtype=np.bool_)
-            exchanged[*self._exchanges.T] = True
-            if not even.all():
-                ends, (latency, rate) = self._uneven_costs(shape, even)
-                seconds[*ends.T] = (latency + rate * size).min(axis=0)
-                if self.mesh.size <= MAX_DEVICES:
-                    ends, counted = self._counted(shape, itemsize, even)
-                    faster = counted < seconds[*ends.T] * (1 - PREFERENCE)
-                    seconds[*ends[faster].T] = counted[faster]
-                    exchanged[*ends[faster].T] = True
-            found = self._each[shape, itemsize] = seconds, exchanged
+        found = np.zeros(len(self.layouts), dtype=np.bool_)
+        for table, numbers in zip(self.tables, self._numbers, strict=True):
+            found[numbers] = table.even(shape)
         return found
 
-    def _counted(self, shape: Shape, itemsize: int, even: Flags) -> tuple[Indices, Table]:
-        """Return the indices of the layouts before and after each exchange from or to uneven
-        shards, also where a named collective does the same, and its seconds."""
-        splits, dims = self._splits
-        ends = np.argwhere(self._exchanged & ~(even[:, None] & even))
-        source, target = (dims[some] for some in ends.T)
-        return ends, CountedExchanges(self.mesh, shape, splits).seconds(source, target, itemsize)
+    def each(self, shape: Shape, itemsize: int) -> Table:
+        """Return the seconds of each single move, as those of the tables."""
+        return self._moves_of(shape, itemsize)[0]
 
-    def _uneven_costs(self, shape: Shape, even: Flags) -> tuple[Indices, tuple[Table, Table]]:
-        """Return the indices of the layouts before and after each named move from or to one that
-        does not split a tensor of this shape evenly, and the latencies and rates of these moves."""
-        dims, d = self._splits[1], np.arange(self.rank)
-        share, divides = self._shares(shape)
-        ends = self._named_ends
-        before, after = (dims[i] for i in ends.T)
-        nest = (before == after) | (before == 0) | (after == 0)
-        nest |= divides[d, before] & divides[d, after]
-        usable = (~even)[ends].any(axis=1) & nest.all(axis=1)
-        padded = ~(divides[d, before] & divides[d, after])
-        some, named = np.flatnonzero(usable).tolist(), list(self._named.values())
-        moves = [
-            (named[k], tuple([shape[e] if e >= 0 and padded[k, e] else 0 for e in named[k][3:]]))
-            for k in some
-        ]
-        return ends[some], named_costs(self.mesh, moves, self._rest(share, before, after)[some])
-
-    def _shares(self, shape: Shape) -> tuple[Table, Flags]:
-        """Return the share of each dimension that the largest shard has by each split, and whether
-        it is split evenly: [dimension, split]."""
-        sizes = np.array([max(n, 1) for n in shape], dtype=np.int64)[:, None]
-        extents = np.array([self.mesh.extent(axes) for axes in self._splits[0]])
-        zero = np.array(shape, dtype=np.int64)[:, None] == 0
-        return -(-sizes // extents) / sizes, zero | (sizes % extents == 0)
-
-    def _rest(self, share: Table, before: Indices, after: Indices) -> Table:
-        """Return the share of a tensor that a device has by the axes that split each dimension both
-        before and after a move."""
-        d = np.arange(self.rank)
-        return np.maximum(share[d, before], share[d, after]).prod(axis=1)
-
-    @cached_property
-    def _named_ends(self) -> Indices:
-        """The indices of the layouts before and after each named move."""
-        return np.array([*self._named], dtype=np.int64).reshape(-1, 2)
+    def _moves_of(self, shape: Shape, itemsize: int) -> tuple[Table, Flags, Indices]:
+        """Return the seconds of each single move, whether it is an exchange, and the number of the
+        table that has it, if it is not from one to another."""
+        if (found := self._each.get((shape, itemsize))) is None:
+            n = len(self.layouts)
+            seconds, exchanged = np.full((n, n), inf), np.zeros((n, n), dtype=np.bool_)
+            by = np.zeros((n, n), dtype=np.int64)
+            for k, (table, numbers) in enumerate(zip(self.tables, self._numbers, strict=True)):
+                ends = np.ix_(numbers, numbers)
+                each, is_exchange = table.moves_of(shape, itemsize)
+                better = each < seconds[ends] * (1 - PREFERENCE)
+                seconds[ends] = np.where(better, each, seconds[ends])
+                exchanged[ends] = np.where(better, is_exchange, exchanged[ends])
+                by[ends] = np.where(better, k, by[ends])
+            if len(self._crossing):
+                seconds[*self._crossing.T] = self._counted(shape, itemsize)
+                exchanged[*self._crossing.T] = True
+            found = self._each[shape, itemsize] = seconds, exchanged, by
+        return found
 
     @cached_property
     def costs(self) -> tuple[Table, Table]:
         """The latencies and rates of the forms of moves between layouts that split a tensor evenly:
         [form, from, to]."""
-        splits, dims = self._splits
-        share = np.tile([1 / self.mesh.extent(axes) for axes in splits], (self.rank, 1))
-        before, after = (dims[i] for i in self._named_ends.T)
-        moves = [(move, ()) for move in self._named.values()]
-        named = named_costs(self.mesh, moves, self._rest(share, before, after))
-        n, count = len(self.index), len(named[0])
-        latency, rate = np.full((count, n, n), inf), np.zeros((count, n, n))
-        latency[:, *self._named_ends.T], rate[:, *self._named_ends.T] = named
-        if self._exchanges.size:
-            latency[:, *self._exchanges.T], rate[:, *self._exchanges.T] = self._exchange_costs()
-        return latency, rate
-
-    def _exchange_costs(self) -> tuple[Table, Table]:
-        """Return the latencies and rates of the exchanges."""
-        splits, dims = self._splits
-        source, target = (dims[ends] for ends in self._exchanges.T)
-        latency, rate = exchange_costs(self.mesh, splits, splits, source, target)
-        for k in np.flatnonzero(np.isnan(rate)).tolist():
-            before, after = (self.layouts[i].dims for i in self._exchanges[k])
-            ends = sorted(both for both in zip(before, after, strict=True) if any(both))
-            ((_, latency[k], rate[k]),) = exchange_forms(self.mesh, tuple(ends))
-        return latency, rate
+        each, n = [table.costs for table in self.tables], len(self.layouts)
+        count = max(len(latency) for latency, _ in each)
+        found = np.full((2, count, n, n), inf)
+        found[1] = 0.0
+        for costs, numbers in zip(each[::-1], self._numbers[::-1], strict=True):
+            ends = np.ix_(np.arange(count), numbers, numbers)
+            latency, rate = (x[[*range(len(x)), *[-1] * (count - len(x))]] for x in costs)
+            some = np.isfinite(latency)
+            found[0][ends] = np.where(some, latency, found[0][ends])
+            found[1][ends] = np.where(some, rate, found[1][ends])
+        return found[0], found[1]
 
     @cached_property
     def moves(self) -> dict[tuple[int, int], CollectiveStep]:
         """The move from one layout to another, of even shards, where there is one: by both
         indices."""
-        exchanges = ((int(i), int(j)) for i, j in self._exchanges)
-        return {ends: self._move(*ends) for ends in (*self._named, *exchanges)}
+        found: dict[tuple[int, int], CollectiveStep] = {}
+        for table, numbers in zip(self.tables, self._numbers, strict=True):
+            for (i, j), step in table.moves.items():
+                found.setdefault((int(numbers[i]), int(numbers[j])), step)
+        return found
 
     def step(self, shape: Shape, itemsize: int, i: int, j: int) -> CollectiveStep:
         """Return the fastest move of a tensor of this shape between two layouts."""
-        _, exchanged = self._moves_of(shape, itemsize)
-        return self._move(i, j, bool(exchanged[i, j]))
-
-    def _move(self, i: int, j: int, exchanged: bool = False) -> CollectiveStep:
-        """Return the move between two layouts: by a named collective if there is one that does it,
-        and it is not an exchange (`exchanged`)."""
-        before, after = self.layouts[i], self.layouts[j]
-        found = None if exchanged else self._named.get((i, j))
-        if found is not None:
-            kind, axes = found.record.name, found.axes
-            added = found.start is REPLICATED and found.end is PARTIAL
-            reduction = self.reduction if added else before.reduction
-        else:
-            kind, axes, reduction = "exchange", exchange_axes(before, after), "sum"
-        axes = self.mesh.simplify(axes) if self._is_cut else axes
-        dim, concat = (found.dim, found.concat) if found else (-1, -1)
-        return CollectiveStep(kind, axes, self._normal(after), dim, concat, reduction)
+        _, exchanged, by = self._moves_of(shape, itemsize)
+        k = int(by[i, j])
+        if i in self._places[k] and j in self._places[k]:
+            ends = self._places[k][i], self._places[k][j]
+            return self.tables[k].move(*ends, bool(exchanged[i, j]))
+        before, after = (self.layouts[end].simplified(self.mesh) for end in (i, j))
+        return CollectiveStep("exchange", exchange_axes(before, after), after)
 
     @cached_property
-    def _splits(self) -> tuple[list[Axes], Indices]:
-        """The axes that split a dimension, first none; for each layout the numbers of those that
-        split its dimensions: [layout, dimension]."""
-        numbers: dict[Axes, int] = {(): 0}
-        dims = [[numbers.setdefault(d, len(numbers)) for d in l.dims] for l in self.layouts]
-        return list(numbers), np.array(dims, dtype=np.int64).reshape(len(dims), self.rank)
+    def _places(self) -> list[dict[int, int]]:
+        """The place in each table of the layouts that are in it."""
+        return [{int(i): k for k, i in enumerate(numbers)} for numbers in self._numbers]
 
     @cached_property
-    def _exchanged(self) -> Flags:
-        """For each two layouts, whether a dimension that the first splits changes: [from, to]."""
-        _, dims = self._splits
+    def _crossing(self) -> Indices:
+        """The indices of the layouts before and after each exchange from one table to another."""
+        n = len(self.layouts)
+        found = np.ones((n, n), dtype=np.bool_)
+        for numbers in self._numbers:
+            found[np.ix_(numbers, numbers)] = False
+        every = list(self.index)
+        some = [
+            (i, j) for i, j in np.argwhere(found).tolist()
+            if every[i].partial == every[j].partial and exchange_axes(every[i], every[j])
+        ]  # fmt: skip
+        return np.array(some, dtype=np.int64).reshape(-1, 2)
+
+    def _counted(self, shape: Shape, itemsize: int) -> Table:
+        """Return the seconds of the exchanges from one table to another."""
         numbers: dict[Axes, int] = {}
-        partial = np.array([numbers.setdefault(l.partial, len(numbers)) for l in self.layouts])
-        found: Flags = partial[:, None] == partial
-        found &= ((dims[:, None] != dims) & (dims[:, None] > 0)).any(axis=-1)
-        return found
-
-    @cached_property
-    def _exchanges(self) -> Indices:
-        """The exchanges, where no named collective does it: the indices of both layouts."""
-        found = self._exchanged.copy()
-        found[*self._named_ends.T] = False
-        return np.argwhere(found)
-
-    @cached_property
-    def _named(self) -> dict[tuple[int, int], NamedMove]:
-        """The moves by named collectives."""
-        index = {(l.dims, l.partial): i for i, l in enumerate(self.layouts)}
-        found: dict[tuple[int, int], NamedMove] = {}
-        for i, layout in enumerate(self.layouts):
-            for after, named in self._moves.of((layout.dims, layout.partial)):
-                if (j := index.get(after)) is not None:
-                    found.setdefault((i, j), named)
-        return found
-
-
-def _are_finest(mesh: Mesh, axes: Axes) -> bool:
-    """Whether axes are of prime sizes, and none of them crosses the levels."""
-    levels = mesh.cut(mesh.level_sub_axes, axes)
-    is_prime = len(sub_axes_of_primes(mesh, axes)) == len(axes)
-    return is_prime and mesh.clash(tuple({*axes, *levels})) is None
+        dims = np.array(
+            [[numbers.setdefault(axes, len(numbers)) for axes in l.dims] for l in self.layouts]
+        )
+        source, target = (dims[ends] for ends in self._crossing.T)
+        return CountedExchanges(self.mesh, shape, [*numbers]).seconds(source, target, itemsize)

@@ -277,11 +277,37 @@ def sent(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
     devices of its group of those that they fetch from it."""
     axes = mesh.simplify(exchange_axes(source, target))
     target = cut(mesh, target, axes)
+    if mesh.clash(tuple({*mesh.cut(axes, target.used), *target.used})) is not None:
+        return _sent_to_each(mesh, shape, source, target, axes)
     splits = tuple(a for d in target.dims for a in d)
     group = frozenset(a for a in splits if any(mesh.overlap(a, b) for b in axes))
     replicas = mesh.extent(axes) // mesh.extent(tuple(group))  # devices that fetch the same
     cases = shares(mesh, shape, target, source, (frozenset(), group))
     return max(fetched * replicas - retained for _, retained, fetched in cases)
+
+
+def _sent_to_each(mesh: Mesh, shape: Shape, source: Layout, target: Layout, axes: Axes) -> int:
+    """Return the maximum where axes cross, so that replicas are not those along some axes: by what
+    each device sends to each of its group, that along `axes`."""
+    ranks = np.arange(mesh.size)
+    group = ranks[:, None]
+    for a in axes:
+        stride, n = mesh.stride(a), mesh.extent((a,))
+        first = group - stride * (group // stride % n)
+        group = (first[..., None] + stride * np.arange(n)).reshape(mesh.size, -1)
+    fetched, kept = np.ones(group.shape, dtype=np.int64), np.ones(mesh.size, dtype=np.int64)
+    for size, have, want in zip(shape, source.dims, target.dims, strict=True):
+        (low, high), (start, stop) = (
+            (edges[:-1][at], edges[1:][at])
+            for edges, at in (
+                (_edges(mesh, size, some), _indices(mesh, tuple(n for n, _ in mesh.axes), some))
+                for some in (have, want)
+            )
+        )
+        rows = np.minimum(high[:, None], stop[group]) - np.maximum(low[:, None], start[group])
+        fetched *= rows.clip(min=0)
+        kept *= (np.minimum(high, stop) - np.maximum(low, start)).clip(min=0)
+    return int((fetched.sum(axis=1) - kept).max())
 
 
 @lru_cache(maxsize=65536)

@@ -134,7 +134,7 @@ MUTANTS = [
     Mutant(
         "no path goes through uneven shards",
         "The tables of routes have no moves from or to shards that are uneven.",
-        "shardir/algebra/routes.py",
+        "shardir/algebra/route_tables.py",
         "if not even.all():",
         "if not even.any():",
         "test/algebra/test_every_path.py",
@@ -154,6 +154,22 @@ MUTANTS = [
         "self._extents[moving & ~group]",
         "self._extents[moving]",
         "test/algebra/test_every_path.py",
+    ),
+    Mutant(
+        "the primes of an axis are in one order alone",
+        "There is no table of routes over 3 x 2 of 6 devices beside that over 2 x 3.",
+        "shardir/algebra/routes.py",
+        "some = every if counted else every[:1]",
+        "some = every[:1]",
+        "test/algebra/test_plan_redistribution.py::test_no_path_through_a_third_layout_is_faster",
+    ),
+    Mutant(
+        "a device sends to itself where axes cross",
+        "Where axes cross, what a device keeps counts as sent in an exchange.",
+        "shardir/algebra/traffic.py",
+        "(fetched.sum(axis=1) - kept).max()",
+        "fetched.sum(axis=1).max()",
+        "test/algebra/test_plan_brute_force.py::test_an_exchange_sends_and_fetches_these_elements",
     ),
     Mutant(
         "a copy is before a slice",
