@@ -79,6 +79,8 @@ class EvenBound:
         self.factors = minimum_factors(mesh)
         self._axes: dict[Axis, tuple[int, int]] = {}
         self._targets: dict[Layout, BoundTarget] = {}
+        self._parts: dict[tuple[Axes, Axes, tuple[tuple[bool, bool], ...]], DimensionPart] = {}
+        """By both splits, and whether each old axis splits or is partial at the end."""
 
     def seconds(self, source: Layout, target: Layout) -> float:
         """Return a lower bound of the time of any plan."""
@@ -164,11 +166,17 @@ class EvenBound:
     def _dimension_part(self, dim: int, have: Axes, end: BoundTarget) -> DimensionPart:
         """Return the part of a dimension."""
         if (known := end.dims[dim].get(have)) is None:
-            known = end.dims[dim][have] = self._new_part(dim, have, end)
+            want, states = (
+                end.layout.dims[dim],
+                tuple([(a in end.splits, a in end.partial) for a in have]),
+            )
+            if (known := self._parts.get((have, want, states))) is None:
+                known = self._parts[have, want, states] = self._new_part(have, want, end)
+            end.dims[dim][have] = known
         return known
 
-    def _new_part(self, dim: int, have: Axes, end: BoundTarget) -> DimensionPart:
-        want, latency, retained = end.layout.dims[dim], 0.0, 0
+    def _new_part(self, have: Axes, want: Axes, end: BoundTarget) -> DimensionPart:
+        latency, retained = 0.0, 0
         while retained < min(len(have), len(want)) and have[retained] == want[retained]:
             retained += 1
         for a in have[retained:]:

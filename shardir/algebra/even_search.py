@@ -98,7 +98,7 @@ class EvenSearch:
         moves, numbers = self._with_numbers(moves)
         so_far = self.so_far[moves.before]
         most = np.minimum(limit - self.left[numbers], self.so_far[numbers])
-        useful = np.flatnonzero(so_far < most)
+        useful = self._distinct(moves, numbers, np.flatnonzero(so_far < most))
         moves, numbers, most = moves.some(useful), numbers[useful], most[useful]
         before = self.layouts[moves.before]
         seconds = so_far[useful] + self.times.seconds(
@@ -112,6 +112,14 @@ class EvenSearch:
         to = numbers[order]
         self.so_far[to], self.open[to] = seconds[order], True
         self.made[to] = moves.some(order).numbers()
+
+    def _distinct(self, moves: MoveArrays, numbers: Indices, some: Indices) -> Indices:
+        """Return some moves without the exchanges that are made twice."""
+        exchanged = moves.kinds[some] == EXCHANGE
+        exchanges = some[exchanged]
+        ends = moves.before[exchanges] * len(self.so_far) + numbers[exchanges]
+        _, first = np.unique(ends, return_index=True)
+        return np.sort(np.concatenate([some[~exchanged], exchanges[first]]))
 
     def _with_numbers(self, moves: MoveArrays) -> tuple[MoveArrays, Indices]:
         """Return the moves, and the numbers of the layouts after them; new ones are bounded."""

@@ -44,6 +44,8 @@ class EvenTimes:
         self.shape, self.itemsize, self.size = shape, itemsize, prod(shape) * itemsize
         self.places = PrimePlaces(mesh, spelling)
         self._forms: dict[tuple[int, Axes, int, int], int] = {}
+        self._rows: dict[int, int] = {}
+        """The rows of the forms of named collectives, by number."""
         self._form_costs = np.empty((0, 0, 2))
         self._set_levels()
         self._set_bound()
@@ -188,9 +190,12 @@ class EvenTimes:
     ) -> Table:
         first = dims.clip(max=1)
         first[:, 1] = np.where((dims == 1).all(axis=1) | (first == 1).all(axis=1), 2, first[:, 1])
-        keys = np.stack([kinds, axes, *first.T], axis=1)
-        distinct, at = np.unique(keys, axis=0, return_inverse=True)
-        rows = np.array([self._form(*key) for key in distinct.tolist()])[at.reshape(-1)]
+        keys = ((axes * (EXCHANGE + 1) + kinds) * 4 + first[:, 0]) * 4 + first[:, 1] + 1
+        distinct, example, at = np.unique(keys, return_index=True, return_inverse=True)
+        for key, i in zip(distinct.tolist(), example.tolist(), strict=True):
+            if key not in self._rows:
+                self._rows[key] = self._form(int(kinds[i]), int(axes[i]), *first[i].tolist())
+        rows = np.array([self._rows[key] for key in distinct.tolist()])[at]
         extents = self.spelling.extents
         have, want = (extents[self.spelling.masks(x.splits)] for x in (before, after))
         sizes = self.size / np.minimum(have, want).prod(axis=1)
