@@ -40,7 +40,7 @@ from shardir.analysis.loops import Loops
 from shardir.analysis.repeats import MIN_BLOCKS, equal_blocks
 from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update
-from shardir.cost.buckets import Bucket, fused, fused_by_kind
+from shardir.cost.buckets import MAX_BUCKET_BYTES, Bucket, fused, fused_by_kind
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_of
 from shardir.dialects import dist, nn
@@ -62,7 +62,7 @@ class FuseCommunication(LocalPass):
     """Fuses collectives of a kind into one, by index and where that gains."""
 
     name = "fuse-communication"
-    max_bytes: Bytes = 1 << 26
+    max_bytes: Bytes = MAX_BUCKET_BYTES
     """The maximum size of a bucket, in bytes on one device; 0 fuses by index alone."""
 
     def rewrite(self, f: Function) -> None:

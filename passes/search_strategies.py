@@ -27,8 +27,9 @@ a training step are those of the forward and the backward part together.
 7. The function's attribute `search` has the sum of estimated times of the plan (`objective`), a
    lower bound on that of every plan (`bound`; within a limit of memory, of every plan whose
    arguments, but for those that may be in host memory, keep to it), the gap, the product of presets
-   that the plan is of (`presets`), whether redistributions are repeated (`recompute`), and the
-   bytes that the plan relies on `choose-recompute` to keep to (`memory`).
+   that the plan is of (`presets`) with the smallest objective that was found (`smallest`), whether
+   redistributions are repeated (`recompute`), and the bytes that the plan relies on
+   `choose-recompute` to keep to (`memory`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -30,6 +30,10 @@ from shardir.analysis.repeats import repeated_parts
 from shardir.analysis.storages import Span
 from shardir.cost.collective_work import Together
 
+MAX_BUCKET_BYTES = 1 << 26
+"""The bytes of a bucket's operands on one device, at most, if fuse-communication is asked for no
+others."""
+
 FULL = 0.05
 """The part of a bucket's time that its latency is at most, if the bucket is full."""
 

@@ -28,6 +28,9 @@ SEARCHED = "search"
 PRESETS = "presets"
 """The field of that attribute with the product of presets that the plan is of."""
 
+SMALLEST = "smallest"
+"""The field of that attribute with the smallest objective that was found, if the plan is of presets
+that are faster with overlap."""
 
 BUDGET = "memory"
 """The field of that attribute with the bytes on a device that `choose-recompute` has to keep the
@@ -73,7 +76,8 @@ def _chosen(f: FuncOp) -> dict[str, Attribute]:
 def found_by_search(f: FuncOp) -> dict[str, float]:
     """Return the result that a search reports on a function: the sum of estimated seconds of its
     plan (`objective`), a lower bound on that of any plan (`bound`), and the relative gap between
-    both; empty without a search."""
+    both; of a plan of presets also the smallest objective that was found (`smallest`); empty
+    without a search."""
     found = f.attributes.get(SEARCHED)
     numbers = found.data.items() if isinstance(found, DictionaryAttr) else ()
     return {k: x.value.data for k, x in numbers if isinstance(x, FloatAttr)}

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.storages import Span
-from shardir.cost.buckets import Bucket, fused
+from shardir.cost.buckets import MAX_BUCKET_BYTES, Bucket, fused
 from shardir.cost.collective_work import Together
 from shardir.search.elimination import Solution
 from shardir.search.problem import CostProblem
@@ -93,7 +93,7 @@ class LateTransfer(NamedTuple):
 def solve_with_buckets(
     problem: Callable[[LatencyShares], CostProblem],
     transfers: Callable[[Sequence[int]], list[LateTransfer]],
-    max_transfers: int,
+    smallest: LatencyShares,
     prices: BucketPrices,
     solve: Solve,
     scalings: int = MAX_SCALINGS,
@@ -104,7 +104,7 @@ def solve_with_buckets(
     Args:
         problem: returns the problem with some shares.
         transfers: returns a solution's transfers that may be in buckets.
-        max_transfers: the largest number of such transfers.
+        smallest: shares with which no solution costs more than in its buckets.
         scalings: the largest number of plans after the first.
     """
 
@@ -117,7 +117,7 @@ def solve_with_buckets(
         missing = seconds - priced(chosen, prices, shares)
         return Solution(found.choice, found.objective + missing, found.bound), agreeing, missing
 
-    best, shares, missing = plan(smallest_shares(max_transfers))
+    best, shares, missing = plan(smallest)
     bound = best.bound
     remaining = next_shares(shares) if missing > MAX_UNPRICED * best.objective else []
     for _ in range(scalings):
@@ -131,9 +131,10 @@ def solve_with_buckets(
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
 
-def smallest_shares(max_transfers: int) -> LatencyShares:
-    """Return the shares with which no plan of so many transfers costs more than in its buckets."""
-    return LatencyShares(1 / max(max_transfers, 1))
+def smallest_shares(max_transfers: int, bytes_: int = 0) -> LatencyShares:
+    """Return shares with which no plan of so many transfers, of tensors of so many bytes, costs
+    more than in its buckets: in each the shares add up to one at most."""
+    return LatencyShares(1 / max(max_transfers, 1), bytes=bytes_)
 
 
 def next_shares(shares: LatencyShares) -> list[LatencyShares]:
@@ -164,7 +165,7 @@ def shared_seconds(
             of_part.append(c)
             before |= {i}
     buckets, tensors = Counter[BucketKey](), Counter[BucketKey]()
-    for bucket in fused(parts):
+    for bucket in fused(parts, MAX_BUCKET_BYTES):
         total += bucket.values.seconds - sum(parts[i].values.seconds for i in bucket.members)
         form, _ = bucket.values.fastest
         key = of_part[bucket.members[0]].shared[bucket.values.forms.index(form)]

@@ -27,9 +27,9 @@ from shardir.analysis.updates import after_update
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp, decomposes
-from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
-from shardir.search.buckets import LateTransfer, Positions
+from shardir.search.buckets import LateTransfer, Positions, smallest_shares
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.domination import Fixed
 from shardir.search.edges import Edge
@@ -252,7 +252,7 @@ class CostGraph:
         key = id(candidates), "makes", i, id(layouts), runs
         users, at = self._users.get(v, []), self._at[op]
         positions = Positions(at, at, at, self._first_use(users) - 1)
-        self._add(Edge(ends, key, 1, table, transfers, positions), users)
+        self._add(Edge(ends, key, 1, size_of(v), table, transfers, positions), users)
 
         if self.transients is not None:
             copies, key = [(c.results[i],) for c in candidates], (id(candidates), i, id(layouts), t)
@@ -287,7 +287,7 @@ class CostGraph:
         made = -1 if isinstance(v.owner, Block) else self._at[v.owner]
         reduced = self._update - 1 if made < self._update <= here else here
         positions = Positions(made, reduced, here, last)
-        self._add(Edge(ends, key, len(at), table, transfers, positions), [op])
+        self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
 
         if self.transients is not None:
             copies = [needed(c, at) for c in candidates]
@@ -343,9 +343,10 @@ class CostGraph:
     # ---- solutions ----
 
     @property
-    def max_late_transfers(self) -> int:
-        """The largest number of transfers of a solution that may be in buckets."""
-        return sum(edge.max_transfers for edge in self.bucket_edges)
+    def smallest_shares(self) -> LatencyShares:
+        """The shares with which no solution costs more than in its buckets."""
+        of = [(edge.max_transfers, edge.bytes) for edge in self.bucket_edges]
+        return smallest_shares(sum(n for n, _ in of), sum(n * size for n, size in of))
 
     def problem_with(self, shares: LatencyShares) -> CostProblem:
         """Return the problem in which transfers pay these shares of buckets."""

@@ -10,11 +10,13 @@ from shardir.search.transfer_costs import LatencyShares, ValueTransfer
 
 class Edge(NamedTuple):
     """The redistributions between two variables: their times with shares of buckets, and the
-    transfers for a value of each variable, at most `max_transfers`, with their `positions`."""
+    transfers for a value of each variable, at most `max_transfers` of tensors of so many `bytes`,
+    with their `positions`."""
 
     ends: tuple[int, int]
     key: tuple
     max_transfers: int
+    bytes: int
     table: Callable[[LatencyShares | None], Table]
     transfers: Callable[[int, int], list[ValueTransfer]]
     positions: Positions

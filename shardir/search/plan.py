@@ -13,7 +13,7 @@ from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import ShardirError
 from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import MAX_SCALINGS, Solve, smallest_shares, solve_with_buckets
+from shardir.search.buckets import MAX_SCALINGS, Solve, solve_with_buckets
 from shardir.search.candidates import candidate_source
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
@@ -130,7 +130,7 @@ def fastest_plan(graph: CostGraph, solve: Solve) -> StrategyPlan:
 def _solved(graph: CostGraph, solve: Solve, scalings: int) -> tuple[Solution, LatencyShares]:
     """Return the best solution that is found, and the shares of its buckets."""
     return solve_with_buckets(
-        graph.problem_with, graph.bucket_transfers, graph.max_late_transfers,
+        graph.problem_with, graph.bucket_transfers, graph.smallest_shares,
         TransferPrices(graph.mesh), solve, scalings,
     )  # fmt: skip
 
@@ -143,7 +143,7 @@ def bound_within(
     held = argument_bytes(plan.graph, hosted)
     if live(held, plan.solution.choice).max() <= limit:
         return plan.solution.bound
-    problem = plan.graph.problem_with(smallest_shares(plan.graph.max_late_transfers))
+    problem = plan.graph.problem_with(plan.graph.smallest_shares)
     choices = [plan.solution.choice]
     return max(plan.solution.bound, solve_within(problem, held, limit, solve, gap, choices).bound)
 

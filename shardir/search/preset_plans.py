@@ -12,7 +12,7 @@ from itertools import islice
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import shared_seconds, smallest_shares
+from shardir.search.buckets import shared_seconds
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
 from shardir.search.graph_bytes import argument_bytes
@@ -81,7 +81,7 @@ def preset_plans(
     the order of their sums; if the graph counts memory, those that keep to the limit. Of products
     with the same plan the first one counts."""
     graph, structure = plan.graph, Structure(lowered.f)
-    problem = graph.problem_with(smallest_shares(graph.max_late_transfers))
+    problem = graph.problem_with(graph.smallest_shares)
     solutions = PresetSolutions(graph, problem, structure)
     found: list[tuple[GroupedSolution, ProductOfPresets]] = []
     for each in products(lowered.mesh):
@@ -98,7 +98,8 @@ def preset_plans(
         if _shortest(solution) < longest and tuple(choice) not in seen:
             seen.add(tuple(choice))
             p = plan_of(graph, choice, plan.solution.bound, str(presets))
-            p = replace(p, live_bytes=plan.live_bytes, budget=plan.budget)
+            smallest = min(plan.solution.objective, p.solution.objective)
+            p = replace(p, live_bytes=plan.live_bytes, budget=plan.budget, smallest=smallest)
             if limit is None or live(held, p.solution.choice).max() <= limit:
                 yield p
 

@@ -24,7 +24,7 @@ from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import PIPELINE, BackwardOp
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.marks import BUDGET, NO_RECOMPUTE, PRESETS, RECOMPUTE, SEARCHED
+from shardir.rewriting.marks import BUDGET, NO_RECOMPUTE, PRESETS, RECOMPUTE, SEARCHED, SMALLEST
 from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import Candidate
 from shardir.search.cost_graph import CostGraph
@@ -49,6 +49,8 @@ class StrategyPlan:
             redistributed in the forward part is redistributed again in the backward part, and not
             saved.
         presets: the product of presets that the plan is of; empty if it was searched for.
+        smallest: the objective of the plan that it was chosen before, since it is faster with
+            overlap.
     """
 
     candidates: Mapping[TensorOp, Candidate]
@@ -58,6 +60,7 @@ class StrategyPlan:
     shares: LatencyShares
     live_bytes: int = 0
     presets: str = ""
+    smallest: float | None = None
     budget: int | None = None
 
     @staticmethod
@@ -185,6 +188,8 @@ def write(f: FuncOp, plan: StrategyPlan) -> None:
         found[BUDGET] = int_attr(plan.budget)
     if plan.presets:
         found[PRESETS] = StringAttr(plan.presets)
+    if plan.smallest is not None:
+        found[SMALLEST] = float_attr(plan.smallest)
     if plan.live_bytes:
         found[RECOMPUTE] = UnitAttr()
     f.attributes[SEARCHED] = DictionaryAttr(found)

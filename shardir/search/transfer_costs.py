@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 
-from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.collectives import CollectiveStep, Transfer
 from shardir.algebra.forms import copying
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.routes import Routes, Table, routes
+from shardir.cost.buckets import MAX_BUCKET_BYTES
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
 
@@ -49,10 +50,17 @@ def transfer_of(op: RedistributeOp) -> ValueTransfer:
 @dataclass(frozen=True)
 class LatencyShares:
     """The share of a bucket's latency that each tensor in it pays: of some buckets a share of their
-    own, of all others the default. With an infinite share tensors move alone."""
+    own, of all others the default. With an infinite share tensors move alone, and so do those that
+    exceed a bucket.
+
+    Attributes:
+        bytes: of all tensors, each in full. The buckets that these would fill are paid by their
+            bytes: an operand pays the part of a bucket that it fills.
+    """
 
     default: float
     own: frozenset[tuple[BucketKey, float]] = frozenset()
+    bytes: int = 0
 
     @cached_property
     def _own(self) -> dict[BucketKey, float]:
@@ -60,6 +68,15 @@ class LatencyShares:
 
     def of(self, bucket: BucketKey) -> float:
         return self._own.get(bucket, self.default)
+
+    def of_operands(self, bucket: BucketKey, bytes_: Table, mesh: Mesh) -> Table:
+        """Return the shares of operands of so many bytes on one device. They are paid by bytes if
+        all tensors, split over the other axes than the bucket's, exceed one bucket."""
+        filled, part = bytes_ / MAX_BUCKET_BYTES, np.full_like(bytes_, self.of(bucket))
+        _, _, axes, *_ = bucket
+        if self.bytes * mesh.extent(axes) > MAX_BUCKET_BYTES * mesh.size:
+            part = filled
+        return np.where(filled <= 1, part, inf)
 
 
 def transfer_seconds(
@@ -165,8 +182,9 @@ class TransferCosts:
             latency, rate = (costs[:, i, j] for costs in self.routes.costs)
             alone = float(each[i, j])
             if alone > 0 and even[i] and even[j]:
-                part = [shares.of(bucket_key(itemsize, step, form)) for form in range(len(latency))]
-                shared = latency * part + (rate + self._copying[i, j]) * size
+                part = self._shares(size, itemsize, shares, [step], np.array([i]))[:, 0, 0]
+                packing = min(self._copying[i] * size, self._calls[i, j])
+                shared = latency * part + rate * size + packing
                 form = int(shared.argmin())
                 if shared[form] < alone:
                     alone = float(shared[form])
@@ -191,11 +209,23 @@ class TransferCosts:
         """Return the cost of each move of a tensor in a bucket: [form, from, to]."""
         latency, rate = self.routes.costs
         steps, kind = self._kinds
-        part = np.array([
-            [shares.of(bucket_key(itemsize, step, form)) for step in steps] + [1.0]
-            for form in range(len(latency))
-        ])  # fmt: skip
-        return latency * part[:, kind] + (rate + self._copying) * size
+        sources = np.arange(len(self.index))
+        part = self._shares(size, itemsize, shares, steps, sources)
+        part = np.pad(part, ((0, 0), (0, 1), (0, 0)), constant_values=1.0)
+        packing = np.minimum(self._copying[:, None] * size, self._calls)
+        return latency * part[:, kind, sources[:, None]] + rate * size + packing
+
+    def _shares(
+        self, size: int, itemsize: int, shares: LatencyShares, steps: Sequence[CollectiveStep],
+        sources: np.ndarray[Any, np.dtype[np.int64]],
+    ) -> Table:  # fmt: skip
+        """Return the shares of a tensor of so many bytes: [form, step, source]."""
+        forms, operands = len(self.routes.costs[0]), size * self._part[sources]
+        found = [
+            shares.of_operands(bucket_key(itemsize, step, form), operands, self.routes.mesh)
+            for form in range(forms) for step in steps
+        ]  # fmt: skip
+        return np.array(found).reshape(forms, len(steps), len(sources))
 
     @cached_property
     def _kinds(self) -> tuple[list[CollectiveStep], np.ndarray[Any, np.dtype[np.int64]]]:
@@ -211,13 +241,33 @@ class TransferCosts:
 
     @cached_property
     def _copying(self) -> Table:
-        """The seconds for each byte of a tensor to copy its shards into a bucket and out of it:
-        [from, to]; 0 where nothing moves."""
+        """The seconds for each byte of a tensor to copy its shards into a bucket and out of it, of
+        each layout."""
+        return copying(1, self.routes.mesh) * self._part
+
+    @cached_property
+    def _calls(self) -> Table:
+        """The seconds that a move in a bucket takes more than its bytes, at most: those of one more
+        call of the library where it needs no buffer, and 0 where nothing moves: [from, to]."""
+        steps, kind = self._kinds
+        mesh, rank = self.routes.mesh, self.routes.rank
+        first = [np.argwhere(kind == k)[0] for k in range(len(steps))]
+        shape = (2 * mesh.size,) * rank
+        direct = [
+            step.record.is_direct(
+                Transfer(mesh, shape, self.routes.layouts[i], step, alone=False, typical=True)
+            )
+            for step, (i, _) in zip(steps, first, strict=True)
+        ]
+        overhead, (latency, _) = mesh.cluster_or_default.overhead, self.routes.costs
+        calls = np.array([overhead if d else inf for d in direct] + [0.0])[kind]
+        return np.where(latency.min(axis=0) > 0, calls, 0.0)
+
+    @cached_property
+    def _part(self) -> Table:
+        """The part of a tensor that a device has in each layout."""
         mesh = self.routes.mesh
-        each = copying(1, mesh)
-        shards = np.array([each / mesh.extent(l.complete.used) for l in self.routes.layouts])
-        latency, _ = self.routes.costs
-        return np.where(latency.min(axis=0) > 0, shards[:, None], 0.0)
+        return np.array([1 / mesh.extent(l.complete.used) for l in self.routes.layouts])
 
 
 def bucket_key(itemsize: int, step: CollectiveStep, form: int) -> BucketKey:

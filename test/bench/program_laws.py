@@ -32,10 +32,8 @@ from shardir.syntax.parser import parse
 
 SEARCH = "inline-calls,distributed-autodiff,search-strategies"
 AFTERWARDS = (
-    "insert-redistributions,recompute,lower-to-spmd,simplify-communication,"
-    f"fuse-communication{{max_bytes={1 << 40}}}"
+    "insert-redistributions,recompute,lower-to-spmd,simplify-communication,fuse-communication"
 )
-"""In the search a bucket has any size."""
 
 WRITTEN = (
     "inline-calls,propagate-strategies,insert-redistributions,distributed-autodiff,"

@@ -1,28 +1,43 @@
 """Buckets: plans with fixed charges against all plans."""
 
 from collections.abc import Sequence
-from itertools import count, product
+from dataclasses import replace
+from itertools import count, cycle, product
+from math import prod
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from extent import extent
 from partitions import partitions
+from xdsl.dialects.builtin import TensorType, f32
 
 from shardir.algebra.forms import Form
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh
 from shardir.analysis.storages import Span
+from shardir.cost.clusters import load
 from shardir.cost.collective_work import Together
+from shardir.dialects.nn.types import itemsize
+from shardir.search.bucket_prices import TransferPrices
 from shardir.search.buckets import (
     LateCollective,
     LateTransfer,
     Positions,
     Solve,
+    priced,
+    shared_seconds,
+    smallest_shares,
     solve_with_buckets,
 )
 from shardir.search.elimination import Solution, eliminate
 from shardir.search.problem import CostProblem
-from shardir.search.transfer_costs import LatencyShares
+from shardir.search.transfer_costs import LatencyShares, ValueTransfer
 
 TENSORS, CHOICES, JOINING = 5, 3, 0.1
+
+SAME = Positions(0, 0, 0, 0)
 
 
 def by_elimination(problem: CostProblem) -> Solution:
@@ -74,7 +89,7 @@ class Instance:
             at = [Positions(start, start, start, end) for start, end in self.after]
             return list(map(LateTransfer, enumerate[Any](choice), at))
 
-        return solve_with_buckets(self.problem, transfers, TENSORS, self, solve)
+        return solve_with_buckets(self.problem, transfers, smallest_shares(TENSORS), self, solve)
 
     def cost(self, choice: Sequence[int]) -> float:
         """Return the cost of a choice with the best of all partitions into buffers."""
@@ -140,3 +155,34 @@ def test_of_plans_that_are_equal_up_to_rounding_the_first_is_chosen(less: float,
     found, _ = made.solve(solve)
     assert next(plans) >= 3
     assert set(found.choice) == {chosen}
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 4)])
+def test_no_transfers_cost_less_in_their_buckets_than_by_the_shares_of_the_bound(sizes: tuple):
+    """Of tensors of up to 80 MiB that are reduced or gathered at the same time. By bytes, what is
+    in buckets that are full to the last byte costs as much as by its shares."""
+    mesh = Mesh("m", tuple(zip("ab", sizes, strict=False)), load("pod2048").part(8))
+    prices, random, equal, filled = TransferPrices(mesh), Random(str(sizes)), 0, 0
+    for _ in range(extent(60, 2000)):
+        axes = random.choice([mesh.names, mesh.names[:1]])
+        summed = Layout("m", ((), ())).with_partial(axes, "sum")
+        ends = [(summed, Layout("m", dims)) for dims in [((), ()), (axes, ()), ((), axes)]]
+        ends += [(Layout("m", (axes, ())), Layout("m", ((), ())))]
+        ends = random.sample(ends, random.randint(1, 2))
+        rows = random.choices([128, 256, 512, 1024, 1280], k=random.randint(1, 3))
+        transfers = [
+            LateTransfer(ValueTransfer(TensorType(f32, [n, 16384]), *between), SAME)
+            for n, between in zip(
+                random.choices(rows, k=random.choice([1, 4, 16, 40])), cycle(ends), strict=False
+            )
+        ]  # fmt: skip
+        shares = smallest_shares(len(transfers), sum(size(t.type) for t, _ in transfers))
+        fewest, (seconds, _) = priced(transfers, prices, shares), shared_seconds(transfers, prices)
+        assert fewest <= seconds * (1 + 1e-12)
+        equal += fewest >= seconds * (1 - 1e-12)
+        filled += fewest > priced(transfers, prices, replace(shares, bytes=0)) * (1 + 1e-12)
+    assert equal and filled
+
+
+def size(t: TensorType) -> int:
+    return prod(t.get_shape()) * itemsize(t)
