@@ -255,8 +255,10 @@ class CostGraph:
         self._add(Edge(ends, key, 1, size_of(v), table, transfers, positions), users)
 
         if self.transients is not None:
-            copies, key = [(c.results[i],) for c in candidates], (id(candidates), i, id(layouts), t)
-            self.transients.add(at, ends, key, t, copies, layouts, made=True)
+            key = id(candidates), i, id(layouts), t
+            self.transients.add(
+                at, ends, key, t, lambda: [(c.results[i],) for c in candidates], layouts, made=True
+            )
 
     def _add_user(self, v: SSAValue, op: TensorOp) -> None:
         """Add the edge to an op from the layout of an operand, or from the operand's maker."""
@@ -290,8 +292,10 @@ class CostGraph:
         self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
 
         if self.transients is not None:
-            copies = [needed(c, at) for c in candidates]
-            self.transients.add(self._at[op], ends, (*key, t), t, copies, layouts)
+            self.transients.add(
+                self._at[op], ends, (*key, t), t, lambda: [needed(c, at) for c in candidates],
+                layouts,
+            )  # fmt: skip
 
     def _first_use(self, users: Sequence[Operation]) -> int:
         """Return the index of the first op that needs a value which is redistributed for some ops:

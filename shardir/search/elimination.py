@@ -26,6 +26,9 @@ from shardir.search.problem import CostProblem, identities, identity, improve
 
 Variables = tuple[int, ...]
 
+MAX_CACHED = 1 << 15
+"""The entries of a table that is summed up at once: 256 KiB."""
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -164,8 +167,7 @@ class Elimination:
                 keyed.sort(key=itemgetter(0))
                 key = tuple([k for k, _ in keyed])
                 if key not in found:
-                    total = reduce(np.add, [f.broadcast((*others, v)) for _, f in keyed])
-                    minimum = total.min(axis=-1)
+                    minimum = _minimum([f.broadcast((*others, v)) for _, f in keyed])
                     name = identity(minimum)
                     found[key] = minimum, self.numbers.setdefault(name, len(self.numbers))
                 if others:
@@ -198,6 +200,19 @@ class Elimination:
         for v, bucket in reversed(self.eliminated.items()):
             choice[v] = int(reduce(np.add, [f.at(choice, v) for f in bucket]).argmin())
         return choice
+
+
+def _minimum(tables: Sequence[Table]) -> Table:
+    """Return the minimum of a sum of tables over its last dimension: in parts along the first one,
+    each small enough for the processor's cache."""
+    shape = np.broadcast_shapes(*[t.shape for t in tables])
+    if len(shape) == 1:
+        return reduce(np.add, tables).min(axis=-1)
+    found, rows = np.empty(shape[:-1]), max(MAX_CACHED // prod(shape[1:]), 1)
+    for i in range(0, shape[0], rows):
+        parts = [t if len(t) == 1 else t[i : i + rows] for t in tables]
+        reduce(np.add, parts).min(axis=-1, out=found[i : i + rows])
+    return found
 
 
 def _entries(variables: set[int], sizes: Sequence[int]) -> int:

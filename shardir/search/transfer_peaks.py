@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import TensorType
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
-from shardir.algebra.routes import Routes, Table, routes
+from shardir.algebra.routes import Indices, Routes, Table, routes
 from shardir.algebra.steps import elements, step_memory
 from shardir.dialects.nn.types import itemsize
 
@@ -58,7 +58,7 @@ class _RoutePeaks:
 
     def __init__(self, found: Routes):
         self.routes = found
-        self._needed: dict[tuple[Shape, int, int, int], int] = {}
+        self._needed: dict[tuple[Shape, int], Table] = {}
 
     def even(self, shape: Shape, layouts: Sequence[Layout]) -> dict[int, int]:
         """Return the places of those layouts that are in the table and split the tensor evenly,
@@ -71,24 +71,25 @@ class _RoutePeaks:
         """Return the most elements during each path. Of an operand that is retained only those
         count that its move reads."""
         _, via = self.routes.paths(shape, size)
-        n, to = len(via), np.array(targets, dtype=np.int64)
+        to = np.array(targets, dtype=np.int64)
         now = np.repeat(np.array(sources, dtype=np.int64)[:, None], len(to), axis=1)
         found = np.zeros(now.shape)
         while (now != to).any():
             then = via[now, to]
-            ends, at = np.unique(now * n + then, return_inverse=True)
-            each = np.array([self._move(shape, size, *divmod(k, n)) for k in ends.tolist()])
-            found = np.maximum(found, each[at].reshape(found.shape))
+            found = np.maximum(found, self._moves(shape, size, now, then))
             now = then
         return found
 
-    def _move(self, shape: Shape, size: int, i: int, j: int) -> int:
-        """Return the most elements during a move."""
-        if i == j:
-            return 0
-        if (known := self._needed.get((shape, size, i, j))) is None:
+    def _moves(self, shape: Shape, size: int, now: Indices, then: Indices) -> Table:
+        """Return the most elements during moves between layouts of these numbers."""
+        known = self._needed.get((shape, size))
+        if known is None:
+            n = len(self.routes.layouts)
+            known = self._needed[shape, size] = np.full((n, n), np.nan)
+            np.fill_diagonal(known, 0.0)
+        new = np.isnan(known[now, then])
+        for i, j in {*zip(now[new].tolist(), then[new].tolist(), strict=True)}:
             mesh, before = self.routes.mesh, self.routes.layouts[i]
             step, own = self.routes.step(shape, size, i, j), elements(mesh, shape, before)
-            known, _ = step_memory(mesh, shape, before, step, own)
-            self._needed[shape, size, i, j] = known
-        return known
+            known[i, j], _ = step_memory(mesh, shape, before, step, own)
+        return known[now, then]

@@ -39,8 +39,8 @@ class Transients:
         self._buffers_at = Counter[int]()
 
     def add(
-        self, at: int, ends: tuple[int, int], key: tuple, t: TensorType, copies: Copies,
-        layouts: ValueLayouts, made: bool = False,
+        self, at: int, ends: tuple[int, int], key: tuple, t: TensorType,
+        copies: Callable[[], Copies], layouts: ValueLayouts, made: bool = False,
     ) -> None:  # fmt: skip
         """Add those of the redistributions from the layouts of a value to the copies that the op at
         a position needs; `made`: from the copies to the layouts, of its result.
@@ -54,10 +54,10 @@ class Transients:
             return table if made else table.T
 
         span = Span(at, at)
-        held = self.table(("copies", *key), lambda: turned(self._copies(t, copies, layouts)))
+        held = self.table(("copies", *key), lambda: turned(self._copies(t, copies(), layouts)))
         self.copies.append(LiveBytes(ends, held, span))
         more = self.table(
-            ("buffers", *key), lambda: turned(self._buffers(t, copies, layouts, made))
+            ("buffers", *key), lambda: turned(self._buffers(t, copies(), layouts, made))
         )
         if more.any():
             self._buffers_at[at] += 1
