@@ -205,13 +205,13 @@ class Elimination:
 def _minimum(tables: Sequence[Table]) -> Table:
     """Return the minimum of a sum of tables over its last dimension: in parts along the first one,
     each small enough for the processor's cache."""
-    shape = np.broadcast_shapes(*[t.shape for t in tables])
-    if len(shape) == 1:
-        return reduce(np.add, tables).min(axis=-1)
+    shape = tuple(map(max, *[t.shape for t in tables])) if len(tables) > 1 else tables[0].shape
+    if len(shape) == 1 or prod(shape) <= MAX_CACHED:
+        return np.minimum.reduce(reduce(np.add, tables), axis=-1)
     found, rows = np.empty(shape[:-1]), max(MAX_CACHED // prod(shape[1:]), 1)
     for i in range(0, shape[0], rows):
         parts = [t if len(t) == 1 else t[i : i + rows] for t in tables]
-        reduce(np.add, parts).min(axis=-1, out=found[i : i + rows])
+        np.minimum.reduce(reduce(np.add, parts), axis=-1, out=found[i : i + rows])
     return found
 
 

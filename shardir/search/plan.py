@@ -80,11 +80,11 @@ def _searched(
     """Return the plan with the smallest sum of times; within memory the one whose program is
     fastest."""
 
-    def solver(gap: float) -> Solve:
+    def solver(gap: float, bounds: bool = True) -> Solve:
         def progress(objective: float, bound: float) -> None:
             report(f"{objective:.6g} s, bound {bound:.6g} s")
 
-        return lambda problem: solve(problem, cap, gap, progress)
+        return lambda problem: solve(problem, cap, gap, progress, bounds)
 
     mesh = lowered.mesh
     unlimited = mesh.cluster and replace(mesh.cluster, memory=None)  # no price depends on it
@@ -101,7 +101,8 @@ def _searched(
     found = PlansWithin(lowered, limit, report)
     graph = CostGraph(block, source, ties, counts_memory=True, repeats=lowered.repeats)
     for hosted in dict.fromkeys((frozenset[SSAValue](), lowered.hosted)):
-        within = partial(plan_within, graph, hosted, gap=gap, solve=solver(gap / 2), choices=[])
+        solves = solver(gap / 2, bounds=False)
+        within = partial(plan_within, graph, hosted, gap=gap, solve=solves, choices=[])
         _try_within(found, within)
     few = len(plan.candidates) <= MAX_TRIED_OPS or found.best is None
     if lowered.budgets and few and found.may_be_faster(plan):

@@ -14,6 +14,7 @@ layers) have the same messages, which are computed once.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,9 @@ from shardir.search.problem import CostProblem, colours, identities, identity, i
 MAX_ROUNDED_UP = 1 + 1e-9
 """The factor by which a bound may exceed the cost of a solution through rounding alone: a value is
 ruled out only if its bound exceeds the known cost by more."""
+
+CHECKED_SWEEPS = 4
+"""The sweeps after which the bound is compared with one that is enough."""
 
 COLOUR_ROUNDS = 1
 """Rounds of colour refinement: the distance up to which variables of a group have the same
@@ -215,8 +219,9 @@ class Relaxation:
             self.kind_of[i, j] = kinds[key]
         self.kinds = list(kinds.values())
 
-    def run(self, sweeps: int) -> None:
-        """Pass messages through all groups, forwards and backwards, `sweeps` times."""
+    def run(self, sweeps: int, enough: float = inf) -> None:
+        """Pass messages through all groups, forwards and backwards, `sweeps` times, or until the
+        bound is `enough`."""
         forwards, backwards = ([g.turn(d) for g in self.groups] for d in (1, -1))
         first = [t._replace(changed=g.slots) for g, t in zip(self.groups, forwards, strict=True)]
         for sweep in range(sweeps):
@@ -224,6 +229,8 @@ class Relaxation:
                 group.take(turn)
             for group, turn in zip(reversed(self.groups), reversed(backwards), strict=True):
                 group.take(turn)
+            if enough < inf and sweep % CHECKED_SWEEPS == 0 and self.bound() >= enough:
+                break
 
     def offer(self, choice: list[int]) -> None:
         """Improve a solution by single changes, and retain it if it is the best so far."""
@@ -272,10 +279,11 @@ class Relaxation:
 
     def folded(self) -> CostProblem:
         """Return the problem with one variable for each group: its solutions are those in which the
-        variables of a group have one value."""
-        found = CostProblem([len(g.members) * g.unary for g in self.groups])
+        variables of a group have one value. Its costs are where the messages moved them, so that
+        its bound begins with that of the relaxation."""
+        found = CostProblem([len(g.members) * g.own() for g in self.groups])
         for kind in self.kinds:
-            found.add(*kind.groups, kind.count * kind.table)
+            found.add(*kind.groups, kind.count * kind.rest())
         return found
 
     def unfolded(self, choice: Sequence[int]) -> list[int]:

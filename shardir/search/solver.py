@@ -3,12 +3,13 @@
 1. Bucket elimination (elimination.py), if none of its tables has more than `cap` entries.
 2. Otherwise variables of one or two neighbours are eliminated first: their tables are again of one
    variable or of two (Scholz and Eckstein 2002).
-3. Repeated layers are solved as one: a problem with a variable for each group of equal ones has the
-   solutions in which these have equal values.
-4. A bound (relaxation.py) rules out values of the other variables, again and again, until the
-   tables fit, or until the best solution is within the gap. The solutions to compare with are that
-   of 3, and others from mini-buckets, and from elimination among the values nearest to the bound.
-5. If the bound stalls before, the result is the best solution so far, with the best bound.
+3. Costs are moved between the others, so that the sum of their minima is a bound (relaxation.py).
+4. Repeated layers are solved as one: a problem with a variable for each group of equal ones has the
+   solutions in which these have equal values. Its costs are those that were moved.
+5. The bound rules out values, again and again, until the tables fit, or until the best solution is
+   within the gap. The solutions to compare with are that of 4, and others from mini-buckets, and
+   from elimination among the values nearest to the bound.
+6. If the bound stalls before, the result is the best solution so far, with the best bound.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,35 +63,49 @@ def solve(
     cap: int = MAX_TABLE_ENTRIES,
     gap: float = DEFAULT_GAP,
     progress: ReportBounds = ignore,
+    bounds: bool = True,
 ) -> Solution:
     """Return the minimum; or, where its tables would have more than `cap` entries, a solution that
-    is proven to be within `gap` of it, or the best one found."""
+    is proven to be within `gap` of it, or the best one found.
+
+    Args:
+        bounds: whether the bound matters too: without, it is no larger than the gap needs. The
+            solution is the same.
+    """
     if _fits(problem, cap):
         return eliminate(problem, cap)
     elimination = Elimination(problem)
     elimination.run(cap, PAIR_NEIGHBOURS)
     rest, number_of = elimination.rest()
-    found = narrow(rest, cap, gap, progress)
+    found = narrow(rest, cap, gap, progress, bounds)
     choice = elimination.choice({v: found.choice[i] for v, i in number_of.items()})
     objective = problem.cost(choice)
     return Solution(choice, objective, min(found.bound, objective))
 
 
-def narrow(problem: CostProblem, cap: int, gap: float, progress: ReportBounds) -> Solution:
+def narrow(
+    problem: CostProblem, cap: int, gap: float, progress: ReportBounds, bounds: bool
+) -> Solution:
     """Return a solution of a problem whose tables do not fit, by ruling out values until they do
     or until the gap is reached."""
     allowed = [np.arange(len(u)) for u in problem.unary]
     relaxation = Relaxation(problem, [int(u.argmin()) for u in problem.unary])
+    relaxation.run(SWEEPS)
     if len(relaxation.groups) * MIN_REPETITION <= len(allowed):
-        relaxation.offer(relaxation.unfolded(solve(relaxation.folded(), cap, gap).choice))
+        folded = solve(relaxation.folded(), cap, gap, bounds=False)
+        relaxation.offer(relaxation.unfolded(folded.choice))
     filter_cap, bound, part = min(cap, MAX_FILTER_ENTRIES), -inf, 1 / len(allowed)
     gaps: list[float] = []
 
-    def is_close() -> bool:
-        return relaxation.objective - bound <= gap * abs(relaxation.objective)
+    def close() -> float:
+        return relaxation.objective - gap * abs(relaxation.objective)
 
-    for _ in range(MAX_NARROWINGS):
-        relaxation.run(SWEEPS)
+    def is_close() -> bool:
+        return bound >= close()
+
+    for narrowing in range(MAX_NARROWINGS):
+        if narrowing:
+            relaxation.run(SWEEPS, inf if bounds else close())
         margins = relaxation.margins()
         bound = max(bound, margins.bound)
         if not is_close():

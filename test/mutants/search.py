@@ -219,8 +219,16 @@ MUTANTS = [
         "a folded layer costs once",
         "Repeated layers are solved as one, whose redistributions cost as much as those of one.",
         "shardir/search/relaxation.py",
-        "found.add(*kind.groups, kind.count * kind.table)",
-        "found.add(*kind.groups, kind.table)",
+        "found.add(*kind.groups, kind.count * kind.rest())",
+        "found.add(*kind.groups, kind.rest())",
+        "test/search/test_elimination.py -k folded",
+    ),
+    Mutant(
+        "a folded layer costs what it did before",
+        "Costs that messages have moved from the values of a layer to its tables count twice.",
+        "shardir/search/relaxation.py",
+        "len(g.members) * g.own() for g",
+        "len(g.members) * g.unary for g",
         "test/search/test_elimination.py -k folded",
     ),
     Mutant(

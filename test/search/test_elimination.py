@@ -248,9 +248,13 @@ def test_repeated_layers_are_solved_as_if_they_were_not_repeated(seed: int):
     best = eliminate(copied(problem), MAX_TABLE_ENTRIES).objective
     assert eliminate(problem, MAX_TABLE_ENTRIES).objective == best
     for cap in (4, 16, 64):
-        found = solve(problem, cap)
+        found, gap = solve(problem, cap), 0.01
         assert found.bound <= best * (1 + 1e-9) and best <= found.objective
         assert found.objective == problem.cost(found.choice)
+        near, less = (solve(problem, cap, gap, bounds=bounds) for bounds in (True, False))
+        assert less.choice == near.choice
+        assert less.bound <= best * (1 + 1e-9)
+        assert less.gap <= max(near.gap, gap)
     assert isclose(solve(problem, 1024).objective, best)
 
 
@@ -274,11 +278,14 @@ def test_a_relaxation_of_layers_rules_out_nothing_that_is_better(seed: int):
 def test_a_solution_of_folded_layers_costs_what_it_costs_in_all_of_them(seed: int):
     problem = layers(3 + seed, seed)
     relaxation = Relaxation(problem, [0] * len(problem.unary))
-    folded, rng = relaxation.folded(), np.random.default_rng(seed)
-    assert len(folded.unary) == len(set(relaxation.unfolded(range(len(folded.unary)))))
-    for _ in range(5):
-        choice = [int(rng.integers(len(u))) for u in folded.unary]
-        assert folded.cost(choice) == problem.cost(relaxation.unfolded(choice))
+    rng = np.random.default_rng(seed)
+    for _ in range(3):
+        folded = relaxation.folded()
+        assert len(folded.unary) == len(set(relaxation.unfolded(range(len(folded.unary)))))
+        for _ in range(5):
+            choice = [int(rng.integers(len(u))) for u in folded.unary]
+            assert isclose(folded.cost(choice), problem.cost(relaxation.unfolded(choice)))
+        relaxation.run(3)
 
 
 def test_the_default_gap_leads_to_the_minimum_where_a_gap_of_a_fifth_stops_before():
