@@ -97,11 +97,11 @@ def preset_plans(
         choice = solutions.choice(solution)
         if _shortest(solution) < longest and tuple(choice) not in seen:
             seen.add(tuple(choice))
+            if limit is not None and live(held, choice).max() > limit:
+                continue
             p = plan_of(graph, choice, plan.solution.bound, str(presets))
             smallest = min(plan.solution.objective, p.solution.objective)
-            p = replace(p, live_bytes=plan.live_bytes, budget=plan.budget, smallest=smallest)
-            if limit is None or live(held, p.solution.choice).max() <= limit:
-                yield p
+            yield replace(p, live_bytes=plan.live_bytes, budget=plan.budget, smallest=smallest)
 
 
 def _shortest(solution: GroupedSolution) -> float:

@@ -39,6 +39,9 @@ MAX_NARROWINGS = 16
 SWEEPS = 20
 """The sweeps of messages before values are ruled out."""
 
+FOLDED_SWEEPS = 5
+"""Those before values of layers that are solved as one are: messages have moved their costs."""
+
 MIN_REPETITION = 2
 """The number of variables for each group of equal ones from which on layers are solved as one."""
 
@@ -64,6 +67,7 @@ def solve(
     gap: float = DEFAULT_GAP,
     progress: ReportBounds = ignore,
     bounds: bool = True,
+    sweeps: int = SWEEPS,
 ) -> Solution:
     """Return the minimum; or, where its tables would have more than `cap` entries, a solution that
     is proven to be within `gap` of it, or the best one found.
@@ -71,28 +75,29 @@ def solve(
     Args:
         bounds: whether the bound matters too: without, it is no larger than the gap needs. The
             solution is the same.
+        sweeps: of messages before values are ruled out for the first time.
     """
     if _fits(problem, cap):
         return eliminate(problem, cap)
     elimination = Elimination(problem)
     elimination.run(cap, PAIR_NEIGHBOURS)
     rest, number_of = elimination.rest()
-    found = narrow(rest, cap, gap, progress, bounds)
+    found = narrow(rest, cap, gap, progress, bounds, sweeps)
     choice = elimination.choice({v: found.choice[i] for v, i in number_of.items()})
     objective = problem.cost(choice)
     return Solution(choice, objective, min(found.bound, objective))
 
 
 def narrow(
-    problem: CostProblem, cap: int, gap: float, progress: ReportBounds, bounds: bool
+    problem: CostProblem, cap: int, gap: float, progress: ReportBounds, bounds: bool, sweeps: int
 ) -> Solution:
     """Return a solution of a problem whose tables do not fit, by ruling out values until they do
     or until the gap is reached."""
     allowed = [np.arange(len(u)) for u in problem.unary]
     relaxation = Relaxation(problem, [int(u.argmin()) for u in problem.unary])
-    relaxation.run(SWEEPS)
+    relaxation.run(sweeps)
     if len(relaxation.groups) * MIN_REPETITION <= len(allowed):
-        folded = solve(relaxation.folded(), cap, gap, bounds=False)
+        folded = solve(relaxation.folded(), cap, gap, bounds=False, sweeps=FOLDED_SWEEPS)
         relaxation.offer(relaxation.unfolded(folded.choice))
     filter_cap, bound, part = min(cap, MAX_FILTER_ENTRIES), -inf, 1 / len(allowed)
     gaps: list[float] = []
