@@ -32,7 +32,7 @@ MAX_LOAD = 0.5
 """The number of other processes that run, for each core, above which times are not to be believed:
 latencies are several times as long then."""
 
-LARGEST_MESSAGE = {"gloo": 1 << 22, "nccl": 1 << 28}
+LARGEST_MESSAGE = {"gloo": 1 << 22, "shm": 1 << 22, "nccl": 1 << 28}
 """The default of --most, in bytes, by backend."""
 
 
@@ -93,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--ranks", type=_ranks, default=4, metavar="N", help="the number of devices (4)")
     add(
         "--backend",
-        choices=("gloo", "nccl"),
+        choices=tuple(LARGEST_MESSAGE),
         default="gloo",
-        help="gloo on CPUs, nccl on GPUs (gloo)",
+        help="gloo or shm on CPUs, nccl on GPUs (gloo)",
     )
     add(
         "--most",
@@ -163,7 +163,7 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], floa
     from shardir.api import compile
     from shardir.backend.torch.launch.measure import times
 
-    cpu = options.backend == "gloo"
+    cpu = options.backend != "nccl"
     most = options.most or LARGEST_MESSAGE[options.backend]
     given = probes(options.ranks, most, cpu)
     compiled = compile(module(given, options.ranks), "", "probes.ir")

@@ -45,8 +45,9 @@ def load(
         weights: the values of parameters, by the module's names: a state_dict, or a file as
             `CompiledModel.load_weights` takes. Other states that it has are taken too.
         backend: the library of collectives, where torch.distributed is not initialized: gloo on
-            CPUs, nccl on GPUs.
-        device: cpu or cuda, by default cpu with gloo; with gloo and cuda ranks share GPUs.
+            CPUs, shm on those of one machine, nccl on GPUs.
+        device: cpu or cuda, by default cuda with nccl, else cpu; with gloo and cuda ranks share
+            GPUs.
         seed: of initial values, where there are no weights.
         timeout: the longest wait for a rank, in seconds.
         compile: whether to hand what is between collectives to torch.compile.

@@ -16,6 +16,7 @@ from shardir.backend.torch.runtime import runtime_module
         ({"backend": "nccl"}, 3, 4, "cuda:3"),
         ({"backend": "nccl", "device": "cuda"}, 0, 1, "cuda:0"),
         ({"backend": "gloo", "device": "cpu"}, 3, 0, "cpu"),
+        ({"backend": "shm"}, 3, 8, "cpu"),
         ({"backend": "gloo", "device": "cuda"}, 3, 1, "cuda:0"),
         ({"backend": "gloo", "device": "cuda"}, 5, 4, "cuda:1"),
     ],
@@ -30,7 +31,6 @@ def test_device(given, local, gpus, expected):
     [
         ({"backend": "nccl"}, 3, "expected 4 GPUs or more, got 3; use gloo"),
         ({"device": "cuda"}, 0, "expected 1 GPUs or more, got 0; use --device cpu"),
-        ({"backend": "nccl", "device": "cpu"}, 4, "--device cpu: expected --backend gloo"),
     ],
 )
 def test_device_that_cannot_be(given, gpus, message):
@@ -38,3 +38,24 @@ def test_device_that_cannot_be(given, gpus, message):
     error = runtime_module("runtime_plan").PlanError
     with pytest.raises(error, match=re.escape(message)):
         runtime_module("runtime_process").device_of(options, 3, gpus)
+
+
+@pytest.mark.parametrize(
+    ("given", "machines", "message"),
+    [
+        ({}, 2, ""),
+        ({"backend": "shm"}, 1, ""),
+        ({"backend": "nccl", "device": "cpu"}, 1, "--device cpu: expected --backend gloo or shm"),
+        ({"backend": "shm", "device": "cuda"}, 1, "--device cuda: expected --backend gloo or nccl"),
+        ({"backend": "shm"}, 2, "--backend shm: expected one machine, got 2; use gloo"),
+    ],
+)
+def test_backend_that_cannot_be(given, machines, message):
+    refused = runtime_module("runtime_options").RunOptions.of(given).refused(machines)
+    assert refused.startswith(message) and bool(refused) == bool(message)
+
+
+def test_shm_is_for_linux(monkeypatch):
+    monkeypatch.delattr("os.memfd_create")
+    options = runtime_module("runtime_options").RunOptions.of({"backend": "shm"})
+    assert options.refused(1).startswith("--backend shm: expected Linux, got ")

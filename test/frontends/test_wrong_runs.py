@@ -228,7 +228,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "run: backend": (
         lambda: program().run([(X, Y)], backend="glooo"),
-        "option backend of a run: expected one of gloo, nccl, got glooo",
+        "option backend of a run: expected one of gloo, shm, nccl, got glooo",
     ),
     "run: nan": (
         lambda: program().run([(X * float("nan"), Y)], steps=1),

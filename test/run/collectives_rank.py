@@ -1,6 +1,7 @@
 """One rank of test_runtime.py: every collective against numpy slices of the global array.
 
-python collectives_rank.py MESH STORE RANK: MESH as `dp=2,tp=2`. It prints the cases that failed.
+python collectives_rank.py MESH STORE BACKEND RANK: MESH as `dp=2,tp=2`. It prints the cases that
+failed.
 """
 
 import math
@@ -22,19 +23,20 @@ if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 # as beside a program
 sys.path.append(f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
+import runtime_shm  # noqa: F401 - the backend makes itself known to torch
 from collective_cases import FEWER, NAMES, Cases, check, integers, shards, tensor
 from device import DEVICE
 
 from shardir.backend.torch.runtime import runtime as rt
 
 
-def main(mesh_text, rank, store):
+def main(mesh_text, rank, store, backend):
     torch.set_num_threads(1)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     mesh_axes = [(name, int(n)) for name, n in (a.split("=") for a in mesh_text.split(","))]
     world = math.prod(size for _, size in mesh_axes)
     dist.init_process_group(
-        "gloo",
+        backend,
         store=dist.FileStore(store, world),
         rank=rank,
         world_size=world,
@@ -128,4 +130,4 @@ def in_flight(mesh, mesh_axes, failures):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[3]), sys.argv[2])
+    main(sys.argv[1], int(sys.argv[4]), *sys.argv[2:4])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from extent import extent
 from forked import run_ranks
 
 torch = pytest.importorskip("torch")
@@ -14,12 +15,18 @@ from shardir.backend.torch.runtime import runtime_random
 from shardir.dialects import random as numpy_random
 
 
-@pytest.mark.parametrize("mesh", ["d=2", "dp=2,tp=2", "d=3", "d=8"])
-def test_collectives_equal_slices_of_the_global_array(mesh, tmp_path):
+@pytest.mark.parametrize(
+    ("mesh", "backend"),
+    [(mesh, "gloo") for mesh in ("d=2", "dp=2,tp=2", "d=3", "d=8")]
+    + [(mesh, "shm") for mesh in extent(["dp=2,tp=2"], ["d=2", "dp=2,tp=2", "d=3", "d=8"])],
+)
+def test_collectives_equal_slices_of_the_global_array(mesh, backend, tmp_path):
     """Every collective, type, uneven and empty shard, order of axes and sub-axis in one run."""
     world = np.prod([int(axis.split("=")[1]) for axis in mesh.split(",")])
     program = Path(__file__).parent / "collectives_rank.py"
-    for rank, out in enumerate(run_ranks(program, int(world), [mesh, tmp_path / "store"], 100)):
+    for rank, out in enumerate(
+        run_ranks(program, int(world), [mesh, tmp_path / "store", backend], 100)
+    ):
         assert f"rank {rank}: all passed" in out, out
 
 

@@ -325,7 +325,7 @@ class Logs(DefaultLogsSpecs):
         first = int(envs[0]["RANK"])
         agent.ranks = range(first, first + len(envs))
         defaults = {}
-        if agent.options.backend == "gloo":
+        if agent.options.on_cpus:
             defaults["OMP_NUM_THREADS"] = "1"
             if agent.interface:
                 defaults["GLOO_SOCKET_IFNAME"] = agent.interface

@@ -66,7 +66,7 @@ def shared(by: "Forks") -> Iterator[None]:
 def environment(options: Options) -> dict[str, str]:
     """Return the environment of ranks, without what each has of its own."""
     return {
-        "OMP_NUM_THREADS": "1" if options.backend == "gloo" else "4",
+        "OMP_NUM_THREADS": "1" if options.on_cpus else "4",
         **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
         **os.environ,
     }

@@ -89,6 +89,8 @@ def run(
     if importlib.util.find_spec("torch") is None:
         raise LaunchError("running needs torch: pip install 'shardir[torch]'")
     nodes = options.nnodes
+    if refused := options.refused(nodes.high):
+        raise LaunchError(refused)
     check_nodes(plan, options)
     if options.by_agent and on_trace is not None:
         raise LaunchError("--trace: expected one machine and no restarts; leave out --nnodes "

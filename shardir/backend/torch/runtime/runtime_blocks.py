@@ -23,8 +23,9 @@ _TAG = 1
 
 
 def is_library(x: Tensor) -> bool:
-    """Whether the library's collectives move blocks: NCCL's, several at once without copies."""
-    return x.is_cuda and not channels.is_by_host(x)
+    """Whether the backend's collectives move blocks: NCCL's, and those of shm, move several at
+    once without copies."""
+    return dist.get_backend() == "shm" or (x.is_cuda and not channels.is_by_host(x))
 
 
 class Works(list):

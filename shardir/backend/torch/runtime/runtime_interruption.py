@@ -22,8 +22,11 @@ def may_finish() -> bool:
 
 
 def own_group(mesh: Any, name: str = "beside the steps") -> Any:
-    """Return a process group of all ranks on Gloo, for work beside the steps."""
-    return dist.new_group(backend="gloo", group_desc=name) if mesh.size > 1 else None
+    """Return a process group of all ranks on CPUs, for work beside the steps."""
+    if mesh.size == 1:
+        return None
+    backend = "shm" if dist.get_backend() == "shm" else "gloo"
+    return dist.new_group(backend=backend, group_desc=name)
 
 
 class Interruption:

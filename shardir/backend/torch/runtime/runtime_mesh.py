@@ -152,12 +152,12 @@ class Mesh:
 
         A channel is a process group for what one rank sends to another. NCCL runs the transfers of
         a group in their order: in one of all ranks, or of both directions, a send would wait for
-        the receive that its rank has posted before it. Gloo runs them as they come: there the group
-        of all ranks, whose ranks are connected already, is the channel of each two of them.
+        the receive that its rank has posted before it. On CPUs they run as they come: there the
+        group of all ranks, whose ranks are connected already, is the channel of each two of them.
         """
         groups = sorted({tuple(self.members(axes, rank)) for rank in range(self.size)})
         for ends in ((ranks[source], ranks[target]) for ranks in groups):
-            if dist.get_backend() == "gloo":
+            if self.device.type == "cpu" or dist.get_backend() == "gloo":
                 self._channels[ends] = dist.group.WORLD
             elif ends not in self._channels:
                 made = self._new_group(ends, f"{ends[0]} to {ends[1]}")

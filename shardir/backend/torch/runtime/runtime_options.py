@@ -6,6 +6,7 @@ A part of the runtime; needs only Python.
 import argparse
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -120,9 +121,12 @@ class RunOptions:
     steps: int = option(
         100, "training steps, with those before a checkpoint", kind=int, check=at_least(0)
     )
-    backend: str = option("gloo", "gloo on CPUs, nccl on GPUs", kind=str, choices=("gloo", "nccl"))
+    backend: str = option(
+        "gloo", "gloo on CPUs; shm on those of one machine, by shared memory: faster; nccl on GPUs",
+        kind=str, choices=("gloo", "shm", "nccl"),
+    )  # fmt: skip
     device: str | None = option(
-        None, "by default cpu with gloo, cuda with nccl; with gloo and cuda ranks share GPUs",
+        None, "by default cuda with nccl, else cpu; with gloo and cuda ranks share GPUs",
         kind=str, choices=("cpu", "cuda"),
     )  # fmt: skip
     seed: int = option(0, "of parameters and batches", kind=int)
@@ -130,7 +134,7 @@ class RunOptions:
         300.0, "the longest wait for a rank, in seconds", kind=float, check=time_out, metavar="S"
     )
     threads: int = option(
-        0, "threads per rank; 0: one with gloo, torch's default with nccl", kind=int,
+        0, "threads per rank; 0: torch's default with nccl, else one", kind=int,
         check=at_least(0),
     )  # fmt: skip
     eval_every: int = option(
@@ -230,6 +234,25 @@ class RunOptions:
     def parsed(cls, arguments: argparse.Namespace) -> Self:
         """Return the options among parsed arguments."""
         return cls(**{f.name: getattr(arguments, f.name) for f in _options(cls)})
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether ranks of the backend have a core each: one thread, and memory of the host."""
+        return self.backend != "nccl"
+
+    def refused(self, machines: int) -> str:
+        """Return why the backend cannot be, on so many machines; "" if it can."""
+        if self.backend == "nccl" and self.device == "cpu":
+            return "--device cpu: expected --backend gloo or shm, got nccl, which is for GPUs"
+        if self.backend != "shm":
+            return ""
+        if self.device == "cuda":
+            return "--device cuda: expected --backend gloo or nccl, got shm, which is for CPUs"
+        if machines > 1:
+            return f"--backend shm: expected one machine, got {machines}; use gloo"
+        if not hasattr(os, "memfd_create"):
+            return f"--backend shm: expected Linux, got {sys.platform}; use gloo"
+        return ""
 
     def words(self) -> list[str]:
         """Return the options that are not as by default, as words of a command line."""

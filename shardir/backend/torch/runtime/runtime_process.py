@@ -110,9 +110,9 @@ def _behave(options: RunOptions) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != int(launcher):
             sys.exit("the launcher is gone")
-    if options.backend == "gloo":
+    if options.on_cpus:
         retain_memory()
-    if options.backend == "gloo" or options.threads:
+    if options.on_cpus or options.threads:
         torch.set_num_threads(options.threads or 1)
 
 
@@ -124,7 +124,7 @@ def retain_memory() -> None:
     Larger tensors are mapped by themselves: among others they would leave gaps. So would the 2,000
     records that torch's flight recorder retains of collectives: the free memory between them is too
     small for tensors of a few MiB, which get new pages. NCCL's watchdog writes the records to a
-    file; with Gloo nothing reads them, unless TORCH_FR_BUFFER_SIZE asks for some.
+    file; on CPUs nothing reads them, unless TORCH_FR_BUFFER_SIZE asks for some.
 
     Call it before the first process group is made.
     """
@@ -163,12 +163,17 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
             f" use `torchrun --nproc-per-node {plan.size} program.py`"
             f" or `shard-run {plan.directory}`"
         )
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", given))
+    if refused := options.refused(-(-given // local)):
+        raise PlanError(refused)
     device = device_of(options, int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count())
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=options.timeout)
     if plan.size > 1 and not joined:
         _share_cores()  # before threads are started, which inherit it
+        if options.backend == "shm":
+            import runtime_shm  # noqa: F401 - it makes itself known to torch
         dist.init_process_group(
             options.backend, rank=rank, world_size=plan.size, timeout=timeout,
             store=_launchers_store(rank, plan.size),
@@ -194,8 +199,6 @@ def device_of(options: RunOptions, local: int, gpus: int) -> torch.device:
     """
     kind = options.device or ("cuda" if options.backend == "nccl" else "cpu")
     if kind == "cpu":
-        if options.backend == "nccl":
-            raise PlanError("--device cpu: expected --backend gloo, got nccl, which is for GPUs")
         return torch.device("cpu")
     shares = options.backend == "gloo"
     if not gpus or (local >= gpus and not shares):

@@ -1,0 +1,271 @@
+"""The backend `shm` of torch.distributed: ranks of one machine, which share memory.
+
+import runtime_shm
+dist.init_process_group("shm")
+
+An operation starts with copying what other ranks are to read into memory that they see too, and
+with a message to each of them; it ends with reading, or adding up, what is in theirs. So no rank
+waits for one that has started, and there are no threads. Sums are in the order of ranks: they have
+the same bits on all. A part of the runtime; needs only torch.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtime_shm_links import Links
+from runtime_shm_moves import Moves, Parts
+from runtime_shm_operations import Work
+from runtime_shm_reductions import function_of
+from torch import Tensor
+
+NAME = "shm"
+
+ONE_PASS = 1 << 15
+"""The maximum bytes of a tensor that each rank reduces all by itself, in an all-reduce."""
+
+Tensors = Sequence[Tensor]
+
+_Base: Any = dist.ProcessGroup  # each call of it is declared with several forms
+
+
+class SharedMemoryGroup(_Base):
+    """A process group: the calls of torch.distributed, with tensors on CPUs.
+
+    A list of tensors in a call is moved at once. Collectives of a group, and waits for them, are to
+    be called by one thread at a time.
+
+    Args:
+        options: torch's: the store in which the ranks meet, their numbers, and the time-out.
+    """
+
+    def __init__(self, options: Any):
+        rank, size = options.group_rank, options.group_size
+        super().__init__(rank, size)
+        ranks = list(options.global_ranks_in_group) or list(range(size))
+        seconds = options.timeout.total_seconds()
+        self._rank, self._size = rank, size
+        self._moves = Moves(Links(options.store, ranks, rank, seconds), seconds)
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def shutdown(self) -> None:
+        """Close the links to the other ranks, once all is sent."""
+        self._moves.leave()
+
+    def abort(self) -> None:
+        """Close the links to the other ranks."""
+        self._moves.links.close()
+
+    # ---- moves -------------------------------------------------------------------------------
+
+    def allgather(self, outs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
+        """Move tensor i of each rank into list i of each, which has a tensor for each rank."""
+        return self.allgather_coalesced(list(zip(*outs, strict=True)), given)
+
+    def allgather_coalesced(self, outs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Any:
+        """Move the tensors of each rank into the list that is the rank's, on each."""
+        _check(given, *outs)
+        incoming = {peer: outs[peer] for peer in self._moves.others}
+        copied = list(zip(outs[self._rank], given, strict=True))
+        return self._move("all-gather", self._to_all(given), incoming, copied)
+
+    def all_gather_single_coalesced(self, outs: Tensors, given: Tensors, opts: Any = None) -> Work:
+        """Move each tensor of each rank into the rank's block of one, on each."""
+        return self.allgather_coalesced(self._blocks(outs), given)
+
+    def all_gather_single(self, out: Tensor, given: Tensor, opts: Any = None) -> Work:
+        """Move the tensor of each rank into the rank's block of one, on each."""
+        return self.allgather_coalesced(self._blocks([out]), [given])
+
+    def alltoall(self, outs: Tensors, given: Tensors, opts: Any = None) -> Work:
+        """Move tensor k of each rank to rank k."""
+        _check(outs, given)
+        others = self._moves.others
+        outgoing = {peer: [given[peer]] for peer in others if given[peer].numel()}
+        incoming = {peer: [outs[peer]] for peer in others if outs[peer].numel()}
+        own = [(outs[self._rank], given[self._rank])]
+        return self._move("all-to-all", outgoing, incoming, own)
+
+    def all_to_all_single(
+        self, out: Tensor, given: Tensor, received: Sequence[int], sent: Sequence[int],
+        opts: Any = None,
+    ) -> Work:  # fmt: skip
+        """Move part k of each rank to rank k, into the part that is the sender's.
+
+        Args:
+            received, sent: the sizes of parts in the first dimension; even if there are none.
+        """
+        parts = (
+            list(x.split(list(sizes))) if sizes else [block for (block,) in self._blocks([x])]
+            for x, sizes in ((out, received), (given, sent))
+        )
+        return self.alltoall(*parts)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
+        """Move the tensors of one rank into those of the others."""
+        _check(tensors)
+        if opts.rootRank == self._rank:
+            return self._move("broadcast", self._to_all(tensors), {})
+        return self._move("broadcast", {}, {opts.rootRank: tensors})
+
+    def gather(self, outs: Sequence[Tensors], given: Tensors, opts: Any) -> Work:
+        """Move tensor i of each rank into list i of one, which has a tensor for each rank."""
+        _check(given, *outs)
+        if opts.rootRank != self._rank:
+            return self._move("gather", {opts.rootRank: given}, {})
+        rows = list(zip(*outs, strict=True))
+        copied = list(zip(rows[self._rank], given, strict=True))
+        return self._move("gather", {}, {peer: rows[peer] for peer in self._moves.others}, copied)
+
+    def scatter(self, outs: Tensors, given: Sequence[Tensors], opts: Any) -> Work:
+        """Move tensor k of list i of one rank into tensor i of rank k."""
+        _check(outs, *given)
+        if opts.rootRank != self._rank:
+            return self._move("scatter", {}, {opts.rootRank: outs})
+        rows = list(zip(*given, strict=True))
+        copied = list(zip(outs, rows[self._rank], strict=True))
+        return self._move("scatter", {peer: rows[peer] for peer in self._moves.others}, {}, copied)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait for all ranks."""
+        return self._move("barrier", self._to_all([]), self._to_all([]))
+
+    def send(self, tensors: Tensors, peer: int, tag: int) -> Work:
+        """Send tensors to a rank, which need not have asked for them."""
+        _check(tensors)
+        key = self._moves.tagged("to", peer, tag)
+        return self._moves.start("send", self._moves.move("send", key, {peer: tensors}, {}))
+
+    def recv(self, tensors: Tensors, peer: int, tag: int) -> Work:
+        """Receive what a rank has sent with this tag: messages are received in their order."""
+        _check(tensors)
+        key = self._moves.tagged("of", peer, tag)
+        steps = self._moves.move("send", key, {}, {peer: tensors})
+        return self._moves.start("receive", steps, tensors)
+
+    # ---- reductions --------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Reduce tensors of all ranks, in place."""
+        _check(tensors)
+        op, keys = _reduction(opts), [self._moves.key() for _ in tensors]
+
+        def steps() -> Any:
+            for x, key in zip(tensors, keys, strict=True):
+                dense = x.contiguous()
+                if x.numel() * x.element_size() > ONE_PASS:
+                    yield from self._moves.all_reduce(dense, op, key)
+                else:
+                    sent, others = self._to_all([dense]), self._moves.others
+                    yield from self._moves.reduce(
+                        "all-reduce", key, sent, [dense], [dense], op, others
+                    )
+                if dense is not x:
+                    x.copy_(dense)
+
+        return self._moves.start("all-reduce", steps(), tensors)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Work:
+        """Reduce tensors of all ranks, into those of one."""
+        _check(tensors)
+        op = _reduction(opts)
+        if opts.rootRank != self._rank:
+            return self._move("reduce", {opts.rootRank: tensors}, {})
+        return self._reduce("reduce", {}, tensors, tensors, op)
+
+    def reduce_scatter(self, outs: Tensors, given: Sequence[Tensors], opts: Any = None) -> Work:
+        """Reduce tensor k of list i of all ranks, into tensor i of rank k."""
+        return self._reduce_rows(outs, list(zip(*given, strict=True)), opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outs: Tensors, given: Tensors, opts: Any = None
+    ) -> Work:
+        """Reduce block k of each tensor of all ranks, into one of rank k."""
+        return self._reduce_rows(outs, self._blocks(given), opts)
+
+    def reduce_scatter_single(self, out: Tensor, given: Tensor, opts: Any = None) -> Work:
+        """Reduce block k of a tensor of all ranks, into one of rank k."""
+        return self._reduce_rows([out], self._blocks([given]), opts)
+
+    def _reduce_rows(self, outs: Tensors, rows: Sequence[Tensors], opts: Any) -> Work:
+        _check(outs, *rows)
+        outgoing = {peer: rows[peer] for peer in self._moves.others}
+        return self._reduce("reduce-scatter", outgoing, rows[self._rank], outs, _reduction(opts))
+
+    # ---- names of torch 2.11, and what it has beside -------------------------------------------
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+    allreduce_coalesced = allreduce
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+        raise _unsupported("receives from any rank")
+
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
+        raise _unsupported("monitored barriers")
+
+    # ---- common parts ------------------------------------------------------------------------
+
+    def _move(
+        self, kind: str, outgoing: Parts, incoming: Parts,
+        copied: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> Work:  # fmt: skip
+        steps = self._moves.move(kind, self._moves.key(), outgoing, incoming, copied)
+        results = [x for parts in incoming.values() for x in parts]
+        return self._moves.start(kind, steps, results)
+
+    def _reduce(self, kind: str, outgoing: Parts, own: Tensors, outs: Tensors, op: Any) -> Work:
+        key, others = self._moves.key(), self._moves.others
+        steps = self._moves.reduce(kind, key, outgoing, own, outs, op, others)
+        return self._moves.start(kind, steps, outs)
+
+    def _to_all(self, tensors: Tensors) -> Parts:
+        return dict.fromkeys(self._moves.others, tensors)
+
+    def _blocks(self, tensors: Tensors) -> list[tuple[Tensor, ...]]:
+        """Return for each rank its blocks of tensors, flat."""
+        for x in tensors:
+            if x.numel() % self._size:
+                raise ValueError(
+                    f"shm: expected a multiple of {self._size} elements, got {x.shape}"
+                )
+        rows = (x.view(self._size, x.numel() // self._size).unbind() for x in tensors)
+        return list(zip(*rows, strict=True))
+
+
+def _reduction(opts: Any) -> Any:
+    """Return the reduction of options: sums by default."""
+    op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+    op = getattr(op, "op", op)
+    function_of(op)  # an error of the call, not of a wait for it
+    return op
+
+
+def _check(*lists: Tensors) -> None:
+    """Check that tensors are on CPUs."""
+    for x in (x for tensors in lists for x in tensors):
+        if x.device.type != "cpu" or x.layout != torch.strided:
+            raise ValueError(
+                f"shm: expected dense tensors on CPUs, got one on {x.device}; use nccl"
+            )
+
+
+def _unsupported(what: str) -> NotImplementedError:
+    return NotImplementedError(f"shm has no {what}; use gloo")
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed."""
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(
+            NAME, lambda options, _: SharedMemoryGroup(options), extended_api=True, devices=["cpu"]
+        )
+
+
+register()

@@ -1,0 +1,174 @@
+"""The steps of the backend `shm`: what ranks write, tell each other, and read.
+
+A part of the runtime; needs only torch.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from runtime_shm_links import INLINE, Links, Message
+from runtime_shm_operations import Operations, Steps
+from runtime_shm_reductions import reduce
+from runtime_shm_segments import Segment, aligned, flats, size_of, views, write
+from torch import Tensor
+
+AHEAD = 1 << 25
+"""The bytes that a rank may have sent and that are not read, where it waits for nobody; with more
+it waits until they are."""
+
+KINDS = ("", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce",
+         "gather", "scatter", "barrier", "send")  # fmt: skip
+"""The kinds of messages; none is 0, an acknowledgement."""
+
+Key = tuple[int, int]
+"""Of a message between two ranks: 0 and the number of the collective, or a tag plus 1 and the
+number of the message with it."""
+
+REDUCED = -1
+"""In place of 0, of a message that a part of an all-reduce is reduced."""
+
+Parts = Mapping[int, Sequence[Tensor]]
+"""The tensors that go to each rank, or come from it. To ranks that have the same list goes one
+copy."""
+
+
+class Moves(Operations):
+    """The operations of a group, as steps."""
+
+    def __init__(self, links: Links, seconds: float):
+        super().__init__(links, seconds)
+        size = len(links.ranks)
+        self.others = [(self.index + k) % size for k in range(1, size)]
+        self._number = 0
+        self._tagged: dict[tuple[str, int, int], int] = {}
+
+    def key(self) -> Key:
+        """Return the key of the next collective."""
+        self._number += 1
+        return 0, self._number
+
+    def tagged(self, direction: str, peer: int, tag: int) -> Key:
+        """Return the key of the next message with a tag, to a rank or of it."""
+        at = direction, peer, tag
+        self._tagged[at] = self._tagged.get(at, 0) + 1
+        return tag + 1, self._tagged[at]
+
+    def move(
+        self, kind: str, key: Key, outgoing: Parts, incoming: Parts,
+        copied: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> Steps:  # fmt: skip
+        """Send tensors to some ranks, and receive others from some.
+
+        Args:
+            copied: targets and sources within this rank.
+        """
+        segment = self._publish(kind, key, outgoing, incoming)
+        for target, source in copied:
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source.view_as(target))
+        for peer, parts in incoming.items():
+            message = yield from self._message(kind, key, peer, size_of(parts))
+            for target, source in zip(parts, _read(message, parts), strict=True):
+                target.copy_(source.view(target.shape))
+            self.links.acknowledge(peer, message)
+        while segment is not None and segment.unread:
+            yield from self._open(next(iter(segment.unread)))
+
+    def reduce(
+        self, kind: str, key: Key, outgoing: Parts, own: Sequence[Tensor], outs: Sequence[Tensor],
+        op: Any, peers: Sequence[int],
+    ) -> Steps:  # fmt: skip
+        """Send tensors to some ranks, and reduce those of `peers` and `own` ones into `outs`."""
+        segment = self._publish(kind, key, outgoing, dict.fromkeys(peers, own))
+        operands, messages = {self.index: flats(own)}, list[tuple[int, Message]]()
+        for peer in peers:
+            message = yield from self._message(kind, key, peer, size_of(own))
+            operands[peer] = _read(message, own)
+            messages.append((peer, message))
+        ordered = [operands[k] for k in sorted(operands)]
+        for each, out in zip(zip(*ordered, strict=True), flats(outs), strict=True):
+            reduce(op, each, out)
+        for peer, message in messages:
+            self.links.acknowledge(peer, message)
+        while segment is not None and segment.unread:
+            yield from self._open(next(iter(segment.unread)))
+
+    def all_reduce(self, x: Tensor, op: Any, key: Key) -> Steps:
+        """Reduce a contiguous tensor in place: each rank a part of it, which it writes over its own
+        of that part, for the others to read."""
+        kind, number, done = "all-reduce", KINDS.index("all-reduce"), (REDUCED, key[1])
+        me, peers, itemsize = self.index, self.others, x.element_size()
+        per_rank = aligned(-(-x.numel() * itemsize // (len(peers) + 1))) // itemsize
+        parts = [x.view(-1)[k * per_rank : (k + 1) * per_rank] for k in range(len(peers) + 1)]
+        segment = self.links.segments.take(size_of(parts), peers)
+        write(segment.memory, 0, parts)
+        starts = [k * per_rank * itemsize for k in range(len(parts))]
+        for peer in peers:
+            size = size_of([parts[peer]])
+            self.links.send(peer, number, key, size, segment, starts[peer])
+        mine, size = views(segment.memory, starts[me], [parts[me]]), size_of([parts[me]])
+        operands = {me: mine[0]}
+        for peer in peers:
+            message = yield from self._message(kind, key, peer, size)
+            operands[peer] = _read(message, [parts[me]])[0]
+        reduce(op, [operands[k] for k in sorted(operands)], mine[0])
+        for peer in peers:
+            self.links.send(peer, number, done, size, segment, starts[me])
+        parts[me].copy_(mine[0])
+        for peer in peers:
+            message = yield from self._message(kind, done, peer, size_of([parts[peer]]))
+            parts[peer].copy_(_read(message, [parts[peer]])[0])
+            self.links.acknowledge(peer, message)
+
+    def _publish(
+        self, kind: str, key: Key, outgoing: Parts, incoming: Mapping[int, Any]
+    ) -> Segment | None:
+        """Send tensors to some ranks. Return the segment that they are in, if it is to be read
+        before the operation ends: others, that this rank does not wait for, are far behind."""
+        links, number = self.links, KINDS.index(kind)
+        lists = {id(parts): parts for parts in outgoing.values()}
+        sizes = {k: size_of(parts) for k, parts in lists.items()}
+        if not sizes or max(sizes.values()) <= INLINE:
+            data = {k: bytearray(size) for k, size in sizes.items()}
+            for k, parts in lists.items():
+                write(data[k], 0, parts)
+            for peer, parts in outgoing.items():
+                links.send(peer, number, key, sizes[id(parts)], data=data[id(parts)])
+            return None
+        urgent = links.segments.unread > AHEAD and any(peer not in incoming for peer in outgoing)
+        segment = links.segments.take(sum(sizes.values()), outgoing)
+        starts, end = {}, 0
+        for k, parts in lists.items():
+            write(segment.memory, end, parts)
+            starts[k], end = end, end + sizes[k]
+        for peer, parts in outgoing.items():
+            k = id(parts)
+            links.send(peer, number, key, sizes[k], segment, starts[k], urgent=urgent)
+        return segment if urgent else None
+
+    def _message(
+        self, kind: str, key: Key, peer: int, size: int
+    ) -> Generator[int, None, Message]:  # fmt: skip
+        """Return the message of a rank, once it has come."""
+        inbox = self.links.inbox[peer]
+        while key not in inbox:
+            yield from self._open(peer)
+        message = inbox.pop(key)
+        if (KINDS[message.kind], message.size) != (kind, size):
+            raise RuntimeError(
+                f"{kind}: expected {size} bytes of rank {self.links.ranks[peer]}, got "
+                f"{message.size} of its {KINDS[message.kind]}; the ranks of a group call the same "
+                "collectives, with tensors of the same sizes"
+            )
+        return message
+
+    def _open(self, peer: int) -> Steps:
+        """Wait for a rank, unless it has ended."""
+        if peer in self.links.closed:
+            raise self.links.ended(peer)
+        yield peer
+
+
+def _read(message: Message, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors of a message, flat, where they are."""
+    return views(message.memory, message.offset, like)

@@ -1,0 +1,192 @@
+"""Operations of the backend `shm` that have started, and waits for them.
+
+While a rank waits in one operation it goes on with all others that it has started, so that no rank
+waits for one that waits for something else. A part of the runtime; needs only torch.
+"""
+
+import select
+import threading
+import time
+from collections.abc import Generator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtime_shm_links import Links
+from torch import Tensor
+
+Steps = Generator[int, None, Any]
+"""The steps of an operation: yields the rank that it waits for, until there is a message of it."""
+
+_unfinished: dict["Operation", None] = {}
+"""The operations of this process that have started and not ended, in their order."""
+
+
+class Operation:
+    """An operation that has started.
+
+    Attributes:
+        awaited: the rank that it waits for; None at its end.
+        error: what has ended it, if anything has.
+    """
+
+    def __init__(self, by: "Operations", kind: str, steps: Steps, results: Sequence[Tensor]):
+        self.by, self.kind, self.results = by, kind, results
+        self.awaited: int | None = by.index
+        self.error: Exception | None = None
+        self._steps = steps
+        _unfinished[self] = None
+
+    def advance(self) -> None:
+        """Go on until a message that has not come."""
+        if self.awaited is None:
+            return
+        try:
+            self.awaited = next(self._steps)
+        except StopIteration:
+            self.end()
+        except Exception as error:
+            self.end(error)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Note that it has ended."""
+        self.awaited, self.error = None, error
+        _unfinished.pop(self, None)
+
+
+class Work(dist.Work):
+    """The handle of an operation, which ends also if the handle is dropped."""
+
+    def __init__(self, operation: Operation):
+        super().__init__()
+        self._operation = operation
+
+    def __del__(self) -> None:
+        if self._operation.awaited is not None:
+            self._operation.by.dropped.append(self._operation)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end.
+
+        Raises:
+            RuntimeError: another rank has ended, did not come in time, or calls something else.
+        """
+        operation = self._operation
+        if operation.awaited is not None:
+            operation.by.finish(operation, timeout.total_seconds())
+        if operation.error is not None:
+            raise operation.error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has ended; it goes on if it can."""
+        operation = self._operation
+        if operation.awaited is not None:
+            operation.by.progress(0.0)
+        return operation.awaited is None
+
+    def is_success(self) -> bool:
+        """Whether it has ended without an error."""
+        return self.is_completed() and self._operation.error is None
+
+    def exception(self) -> Exception | None:
+        """Return its error."""
+        return self._operation.error
+
+    def synchronize(self) -> None:
+        """Wait for the end."""
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        """Return the tensors that it fills, after its end."""
+        self.wait()
+        return list(self._operation.results)
+
+    def get_future(self) -> Any:
+        """Return a future that is done: no thread could end it later."""
+        future = torch.futures.Future()
+        future.set_result(self.result())
+        return future
+
+
+class Operations:
+    """The operations of a group.
+
+    Attributes:
+        index: of this rank in the group.
+        dropped: those whose handles are gone.
+
+    Args:
+        seconds: the longest wait for another rank.
+    """
+
+    def __init__(self, links: Links, seconds: float):
+        self.links, self.index, self.seconds = links, links.index, seconds
+        self.lock = threading.RLock()
+        self.dropped: list[Operation] = []
+
+    def start(self, kind: str, steps: Steps, results: Sequence[Tensor] = ()) -> Work:
+        """Start an operation: run its steps until it waits."""
+        with self.lock:
+            if self.dropped:
+                self.progress(0.0)
+                self.dropped = [other for other in self.dropped if other.awaited is not None]
+            operation = Operation(self, kind, steps, results)
+            operation.advance()
+            return Work(operation)
+
+    def finish(self, operation: Operation, seconds: float = 0.0) -> None:
+        """Wait for the end of an operation, for so long; 0: as long as the group may."""
+        seconds = seconds if seconds > 0 else self.seconds
+        with self.lock:
+            until = time.monotonic() + seconds
+            operation.advance()
+            while (peer := operation.awaited) is not None:
+                left = until - time.monotonic()
+                if left <= 0:
+                    rank = self.links.ranks[peer]
+                    about = f"{operation.kind} timed out: waited for rank {rank} for {seconds:g} s"
+                    operation.end(RuntimeError(about))
+                elif len(_unfinished) == 1 and not self.links.backlog and left >= self.links.wake:
+                    self.links.receive(peer)
+                    operation.advance()
+                else:
+                    self.progress(left)
+
+    def progress(self, seconds: float) -> None:
+        """Go on with all operations of this process, for which there is a message within so long.
+
+        Groups that another thread is in are left to it.
+        """
+        groups: list[Operations] = []
+        for operation in list(_unfinished):
+            if operation.by not in groups and operation.by.lock.acquire(blocking=False):
+                groups.append(operation.by)
+        try:
+            _exchange([group.links for group in groups], seconds)
+            for operation in list(_unfinished):
+                if operation.by in groups:
+                    operation.advance()
+        finally:
+            for group in groups:
+                group.lock.release()
+
+    def leave(self) -> None:
+        """Send what is left to send, and close the links."""
+        with self.lock:
+            until = time.monotonic() + self.seconds
+            while self.links.backlog and (left := until - time.monotonic()) > 0:
+                _exchange([self.links], left)
+            self.links.close()
+
+
+def _exchange(links: Sequence[Links], seconds: float) -> None:
+    """Send and take messages, once there is one within so long."""
+    poll, by_file = select.poll(), dict[int, tuple[Links, int]]()
+    for each in links:
+        by_file |= each.register(poll)
+    wake = min([seconds, *(each.wake for each in links)])
+    for file, _ in poll.poll(1000 * max(0.0, wake)):
+        each, peer = by_file[file]
+        each.progress(peer)

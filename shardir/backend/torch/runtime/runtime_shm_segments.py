@@ -1,0 +1,128 @@
+"""Shared memory of the ranks of one machine: what a rank writes, and others read.
+
+A segment is memory without a name, which ends with the last process that has mapped it. Its owner
+writes tensors into it and tells its readers where they are; when all of them have read it, it is
+free for others. A part of the runtime; needs only torch.
+"""
+
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+"""Of each part of a segment, in bytes: a cache line."""
+
+PAGE = mmap.PAGESIZE
+
+
+def aligned(size: int, to: int = ALIGNMENT) -> int:
+    """Return the next multiple."""
+    return -(-size // to) * to
+
+
+def size_of(parts: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors in a row, each of which is aligned."""
+    return sum(aligned(x.numel() * x.element_size()) for x in parts)
+
+
+def flats(parts: Iterable[Tensor]) -> list[Tensor]:
+    """Return tensors as flat ones: views of those that are contiguous."""
+    return [x.reshape(-1) for x in parts]
+
+
+def views(memory: Any, offset: int, like: Iterable[Tensor]) -> list[Tensor]:
+    """Return flat tensors of these sizes and dtypes in a buffer, in a row from an offset on."""
+    found = []
+    for x in like:
+        count = x.numel()
+        if count:
+            found.append(torch.frombuffer(memory, dtype=x.dtype, count=count, offset=offset))
+            offset += aligned(count * x.element_size())
+        else:  # torch has no views of no elements
+            found.append(x.new_empty(0))
+    return found
+
+
+def write(memory: Any, offset: int, parts: Sequence[Tensor]) -> None:
+    """Copy tensors into a buffer, in a row from an offset on."""
+    for view, x in zip(views(memory, offset, parts), parts, strict=True):
+        view.view(x.shape).copy_(x)
+
+
+class Segment:
+    """A segment of this rank.
+
+    Attributes:
+        file: its descriptor, until all ranks of the group have mapped it; then -1.
+        known: the ranks that have mapped it.
+        unread: the ranks that have yet to read what is in it.
+    """
+
+    def __init__(self, number: int, size: int):
+        self.number, self.size = number, size
+        self.file = os.memfd_create("shardir", os.MFD_CLOEXEC)
+        os.ftruncate(self.file, size)
+        self.memory = mapped(self.file, size)
+        self.known, self.unread = set[int](), set[int]()
+
+    def close(self) -> None:
+        """Close the descriptor; the memory stays mapped."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+def mapped(file: int, size: int) -> mmap.mmap:
+    """Map a segment, all its pages at once: a page that is mapped where it is first used takes
+    longer."""
+    return mmap.mmap(file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+
+
+class Segments:
+    """The segments of this rank in a group: as many as it has had in use at a time, of each size.
+
+    A size is rounded to one of four between two powers of two, so that nearly equal ones use the
+    same segments.
+
+    Attributes:
+        count: how many there are.
+        unread: the bytes of those in use.
+    """
+
+    def __init__(self):
+        self._free: dict[int, list[Segment]] = {}  # by size
+        self._all: list[Segment] = []
+        self.count, self.unread = 0, 0
+
+    def take(self, size: int, readers: Iterable[int]) -> Segment:
+        """Return a segment of this size or more, in use until the readers have read it."""
+        size = aligned(size, max(PAGE, 1 << max(0, size.bit_length() - 3)))
+        free = self._free.get(size)
+        if free:
+            segment = free.pop()
+        else:
+            segment = Segment(self.count, size)
+            self._all.append(segment)
+            self.count += 1
+        segment.unread.update(readers)
+        self.unread += size
+        return segment
+
+    def read(self, number: int, reader: int) -> None:
+        """Note that a rank has read a segment."""
+        segment = self._all[number]
+        segment.unread.discard(reader)
+        if not segment.unread:
+            self._free.setdefault(segment.size, []).append(segment)
+            self.unread -= segment.size
+
+    def close(self) -> None:
+        """Let go of the memory, once nothing refers to it."""
+        for segment in self._all:
+            segment.close()
+        self._all.clear()
+        self._free.clear()
