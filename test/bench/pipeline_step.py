@@ -9,14 +9,15 @@ sleeping  stages that sleep: F, I and W NAP seconds for all stages of a rank tog
           of the size of the GPT's. Cores do not count; the minimum possible time of a step is
           3 * 8 * NAP, without any wait. `bound` is the lower bound with this many stages.
 
-`ratio` is that of our median to torch's with the same schedule; of `searched`, which torch does not
-have, to its fastest.
+Both run on Gloo and on shm, each in four processes of its own: ratios are within a backend.
+`ratio` is that of our median to torch's with the same schedule; of `searched`, which torch does
+not have, to its fastest.
 """
 
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ RANKS, MICROBATCHES, NAP, TRANSFER, TIMEOUT = 4, pipeline_models.BATCH, 0.02, 1e
 SCHEDULES = {"1f1b": 1, "interleaved": 2, "zbv": 2}
 """Those that torch has too, with the stages of a rank."""
 SEARCHED = "searched"
+BACKENDS = ("gloo", "shm")
 
 
 def _costs(chunks: int) -> PipelineCosts:
@@ -90,27 +92,37 @@ MADE = {"gpt": _gpt, "sleeping": _sleeping}
 
 def add_options(parser: Any) -> None:
     parser.add_argument("--rounds", type=int, default=9, help="steps of each variant")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
     parser.add_argument("--models", nargs="+", choices=list(MADE), default=list(MADE))
 
 
-def records(log: Callable[[str], object], rounds: int, models: list[str]) -> list[dict[str, Any]]:
-    """One record per model and schedule: median_ms of ours and of torch, their ratio, loss_error
-    (relative, against one process), bound_ms."""
+def records(
+    log: Callable[[str], object], rounds: int, models: list[str], backends: Sequence[str]
+) -> list[dict[str, Any]]:
+    """One record per model, schedule and backend: median_ms of ours and of torch, their ratio,
+    loss_error (relative, against one process), bound_ms."""
     found = []
     for model in models:
         for name in (*SCHEDULES, SEARCHED):
             log(f"{model} {name}")
             with tempfile.TemporaryDirectory() as folder:
-                found.append(_measured(model, name, Path(folder), rounds))
+                found += _measured(model, name, Path(folder), rounds, backends)
     return found
 
 
-def _measured(model: str, name: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """The record of one start: a program of ours, and all of torch's schedules."""
+def _measured(
+    model: str, name: str, folder: Path, rounds: int, backends: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The records of a program of ours, with all of torch's schedules: one start for each backend,
+    one after the other."""
     given, out = folder / "programs.json", folder / "out.json"
     given.write_text(json.dumps({f"{model} {name}": str(MADE[model](name, folder))}))
-    run("pipeline_step_rank.py", [str(given), str(out), str(rounds), str(NAP)], RANKS, TIMEOUT)
-    return _record(json.loads(out.read_text()), model, name)
+    found = []
+    for backend in backends:
+        words = [str(given), str(out), str(rounds), str(NAP), backend]
+        run("pipeline_step_rank.py", words, RANKS, TIMEOUT)
+        found.append({"backend": backend} | _record(json.loads(out.read_text()), model, name))
+    return found
 
 
 def _record(found: dict[str, Any], model: str, name: str) -> dict[str, Any]:

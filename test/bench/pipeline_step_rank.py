@@ -1,4 +1,4 @@
-"""One rank of pipeline_step.py: `pipeline_step_rank.py PROGRAMS OUT ROUNDS NAP`."""
+"""One rank of pipeline_step.py: `pipeline_step_rank.py PROGRAMS OUT ROUNDS NAP BACKEND`."""
 
 import ctypes
 import json
@@ -118,8 +118,6 @@ class Emitted:
     """A program of ours, run by the runtime beside it; `nap`: seconds for which its parts sleep."""
 
     def __init__(self, program: Path, nap: float | None):
-        if "runtime" not in sys.modules:
-            sys.path.insert(0, str(program))  # the runtime of the first program is that of all
         runtime_main = import_module("runtime_main")
         spec = util.spec_from_file_location(f"program_{program.name}", program / "program.py")
         assert spec is not None and spec.loader is not None
@@ -186,14 +184,16 @@ def measured(steps: dict[str, Step], rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    given, out, rounds, nap = sys.argv[1:]
+    given, out, rounds, nap, backend = sys.argv[1:]
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):  # Linux
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
-    dist.init_process_group("gloo")
     programs = json.loads(Path(given).read_text())
+    sys.path.insert(0, next(iter(programs.values())))  # its runtime is that of all
+    import_module("runtime_shm")
+    dist.init_process_group(backend)
     x, y = models.data()
     activations = torch.zeros(models.BATCH, models.SEQ, models.HIDDEN)
 

@@ -40,6 +40,8 @@ class Census(Count):
         self.peak, self.collectives, self.bytes = self.live, 0, 0
 
     def see(self, storage: torch.UntypedStorage) -> None:
+        if not storage.resizable():  # what others see too, of the backend shm
+            return
         key = storage._cdata
         if key not in self.sizes:
             self.alive[key] = weakref.ref(storage, lambda _: self.forget(key))

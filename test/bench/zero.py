@@ -3,15 +3,15 @@
 FSDP2 is `fully_shard` of each layer and of the rest, DDP alone and with ZeroRedundancyOptimizer,
 all with the fused AdamW; `hand` is a ZeRO-3 with a flat buffer for each layer (`zero_torch.py`);
 the others are emitted, by presets and by the mode auto. torch's variants are in four processes with
-one thread each, the emitted ones in four others, all in turns of one step, so that the ratios hold
-while the machine's speed drifts.
+one thread each, the emitted ones in four others, both for each backend, all in turns of one step,
+so that the ratios hold while the machine's speed drifts.
 """
 
 import json
 import statistics
 import tempfile
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ RANKS = 4
 TIMEOUT = 900
 GPT = {"layers": 4, "hidden": 512, "vocab": 2048, "lr": 1e-3, "optimizer": "adamw"}
 SIDES = ("torch", "emitted")
-"""Of processes (`zero_rank.py`)."""
+"""Of processes (`zero_rank.py`), of each backend."""
+BACKENDS = ("gloo", "shm")
 OURS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
     "ddp": ((4, 1), {"plan": "ddp"}),
     "zero1": ((4, 1), {"plan": "zero1"}),
@@ -39,34 +40,40 @@ OURS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
 
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=21, help="the steps of each variant")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
 
 
-def records(log: Callable[[str], object], rounds: int = 21) -> list[dict[str, Any]]:
-    """One record per variant: ratio, the median of the ratios of each turn to FSDP2; collectives
-    and the bytes of the larger side of each, on one rank; the peak of the bytes of tensors, and
-    those that remain between steps, on the rank that has most; loss_error (relative, against one
-    device); the medians of a step's seconds, and of a rank's processor seconds, Gloo's threads
-    included, and pages of memory that the system maps."""
+def records(
+    log: Callable[[str], object], rounds: int = 21, backends: Sequence[str] = BACKENDS
+) -> list[dict[str, Any]]:
+    """One record per variant and backend: ratio, the median of the ratios of each turn to FSDP2 on
+    the first; on Gloo collectives and the bytes of the larger side of each, on one rank; the peak
+    of the bytes of tensors, and those that remain between steps, on the rank that has most, without
+    shared ones; loss_error (relative, against one device); the medians of a step's seconds, and of
+    a rank's processor seconds, Gloo's threads included, and pages of memory that the system
+    maps."""
+    sides = [f"{side} {backend}" for backend in backends for side in SIDES]
     with tempfile.TemporaryDirectory() as folder:
         for name, (mesh, how) in OURS.items():
             module = bare(parse(gpt(mesh=mesh, **GPT)))
             compile(module, name="gpt.ir", **how).save(Path(folder) / name)
         log(f"{len(OURS)} programs compiled")
-        outs = [Path(folder) / f"{side}.json" for side in SIDES]
+        outs = [Path(folder) / f"{side}.json" for side in sides]
         with ThreadPoolExecutor() as pool:
             started = [
-                pool.submit(run, "zero_rank.py", [*given, " ".join(SIDES)], RANKS, TIMEOUT)
+                pool.submit(run, "zero_rank.py", [*given, ",".join(sides)], RANKS, TIMEOUT)
                 for given in (
-                    [folder, str(o), str(rounds), s] for o, s in zip(outs, SIDES, strict=True)
+                    [folder, str(o), str(rounds), s] for o, s in zip(outs, sides, strict=True)
                 )
             ]
             for each in started:
                 each.result()
         found = {name: v for out in outs for name, v in json.loads(out.read_text()).items()}
-    base = found["fsdp2"]["seconds"]
+    base = found[f"fsdp2 {backends[0]}"]["seconds"]
     return [
         {
-            "variant": name,
+            "variant": name.rpartition(" ")[0],
+            "backend": name.rpartition(" ")[2],
             "ratio": statistics.median(a / b for a, b in zip(v["seconds"], base, strict=True)),
             **{k: statistics.median(x) if isinstance(x, list) else x for k, x in v.items()},
         }

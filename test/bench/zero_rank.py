@@ -1,8 +1,8 @@
 """One rank of the ZeRO benchmark: `zero_rank.py FOLDER OUT ROUNDS SIDE SIDES`, as zero.py starts
 it.
 
-Sides are torch's variants and the emitted ones. Each has processes of its own, since emitted
-programs set the rules of the allocator; they take turns by files in FOLDER.
+Sides are torch's variants and the emitted ones, of a backend: `torch gloo`. Each has processes of
+its own, since emitted programs set the rules of the allocator; they take turns by files in FOLDER.
 """
 
 import gc
@@ -95,7 +95,8 @@ def timed(step: Callable[[], Any]) -> tuple[float, ...]:
 
 
 def main() -> None:
-    folder, out, rounds, side = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    folder, out, rounds, given = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    side, backend = given.split()
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):
@@ -104,7 +105,8 @@ def main() -> None:
     sys.path[:0] = map(str, places)
     if side == "emitted":
         import_module("runtime_process").retain_memory()
-    dist.init_process_group("gloo")
+    import_module("runtime_shm")
+    dist.init_process_group(backend)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     weights, (x, y) = Emitted(places[0]).everything()
     reference = single(weights, x, y)
@@ -116,7 +118,11 @@ def main() -> None:
     makers: dict[str, Callable[[], Any]] = {
         name: partial(f, weights, *mine, mesh) for name, f in VARIANTS.items()
     }
-    names = [*makers, *(path.name for path in places)]
+    names = [
+        f"{name} {other}"
+        for other in dict.fromkeys(text.split()[1] for text in sys.argv[5].split(","))
+        for name in (*makers, *(path.name for path in places))
+    ]
     if side == "emitted":
         makers = {path.name: partial(Emitted, path) for path in places}
     for name, make in makers.items():
@@ -134,14 +140,15 @@ def main() -> None:
             gc.collect()
             most[1] = census.live
         dist.all_reduce(most, dist.ReduceOp.MAX)
+        name = f"{name} {backend}"
         error = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+        seen = {"collectives": count[0], "bytes": count[1]} if backend == "gloo" else {}
         found[name] = {
-            "collectives": count[0], "bytes": count[1], "peak_bytes": int(most[0]),
-            "kept_bytes": int(most[1]), "loss_error": error,
+            **seen, "peak_bytes": int(most[0]), "kept_bytes": int(most[1]), "loss_error": error,
             **{kind: [] for kind in MEASURED},
         }  # fmt: skip
         steps[name] = step
-    turns, number = Turns(folder, side, sys.argv[5].split()), 0
+    turns, number = Turns(folder, given, sys.argv[5].split(",")), 0
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             if name in steps:

@@ -53,9 +53,9 @@ def program(folder: Path, before: str, lines: str) -> Path:
     return directory
 
 
-def message(directory: Path, timeout: float, steps: int = 10**6) -> list[str]:
+def message(directory: Path, timeout: float, steps: int = 10**6, **options: str) -> list[str]:
     with pytest.raises(RunError) as caught:
-        shardir.run(directory, steps=steps, timeout=timeout)
+        shardir.run(directory, steps=steps, timeout=timeout, **options)
     return str(caught.value).splitlines()
 
 
@@ -68,9 +68,10 @@ def matches(patterns: list[str], lines: list[str]) -> None:
 STOP = "if calls == 5 and mesh.rank == 3: os.kill(os.getpid(), 19)"
 
 
-def test_a_rank_that_is_stopped(tmp_path):
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_a_rank_that_is_stopped(backend, tmp_path):
     """The others go on as far as they can: ranks 0 and 2 have summed the gradients."""
-    first, *rest = message(program(tmp_path, GRADIENTS, STOP), 3)
+    first, *rest = message(program(tmp_path, GRADIENTS, STOP), 3, backend=backend)
     assert "rank 3 is stopped" in first
     place = r" \(mlp\.ir:13, mlp\.ir:9, mlp\.ir:10, program\.py:\d+\)"
     matches([
@@ -103,11 +104,19 @@ def test_a_rank_that_leaves_out_a_collective(tmp_path):
     assert any(re.fullmatch(went, line) for line in lines), lines
 
 
-def test_a_rank_that_is_killed(tmp_path):
-    lines = "if calls == 5 and mesh.rank == 3: os.kill(os.getpid(), 9)"
-    found = message(program(tmp_path, GRADIENTS, lines), 60)
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_a_rank_that_is_killed(backend, tmp_path):
+    lines, before = "if calls == 5 and mesh.rank == 3: os.kill(os.getpid(), 9)", shared_files()
+    found = message(program(tmp_path, GRADIENTS, lines), 60, backend=backend)
     assert found[0].startswith("rank 3 was killed by SIGKILL")
     matches([r"  rank 3: step 5, after all-reduce of y \(mlp\.ir:10, program\.py:\d+\)"], found[1:])
+    assert shared_files() == before
+
+
+def shared_files() -> set[str]:
+    """Return the names of shared memory."""
+    folder = Path("/dev/shm")
+    return {file.name for file in folder.iterdir()} if folder.is_dir() else set()
 
 
 @long_form

@@ -3,6 +3,7 @@
 test_runtime.py has the runtime's collectives on it, too.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ from extent import extent
 from forked import run_ranks
 
 pytest.importorskip("torch")
+
+from shardir.tools import run as tool
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+PER_RANK = ("mlp_by_hand", "modes_manual", "parameter_server", "ring_attention",
+            "split_softmax_by_hand")  # fmt: skip
+"""Those that are written per rank: no program for one device stands beside them."""
 
 
 @pytest.mark.parametrize(
@@ -22,3 +30,21 @@ def test_operations(case, seed, tmp_path):
     found = run_ranks(script, ranks, [case, ranks, tmp_path / "store", seed], 100)
     for rank, out in enumerate(found):
         assert f"rank {rank}: passed" in out or (case, rank) == ("ended", 2), out
+
+
+@pytest.mark.parametrize(
+    "name", extent(["ulysses", "towers"], sorted(path.stem for path in EXAMPLES.glob("*.ir")))
+)
+def test_examples_equal_one_device(name, capsys):
+    words = [str(EXAMPLES / f"{name}.ir"), "--steps", "3", "--backend", "shm"]
+    checked = name not in PER_RANK
+    assert tool.main([*words, "--check"] if checked else words) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^\d+ ranks on shm$", shown, re.M), shown
+    assert ("agree" in shown) == checked
+
+
+def test_on_two_machines_it_is_refused(capsys):
+    words = [str(EXAMPLES / "ulysses.ir"), "--backend", "shm", "--nnodes", "2"]
+    assert tool.main(words) == 2
+    assert "error: --backend shm: expected one machine, got 2; use gloo" in capsys.readouterr().err

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from runtime_shm_links import Links
-from runtime_shm_moves import Moves, Parts
-from runtime_shm_operations import Work
+from runtime_shm_moves import GroupMoves, PeerTensors
+from runtime_shm_operations import OperationHandle
 from runtime_shm_reductions import function_of
 from torch import Tensor
 
@@ -25,7 +25,7 @@ NAME = "shm"
 ONE_PASS = 1 << 15
 """The maximum bytes of a tensor that each rank reduces all by itself, in an all-reduce."""
 
-Tensors = Sequence[Tensor]
+TensorSequence = Sequence[Tensor]
 
 _Base: Any = dist.ProcessGroup  # each call of it is declared with several forms
 
@@ -46,10 +46,27 @@ class SharedMemoryGroup(_Base):
         ranks = list(options.global_ranks_in_group) or list(range(size))
         seconds = options.timeout.total_seconds()
         self._rank, self._size = rank, size
-        self._moves = Moves(Links(options.store, ranks, rank, seconds), seconds)
+        self._name, self._description = options.group_id, ""
+        self._moves = GroupMoves(Links(options.store, ranks, rank, seconds), seconds)
 
     def getBackendName(self) -> str:
         return NAME
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the group."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_desc(self) -> str:
+        """The purpose of the group."""
+        return self._description
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
 
     def shutdown(self) -> None:
         """Close the links to the other ranks, once all is sent."""
@@ -61,26 +78,34 @@ class SharedMemoryGroup(_Base):
 
     # ---- moves -------------------------------------------------------------------------------
 
-    def allgather(self, outs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Work:
+    def allgather(
+        self, outs: Sequence[TensorSequence], given: TensorSequence, opts: Any = None
+    ) -> OperationHandle:
         """Move tensor i of each rank into list i of each, which has a tensor for each rank."""
         return self.allgather_coalesced(list(zip(*outs, strict=True)), given)
 
-    def allgather_coalesced(self, outs: Sequence[Tensors], given: Tensors, opts: Any = None) -> Any:
+    def allgather_coalesced(
+        self, outs: Sequence[TensorSequence], given: TensorSequence, opts: Any = None
+    ) -> Any:
         """Move the tensors of each rank into the list that is the rank's, on each."""
         _check(given, *outs)
         incoming = {peer: outs[peer] for peer in self._moves.others}
         copied = list(zip(outs[self._rank], given, strict=True))
         return self._move("all-gather", self._to_all(given), incoming, copied)
 
-    def all_gather_single_coalesced(self, outs: Tensors, given: Tensors, opts: Any = None) -> Work:
+    def all_gather_single_coalesced(
+        self, outs: TensorSequence, given: TensorSequence, opts: Any = None
+    ) -> OperationHandle:
         """Move each tensor of each rank into the rank's block of one, on each."""
         return self.allgather_coalesced(self._blocks(outs), given)
 
-    def all_gather_single(self, out: Tensor, given: Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, out: Tensor, given: Tensor, opts: Any = None) -> OperationHandle:
         """Move the tensor of each rank into the rank's block of one, on each."""
         return self.allgather_coalesced(self._blocks([out]), [given])
 
-    def alltoall(self, outs: Tensors, given: Tensors, opts: Any = None) -> Work:
+    def alltoall(
+        self, outs: TensorSequence, given: TensorSequence, opts: Any = None
+    ) -> OperationHandle:
         """Move tensor k of each rank to rank k."""
         _check(outs, given)
         others = self._moves.others
@@ -92,7 +117,7 @@ class SharedMemoryGroup(_Base):
     def all_to_all_single(
         self, out: Tensor, given: Tensor, received: Sequence[int], sent: Sequence[int],
         opts: Any = None,
-    ) -> Work:  # fmt: skip
+    ) -> OperationHandle:  # fmt: skip
         """Move part k of each rank to rank k, into the part that is the sender's.
 
         Args:
@@ -104,14 +129,16 @@ class SharedMemoryGroup(_Base):
         )
         return self.alltoall(*parts)
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
+    def broadcast(self, tensors: TensorSequence, opts: Any) -> OperationHandle:
         """Move the tensors of one rank into those of the others."""
         _check(tensors)
         if opts.rootRank == self._rank:
             return self._move("broadcast", self._to_all(tensors), {})
         return self._move("broadcast", {}, {opts.rootRank: tensors})
 
-    def gather(self, outs: Sequence[Tensors], given: Tensors, opts: Any) -> Work:
+    def gather(
+        self, outs: Sequence[TensorSequence], given: TensorSequence, opts: Any
+    ) -> OperationHandle:
         """Move tensor i of each rank into list i of one, which has a tensor for each rank."""
         _check(given, *outs)
         if opts.rootRank != self._rank:
@@ -120,7 +147,9 @@ class SharedMemoryGroup(_Base):
         copied = list(zip(rows[self._rank], given, strict=True))
         return self._move("gather", {}, {peer: rows[peer] for peer in self._moves.others}, copied)
 
-    def scatter(self, outs: Tensors, given: Sequence[Tensors], opts: Any) -> Work:
+    def scatter(
+        self, outs: TensorSequence, given: Sequence[TensorSequence], opts: Any
+    ) -> OperationHandle:
         """Move tensor k of list i of one rank into tensor i of rank k."""
         _check(outs, *given)
         if opts.rootRank != self._rank:
@@ -129,17 +158,17 @@ class SharedMemoryGroup(_Base):
         copied = list(zip(outs, rows[self._rank], strict=True))
         return self._move("scatter", {peer: rows[peer] for peer in self._moves.others}, {}, copied)
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: Any = None) -> OperationHandle:
         """Wait for all ranks."""
         return self._move("barrier", self._to_all([]), self._to_all([]))
 
-    def send(self, tensors: Tensors, peer: int, tag: int) -> Work:
+    def send(self, tensors: TensorSequence, peer: int, tag: int) -> OperationHandle:
         """Send tensors to a rank, which need not have asked for them."""
         _check(tensors)
         key = self._moves.tagged("to", peer, tag)
         return self._moves.start("send", self._moves.move("send", key, {peer: tensors}, {}))
 
-    def recv(self, tensors: Tensors, peer: int, tag: int) -> Work:
+    def recv(self, tensors: TensorSequence, peer: int, tag: int) -> OperationHandle:
         """Receive what a rank has sent with this tag: messages are received in their order."""
         _check(tensors)
         key = self._moves.tagged("of", peer, tag)
@@ -148,7 +177,7 @@ class SharedMemoryGroup(_Base):
 
     # ---- reductions --------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    def allreduce(self, tensors: TensorSequence, opts: Any = None) -> OperationHandle:
         """Reduce tensors of all ranks, in place."""
         _check(tensors)
         op, keys = _reduction(opts), [self._moves.key() for _ in tensors]
@@ -168,7 +197,7 @@ class SharedMemoryGroup(_Base):
 
         return self._moves.start("all-reduce", steps(), tensors)
 
-    def reduce(self, tensors: Tensors, opts: Any) -> Work:
+    def reduce(self, tensors: TensorSequence, opts: Any) -> OperationHandle:
         """Reduce tensors of all ranks, into those of one."""
         _check(tensors)
         op = _reduction(opts)
@@ -176,21 +205,27 @@ class SharedMemoryGroup(_Base):
             return self._move("reduce", {opts.rootRank: tensors}, {})
         return self._reduce("reduce", {}, tensors, tensors, op)
 
-    def reduce_scatter(self, outs: Tensors, given: Sequence[Tensors], opts: Any = None) -> Work:
+    def reduce_scatter(
+        self, outs: TensorSequence, given: Sequence[TensorSequence], opts: Any = None
+    ) -> OperationHandle:
         """Reduce tensor k of list i of all ranks, into tensor i of rank k."""
         return self._reduce_rows(outs, list(zip(*given, strict=True)), opts)
 
     def reduce_scatter_single_coalesced(
-        self, outs: Tensors, given: Tensors, opts: Any = None
-    ) -> Work:
+        self, outs: TensorSequence, given: TensorSequence, opts: Any = None
+    ) -> OperationHandle:
         """Reduce block k of each tensor of all ranks, into one of rank k."""
         return self._reduce_rows(outs, self._blocks(given), opts)
 
-    def reduce_scatter_single(self, out: Tensor, given: Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(
+        self, out: Tensor, given: Tensor, opts: Any = None
+    ) -> OperationHandle:
         """Reduce block k of a tensor of all ranks, into one of rank k."""
         return self._reduce_rows([out], self._blocks([given]), opts)
 
-    def _reduce_rows(self, outs: Tensors, rows: Sequence[Tensors], opts: Any) -> Work:
+    def _reduce_rows(
+        self, outs: TensorSequence, rows: Sequence[TensorSequence], opts: Any
+    ) -> OperationHandle:
         _check(outs, *rows)
         outgoing = {peer: rows[peer] for peer in self._moves.others}
         return self._reduce("reduce-scatter", outgoing, rows[self._rank], outs, _reduction(opts))
@@ -204,7 +239,7 @@ class SharedMemoryGroup(_Base):
     alltoall_base = all_to_all_single
     allreduce_coalesced = allreduce
 
-    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+    def recv_anysource(self, tensors: TensorSequence, tag: int) -> OperationHandle:
         raise _unsupported("receives from any rank")
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
@@ -213,22 +248,24 @@ class SharedMemoryGroup(_Base):
     # ---- common parts ------------------------------------------------------------------------
 
     def _move(
-        self, kind: str, outgoing: Parts, incoming: Parts,
+        self, kind: str, outgoing: PeerTensors, incoming: PeerTensors,
         copied: Sequence[tuple[Tensor, Tensor]] = (),
-    ) -> Work:  # fmt: skip
+    ) -> OperationHandle:  # fmt: skip
         steps = self._moves.move(kind, self._moves.key(), outgoing, incoming, copied)
         results = [x for parts in incoming.values() for x in parts]
         return self._moves.start(kind, steps, results)
 
-    def _reduce(self, kind: str, outgoing: Parts, own: Tensors, outs: Tensors, op: Any) -> Work:
+    def _reduce(
+        self, kind: str, outgoing: PeerTensors, own: TensorSequence, outs: TensorSequence, op: Any
+    ) -> OperationHandle:
         key, others = self._moves.key(), self._moves.others
         steps = self._moves.reduce(kind, key, outgoing, own, outs, op, others)
         return self._moves.start(kind, steps, outs)
 
-    def _to_all(self, tensors: Tensors) -> Parts:
+    def _to_all(self, tensors: TensorSequence) -> PeerTensors:
         return dict.fromkeys(self._moves.others, tensors)
 
-    def _blocks(self, tensors: Tensors) -> list[tuple[Tensor, ...]]:
+    def _blocks(self, tensors: TensorSequence) -> list[tuple[Tensor, ...]]:
         """Return for each rank its blocks of tensors, flat."""
         for x in tensors:
             if x.numel() % self._size:
@@ -247,7 +284,7 @@ def _reduction(opts: Any) -> Any:
     return op
 
 
-def _check(*lists: Tensors) -> None:
+def _check(*lists: TensorSequence) -> None:
     """Check that tensors are on CPUs."""
     for x in (x for tensors in lists for x in tensors):
         if x.device.type != "cpu" or x.layout != torch.strided:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from runtime_shm_segments import Segment, Segments, aligned, mapped
+from runtime_shm_segments import Segment, SegmentPool, aligned, mapped
 
 HEADER = struct.Struct("<BBHIqqQQQ")
 """Kind, whether to acknowledge at once, number of acknowledgements, segment, channel, number,
@@ -44,7 +44,7 @@ _CREDENTIALS = struct.Struct("3i")
 _INDEX = struct.Struct("<i")
 
 
-class Message(NamedTuple):
+class PeerMessage(NamedTuple):
     """A message that has come: its kind, its data as a part of a buffer, and the segment that is
     to be acknowledged, at once if it is urgent; NO_SEGMENT if there is none."""
 
@@ -63,7 +63,7 @@ class Links:
         inbox: by rank: messages that have come and are not taken yet, by (channel, number).
         closed: the ranks that have ended.
         wake: the longest wait in `receive`, in seconds.
-        backlog: by rank: what its socket had no room for.
+        backlog: by rank: the messages that its full socket did not take.
 
     Args:
         ranks: of the group, as numbers of the run.
@@ -76,9 +76,9 @@ class Links:
 
     def __init__(self, store: Any, ranks: list[int], index: int, seconds: float):
         self.ranks, self.index = ranks, index
-        self.segments = Segments()
+        self.segments = SegmentPool()
         others = [k for k in range(len(ranks)) if k != index]
-        self.inbox: dict[int, dict[tuple[int, int], Message]] = {k: {} for k in others}
+        self.inbox: dict[int, dict[tuple[int, int], PeerMessage]] = {k: {} for k in others}
         self.closed = set[int]()
         self.backlog: dict[int, deque[tuple[bytes, Segment | None]]] = {}
         self._acks: dict[int, list[int]] = {k: [] for k in others}
@@ -118,7 +118,7 @@ class Links:
             raise self.ended(peer)
 
     def _sent(self, peer: int, text: bytes, announced: Segment | None) -> bool:
-        """Whether the socket has room for a message, which is sent then; to a rank that has ended
+        """Whether the socket takes a message, which is sent then; to a rank that has ended
         nothing is."""
         try:
             if announced is None:
@@ -136,14 +136,14 @@ class Links:
             return True
 
     def flush(self, peer: int) -> None:
-        """Send what the socket of a rank had no room for, as far as it has now."""
+        """Send the backlog of a rank, as far as its socket takes it."""
         waiting = self.backlog[peer]
         while waiting and self._sent(peer, *waiting[0]):
             waiting.popleft()
         if not waiting:
             del self.backlog[peer]
 
-    def acknowledge(self, peer: int, message: Message) -> None:
+    def acknowledge(self, peer: int, message: PeerMessage) -> None:
         """Tell a rank that its segment has been read, with the next message to it."""
         if message.segment == NO_SEGMENT:
             return
@@ -179,7 +179,7 @@ class Links:
                 memory, offset = bytearray(text), HEADER.size + 4 * aligned(count, 2)
             else:
                 memory = self._maps[peer, segment]
-            self.inbox[peer][channel, number] = Message(
+            self.inbox[peer][channel, number] = PeerMessage(
                 kind, memory, offset, size, segment, bool(urgent)
             )
         return True
@@ -201,7 +201,8 @@ class Links:
         return [peer for peer in self.sockets if peer not in self.closed]
 
     def register(self, poll: Any) -> dict[int, tuple["Links", int]]:
-        """Let a poll wait for messages, and for room; return the ranks by descriptors."""
+        """Let a poll wait for messages, and until sockets take the backlog; return the ranks by
+        descriptors."""
         found = dict[int, tuple[Links, int]]()
         for peer in self.open():
             s = self.sockets[peer]

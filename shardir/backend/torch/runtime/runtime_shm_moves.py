@@ -6,7 +6,7 @@ A part of the runtime; needs only torch.
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from runtime_shm_links import INLINE, Links, Message
+from runtime_shm_links import INLINE, Links, PeerMessage
 from runtime_shm_operations import Operations, Steps
 from runtime_shm_reductions import reduce
 from runtime_shm_segments import Segment, aligned, flats, size_of, views, write
@@ -20,19 +20,19 @@ KINDS = ("", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadc
          "gather", "scatter", "barrier", "send")  # fmt: skip
 """The kinds of messages; none is 0, an acknowledgement."""
 
-Key = tuple[int, int]
+MessageKey = tuple[int, int]
 """Of a message between two ranks: 0 and the number of the collective, or a tag plus 1 and the
 number of the message with it."""
 
 REDUCED = -1
 """In place of 0, of a message that a part of an all-reduce is reduced."""
 
-Parts = Mapping[int, Sequence[Tensor]]
+PeerTensors = Mapping[int, Sequence[Tensor]]
 """The tensors that go to each rank, or come from it. To ranks that have the same list goes one
 copy."""
 
 
-class Moves(Operations):
+class GroupMoves(Operations):
     """The operations of a group, as steps."""
 
     def __init__(self, links: Links, seconds: float):
@@ -42,19 +42,19 @@ class Moves(Operations):
         self._number = 0
         self._tagged: dict[tuple[str, int, int], int] = {}
 
-    def key(self) -> Key:
+    def key(self) -> MessageKey:
         """Return the key of the next collective."""
         self._number += 1
         return 0, self._number
 
-    def tagged(self, direction: str, peer: int, tag: int) -> Key:
+    def tagged(self, direction: str, peer: int, tag: int) -> MessageKey:
         """Return the key of the next message with a tag, to a rank or of it."""
         at = direction, peer, tag
         self._tagged[at] = self._tagged.get(at, 0) + 1
         return tag + 1, self._tagged[at]
 
     def move(
-        self, kind: str, key: Key, outgoing: Parts, incoming: Parts,
+        self, kind: str, key: MessageKey, outgoing: PeerTensors, incoming: PeerTensors,
         copied: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Steps:  # fmt: skip
         """Send tensors to some ranks, and receive others from some.
@@ -75,12 +75,12 @@ class Moves(Operations):
             yield from self._open(next(iter(segment.unread)))
 
     def reduce(
-        self, kind: str, key: Key, outgoing: Parts, own: Sequence[Tensor], outs: Sequence[Tensor],
-        op: Any, peers: Sequence[int],
+        self, kind: str, key: MessageKey, outgoing: PeerTensors, own: Sequence[Tensor],
+        outs: Sequence[Tensor], op: Any, peers: Sequence[int],
     ) -> Steps:  # fmt: skip
         """Send tensors to some ranks, and reduce those of `peers` and `own` ones into `outs`."""
         segment = self._publish(kind, key, outgoing, dict.fromkeys(peers, own))
-        operands, messages = {self.index: flats(own)}, list[tuple[int, Message]]()
+        operands, messages = {self.index: flats(own)}, list[tuple[int, PeerMessage]]()
         for peer in peers:
             message = yield from self._message(kind, key, peer, size_of(own))
             operands[peer] = _read(message, own)
@@ -93,7 +93,7 @@ class Moves(Operations):
         while segment is not None and segment.unread:
             yield from self._open(next(iter(segment.unread)))
 
-    def all_reduce(self, x: Tensor, op: Any, key: Key) -> Steps:
+    def all_reduce(self, x: Tensor, op: Any, key: MessageKey) -> Steps:
         """Reduce a contiguous tensor in place: each rank a part of it, which it writes over its own
         of that part, for the others to read."""
         kind, number, done = "all-reduce", KINDS.index("all-reduce"), (REDUCED, key[1])
@@ -121,10 +121,10 @@ class Moves(Operations):
             self.links.acknowledge(peer, message)
 
     def _publish(
-        self, kind: str, key: Key, outgoing: Parts, incoming: Mapping[int, Any]
+        self, kind: str, key: MessageKey, outgoing: PeerTensors, incoming: Mapping[int, Any]
     ) -> Segment | None:
         """Send tensors to some ranks. Return the segment that they are in, if it is to be read
-        before the operation ends: others, that this rank does not wait for, are far behind."""
+        before the operation ends: others, for which this rank does not wait, have much to read."""
         links, number = self.links, KINDS.index(kind)
         lists = {id(parts): parts for parts in outgoing.values()}
         sizes = {k: size_of(parts) for k, parts in lists.items()}
@@ -147,8 +147,8 @@ class Moves(Operations):
         return segment if urgent else None
 
     def _message(
-        self, kind: str, key: Key, peer: int, size: int
-    ) -> Generator[int, None, Message]:  # fmt: skip
+        self, kind: str, key: MessageKey, peer: int, size: int
+    ) -> Generator[int, None, PeerMessage]:  # fmt: skip
         """Return the message of a rank, once it has come."""
         inbox = self.links.inbox[peer]
         while key not in inbox:
@@ -169,6 +169,6 @@ class Moves(Operations):
         yield peer
 
 
-def _read(message: Message, like: Sequence[Tensor]) -> list[Tensor]:
+def _read(message: PeerMessage, like: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors of a message, flat, where they are."""
     return views(message.memory, message.offset, like)

@@ -39,15 +39,21 @@ class Operation:
         _unfinished[self] = None
 
     def advance(self) -> None:
-        """Go on until a message that has not come."""
+        """Go on until a message that has not come, without gradients."""
         if self.awaited is None:
             return
+        recorded = torch.is_grad_enabled()
+        if recorded:
+            torch.set_grad_enabled(False)
         try:
             self.awaited = next(self._steps)
         except StopIteration:
             self.end()
         except Exception as error:
             self.end(error)
+        finally:
+            if recorded:
+                torch.set_grad_enabled(True)
 
     def end(self, error: Exception | None = None) -> None:
         """Note that it has ended."""
@@ -55,7 +61,7 @@ class Operation:
         _unfinished.pop(self, None)
 
 
-class Work(dist.Work):
+class OperationHandle(dist.Work):
     """The handle of an operation, which ends also if the handle is dropped."""
 
     def __init__(self, operation: Operation):
@@ -126,7 +132,7 @@ class Operations:
         self.lock = threading.RLock()
         self.dropped: list[Operation] = []
 
-    def start(self, kind: str, steps: Steps, results: Sequence[Tensor] = ()) -> Work:
+    def start(self, kind: str, steps: Steps, results: Sequence[Tensor] = ()) -> OperationHandle:
         """Start an operation: run its steps until it waits."""
         with self.lock:
             if self.dropped:
@@ -134,7 +140,7 @@ class Operations:
                 self.dropped = [other for other in self.dropped if other.awaited is not None]
             operation = Operation(self, kind, steps, results)
             operation.advance()
-            return Work(operation)
+            return OperationHandle(operation)
 
     def finish(self, operation: Operation, seconds: float = 0.0) -> None:
         """Wait for the end of an operation, for so long; 0: as long as the group may."""

@@ -82,21 +82,21 @@ def mapped(file: int, size: int) -> mmap.mmap:
     return mmap.mmap(file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
 
 
-class Segments:
+class SegmentPool:
     """The segments of this rank in a group: as many as it has had in use at a time, of each size.
 
     A size is rounded to one of four between two powers of two, so that nearly equal ones use the
     same segments.
 
     Attributes:
-        count: how many there are.
+        size: the bytes of all.
         unread: the bytes of those in use.
     """
 
     def __init__(self):
         self._free: dict[int, list[Segment]] = {}  # by size
         self._all: list[Segment] = []
-        self.count, self.unread = 0, 0
+        self.size, self.unread = 0, 0
 
     def take(self, size: int, readers: Iterable[int]) -> Segment:
         """Return a segment of this size or more, in use until the readers have read it."""
@@ -105,9 +105,9 @@ class Segments:
         if free:
             segment = free.pop()
         else:
-            segment = Segment(self.count, size)
+            segment = Segment(len(self._all), size)
             self._all.append(segment)
-            self.count += 1
+            self.size += size
         segment.unread.update(readers)
         self.unread += size
         return segment
