@@ -24,7 +24,7 @@ from runtime_shm_links import INLINE
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64,
           torch.int16, torch.uint8]  # fmt: skip
-SIZES = [0, 1, 3, INLINE // 8, INLINE // 2 + 1, 20_000, 70_001]
+SIZES = [0, 1, 3, INLINE // 8, INLINE // 2 + 1, 20_000, 140_001]
 GROUPS = [(0, 1, 2, 3), (0, 1), (2, 3), (0, 3), (1, 2), (0, 1, 2), (0, 1, 2, 3)]
 REDUCTIONS = {"SUM": np.sum, "MAX": np.max, "MIN": np.min, "PRODUCT": np.prod}
 
@@ -180,7 +180,7 @@ def sequences(rank, seed):
 
 def dropped(rank, seed):
     """Operations whose handles are dropped end, and what others need of them comes."""
-    xs = [torch.full((50_000,), float(rank)) for _ in range(20)]
+    xs = [torch.full((80_000,), float(rank)) for _ in range(20)]
     for x in xs[:-1]:
         dist.all_reduce(x, async_op=True)
     dist.all_reduce(xs[-1])

@@ -22,8 +22,9 @@ from torch import Tensor
 
 NAME = "shm"
 
-ONE_PASS = 1 << 15
-"""The maximum bytes of a tensor that each rank reduces all by itself, in an all-reduce."""
+ONE_PASS = 1 << 20
+"""The maximum bytes of the tensors of all ranks that each reduces all by itself, in an all-reduce:
+reading more takes longer than another round of messages."""
 
 TensorSequence = Sequence[Tensor]
 
@@ -185,7 +186,7 @@ class SharedMemoryGroup(_Base):
         def steps() -> Any:
             for x, key in zip(tensors, keys, strict=True):
                 dense = x.contiguous()
-                if x.numel() * x.element_size() > ONE_PASS:
+                if self._size * x.numel() * x.element_size() > ONE_PASS:
                     yield from self._moves.all_reduce(dense, op, key)
                 else:
                     sent, others = self._to_all([dense]), self._moves.others

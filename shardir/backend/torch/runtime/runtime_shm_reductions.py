@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-CHUNK = 1 << 18
+CHUNK = 1 << 16
 """The elements that are reduced at once: partial sums stay in the cache."""
 
 _ops = dist.ReduceOp
@@ -47,16 +47,11 @@ def reduce(op: Any, operands: Sequence[Tensor], out: Tensor) -> None:
         partial, *rest = (x[start : start + CHUNK] for x in operands)
         if wide:
             partial = partial.float()
-        *middle, last = rest or (None,)
-        for x in middle:
-            partial = function(partial, x)
-        if last is None:
+        for k, x in enumerate(rest[:-1]):
+            partial = function(partial, x, out=partial if wide or k else None)
+        if rest:
+            partial = function(partial, rest[-1], out=partial if wide else into)
+        if op == _ops.AVG and rest:
+            partial.div_(len(operands))
+        if partial is not into:
             into.copy_(partial)
-        elif wide:
-            into.copy_(_mean(op, function(partial, last), len(operands)))
-        else:
-            _mean(op, function(partial, last, out=into), len(operands))
-
-
-def _mean(op: Any, total: Tensor, count: int) -> Tensor:
-    return total.div_(count) if op == _ops.AVG else total
