@@ -287,11 +287,12 @@ def _reduction(opts: Any) -> Any:
 
 def _check(*lists: TensorSequence) -> None:
     """Check that tensors are on CPUs."""
-    for x in (x for tensors in lists for x in tensors):
-        if x.device.type != "cpu" or x.layout != torch.strided:
-            raise ValueError(
-                f"shm: expected dense tensors on CPUs, got one on {x.device}; use nccl"
-            )
+    for tensors in lists:
+        for x in tensors:
+            if not x.is_cpu or x.layout != torch.strided:
+                raise ValueError(
+                    f"shm: expected dense tensors on CPUs, got one on {x.device}; use nccl"
+                )
 
 
 def _unsupported(what: str) -> NotImplementedError:
