@@ -222,6 +222,17 @@ def special(rank, seed):
     dist.all_reduce(x)
     dist.all_gather_into_tensor(torch.empty(200_000), x)
     assert x.is_leaf and float(x[7]) == 6.0 and torch.is_grad_enabled()
+    alone: Any = [dist.new_group([k]) for k in range(4)][rank]
+    x, out = torch.full((300_000,), float(rank)), torch.empty(300_000)
+    for call in (
+        lambda: dist.all_reduce(x, group=alone),
+        lambda: dist.all_gather_into_tensor(out, x, group=alone),
+        lambda: dist.reduce_scatter_tensor(out, x, group=alone),
+        lambda: dist.barrier(group=alone),
+    ):
+        call()
+        assert torch.equal(x, torch.full((300_000,), float(rank)))
+    assert torch.equal(out, x) and alone._moves.links.segments.size == 0
     x = torch.tensor([rank == 1, False])
     dist.all_reduce(x, dist.ReduceOp.MAX)
     assert x.tolist() == [True, False]

@@ -186,7 +186,7 @@ class SharedMemoryGroup(_Base):
         def steps() -> Any:
             for x, key in zip(tensors, keys, strict=True):
                 dense = x.contiguous()
-                if self._size * x.numel() * x.element_size() > ONE_PASS:
+                if self._size > 1 and self._size * x.numel() * x.element_size() > ONE_PASS:
                     yield from self._moves.all_reduce(dense, op, key)
                 else:
                     sent, others = self._to_all([dense]), self._moves.others
