@@ -1,5 +1,5 @@
-"""What devices have of their new shards is counted as by hand, device by device, in memory that
-grows with the number of devices."""
+"""The elements that devices have of their new shards are counted as by hand, device by device, in
+memory that grows with the number of devices."""
 
 import itertools
 import tracemalloc

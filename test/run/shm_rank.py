@@ -233,6 +233,14 @@ def special(rank, seed):
         call()
         assert torch.equal(x, torch.full((300_000,), float(rank)))
     assert torch.equal(out, x) and alone._moves.links.segments.size == 0
+    for call in (  # into memory that is not contiguous
+        dist.all_reduce,
+        lambda out: dist.reduce(out, 1),
+        lambda out: dist.reduce_scatter(out, [out.clone() for _ in range(4)]),
+    ):
+        out = torch.full((3, 200), float(rank)).t()
+        call(out)
+        assert rank != 1 or (out == 6.0).all()
     x = torch.tensor([rank == 1, False])
     dist.all_reduce(x, dist.ReduceOp.MAX)
     assert x.tolist() == [True, False]
@@ -241,7 +249,9 @@ def special(rank, seed):
         "expected a reduction of SUM, AVG": lambda: dist.all_reduce(
             torch.ones(1), dist._make_nccl_premul_sum(2.0)
         ),
-        "expected dense tensors on CPUs": lambda: dist.all_reduce(torch.ones(1, device="meta")),
+        "expected tensors on CPUs": lambda: dist.all_reduce(torch.ones(1, device="meta")),
+        "expected dense tensors": lambda: dist.all_reduce(torch.eye(2).to_sparse_csr()),
+        "expected a tag of at least 0": lambda: dist.send(torch.ones(1), (rank + 1) % 4, tag=-1),
         "expected a multiple of 4 elements": lambda: dist.reduce_scatter_tensor(
             torch.ones(1), torch.ones(5)
         ),
@@ -267,6 +277,43 @@ def mismatch(rank, seed):
             assert f"rank {1 - rank}" in str(error) or rank > 1, error
         else:
             assert rank > 1
+
+    try:
+        dist.all_reduce(torch.ones(5 if rank == 0 else 3))
+    except RuntimeError as error:
+        sizes = {f"expected {n} bytes" for n in (12, 20)}
+        assert any(size in str(error) for size in sizes), error
+    else:
+        raise AssertionError("expected an error")
+
+
+def left(rank, seed):
+    """Messages arrive although their sender has left; and while it does not wait."""
+    if rank == 0:
+        for k in range(1500):  # more than a socket takes
+            dist.send(torch.full((1000,), float(k)), 1)
+        for k in range(40):  # more than one message acknowledges
+            dist.send(torch.full((2000,), float(k)), 1)
+        dist.destroy_process_group()
+    elif rank == 1:
+        time.sleep(0.3)
+        for size, count in ((1000, 1500), (2000, 40)):
+            for k in range(count):
+                x = torch.empty(size)
+                dist.recv(x, 0)
+                assert (x == k).all()
+
+
+def absent(rank, seed):
+    """A rank that does not come is named."""
+    if rank == 0:
+        how: Any = {"timeout": timedelta(seconds=0.5), "use_local_synchronization": True}
+        try:
+            dist.new_group([0, 1], **how)
+        except RuntimeError as error:
+            assert "rank 1 did not come within 0.5 s" in str(error), error
+        else:
+            raise AssertionError("expected an error")
 
 
 def ended(rank, seed):
@@ -309,7 +356,11 @@ def main(case, ranks, store, seed, rank):
         print(traceback.format_exc(), flush=True)
         os._exit(1)
     print(f"rank {rank}: passed", flush=True)
-    if case in ("mismatch", "ended"):  # no barrier is possible; the others look at this rank
+    if case in (
+        "mismatch",
+        "ended",
+        "left",
+    ):  # no barrier is possible; the others look at this rank
         file = dist.FileStore(store, ranks)
         file.add("passed", 1)
         while file.add("passed", 0) < ranks - (case == "ended"):

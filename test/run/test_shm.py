@@ -23,7 +23,7 @@ PER_RANK = ("mlp_by_hand", "modes_manual", "parameter_server", "ring_attention",
 @pytest.mark.parametrize(
     ("case", "seed"),
     [("sequences", seed) for seed in range(extent(2, 40))]
-    + [(case, 0) for case in ("dropped", "steady", "special", "mismatch", "ended")],
+    + [(c, 0) for c in ("dropped", "steady", "special", "mismatch", "left", "absent", "ended")],
 )
 def test_operations(case, seed, tmp_path):
     script, ranks = Path(__file__).parent / "shm_rank.py", 4

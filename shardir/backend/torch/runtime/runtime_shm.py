@@ -5,8 +5,9 @@ dist.init_process_group("shm")
 
 An operation starts with copying what other ranks are to read into memory that they see too, and
 with a message to each of them; it ends with reading, or adding up, what is in theirs. So no rank
-waits for one that has started, and there are no threads. Sums are in the order of ranks: they have
-the same bits on all. A part of the runtime; needs only torch.
+waits for one that has started, but for large all-reduces, of which each rank adds up a part while
+it waits; and there are no threads. Sums are in the order of ranks: they have the same bits on all.
+A part of the runtime; needs only torch.
 """
 
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ _Base: Any = dist.ProcessGroup  # each call of it is declared with several forms
 class SharedMemoryGroup(_Base):
     """A process group: the calls of torch.distributed, with tensors on CPUs.
 
-    A list of tensors in a call is moved at once. Collectives of a group, and waits for them, are to
-    be called by one thread at a time.
+    A list of tensors in a call is moved at once; those of an all-reduce one by one. Collectives of
+    a group, and waits for them, are to be called by one thread at a time.
 
     Args:
         options: torch's: the store in which the ranks meet, their numbers, and the time-out.
@@ -166,12 +167,14 @@ class SharedMemoryGroup(_Base):
     def send(self, tensors: TensorSequence, peer: int, tag: int) -> OperationHandle:
         """Send tensors to a rank, which need not have asked for them."""
         _check(tensors)
+        _check_tag(tag)
         key = self._moves.tagged("to", peer, tag)
         return self._moves.start("send", self._moves.move("send", key, {peer: tensors}, {}))
 
     def recv(self, tensors: TensorSequence, peer: int, tag: int) -> OperationHandle:
         """Receive what a rank has sent with this tag: messages are received in their order."""
         _check(tensors)
+        _check_tag(tag)
         key = self._moves.tagged("of", peer, tag)
         steps = self._moves.move("send", key, {}, {peer: tensors})
         return self._moves.start("receive", steps, tensors)
@@ -286,13 +289,18 @@ def _reduction(opts: Any) -> Any:
 
 
 def _check(*lists: TensorSequence) -> None:
-    """Check that tensors are on CPUs."""
+    """Check that tensors are dense, and on CPUs."""
     for tensors in lists:
         for x in tensors:
-            if not x.is_cpu or x.layout != torch.strided:
-                raise ValueError(
-                    f"shm: expected dense tensors on CPUs, got one on {x.device}; use nccl"
-                )
+            if not x.is_cpu:
+                raise ValueError(f"shm: expected tensors on CPUs, got one on {x.device}; use nccl")
+            if x.layout != torch.strided:
+                raise ValueError(f"shm: expected dense tensors, got {x.layout}; use gloo")
+
+
+def _check_tag(tag: int) -> None:
+    if tag < 0:
+        raise ValueError(f"shm: expected a tag of at least 0, got {tag}")
 
 
 def _unsupported(what: str) -> NotImplementedError:

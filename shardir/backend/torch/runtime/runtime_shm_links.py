@@ -9,14 +9,16 @@ import array
 import json
 import mmap
 import os
+import resource
 import select
 import socket
 import struct
 import time
 from collections import deque
+from datetime import timedelta
 from typing import Any, NamedTuple
 
-from runtime_shm_segments import Segment, SegmentPool, aligned, mapped
+from runtime_shm_segments import Segment, SegmentPool, aligned, mapped, too_many_files
 
 HEADER = struct.Struct("<BBHIqqQQQ")
 """Kind, whether to acknowledge at once, number of acknowledgements, segment, channel, number,
@@ -61,7 +63,7 @@ class Links:
 
     Attributes:
         inbox: by rank: messages that have come and are not taken yet, by (channel, number).
-        closed: the ranks that have ended.
+        closed: the ranks that have ended, and all of whose messages have come.
         wake: the longest wait in `receive`, in seconds.
         backlog: by rank: the messages that its full socket did not take.
 
@@ -75,11 +77,13 @@ class Links:
     """
 
     def __init__(self, store: Any, ranks: list[int], index: int, seconds: float):
+        _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # segments are files
         self.ranks, self.index = ranks, index
         self.segments = SegmentPool()
         others = [k for k in range(len(ranks)) if k != index]
         self.inbox: dict[int, dict[tuple[int, int], PeerMessage]] = {k: {} for k in others}
-        self.closed = set[int]()
+        self.closed, self._deaf = set[int](), set[int]()  # of the latter no message is taken
         self.backlog: dict[int, deque[tuple[bytes, Segment | None]]] = {}
         self._acks: dict[int, list[int]] = {k: [] for k in others}
         self._maps: dict[tuple[int, int], mmap.mmap] = {}
@@ -112,9 +116,11 @@ class Links:
         if data:
             text += data
         announced = segment if new else None
+        if peer in self.backlog:
+            self.flush(peer)
         if peer in self.backlog or not self._sent(peer, text, announced):
             self.backlog.setdefault(peer, deque()).append((text, announced))
-        if peer in self.closed and kind != ACKNOWLEDGEMENT:
+        if peer in self._deaf and kind != ACKNOWLEDGEMENT:
             raise self.ended(peer)
 
     def _sent(self, peer: int, text: bytes, announced: Segment | None) -> bool:
@@ -128,11 +134,13 @@ class Links:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, file)]
             self.sockets[peer].sendmsg([text], rights, socket.MSG_DONTWAIT)
             announced.known.add(peer)
+            if len(announced.known) == len(self.sockets):
+                announced.close()
             return True
         except BlockingIOError:
             return False
-        except OSError:
-            self.closed.add(peer)
+        except (BrokenPipeError, ConnectionResetError):
+            self._deaf.add(peer)
             return True
 
     def flush(self, peer: int) -> None:
@@ -163,8 +171,8 @@ class Links:
             )
         except BlockingIOError:
             return False
-        except OSError:
-            text, rights = b"", []
+        except ConnectionResetError:  # it has ended, and read not all; what it has sent is there
+            return self.receive(peer, flags)
         if not text:
             self.closed.add(peer)
             return False
@@ -186,6 +194,8 @@ class Links:
 
     def _map(self, peer: int, segment: int, size: int, rights: Any) -> None:
         """Map a segment of another rank, unless it is."""
+        if not rights:
+            raise too_many_files()
         (_, _, data), *_ = rights
         (file,) = array.array("i", data)
         if (peer, segment) not in self._maps:
@@ -236,42 +246,51 @@ def _meet(store: Any, ranks: list[int], index: int, seconds: float) -> dict[int,
     folder: it ends with the socket.
     """
     found: dict[int, socket.socket] = {}
+    until = time.monotonic() + seconds
+
+    def late(k: int) -> RuntimeError:
+        return RuntimeError(f"shm timed out: rank {ranks[k]} did not come within {seconds:g} s")
+
     with _socket(seconds) as listener:
         listener.bind("")
         listener.listen(len(ranks))
         address, machine = listener.getsockname(), _machine()
         store.set(str(index), json.dumps([machine, address.hex()]))
         for k in range(len(ranks)):
-            if k != index:
-                there, name = json.loads(store.get(str(k)))
-                if there != machine:
-                    raise RuntimeError(
-                        f"shm: rank {ranks[k]} is on another machine, or in another container, "
-                        f"than rank {ranks[index]}; use gloo"
-                    )
-                if k < index:
-                    found[k] = _socket(seconds)
-                    try:
-                        found[k].connect(bytes.fromhex(name))
-                        found[k].send(_INDEX.pack(index))
-                    except OSError as error:
-                        raise RuntimeError(f"shm: rank {ranks[k]}: {error.strerror}") from None
-        until = time.monotonic() + seconds
-        while len(found) < len(ranks) - 1:
+            if k == index:
+                continue
+            try:
+                store.wait([str(k)], timedelta(seconds=max(0.001, until - time.monotonic())))
+            except RuntimeError:
+                if time.monotonic() < until:
+                    raise
+                raise late(k) from None
+            there, name = json.loads(store.get(str(k)))
+            if there != machine:
+                raise RuntimeError(
+                    f"shm: rank {ranks[k]} is on another machine, or in another container, "
+                    f"than rank {ranks[index]}; use gloo"
+                )
+            if k < index:
+                found[k] = _socket(seconds)
+                try:
+                    found[k].connect(bytes.fromhex(name))
+                    found[k].send(_INDEX.pack(index))
+                except OSError as error:
+                    raise RuntimeError(f"shm: rank {ranks[k]}: {error.strerror}") from None
+        while missing := [k for k in range(index + 1, len(ranks)) if k not in found]:
+            listener.settimeout(max(0.001, until - time.monotonic()))
             try:
                 accepted, _ = listener.accept()
-                accepted.settimeout(seconds)
-                text = accepted.recv(_INDEX.size)
-            except TimeoutError:
-                missing = [rank for k, rank in enumerate(ranks) if k not in found and k != index]
-                raise RuntimeError(
-                    f"shm timed out: rank {missing[0]} did not come within {seconds:g} s"
-                ) from None
-            if _user_of(accepted) != os.getuid() or len(text) != _INDEX.size:
+                if _user_of(accepted) == os.geteuid():  # any may connect
+                    accepted.settimeout(max(0.001, until - time.monotonic()))
+                    text = accepted.recv(_INDEX.size)
+                    if len(text) == _INDEX.size and _INDEX.unpack(text)[0] in missing:
+                        found[_INDEX.unpack(text)[0]] = accepted
+                        continue
                 accepted.close()
-            else:
-                found[_INDEX.unpack(text)[0]] = accepted
-            listener.settimeout(max(0.001, until - time.monotonic()))
+            except TimeoutError:
+                raise late(missing[0]) from None
     return found
 
 
@@ -282,7 +301,7 @@ def _socket(seconds: float) -> socket.socket:
 
 
 def _user_of(s: socket.socket) -> int:
-    """Return the user of the process at the other end: any may connect."""
+    """Return the user of the process at the other end."""
     data = s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(data)[1]
 

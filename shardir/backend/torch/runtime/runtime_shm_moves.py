@@ -9,7 +9,7 @@ from typing import Any
 from runtime_shm_links import INLINE, Links, PeerMessage
 from runtime_shm_operations import Operations, Steps
 from runtime_shm_reductions import reduce
-from runtime_shm_segments import Segment, aligned, flats, size_of, views, write
+from runtime_shm_segments import Segment, aligned, bytes_of, flats, size_of, views, write
 from torch import Tensor
 
 AHEAD = 1 << 25
@@ -67,12 +67,11 @@ class GroupMoves(Operations):
             if target.data_ptr() != source.data_ptr():
                 target.copy_(source.view_as(target))
         for peer, parts in incoming.items():
-            message = yield from self._message(kind, key, peer, size_of(parts))
+            message = yield from self._message(kind, key, peer, bytes_of(parts))
             for target, source in zip(parts, _read(message, parts), strict=True):
                 target.copy_(source.view(target.shape))
             self.links.acknowledge(peer, message)
-        while segment is not None and segment.unread:
-            yield from self._open(next(iter(segment.unread)))
+        yield from self._taken(outgoing, segment)
 
     def reduce(
         self, kind: str, key: MessageKey, outgoing: PeerTensors, own: Sequence[Tensor],
@@ -82,16 +81,18 @@ class GroupMoves(Operations):
         segment = self._publish(kind, key, outgoing, dict.fromkeys(peers, own))
         operands, messages = {self.index: flats(own)}, list[tuple[int, PeerMessage]]()
         for peer in peers:
-            message = yield from self._message(kind, key, peer, size_of(own))
+            message = yield from self._message(kind, key, peer, bytes_of(own))
             operands[peer] = _read(message, own)
             messages.append((peer, message))
         ordered = [operands[k] for k in sorted(operands)]
-        for each, out in zip(zip(*ordered, strict=True), flats(outs), strict=True):
-            reduce(op, each, out)
+        for each, out in zip(zip(*ordered, strict=True), outs, strict=True):
+            dense = out.contiguous()
+            reduce(op, each, dense.view(-1))
+            if dense is not out:
+                out.copy_(dense)
         for peer, message in messages:
             self.links.acknowledge(peer, message)
-        while segment is not None and segment.unread:
-            yield from self._open(next(iter(segment.unread)))
+        yield from self._taken(outgoing, segment)
 
     def all_reduce(self, x: Tensor, op: Any, key: MessageKey) -> Steps:
         """Reduce a contiguous tensor in place: each rank a part of it, which it writes over its own
@@ -104,9 +105,9 @@ class GroupMoves(Operations):
         write(segment.memory, 0, parts)
         starts = [k * per_rank * itemsize for k in range(len(parts))]
         for peer in peers:
-            size = size_of([parts[peer]])
+            size = bytes_of([parts[peer]])
             self.links.send(peer, number, key, size, segment, starts[peer])
-        mine, size = views(segment.memory, starts[me], [parts[me]]), size_of([parts[me]])
+        mine, size = views(segment.memory, starts[me], [parts[me]]), bytes_of([parts[me]])
         operands = {me: mine[0]}
         for peer in peers:
             message = yield from self._message(kind, key, peer, size)
@@ -116,7 +117,7 @@ class GroupMoves(Operations):
             self.links.send(peer, number, done, size, segment, starts[me])
         parts[me].copy_(mine[0])
         for peer in peers:
-            message = yield from self._message(kind, done, peer, size_of([parts[peer]]))
+            message = yield from self._message(kind, done, peer, bytes_of([parts[peer]]))
             parts[peer].copy_(_read(message, [parts[peer]])[0])
             self.links.acknowledge(peer, message)
 
@@ -133,7 +134,7 @@ class GroupMoves(Operations):
             for k, parts in lists.items():
                 write(data[k], 0, parts)
             for peer, parts in outgoing.items():
-                links.send(peer, number, key, sizes[id(parts)], data=data[id(parts)])
+                links.send(peer, number, key, bytes_of(parts), data=data[id(parts)])
             return None
         urgent = links.segments.unread > AHEAD and any(peer not in incoming for peer in outgoing)
         segment = links.segments.take(sum(sizes.values()), outgoing)
@@ -143,8 +144,16 @@ class GroupMoves(Operations):
             starts[k], end = end, end + sizes[k]
         for peer, parts in outgoing.items():
             k = id(parts)
-            links.send(peer, number, key, sizes[k], segment, starts[k], urgent=urgent)
+            links.send(peer, number, key, bytes_of(parts), segment, starts[k], urgent=urgent)
         return segment if urgent else None
+
+    def _taken(self, outgoing: PeerTensors, segment: Segment | None) -> Steps:
+        """Wait until sockets have taken what is sent, and until a segment is read."""
+        for peer in outgoing:
+            while peer in self.links.backlog:
+                yield from self._open(peer)
+        while segment is not None and segment.unread:
+            yield from self._open(next(iter(segment.unread)))
 
     def _message(
         self, kind: str, key: MessageKey, peer: int, size: int

@@ -51,6 +51,9 @@ class Operation:
             self.end()
         except Exception as error:
             self.end(error)
+        except BaseException:
+            self.end(RuntimeError(f"{self.kind} was interrupted"))
+            raise
         finally:
             if recorded:
                 torch.set_grad_enabled(True)
@@ -135,7 +138,7 @@ class Operations:
     def start(self, kind: str, steps: Steps, results: Sequence[Tensor] = ()) -> OperationHandle:
         """Start an operation: run its steps until it waits."""
         with self.lock:
-            if self.dropped:
+            if self.dropped or self.links.backlog:
                 self.progress(0.0)
                 self.dropped = [other for other in self.dropped if other.awaited is not None]
             operation = Operation(self, kind, steps, results)
@@ -165,34 +168,49 @@ class Operations:
 
         Groups that another thread is in are left to it.
         """
-        groups: list[Operations] = []
+        others = dict.fromkeys(operation.by for operation in list(_unfinished))
+        groups = [self, *(other for other in others if other is not self and other.is_free())]
+        ready = _ready([group.links for group in groups], seconds)
+        for group in groups:
+            if group.lock.acquire(blocking=False):
+                try:
+                    group.advance(ready.get(group.links, ()))
+                finally:
+                    group.lock.release()
+
+    def is_free(self) -> bool:
+        """Whether no other thread is in it."""
+        free = self.lock.acquire(blocking=False)
+        if free:
+            self.lock.release()
+        return free
+
+    def advance(self, peers: Sequence[int]) -> None:
+        """Take and send what the sockets to some ranks are ready for, and go on."""
+        for peer in peers:
+            self.links.progress(peer)
         for operation in list(_unfinished):
-            if operation.by not in groups and operation.by.lock.acquire(blocking=False):
-                groups.append(operation.by)
-        try:
-            _exchange([group.links for group in groups], seconds)
-            for operation in list(_unfinished):
-                if operation.by in groups:
-                    operation.advance()
-        finally:
-            for group in groups:
-                group.lock.release()
+            if operation.by is self:
+                operation.advance()
 
     def leave(self) -> None:
         """Send what is left to send, and close the links."""
         with self.lock:
             until = time.monotonic() + self.seconds
             while self.links.backlog and (left := until - time.monotonic()) > 0:
-                _exchange([self.links], left)
+                self.advance(_ready([self.links], left).get(self.links, ()))
             self.links.close()
 
 
-def _exchange(links: Sequence[Links], seconds: float) -> None:
-    """Send and take messages, once there is one within so long."""
+def _ready(links: Sequence[Links], seconds: float) -> dict[Links, list[int]]:
+    """Return the ranks whose sockets have a message, or take one, once there is one within so
+    long."""
     poll, by_file = select.poll(), dict[int, tuple[Links, int]]()
     for each in links:
         by_file |= each.register(poll)
     wake = min([seconds, *(each.wake for each in links)])
+    found = dict[Links, list[int]]()
     for file, _ in poll.poll(1000 * max(0.0, wake)):
         each, peer = by_file[file]
-        each.progress(peer)
+        found.setdefault(each, []).append(peer)
+    return found

@@ -29,6 +29,11 @@ def size_of(parts: Iterable[Tensor]) -> int:
     return sum(aligned(x.numel() * x.element_size()) for x in parts)
 
 
+def bytes_of(parts: Iterable[Tensor]) -> int:
+    """Return the bytes of the elements of tensors."""
+    return sum(x.numel() * x.element_size() for x in parts)
+
+
 def flats(parts: Iterable[Tensor]) -> list[Tensor]:
     """Return tensors as flat ones: views of those that are contiguous."""
     return [x.reshape(-1) for x in parts]
@@ -64,7 +69,10 @@ class Segment:
 
     def __init__(self, number: int, size: int):
         self.number, self.size = number, size
-        self.file = os.memfd_create("shardir", os.MFD_CLOEXEC)
+        try:
+            self.file = os.memfd_create("shardir", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise too_many_files(error.strerror) from None
         os.ftruncate(self.file, size)
         self.memory = mapped(self.file, size)
         self.known, self.unread = set[int](), set[int]()
@@ -76,10 +84,19 @@ class Segment:
             self.file = -1
 
 
+def too_many_files(found: str | None = None) -> RuntimeError:
+    """Return the error of a process that may open no more files, which segments are."""
+    found = found or "Too many open files"
+    return RuntimeError(f"shm: expected a segment of shared memory, got {found}; use ulimit -n")
+
+
 def mapped(file: int, size: int) -> mmap.mmap:
     """Map a segment, all its pages at once: a page that is mapped where it is first used takes
     longer."""
-    return mmap.mmap(file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    try:
+        return mmap.mmap(file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    except OSError as error:
+        raise too_many_files(error.strerror) from None
 
 
 class SegmentPool:
