@@ -22,7 +22,9 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, sizes_of
 
 MAX_PAIRS = 1 << 22
-"""The maximum number of pairs of devices that are counted one by one: limits memory and time."""
+"""The maximum number of pairs of devices that are counted one by one, which limits memory and time.
+Of more, where axes cross, a device is taken to send as much as one receives at most: on average it
+does."""
 
 Counts = tuple[int, ...]
 
@@ -280,9 +282,10 @@ def sent(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
     devices of its group of those that they fetch from it."""
     axes = mesh.simplify(exchange_axes(source, target))
     target = cut(mesh, target, axes)
-    crosses = mesh.clash(tuple({*mesh.cut(axes, target.used), *target.used})) is not None
-    if crosses and mesh.size * mesh.extent(axes) <= MAX_PAIRS:
-        return _sent_to_each(mesh, shape, source, target, axes)
+    if mesh.clash(tuple({*mesh.cut(axes, target.used), *target.used})) is not None:
+        if mesh.size * mesh.extent(axes) <= MAX_PAIRS:
+            return _sent_to_each(mesh, shape, source, target, axes)
+        return max(map(sum, fetched(mesh, shape, source, target)))
     splits = tuple(a for d in target.dims for a in d)
     group = frozenset(a for a in splits if any(mesh.overlap(a, b) for b in axes))
     replicas = mesh.extent(axes) // mesh.extent(tuple(group))  # devices that fetch the same

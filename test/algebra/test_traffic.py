@@ -73,3 +73,12 @@ def test_the_memory_of_counting_grows_with_the_number_of_devices() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 5 * peaks[0]
+
+
+def test_axes_that_cross_are_counted_on_many_devices_as_on_few() -> None:
+    """Of a:(1)2 and a:(1)3, which six devices of any number are enough for."""
+    two, three = ((Axis("a", 1, n),) for n in (2, 3))
+    for source, target in (((two, ()), ((), three)), ((three, ()), ((), two))):
+        ends = Layout("m", source), Layout("m", target)
+        few, many = (sent(Mesh("m", (("a", n),)), (36, 36), *ends) for n in (6, 6**6))
+        assert many == few > 0
