@@ -23,9 +23,9 @@ if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 # as beside a program
 sys.path.append(f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
-import runtime_shm  # noqa: F401 - the backend makes itself known to torch
 from collective_cases import FEWER, NAMES, Cases, check, integers, shards, tensor
 from device import DEVICE
+from runtime_shm import register
 
 from shardir.backend.torch.runtime import runtime as rt
 
@@ -35,6 +35,7 @@ def main(mesh_text, rank, store, backend):
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     mesh_axes = [(name, int(n)) for name, n in (a.split("=") for a in mesh_text.split(","))]
     world = math.prod(size for _, size in mesh_axes)
+    register()
     dist.init_process_group(
         backend,
         store=dist.FileStore(store, world),

@@ -173,7 +173,9 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> rt.Mesh:
     if plan.size > 1 and not joined:
         _share_cores()  # before threads are started, which inherit it
         if options.backend == "shm":
-            import runtime_shm  # noqa: F401 - it makes itself known to torch
+            from runtime_shm import register
+
+            register()
         dist.init_process_group(
             options.backend, rank=rank, world_size=plan.size, timeout=timeout,
             store=_launchers_store(rank, plan.size),
