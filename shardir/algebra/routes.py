@@ -14,9 +14,9 @@ A path may go through uneven shards. Between layouts that split the tensor evenl
 are in all orders (`is_complete`) the planner takes those from and to uneven shards too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import groupby, permutations, product
+from itertools import groupby, product
 from math import comb, inf, prod
 
 import numpy as np
@@ -59,8 +59,9 @@ def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
     by_level = mesh.cut(cut, mesh.level_sub_axes)
     primes = tuple([prime for prime, _ in sub_axes_of_primes(mesh, cut)])
     for axes in (mesh.cut(cut, primes), by_level):
-        count, every = _count(rank, len(axes)), spellings(mesh, axes)
+        count = _count(rank, len(axes))
         if count <= MAX_ORDERED_LAYOUTS:
+            every = spellings(mesh, axes)
             counted = count * len(every) <= MAX_SPELLED_LAYOUTS and mesh.size <= MAX_DEVICES
             some = every if counted else every[:1]
             return Routes(mesh, rank, reduction, *some)
@@ -121,9 +122,19 @@ def spellings(mesh: Mesh, axes: Axes) -> list[Axes]:
 def _orders(axes: Iterator[Axis]) -> Iterator[Axes]:
     """Yield the sub-axes of one axis with their sizes in each order."""
     some = tuple(axes)
-    for sizes in dict.fromkeys(permutations([a.size for a in some])):
+    for sizes in _arranged([a.size for a in some]):
         pre = [some[0].pre * prod(sizes[:i]) for i in range(len(sizes))]
         yield tuple([Axis(some[0].name, p, n) for p, n in zip(pre, sizes, strict=True)])
+
+
+def _arranged(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the different orders of sizes, some of which may be equal: of 16 twos there is one."""
+    if not sizes:
+        yield ()
+    for size in dict.fromkeys(sizes):
+        rest = [*sizes]
+        rest.remove(size)
+        yield from ((size, *others) for others in _arranged(rest))
 
 
 def _crosses_levels(mesh: Mesh, axes: Axes) -> bool:

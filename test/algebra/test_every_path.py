@@ -1,6 +1,7 @@
 """Plans against the shortest paths over all layouts, also of those that a plan is not searched
 among."""
 
+from itertools import permutations
 from math import prod
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.redistribution import plan_redistribution
-from shardir.algebra.routes import Routes, routes
+from shardir.algebra.routes import Routes, routes, spellings
 from shardir.algebra.steps import step_seconds
 from shardir.cost.clusters import load
 
@@ -28,12 +29,12 @@ def nodes_of(inner: int, outer: int, latency: float) -> Cluster:
     return Cluster(levels if outer > 1 else levels[:1])
 
 
-def shortest_paths(mesh: Mesh, shape: Shape, spellings: list[tuple[Axis, ...]]) -> Paths:
-    """The layouts over the sub-axes of each spelling, and the times of the shortest paths over all
+def shortest_paths(mesh: Mesh, shape: Shape, cuts: list[tuple[Axis, ...]]) -> Paths:
+    """The layouts over the sub-axes of each cut, and the times of the shortest paths over all
     of them: of the moves of each table, and of exchanges between any two."""
     found: dict[Layout, int] = {}
     steps: list[tuple[Layout, CollectiveStep]] = []
-    for axes in spellings:
+    for axes in cuts:
         table = Routes(mesh, len(shape), "sum", axes)
         for layout in table.layouts:
             found.setdefault(layout.simplified(mesh), len(found))
@@ -79,15 +80,25 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("spellings", "cluster", "rows"), CASES)
+@pytest.mark.parametrize("sizes", [(2, 2, 3), (2, 2, 3, 3, 5), (3,) * 20, (2,) * 16], ids=str)
+def test_an_axis_is_cut_in_each_order_of_its_primes_once(sizes: tuple[int, ...]) -> None:
+    """In time that does not depend on how many permutations are the same order."""
+    mesh = Mesh("m", (("a", prod(sizes)),))
+    axes = tuple([Axis("a", prod(sizes[:i]), n) for i, n in enumerate(sizes)])
+    found = [tuple([axis.size for axis in one]) for one in spellings(mesh, axes)]
+    expected = {sizes} if len({*sizes}) == 1 else {*permutations(sizes)}
+    assert found[0] == sizes and len(found) == len({*found}) and {*found} == expected
+
+
+@pytest.mark.parametrize(("cuts", "cluster", "rows"), CASES)
 def test_no_path_over_any_layouts_is_faster(
-    spellings: list[tuple[Axis, ...]], cluster: Cluster, rows: int
+    cuts: list[tuple[Axis, ...]], cluster: Cluster, rows: int
 ) -> None:
     """The sub-axes of source, target and levels cross, or shards are uneven. Between layouts of a
     table of routes that has no others a plan is the shortest path over these alone."""
     mesh = Mesh("m", (("a", cluster.units[-1]),), cluster)
-    shape = (6 * rows, 6) if spellings is CROSSING else (rows, 7, 100)
-    layouts, seconds = shortest_paths(mesh, shape, spellings)
+    shape = (6 * rows, 6) if cuts is CROSSING else (rows, 7, 100)
+    layouts, seconds = shortest_paths(mesh, shape, cuts)
     known, random = routes(mesh, len(shape)), Random(f"{cluster} {rows}")
     assert known is not None
     compared = 0
@@ -95,7 +106,7 @@ def test_no_path_over_any_layouts_is_faster(
         i, j = (random.randrange(len(layouts)) for _ in range(2))
         source, target = layouts[i], layouts[j]
         even = source.even(mesh, shape) and target.even(mesh, shape)
-        every = len(known.tables) == len(spellings)
+        every = len(known.tables) == len(cuts)
         if every or not (even and source in known.index and target in known.index):
             plan = plan_redistribution(shape, "f32", mesh, source, target)
             assert plan.seconds <= seconds[i, j] * (1 + 1e-9) + 1e-18, str(plan)
