@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardir.backend.runs import LaunchError, Options, RankCalls
+from shardir.cost import clusters
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder, write_text
 from shardir.tools.arguments import output_file, positive, seconds
@@ -39,7 +40,11 @@ LARGEST_MESSAGE = {"gloo": 1 << 22, "shm": 1 << 22, "nccl": 1 << 28}
 def main(arguments: list[str] | None = None) -> int:
     """Calibrate. Exit codes: 0 success, 1 a rank failed, 2 no start, or no output, 3 the machine
     was too busy; its file is written all the same."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if (options.ranks == 1) != (options.links is not None):
+        got = "one rank without" if options.ranks == 1 else f"{options.ranks} ranks with"
+        parser.error(f"expected 2 ranks or more, or --ranks 1 with --links, got {got} --links")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         found, about, load = _measured(options)
@@ -90,7 +95,13 @@ def _parser() -> argparse.ArgumentParser:
         help="the cluster file (standard output)",
     )
     add("--name", type=_name, default="here", help="the name of the cluster in the file (here)")
-    add("--ranks", type=_ranks, default=4, metavar="N", help="the number of devices (4)")
+    add("--ranks", type=positive, default=4, metavar="N", help="the number of devices (4)")
+    add(
+        "--links",
+        metavar="CLUSTER",
+        help="with one rank, whose links cannot be measured: the cluster, ready-made or a file, "
+        "that has them",
+    )
     add(
         "--backend",
         choices=tuple(LARGEST_MESSAGE),
@@ -126,13 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ranks(text: str) -> int:
-    value = int(text)
-    if value < 2:
-        raise argparse.ArgumentTypeError(f"expected 2 ranks or more, got {text}")
-    return value
-
-
 def _bytes(text: str) -> int:
     value = int(text)
     if value < SMALLEST:
@@ -163,6 +167,7 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], floa
     from shardir.api import compile
     from shardir.backend.torch.launch.measure import times
 
+    links = clusters.load(options.links) if options.links else None
     cpu = options.backend != "nccl"
     most = options.most or LARGEST_MESSAGE[options.backend]
     given = probes(options.ranks, most, cpu)
@@ -182,11 +187,11 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], floa
     load = other_load(before, os.getloadavg()[0], options.ranks, cores or 1)
     memory = _memory() // options.ranks if cpu else torch.cuda.get_device_properties(0).total_memory
     seconds = medians(compiled, found[0], traces[0])
-    calibration = fitted(given, compiled, seconds, unmeasured(options.ranks, memory))
+    calibration = fitted(given, compiled, seconds, unmeasured(options.ranks, memory, links))
     device = _processor() if cpu else torch.cuda.get_device_name(0)
     about = [
-        f"shard-calibrate: {options.ranks} ranks on {options.backend}, {cores} cores, {device}, "
-        f"torch {torch.__version__}",
+        f"shard-calibrate: {options.ranks} rank{'s' * (options.ranks > 1)} on {options.backend}, "
+        f"{cores} cores, {device}, torch {torch.__version__}",
         f"{len(given)} probes on all ranks at once, messages of up to {most} B, medians of "
         f"{options.rounds} rounds",
         f"Other running processes for each core: {load:.1f}; above {MAX_LOAD:g}, latencies grow",

@@ -24,6 +24,9 @@ LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
 IMPLAUSIBLE_RATE = 1e17
 """Bytes/s or flop/s, above those of any device: the rate had no influence on the fit."""
 
+OF_LINKS = ("levels", "interference", "collectives", "skew")
+"""The fields of a cluster that only devices that communicate have an influence on."""
+
 OPERANDS = ("f64", "f32")
 """The element types whose products are measured in sizes at which the flops count more than the
 operands, and in those at which they count less."""
@@ -34,11 +37,11 @@ UNMEASURED_SKEW = 5e-4
 
 @dataclass(frozen=True)
 class Calibration:
-    """The fitted cluster, the relative model's coefficients, and predicted / measured of each
-    probe."""
+    """The fitted cluster, the relative model's coefficients (None where nothing communicates), and
+    predicted / measured of each probe."""
 
     cluster: Cluster
-    relative: Coefficients
+    relative: Coefficients | None
     ratios: Mapping[Probe, float]
 
     def errors(self) -> dict[str, list[float]]:
@@ -65,7 +68,11 @@ def fitted(
         for p, ratio in zip(probes, found.predicted / measured, strict=True)
         if p.about
     }
-    return Calibration(found.cluster, _relative(given, compiled, times, found.cluster), ratios)
+    if any(p.text for p in probes):
+        relative = _relative(given, compiled, times, found.cluster)
+        return Calibration(found.cluster, relative, ratios)
+    links = {name: getattr(start, name) for name in OF_LINKS}  # nothing has communicated
+    return Calibration(replace(found.cluster, **links), None, ratios)
 
 
 def medians(
@@ -123,16 +130,22 @@ def _relative(
     return fit_relative(terms, seconds)
 
 
-def unmeasured(ranks: int, memory: int) -> Cluster:
-    """Return the cluster at which the fit begins."""
-    like = clusters.load("gloo")
+def unmeasured(ranks: int, memory: int, links: Cluster | None = None) -> Cluster:
+    """Return the cluster at which the fit begins; of a device without others, whose links are those
+    of `links`."""
+    like = links or clusters.load("gloo")
+    device = replace(
+        like, memory=memory,
+        operands=tuple((element, like.memory_bandwidth or 1e10) for element in OPERANDS),
+        ops=tuple((kind, 1.0) for kind in (*(f"nn.{k}" for k in (*SLOW, *VIEWED)), REDUCE)),
+    )  # fmt: skip
+    if links:
+        return device
     (level,) = like.levels
     kinds = dict.fromkeys(kind for kind, *_ in COLLECTIVES if kind != LEVEL)
     return replace(
-        like, levels=(Level("machine", ranks, level.bandwidth, level.latency),), memory=memory,
-        operands=tuple((element, like.memory_bandwidth or 1e10) for element in OPERANDS),
+        device, levels=(Level("machine", ranks, level.bandwidth, level.latency),),
         interference=0.5, skew=UNMEASURED_SKEW, collectives=tuple((kind, 1.0) for kind in kinds),
-        ops=tuple((kind, 1.0) for kind in (*(f"nn.{k}" for k in (*SLOW, *VIEWED)), REDUCE)),
     )  # fmt: skip
 
 
@@ -146,11 +159,11 @@ def text(name: str, found: Calibration, about: Sequence[str]) -> str:
         lines.append(f"  {what}: {median(errors):.2f}, {errors[-1]:.2f} of {len(errors)}")
     if unseen := _unseen(found.cluster):
         lines.append(f"Too fast to be measured: {', '.join(unseen)}; use a larger --most")
-    c = found.relative
-    lines.append(
-        f"Relative model, seconds per byte: alpha = {c.alpha:.3g}, beta1 = {c.beta1:.3g}, "
-        f"beta2 = {c.beta2:.3g}, gamma = {c.gamma:.3g}"
-    )
+    if c := found.relative:
+        lines.append(
+            f"Relative model, seconds per byte: alpha = {c.alpha:.3g}, beta1 = {c.beta1:.3g}, "
+            f"beta2 = {c.beta2:.3g}, gamma = {c.gamma:.3g}"
+        )
     return (
         "".join(f"// {line}\n" for line in lines)
         + f"dist.cluster @{name} <{_short(found.cluster)}>\n"

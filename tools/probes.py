@@ -119,7 +119,7 @@ def probes(ranks: int, most: int, cpu: bool = True) -> list[Probe]:
     """Return the probes on that many ranks, whose values have at most about `most` bytes."""
     largest = {e: min(most, n) if cpu else most for e, n in LARGEST.items()}
     communication = (p for n in groups(ranks) for p in communicating(ranks, n, most))
-    return [*communication, *computing(largest, most)]
+    return [*communication, *computing(largest, most, cpu)]
 
 
 def against(probes: Sequence[Probe]) -> dict[int, int]:
@@ -152,7 +152,7 @@ class _ComputedOp(NamedTuple):
     made: list[str]
 
 
-def computing(largest: Mapping[str, int], most: int) -> Iterator[Probe]:
+def computing(largest: Mapping[str, int], most: int, cpu: bool = True) -> Iterator[Probe]:
     """Yield the probes of computation; the last one has the text of all."""
     ops = [*products(largest), *kinds("memory", ELEMENTWISE, LONGER * most)]
     ops += [op for kind, form in SLOW.items() for op in kinds(f"nn.{kind}", {kind: form}, most)]
@@ -165,11 +165,14 @@ def computing(largest: Mapping[str, int], most: int) -> Iterator[Probe]:
     for kind, form in ELEMENTWISE.items():
         ops += SMALL_OPS * [_of_kind("overhead", 0, kind, form, SMALL)]
     random.Random(0).shuffle(ops)
-    ops.sort(key=lambda op: op.size)  # as in a program, whose values are of similar sizes
+    # As in a program, values of neighbours are of similar sizes. On a GPU the largest come first:
+    # the host gets ahead of the device, so that kernels are measured, and not their launches.
+    ops.sort(key=lambda op: op.size, reverse=not cpu)
     f, results = _ProbeFunction(OPS, []), list[tuple[str, str]]()
     for i, op in enumerate(ops):
         names = [f"a{i}_{k}" for k in range(len(op.given))]
         f.arguments += zip(names, op.given, strict=True)
+        f.filled |= set() if op.about in LARGEST else {*names}
         sides = [", ".join(side) for side in (op.given, op.made)]
         call = f"{op.text.format(*(f'%{n}' for n in names))} : ({sides[0]}) -> ({sides[1]})"
         f.op(call, op.made[0], len(op.made))
@@ -308,6 +311,7 @@ class _ProbeFunction:
 
     def __init__(self, name: str, arguments: list[tuple[str, str]]):
         self.name, self.arguments = name, arguments
+        self.filled: set[str] = set()  # arguments of one number, but for indices
         self.lines: list[str] = []
         self.last = ""
         self.results: list[tuple[str, str]] = []
@@ -320,7 +324,8 @@ class _ProbeFunction:
         self.lines.append(f"  {', '.join(names)} = {text}")
 
     def probe(self, about: str, size: int, against: str = "") -> Probe:
-        given = ", ".join(f"%{n}: {t} {{train.input = {_drawn(t)}}}" for n, t in self.arguments)
+        inputs = ((n, t, _drawn(t, n in self.filled)) for n, t in self.arguments)
+        given = ", ".join(f"%{n}: {t} {{train.input = {drawn}}}" for n, t, drawn in inputs)
         values, types = (", ".join(each) for each in zip(*self.results, strict=True))
         attributes = "attributes {train.step} " if self.name == OPS else ""  # values are freed
         text = (
@@ -340,7 +345,12 @@ def _type(
     return f"tensor<{'x'.join([*map(str, shape), element])}, #dist.local<@m, [{split}]{sums}>>"
 
 
-def _drawn(type: str) -> str:
-    """Return the random values of an input of a type of the local view: integers number rows."""
-    integers = "i32," in type
-    return f"#train.init<{'integers, low = 0, high = 3' if integers else 'normal, std = 0.01'}>"
+def _drawn(type: str, filled: bool = False) -> str:
+    """Return the values of an input of a type of the local view: integers, which number rows, are
+    random, and so are others but those of ops whose time does not depend on them, since large ones
+    are drawn for longer than they are computed with. (GPUs multiply equal numbers faster.)"""
+    if "i32," in type:
+        return "#train.init<integers, low = 0, high = 3>"
+    return (
+        f"#train.init<{'constant, value = 0.5' if filled else 'uniform, low = -0.02, high = 0.02'}>"
+    )

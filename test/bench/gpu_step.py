@@ -1,4 +1,5 @@
-"""A bf16 training step of a GPT on one GPU: emitted, and by torch, each eager and by torch.compile.
+"""A bf16 training step of a GPT on one GPU: emitted, and by torch, each eager and by torch.compile;
+emitted also with an arena.
 
 Causal attention, AdamW, weights and activations in bf16. All variants begin with the same weights,
 run in turns in one process, and their first losses are compared. `--device cpu` tries the same on a
@@ -6,6 +7,7 @@ CPU, with small sizes.
 """
 
 import copy
+import json
 import tempfile
 import time
 from argparse import ArgumentParser
@@ -87,7 +89,10 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def records(log: Callable[[str], object], device: str, rounds: int) -> list[dict[str, Any]]:
-    """One record per variant: median (milliseconds of a step), ratio to torch's eager step."""
+    """One record per variant: median (milliseconds of a step), ratio to torch's eager step. On a
+    GPU, by torch's allocator, `step_mb`, the most that a step has at once beside parameters and
+    states (an arena, which outlives the step, included), and its number of `allocations`; and
+    `predicted_mb` of the emitted program."""
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: gpu-step: expected a CUDA device, got none; use --device cpu")
     layers, width, heads, samples, length, words = SIZES[device]
@@ -95,24 +100,41 @@ def records(log: Callable[[str], object], device: str, rounds: int) -> list[dict
     model = GPT(layers, width, heads, length, words).to(device, torch.bfloat16)
     tokens, targets = torch.randint(words, (2, samples, length), device=device)
     with tempfile.TemporaryDirectory() as name:
-        program, backend = Path(name) / "program", "nccl" if device == "cuda" else "gloo"
+        backend = "nccl" if device == "cuda" else "gloo"
         on_host = copy.deepcopy(model).cpu()
-        shardir.compile(
-            on_host, (tokens.cpu(), targets.cpu()), optimizer=optimizer_of(on_host),
-            mode="stand_alone",
-        ).save(program)  # fmt: skip
+        program, within = (Path(name) / form for form in ("program", "arena"))
+        for place in (program, within):
+            compiled = shardir.compile(
+                on_host, (tokens.cpu(), targets.cpu()), optimizer=optimizer_of(on_host),
+                mode="stand_alone", arena=place is within,
+            )  # fmt: skip
+            compiled.save(place)
+        use = compiled.cost("step").memory
+        kept = ("parameters", "states", "inputs")
+        predicted = use.peak - sum(n for part, n in use.parts.items() if part in kept)
         variants: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
             "torch": by_torch(model, False), "torch, compiled": by_torch(model, True),
             "shardir": shardir.load(program, backend=backend),
+            "shardir, arena": shardir.load(within, backend=backend),
             "shardir, compiled": shardir.load(program, backend=backend, compile=True),
         }  # fmt: skip
         expected: list[float] = []
         times: dict[str, list[float]] = {name: [] for name in variants}
+        memory: dict[str, dict[str, float]] = {name: {} for name in variants}
+        memory["shardir"]["predicted_mb"] = predicted / 1e6
+        arena = json.loads((within / "plan.json").read_text())["arena"]["bytes"]
         for variant, step in variants.items():
             losses = [step(tokens, targets).item() for _ in range(3)]
             expected = expected or losses
             torch.testing.assert_close(losses, expected, rtol=TOLERANCE, atol=0)
             log(f"{variant}: losses {losses}")
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+                before, made = torch.cuda.memory_allocated(), allocations()
+                step(tokens, targets)
+                peak = torch.cuda.max_memory_allocated() - before
+                peak += arena if variant == "shardir, arena" else 0
+                memory[variant] |= {"step_mb": peak / 1e6, "allocations": allocations() - made}
         for _ in range(rounds):
             for variant, step in variants.items():
                 begun = time.perf_counter()
@@ -123,5 +145,11 @@ def records(log: Callable[[str], object], device: str, rounds: int) -> list[dict
     base = median(times["torch"])
     return [
         {"variant": variant, "median": median(found), "ratio": median(found) / base}
+        | memory[variant]
         for variant, found in times.items()
     ]
+
+
+def allocations() -> int:
+    """Return the number of blocks that torch's allocator has given so far."""
+    return torch.cuda.memory_stats()["allocation.all.allocated"]

@@ -226,6 +226,7 @@ def test_the_largest_probes_give_the_relative_model() -> None:
     and copies; a byte of a computation costs the time of memory, or of its flops."""
     c, times = calibration().relative, KNOWN.times
     (link,) = KNOWN.levels
+    assert c is not None
     between = [k for k in times if "reduce" not in k]
     for beta, kinds in (
         (c.beta1, ["all_reduce", "reduce_scatter"]), (c.beta2, between), (c.gamma, ["all_reduce"])

@@ -46,6 +46,7 @@ program_laws, declared, random_step = bench.load("program_laws"), steps.declared
 SIZES = {
     None: [(2, 2), (5,), (4, 6)],
     "gloo": [(4,), (2, 4), (3, 4)],
+    "h100": [(16,), (2, 8)],
     "h200": [(16,), (2, 8), (4, 4)],
     "ascend910": [(8,), (2, 4)],
     "pod2048": [(8, 8), (16, 4), (64,)],

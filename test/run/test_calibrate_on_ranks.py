@@ -44,6 +44,20 @@ def test_two_ranks_end_to_end(
     assert "all_reduce" in capsys.readouterr().err
 
 
+def test_one_rank_has_the_links_of_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    path, links = tmp_path / "here.ir", clusters.load("h200")
+    flags = ["--ranks", "1", "--most", "4096", "--rounds", "2", "--turn", "0.001"]
+    assert calibrate.main([*flags, "--links", "h200", "-o", str(path)]) == 0
+    found = clusters.load(path)
+    assert (found.levels, found.host, found.skew) == (links.levels, links.host, links.skew)
+    assert found.collectives == links.collectives and found.interference == links.interference
+    assert found.memory_bandwidth != links.memory_bandwidth and dict(found.ops)["nn.gelu"] > 0
+    assert "beta1" not in path.read_text()
+
+
 def test_programs_are_measured_together(tmp_path: Path) -> None:
     """Two programs on meshes of other axes, one of them with a function whose name the program
     text needs itself; and a third that fails: its rank is named."""

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from device import on_cpu
 from extent import extent
 from forked import run_ranks
 
@@ -32,6 +33,7 @@ def test_operations(case, seed, tmp_path):
         assert f"rank {rank}: passed" in out or (case, rank) == ("ended", 2), out
 
 
+@on_cpu("shm has no tensors on GPUs")
 @pytest.mark.parametrize(
     "name", extent(["ulysses", "towers"], sorted(path.stem for path in EXAMPLES.glob("*.ir")))
 )

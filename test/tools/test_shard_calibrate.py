@@ -18,7 +18,7 @@ def test_groups_and_sizes() -> None:
     assert sizes(1) == [1 << 12]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 6])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_probes_are_programs_on_any_number_of_ranks(ranks: int) -> None:
     given = probes(ranks, 1 << 14)
     found = report(shardir.compile(module(given, ranks), "").module)
@@ -78,7 +78,9 @@ def test_load_counts_before_and_after_the_ranks() -> None:
 
 
 WRONG = [
-    (["--ranks", "1"], "expected 2 ranks or more, got 1"),
+    (["--ranks", "0"], "argument --ranks: expected 1 or more, got 0"),
+    (["--ranks", "1"], "expected 2 ranks or more, or --ranks 1 with --links, got one rank without"),
+    (["--links", "h200"], "or --ranks 1 with --links, got 4 ranks with --links"),
     (["--ranks", "x"], "argument --ranks: invalid"),
     (["--most", "100"], "argument --most: expected 4096 or more, got 100"),
     (["--rounds", "0"], "argument --rounds: expected 1 or more, got 0"),
@@ -93,7 +95,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "message"), WRONG, ids=[f[0][0] for f in WRONG])
+@pytest.mark.parametrize(("flags", "message"), WRONG, ids=[" ".join(f) for f, _ in WRONG])
 def test_wrong_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         calibrate.main(flags)
