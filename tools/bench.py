@@ -101,6 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
         missing = f"pip install 'shardir[{EXTRAS.get(e.name or '', 'torch')}]'"
         print(f"error: {name} requires {e.name}; use {missing}", file=sys.stderr)
         return 2
+    except ShardirError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
     tables = module.tables(records) if hasattr(module, "tables") else {"": records}
     console = Console(width=None if sys.stdout.isatty() else 120)
     for title, rows in tables.items():

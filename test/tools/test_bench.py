@@ -2,12 +2,15 @@
 
 import json
 from argparse import ArgumentParser
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from shardir.diagnostics import ShardirError
 from shardir.tools import bench
 
 
@@ -48,21 +51,52 @@ def test_the_tables_of_the_simulator() -> None:
     figures = {
         f"{w}_{of}{f}": i + j / 10
         for i, w in enumerate(("step", "exposed"))
-        for j, (of, f) in enumerate(product(("", "model_"), ("spearman", "median_error")))
+        for j, (of, f) in enumerate(product(("", "model_"), ("spearman", "halves", "median_error")))
     }
     times = {f"{w}_{t}": 1.0 for w in ("step", "exposed")
              for t in ("predicted_ms", "measured_ms", "error")}  # fmt: skip
     records = [
-        {"model": model, "strategy": s, **times, **figures}
-        for model, s in (("mlp", "data"), ("mlp", "zero"), ("bert", "data"))
-    ]
+        {"backend": backend, "model": model, "strategy": s, **times, **figures}
+        for backend, model, s in (
+            ("gloo", "mlp", "data"), ("gloo", "mlp", "zero"), ("gloo", "bert", "data"),
+            ("shm", "mlp", "data"),
+        )
+    ]  # fmt: skip
     strategies, all = bench.load("simulator").tables(records).values()
     assert [(r["model"], r["strategy"]) for r in strategies] == [
-        ("mlp", "data"), ("mlp", "zero"), ("bert", "data"),
+        ("mlp", "data"), ("mlp", "zero"), ("bert", "data"), ("mlp", "data"),
     ]  # fmt: skip
-    assert [r["model"] for r in all] == ["all", "mlp", "bert"]
-    assert [r["step Spearman"] for r in all] == [0.0, 0.2, 0.2]
-    assert [r["exposed median error"] for r in all] == [1.1, 1.3, 1.3]
+    assert [(r["backend"], r["model"]) for r in all] == [
+        ("gloo", "all"), ("gloo", "mlp"), ("gloo", "bert"), ("shm", "all"), ("shm", "mlp"),
+    ]  # fmt: skip
+    assert [r["step Spearman"] for r in all] == [0.0, 0.3, 0.3, 0.0, 0.3]
+    assert [r["step halves"] for r in all] == [0.1, 0.4, 0.4, 0.1, 0.4]
+    assert [r["exposed median error"] for r in all] == [1.2, 1.5, 1.5, 1.2, 1.5]
+
+
+def test_kept_rounds_of_the_simulator(tmp_path: Path) -> None:
+    """More rounds are added, a half has every other one with its calls, and those of other programs
+    are an error."""
+    bench.load("simulator")  # puts the folder on the path
+    kept: Any = import_module("kept_rounds")
+    calls = [[[{"step": [{"begin": k} for k in range(n, n + 4)]}]] for n in (0, 4)]
+    first, more = (
+        kept.Rounds([{"step": seconds}], recorded)
+        for seconds, recorded in zip(([1.0, 2.0], [3.0, 4.0]), calls, strict=True)
+    )
+    file = tmp_path / "gloo.json"
+    assert len(kept.read(file, "these")) == 0
+    kept.write(file, "these", kept.Rounds([], []) + first)
+    both = kept.read(file, "these") + more
+    assert both.seconds == [{"step": [1.0, 2.0, 3.0, 4.0]}]
+    second = both.half(1)
+    assert second.seconds == [{"step": [2.0, 4.0]}]
+    assert [c["begin"] for c in second.calls[0][0]["step"]] == [2, 3, 6, 7]
+    with pytest.raises(ShardirError, match="expected rounds of these programs, got others"):
+        kept.read(file, "those")
+    file.write_text("{")
+    with pytest.raises(ShardirError, match="expected rounds of these programs, got another text"):
+        kept.read(file, "these")
 
 
 @pytest.mark.parametrize(("package", "extra"), [("scipy", "calibrate"), ("torch", "torch")])
@@ -83,6 +117,7 @@ def test_a_missing_package_is_an_error(
     [
         (["laws", "--cases", "0"], "expected at least 1 case, got 0"),
         (["--json", "step", "search"], "expected the benchmark before its options"),
+        (["simulator", "--rounds", "-1"], "expected 0 rounds or more, got -1"),
     ],
 )
 def test_wrong_arguments(
@@ -91,3 +126,14 @@ def test_wrong_arguments(
     with pytest.raises(SystemExit, match="2"):
         bench.main(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_an_error_of_a_benchmark_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def records(log: object) -> None:
+        raise ShardirError("expected rounds, got none")
+
+    monkeypatch.setattr(bench, "load", lambda name: SimpleNamespace(records=records))
+    assert bench.main(["laws"]) == 2
+    assert capsys.readouterr().err == "error: expected rounds, got none\n"
