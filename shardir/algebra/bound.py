@@ -164,7 +164,7 @@ class MinimumFactors(NamedTuple):
 
 @lru_cache(maxsize=256)
 def minimum_factors(mesh: Mesh) -> MinimumFactors:
-    times = mesh.cluster_or_default.times
+    times, bytes = mesh.cluster_or_default.times, mesh.cluster_or_default.byte_times
     every = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
 
     def factor(*kinds: Collective) -> float:
@@ -172,8 +172,8 @@ def minimum_factors(mesh: Mesh) -> MinimumFactors:
 
     kinds = [c for c in every if c.start is not AxisState.ROOT]
     return MinimumFactors(
-        min(times[c.name] for c in every),
-        factor(*every),
+        min(bytes[c.name] for c in every),
+        min(bytes[c.name] * c.rounds for c in every),
         factor(between(AxisState.ROOT, AxisState.REPLICATED)),
         factor(*kinds),
         factor(*(c for c in kinds if c.end is not AxisState.SHARDED)),

@@ -3,8 +3,8 @@
     levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06},
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
     memory = 80000000000 {bandwidth = 3.35e+12}, flops {bf16 = 9.89e+14, f32 = 6.7e+13},
-    operands {f32 = 1e+12}, overhead = 4e-06, interference = 0.1, skew = 0.0001,
-    collectives {all_reduce = 0.8}, ops {nn.gelu = 1.2},
+    operands {f32 = 1e+12}, overhead = 4e-06, interference = 0.1, occupancy = 0.1, skew = 0.0001,
+    collectives {all_reduce = 0.8}, bytes {all_reduce = 1.5}, ops {nn.gelu = 1.2},
     host {bandwidth = 2.5e+10, latency = 1e-05}
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
@@ -75,10 +75,14 @@ class Cluster:
         interference: the share of the seconds of a collective's bytes that a device loses while it
             computes beside it (0: nothing, 1: as if it waited).
         collectives: by kind, the ratio of its time to that of the formulas, if not 1.
+        bytes: by kind, the ratio of the time of its bytes, if it is not that of its latencies.
         ops: by the name of an op, the ratio of its time to that of the roofline, if not 1.
         host: the link of a device to its host; None: HOST_LINK.
         operands: by element type, the bytes/s at which a product takes its operands and results,
             in seconds beside those of its flops; of a type without it the roofline holds.
+        occupancy: the share of a collective's latencies in which the device itself is at work, so
+            that it loses them even if it computes beside the collective: the share of o in the
+            2 o + L of LogP (Culler et al., 1993).
         skew: the seconds by which the last device begins a collective late, at most: no more than
             it has computed since the one before.
     """
@@ -94,6 +98,8 @@ class Cluster:
     host: HostLink | None = None
     operands: tuple[tuple[str, float], ...] = ()
     skew: float = 0.0
+    occupancy: float = 0.0
+    bytes: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ShardirError for a figure that a cluster cannot have."""
@@ -110,6 +116,7 @@ class Cluster:
             *((f"rate of {name}", number) for name, number in self.flops),
             *((f"rate of operands in {name}", number) for name, number in self.operands),
             *((f"ratio of {name}", number) for name, number in self.collectives + self.ops),
+            *((f"ratio of the bytes of {name}", number) for name, number in self.bytes),
             ("bandwidth of the host's link", self.host_link.bandwidth),
         ):
             if not _positive(number):
@@ -125,10 +132,9 @@ class Cluster:
                 raise ShardirError(
                     f"expected a finite {name}, 0 or more, got {seconds}; give seconds"
                 )
-        if not 0 <= self.interference <= 1:
-            raise ShardirError(
-                f"expected an interference from 0 to 1, got {self.interference}; give a share"
-            )
+        for name, share in (("interference", self.interference), ("occupancy", self.occupancy)):
+            if not 0 <= share <= 1:
+                raise ShardirError(f"expected an {name} from 0 to 1, got {share}; give a share")
 
     def __str__(self) -> str:
         parts = [f"levels [{', '.join(map(str, self.levels))}]"]
@@ -144,10 +150,14 @@ class Cluster:
             parts.append(f"overhead = {_number(self.overhead)}")
         if self.interference:
             parts.append(f"interference = {_number(self.interference)}")
+        if self.occupancy:
+            parts.append(f"occupancy = {_number(self.occupancy)}")
         if self.skew:
             parts.append(f"skew = {_number(self.skew)}")
         if self.collectives:
             parts.append(f"collectives {{{_numbers(self.collectives)}}}")
+        if self.bytes:
+            parts.append(f"bytes {{{_numbers(self.bytes)}}}")
         if self.ops:
             parts.append(f"ops {{{_numbers(self.ops)}}}")
         if self.host is not None:
@@ -163,6 +173,19 @@ class Cluster:
     def times(self) -> TimeRatios:
         """The ratio of the time of each kind of collective to that of the formulas."""
         return TimeRatios(self.collectives)
+
+    @cached_property
+    def byte_times(self) -> TimeRatios:
+        """The ratio of the time of the bytes of each kind of collective to that of the formulas."""
+        return TimeRatios({**self.times, **dict(self.bytes)})
+
+    def lost(self, seconds: float, latency: float) -> float:
+        """Return the seconds that a device loses to a collective beside which it computes.
+
+        Args:
+            seconds: of the collective, of which those of latencies are `latency`.
+        """
+        return self.interference * (seconds - latency) + self.occupancy * latency
 
     @cached_property
     def op_times(self) -> TimeRatios:

@@ -44,6 +44,7 @@ class EvenPrices:
         self._byte_seconds = [1 / speed for speed in speeds]
         self._latencies = [level.latency for level in cluster.levels]
         self._factor = cluster.times["exchange"]
+        self._byte_factor = cluster.byte_times["exchange"]
         self._copying = copying(1, mesh)
         self._axes: dict[Axes, tuple[int, int]] = {}
         self._forms: dict[tuple[str, Axes, int, int], Forms] = {}
@@ -111,7 +112,7 @@ class EvenPrices:
         sent = max(copies / (old * wanted) - (1 / (old * parts) if keeps else 0), 0)
         packed = 2 * sent + (1 - within[0]) / new
         latency = self._factor * rounds(n) * self._latencies[reach]
-        rate = self._factor * receiving / new + self._copying * packed
+        rate = self._byte_factor * receiving / new + self._copying * packed
         return latency + rate * self.size
 
     def _axes_of(self, axes: Axes) -> tuple[int, int]:

@@ -56,6 +56,7 @@ class EvenTimes:
         self._latencies = np.array([level.latency for level in cluster.levels])
         self._rounds = np.array([0.0, *map(rounds, range(1, self.mesh.size + 1))])
         self._factor, self._copying = cluster.times["exchange"], copying(1, self.mesh)
+        self._byte_factor = cluster.byte_times["exchange"]
         self._far = [
             sum(1 << i for i, level in enumerate(primes.levels) if level > near)
             for near in range(-1, len(cluster.levels))
@@ -251,7 +252,7 @@ class EvenTimes:
         kept = np.where(places.paired_of_new & used, 0, 1 / primes.extents[places.gone_of_new])
         sent = np.maximum(copies / wanted - kept, 0) / extents[had]
         latency = self._factor * self._rounds[n.astype(np.int64)] * self._latencies[reach]
-        received = self._factor * receiving + self._copying * (1 - within[0])
+        received = self._byte_factor * receiving + self._copying * (1 - within[0])
         rate = received / extents[has] + self._copying * 2 * sent
         found = latency + rate * self.size
         for i in np.flatnonzero(~places.known).tolist():

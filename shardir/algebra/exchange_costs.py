@@ -48,6 +48,7 @@ class ManyExchanges:
         self.axes = common(old.axes, new.axes)
         self.levels = mesh.cluster_or_default.levels
         self.factor = mesh.cluster_or_default.times["exchange"]
+        self.byte_factor = mesh.cluster_or_default.byte_times["exchange"]
         self._numbers = old.over(self.axes), new.over(self.axes)
         self.changes = _differ(*self._numbers)
         speeds = [level.bandwidth for level in self.levels]
@@ -77,7 +78,7 @@ class ManyExchanges:
             (b - a) / level.bandwidth
             for (a, b), level in zip(pairwise(reached), self.levels, strict=True)
         )
-        return self.latencies(source, target), self.factor * receiving / self._wanted(target)
+        return self.latencies(source, target), self.byte_factor * receiving / self._wanted(target)
 
     def latencies(self, source: Indices, target: Indices) -> Table:
         """Return the latency of each exchange, of shards of any sizes."""

@@ -76,9 +76,10 @@ def forms_of(kind: str, forms: Callable[[Levels], Forms], mesh: Mesh, axes: Axes
     levels = levels_of(mesh, axes)
     if not levels:
         return NO_COMMUNICATION
-    times = mesh.cluster_or_default.times[kind]
+    on = mesh.cluster_or_default
+    times, bytes = on.times[kind], on.byte_times[kind]
     fastest = undominated(forms(levels))
-    return tuple(Form(f.name, times * f.latency, times * f.rate) for f in fastest)
+    return tuple(Form(f.name, times * f.latency, bytes * f.rate) for f in fastest)
 
 
 def fastest(forms: Forms, size: float) -> Form:

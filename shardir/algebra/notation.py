@@ -184,6 +184,9 @@ class NotationValues:
     def kind(self, c: list[Any]) -> tuple[Any, float]:
         return _rate("collectives", c, PRICED)
 
+    def byte_ratio(self, c: list[Any]) -> tuple[Any, float]:
+        return _rate("bytes", c, PRICED)
+
     def slower(self, c: list[Any]) -> tuple[Any, float]:
         name, number = c[0], float(c[1])
         if "." not in name:
@@ -204,12 +207,17 @@ class NotationValues:
     def kinds(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
         return _once("collectives", c)
 
+    def bytes(self, c: list[Any]) -> tuple[tuple[str, float], ...]:
+        return _once("bytes", c)
+
     def cluster(self, c: list[Any]) -> Cluster:
-        *levels, memory, rates, operands, overhead, interference, skew, kinds, slow, link = c
+        *levels, memory, rates, operands, overhead, interference, occupancy, skew = c[:-4]
+        kinds, bytes, slow, link = c[-4:]
         size, bandwidth = memory or (None, None)
         return Cluster(
             tuple(levels), size, rates or (), bandwidth, overhead or 0.0, interference or 0.0,
-            kinds or (), slow or (), link, operands or (), skew or 0.0,
+            kinds or (), slow or (), link, operands or (), skew or 0.0, occupancy or 0.0,
+            bytes or (),
         )  # fmt: skip
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
@@ -220,6 +228,9 @@ class NotationValues:
 
     def link(self, c: list[Any]) -> HostLink:
         return _figure(c[0], "host", HostLink(float(c[0]), float(c[1])))
+
+    def occupancy(self, c: list[Any]) -> float:
+        return _figure(c[0], "occupancy", float(c[0]))
 
     def skew(self, c: list[Any]) -> float:
         return _figure(c[0], "skew", float(c[0]))
@@ -330,14 +341,16 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
 def parse_cluster(text: str) -> Cluster:
     """`levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000 {bandwidth =
     3.35e+12}, flops {f32 = 6.7e+13}, operands {f32 = 1e+12}, overhead = 4e-06,
-    interference = 0.1, skew = 0.0001, collectives {all_reduce = 0.8}, host {bandwidth = 2.5e+10,
-    latency = 1e-05}` -> Cluster. Raises NotationError."""
+    interference = 0.1, occupancy = 0.1, skew = 0.0001, collectives {all_reduce = 0.8},
+    bytes {all_reduce = 1.5}, host {bandwidth = 2.5e+10, latency = 1e-05}` -> Cluster. Raises
+    NotationError."""
     return _parse(
         text,
         "cluster",
         "a cluster: levels [name = count {bandwidth = B/s, latency = s}, ...], "
         "memory = bytes {bandwidth = B/s}, flops {f32 = flop/s, ...}, operands {f32 = B/s, ...}, "
-        "overhead = s, interference = share, skew = s, collectives {all_reduce = factor, ...}, "
+        "overhead = s, interference = share, occupancy = share, skew = s, "
+        "collectives {all_reduce = factor, ...}, bytes {all_reduce = factor, ...}, "
         "host {bandwidth = B/s, latency = s}",
     )
 

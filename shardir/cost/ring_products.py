@@ -1,10 +1,10 @@
 """The work of a product in steps: in each of n steps a device computes a part, while a shard goes
 on to its neighbour; in the last one, or the first, nothing does.
 
-A transfer of t seconds, a of them latency, takes the share `interference` of t - a from the
-computation of c seconds beside it (`schedule.py`), so all steps take
+A transfer of t seconds, a of them latency, takes the share `interference` of t - a, and the share
+`occupancy` of a, from the computation of c seconds beside it (`schedule.py`), so all steps take
 
-    (n - 1) max(t, interference (t - a) + c) + c
+    (n - 1) max(t, interference (t - a) + occupancy a + c) + c
 """
 
 from math import prod
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from xdsl.dialects.builtin import TensorType
 
+from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh
 from shardir.dialects import dist
 from shardir.dialects.nn.types import element_name, size_of
@@ -52,11 +53,9 @@ def ring_work(op: dist.RingProductOp, mesh: Mesh) -> RingWork:
     )  # fmt: skip
 
 
-def ring_seconds(
-    steps: int, step: float, sent: float, latency: float, interference: float
-) -> float:
+def ring_seconds(steps: int, step: float, sent: float, latency: float, on: Cluster) -> float:
     """Return the time of a product in steps, by that of a step and of a transfer."""
-    return (steps - 1) * max(sent, interference * (sent - latency) + step) + step
+    return (steps - 1) * max(sent, on.lost(sent, latency) + step) + step
 
 
 def ring_buffers(op: dist.RingProductOp, mesh: Mesh) -> int:

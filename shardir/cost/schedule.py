@@ -3,12 +3,15 @@
 A device runs its ops one after the other. A collective of s seconds, a of which are its form's
 latency, occupies the links of the outermost level that it crosses: collectives on the same links
 run one after the other. During an `async` one the device continues, but loses `interference` of
-s - a (cores, caches and memory that both use); a `dist.wait` ends when the collective ends:
+s - a (cores, caches and memory that both use), and `occupancy` of a, in which it is itself at work:
+it calls the library, and sends and takes messages (o of LogP: Culler et al., 1993). Of a copy to or
+from the host a is lost to nothing. A `dist.wait` ends when the collective ends:
 
-    start   end = links free = max(now, links free) + s;  now += interference * (s - a)
+    lost    = interference * (s - a) + occupancy * a
+    start   end = links free = max(now, links free) + s;  now += lost
     wait    now = max(now, end)
 
-So a collective and a computation of c seconds beside it take max(s, interference * (s - a) + c).
+So a collective and a computation of c seconds beside it take max(s, lost + c).
 
 A collective begins when the last device of its group does. Devices that compute the same do not end
 at the same time where they share cores, so that device is `skew` late, or as much as it has
@@ -75,7 +78,8 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
             end = free[name] = begin + c.seconds
             if dist.is_started(c.op):
                 ends[c.op], late = (end, now + late if c.axes else None), 0.0
-                now += on.interference * (c.seconds - c.latency)
+                latency = c.latency if c.axes else 0.0
+                now += on.lost(c.seconds - c.latency + latency, latency)
             else:
                 now, computed = end, 0.0 if c.axes else computed
         yield new((c, reached, now, begin, end, name, late))
@@ -137,7 +141,7 @@ def cuts(
     """Return the indices after which to cut a buffer, so that its last part ends first.
 
     The last index is the number of values. A part starts when its last value is available; it costs
-    a latency and an op's overhead.
+    a latency, and the device an op's overhead and its work in the latency.
 
     Args:
         sending: the seconds of the bytes of each value.
@@ -148,9 +152,10 @@ def cuts(
     ahead = (1 - on.interference) * sent  # by how much sending at once is ahead of the device
     after = latency + begin  # the end of the first j values in `parts` parts, less sent[j]
     bound = latency + max(0.0, (begin[1:] - ahead[:-1]).max())  # each value alone, free latencies
+    each = on.overhead + on.occupancy * latency
     best, count, before = np.inf, 0, list[np.ndarray]()
     for parts in range(1, number + 1):
-        if (cost := after[-1] + sent[-1] + (parts - 1) * on.overhead) < best * IMPROVEMENT:
+        if (cost := after[-1] + sent[-1] + (parts - 1) * each) < best * IMPROVEMENT:
             best, count = cost, parts
         last = np.arange(parts + 1, number + 1)
         # Another part, from i on, waits for the links, longer the larger i is, or for its last
@@ -162,7 +167,7 @@ def cuts(
         previous[last] = np.where(begins[0] <= begins[1], *both)
         more[last] = latency + begins.min(0)
         before.append(previous)
-        if bound + sent[-1] + parts * on.overhead >= best * IMPROVEMENT or (more >= after).all():
+        if bound + sent[-1] + parts * each >= best * IMPROVEMENT or (more >= after).all():
             break
         after = more
     found = [number]
@@ -187,7 +192,7 @@ def elapsed_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: M
     Args:
         seconds: of each op, in the order of the program.
     """
-    interference = mesh.cluster_or_default.interference
+    on = mesh.cluster_or_default
     starting: dict[int, list[Flight]] = {}
     for flight in flights:
         starting.setdefault(flight.after, []).append(flight)
@@ -220,7 +225,7 @@ def elapsed_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: M
                 break
             heappop(waiting)
             heappush(started, (needed, start(ready, flight)))
-            end += interference * sum(s - latency for _, s, latency in flight.moves)
+            end += sum(on.lost(s, latency) for _, s, latency in flight.moves)
         now = end
         offer(i)
     for _, _, ready, flight in sorted(waiting, key=lambda w: w[:2]):

@@ -225,9 +225,7 @@ class RingProduct(Work):
         link = fastest(forms_of("permute", direct, mesh, self.op.axes.data), work.sent)
         step = computation_seconds(on, nn.EinsumOp, work.element, work.flops, work.touched)
         step += work.copied / on.memory_bandwidth if on.memory_bandwidth else 0.0
-        seconds = ring_seconds(
-            work.steps, step, link.seconds(work.sent), link.latency, on.interference
-        )
+        seconds = ring_seconds(work.steps, step, link.seconds(work.sent), link.latency, on)
         n = work.steps
         return OpCost(self.op, n * work.flops, n * (work.touched + work.copied), seconds)
 

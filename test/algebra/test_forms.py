@@ -1,5 +1,6 @@
 """The forms of collectives: their times by hand, and those of rings message by message."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,21 @@ def test_forms_by_hand() -> None:
             assert fastest(forms_of(kind, record.forms, MESH, ()), 64).seconds(64) == 0
 
 
+def test_ratios_of_a_kind_by_hand() -> None:
+    """Half of an all-reduce's latencies, and one and a half of the time of its bytes; others as
+    they are."""
+    on = replace(CLUSTER, collectives=(("all_reduce", 0.5),), bytes=(("all_reduce", 1.5),))
+    mesh = replace(MESH, cluster=on)
+    for kind, forms, latency, rate in (
+        ("all_reduce", all_reduce, 0.5, 1.5), ("all_gather", all_gather, 1.0, 1.0)
+    ):  # fmt: skip
+        for found, before in zip(
+            *(forms_of(kind, forms, m, TP) for m in (mesh, MESH)), strict=True
+        ):
+            assert found.name == before.name
+            assert found[1:] == pytest.approx((latency * before.latency, rate * before.rate))
+
+
 def test_hierarchies_by_hand() -> None:
     """800 MB on 2 boxes of 4. All-reduce: within a box 0.6 s, twice; a quarter across, 2 x 1 s.
     All-gather: a quarter across, 1 s, then all of it within, 0.6 s."""
@@ -108,6 +124,7 @@ def test_hierarchies_by_hand() -> None:
         {"memory": 0}, {"overhead": -1.0}, {"overhead": float("inf")},
         {"overhead": float("nan")}, {"interference": 2.0},
         {"skew": -1.0}, {"skew": float("inf")}, {"operands": (("f32", 0.0),)},
+        {"occupancy": 1.5}, {"bytes": (("all_reduce", 0.0),)},
         {"flops": (("f32", 0.0),)}, {"collectives": (("all_reduce", -1.0),)},
     ],
     ids=str,

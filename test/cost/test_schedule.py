@@ -24,15 +24,16 @@ TYPES = """
 
 
 def cost(
-    body: str, latency: float = 0.0, interference: float = 0.0, skew: float = 0.0
-) -> FunctionCost:
+    body: str, latency: float = 0.0, interference: float = 0.0, skew: float = 0.0,
+    occupancy: float = 0.0,
+) -> FunctionCost:  # fmt: skip
     """Return the cost of a function of %x [2, 4], sharded over b, %u [2, 4], sharded over a, and %w
     [4, 4]. A product of 4 x 4 costs 0.128 s, to gather %x or %u a latency and 0.032 s."""
     links = f"{{bandwidth = 1e3, latency = {latency}}}"
     levels = ", ".join(f"{name} = 2 {links}" for name in ("pair", "shelf"))
     text = (
         f"dist.cluster @c <levels [{levels}], flops {{f32 = 1e3}}, interference = {interference}, "
-        f"skew = {skew}>\n" + MESH + TYPES
+        f"occupancy = {occupancy}, skew = {skew}>\n" + MESH + TYPES
         + "func.func @f(%x: tensor<2x4xf32, #rows>, %u: tensor<2x4xf32, #apart>, "
         "%w: tensor<4x4xf32, #replicated>) -> tensor<4x4xf32, #replicated> {\n"
         + "".join(f"  {line}\n" for line in body.strip().splitlines())
@@ -78,6 +79,16 @@ def test_times_of_overlap(
     found = cost("\n".join(lines), latency, interference)
     assert found.seconds == pytest.approx(seconds)
     assert found.overlapped == pytest.approx(sum(c.seconds for c in found.ops) - seconds)
+
+
+@pytest.mark.parametrize(("interference", "seconds"), [(0.0, 0.158), (0.5, 0.174), (1.0, 0.19)])
+def test_a_device_is_at_work_in_a_share_of_latencies(interference: float, seconds: float) -> None:
+    """0.3 of 0.1 s, beside a product of 0.128 s; the bytes take 0.032 s. Blocking it is as long as
+    without."""
+    lines = [start("g"), f"%p = {PRODUCT}", wait("g")]
+    found = cost("\n".join(lines), 0.1, interference, occupancy=0.3)
+    assert found.seconds == pytest.approx(seconds)
+    assert cost(BLOCKING["x"], 0.1, interference, occupancy=0.3).seconds == pytest.approx(0.132)
 
 
 def test_in_groups_of_one_device_nothing_is_in_flight() -> None:
@@ -148,7 +159,7 @@ def test_a_device_is_late_by_no_more_than_it_has_computed() -> None:
 def test_the_cuts_of_a_bucket_are_the_best_of_all(seed: int) -> None:
     rng = Random(seed)
     count, latency, overhead = rng.randint(1, 8), rng.choice([0.0, 0.01, 0.1]), 1e-3
-    interference = rng.choice([0.0, 0.5, 1.0])
+    interference, occupancy = rng.choice([0.0, 0.5, 1.0]), rng.choice([0.0, 0.5])
     sending = [rng.choice([0.01, 0.02, 0.05, 0.4]) for _ in range(count)]
     ready = sorted(rng.uniform(0, 0.5) for _ in range(count))
 
@@ -157,10 +168,10 @@ def test_the_cuts_of_a_bucket_are_the_best_of_all(seed: int) -> None:
         for i, j in pairwise((0, *ends)):
             free = max(free, ready[j - 1] + late) + latency + sum(sending[i:j])
             late += interference * sum(sending[i:j])
-        return free + overhead * (len(ends) - 1)
+        return free + (overhead + occupancy * latency) * (len(ends) - 1)
 
     every = [(*c, count) for k in range(count) for c in combinations(range(1, count), k)]
-    on = Cluster((PAIR,), overhead=overhead, interference=interference)
+    on = Cluster((PAIR,), overhead=overhead, interference=interference, occupancy=occupancy)
     assert end(cuts(sending, ready, latency, on)) == pytest.approx(min(map(end, every)))
 
 

@@ -10,6 +10,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 import shardir
+from shardir.algebra.cluster import Cluster, Level
 from shardir.cost.functions import functions
 from shardir.cost.memory import memory_of
 from shardir.cost.report import cost_of_function
@@ -143,12 +144,15 @@ def test_the_time_of_steps_is_that_of_their_events(seed: int):
     random = Random(f"ring {seed}")
     n, c, a = random.randint(1, 8), random.random(), random.random() / 10
     sent, share = a + random.random() * 2, random.choice((0.0, 0.3, 1.0))
+    at_work = random.choice((0.0, 0.6))
+    levels = (Level("node", 8, 1e9, 1e-6),)
+    on = Cluster(levels, interference=share, occupancy=at_work)
     now = 0.0
     for step in range(n):
         arrived = now + sent if step < n - 1 else now
-        computed = now + c + (share * (sent - a) if step < n - 1 else 0.0)
+        computed = now + c + (share * (sent - a) + at_work * a if step < n - 1 else 0.0)
         now = max(arrived, computed)
-    assert ring_seconds(n, c, sent, a, share) == pytest.approx(now)
+    assert ring_seconds(n, c, sent, a, on) == pytest.approx(now)
 
 
 CLUSTER = (
