@@ -22,7 +22,7 @@ from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder, write_text
 from shardir.tools.arguments import output_file, positive, seconds
 from shardir.tools.commands import command
-from shardir.tools.fitted_cluster import Calibration, fitted, medians, text, unmeasured
+from shardir.tools.fitted_cluster import Calibration, fitted, medians, text, unmeasured, working
 from shardir.tools.probes import SMALLEST, module, probes
 
 EXAMPLE = """example:
@@ -187,7 +187,9 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], floa
     load = other_load(before, os.getloadavg()[0], options.ranks, cores or 1)
     memory = _memory() // options.ranks if cpu else torch.cuda.get_device_properties(0).total_memory
     seconds = medians(compiled, found[0], traces[0])
-    calibration = fitted(given, compiled, seconds, unmeasured(options.ranks, memory, links))
+    at_work = working(compiled, found[0], traces[0]) if cpu and not links else None
+    start = unmeasured(options.ranks, memory, links)
+    calibration = fitted(given, compiled, seconds, start, at_work)
     device = _processor() if cpu else torch.cuda.get_device_name(0)
     about = [
         f"shard-calibrate: {options.ranks} rank{'s' * (options.ranks > 1)} on {options.backend}, "

@@ -6,11 +6,25 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from xdsl.ir import Operation
+
 from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.collectives import COLLECTIVES as RECORDS
 from shardir.algebra.collectives import AxisState, between
 from shardir.backend.runs import RankCalls
 from shardir.cost import Coefficients, clusters, report
-from shardir.tools.probes import COLLECTIVES, OPS, REDUCE, SLOW, VIEWED, Probe, against
+from shardir.dialects import dist
+from shardir.tools.probes import (
+    COLLECTIVES,
+    OPS,
+    REDUCE,
+    SLOW,
+    SMALLEST,
+    VIEWED,
+    Probe,
+    against,
+    beyond,
+)
 
 if TYPE_CHECKING:
     from shardir.api import Compiled
@@ -24,7 +38,7 @@ LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
 IMPLAUSIBLE_RATE = 1e17
 """Bytes/s or flop/s, above those of any device: the rate had no influence on the fit."""
 
-OF_LINKS = ("levels", "interference", "collectives", "skew")
+OF_LINKS = ("levels", "interference", "occupancy", "collectives", "bytes", "skew")
 """The fields of a cluster that only devices that communicate have an influence on."""
 
 OPERANDS = ("f64", "f32")
@@ -53,16 +67,28 @@ class Calibration:
 
 
 def fitted(
-    given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster
-) -> Calibration:
+    given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster,
+    at_work: Mapping[str, float] | None = None,
+) -> Calibration:  # fmt: skip
     """Return the calibration from the seconds of each probe: of calls of its function, or of the op
-    whose result has its name."""
+    whose result has its name.
+
+    Args:
+        at_work: those in which a device is itself at work in the collectives of a function
+            (`working`). Without it they are hidden by what the device computes.
+    """
     from shardir.cost.fit import fit, of_functions
 
     probes = [p for p in given if p.name != OPS]
     measured = [times[p.name] for p in probes]
     predict = of_functions(compiled.module, [p.name for p in probes if not p.text])
-    found = fit(predict, measured, start, against(probes), [bool(p.text) for p in probes])
+    called = [bool(p.text) for p in probes]
+    small = {
+        i: at_work[p.name]
+        for i, p in enumerate(probes)
+        if p.about == LEVEL and p.size == SMALLEST and at_work and p.name in at_work
+    }
+    found = fit(predict, measured, start, against(probes), called, beyond(probes), small)
     ratios = {
         p: float(ratio)
         for p, ratio in zip(probes, found.predicted / measured, strict=True)
@@ -83,6 +109,20 @@ def medians(
     return found | times_of_ops(compiled, ranks, found[OPS])
 
 
+def working(
+    compiled: "Compiled", measured: Mapping[str, Sequence[float]], ranks: Sequence[RankCalls]
+) -> dict[str, float]:
+    """Return the seconds in which a rank is itself at work in the collectives of each function:
+    those of the processor, times what a function without collectives takes for each of them, since
+    the ranks that share its cores have such work too."""
+    spent = _spent(compiled, ranks, list(measured))
+    scale = median(measured[OPS]) / sum(spent[OPS].values())
+    return {
+        name: scale * sum(s for op, s in found.items() if isinstance(op, dist.CollectiveOp))
+        for name, found in spent.items()
+    }
+
+
 def times_of_ops(
     compiled: "Compiled", ranks: Sequence[RankCalls], seconds: float
 ) -> dict[str, float]:
@@ -93,16 +133,23 @@ def times_of_ops(
         seconds: of a call, of which each op has the share that it has of the processor's seconds:
             where ranks share cores, an op takes longer than these by what the other ranks compute.
     """
-    from shardir.backend.torch.measured import ProgramLines
-
-    recorded = [call for rank in ranks for call in rank[OPS]]
-    found = ProgramLines(compiled.module).medians(recorded)
+    found = _spent(compiled, ranks, [OPS])[OPS]
     scale = seconds / sum(found.values())
     return {
         name: scale * spent
         for op, spent in found.items()
         if op.results and (name := op.results[0].name_hint)
     }
+
+
+def _spent(
+    compiled: "Compiled", ranks: Sequence[RankCalls], functions: Sequence[str]
+) -> dict[str, dict[Operation, float]]:
+    """Return the median seconds of the processor of each op in recorded calls of functions."""
+    from shardir.backend.torch.measured import ProgramLines
+
+    lines = ProgramLines(compiled.module)
+    return {f: lines.medians(call for rank in ranks for call in rank[f]) for f in functions}
 
 
 def _relative(
@@ -145,7 +192,9 @@ def unmeasured(ranks: int, memory: int, links: Cluster | None = None) -> Cluster
     kinds = dict.fromkeys(kind for kind, *_ in COLLECTIVES if kind != LEVEL)
     return replace(
         device, levels=(Level("machine", ranks, level.bandwidth, level.latency),),
-        interference=0.5, skew=UNMEASURED_SKEW, collectives=tuple((kind, 1.0) for kind in kinds),
+        interference=0.5, skew=UNMEASURED_SKEW,
+        collectives=tuple((kind, 1.0) for kind in kinds),
+        bytes=tuple((kind, 1.0) for kind in kinds if RECORDS[kind].reduces),
     )  # fmt: skip
 
 
@@ -192,8 +241,10 @@ def _short(c: Cluster) -> Cluster:
         memory_bandwidth=c.memory_bandwidth and short(c.memory_bandwidth),
         overhead=short(c.overhead),
         interference=round(c.interference, 2),
+        occupancy=round(c.occupancy, 2),
         skew=short(c.skew),
         operands=tuple((name, short(rate)) for name, rate in c.operands),
         collectives=tuple((name, short(times)) for name, times in c.collectives),
+        bytes=tuple((name, short(times)) for name, times in c.bytes),
         ops=tuple((name, short(times)) for name, times in c.ops),
     )

@@ -1,10 +1,12 @@
 """The programs that shard-calibrate measures, as text: one module.
 
-Each collective has functions of its own. It is called between products, as in a program: without
-them it is faster, since no rank has to be woken. The probes of computation are ops of one function,
-OPS, in an order in which neighbours are of other kinds and have other operands, of about the same
-size: an op that is called again and again finds its code and its operands in caches, and is up to
-three times as fast as in a program.
+Each collective has functions of its own. It is called between ops that sweep caches, as in a
+program: called one after the other collectives find their code and buffers there, and no rank has
+to be woken, and take half of the time or less. What it takes is beyond the same function without
+it. The probes of computation are ops of one function, OPS, in an order in which neighbours are of
+other kinds and have other operands, of about the same size: an op that is called again and again
+finds its code and its operands in caches, and is up to three times as fast as in a program. The
+first operand is made by an op before it, as in a program.
 
 All ranks run them at once, as they run a program, so a probe measures a rank's share of cores,
 caches and links.
@@ -31,8 +33,8 @@ CALLS = 2
 OPS = "computed"
 """The function of the probes of computation."""
 
-BETWEEN = 96
-"""The side of the products between collectives."""
+SWEEPING = 384
+"""The side of the squares that are negated between collectives: 1.2 MB, of operand and result."""
 
 BESIDE, WIDE = (1, 4), 256
 """The numbers of products computed while a collective is in flight, and their side."""
@@ -99,14 +101,16 @@ result's layout."""
 class Probe:
     """A function of the module, its subject (an element type, `memory`, `overhead`,
     `interference`, `skew`, a collective, or the name of an op), and the approximate bytes of its
-    values. Of a probe `against` another one the ratio of both times counts; that other one has no
-    subject. A probe of computation has no text: its name is that of an op's result in OPS."""
+    values. Of a probe `against` another one the ratio of both times counts, of one `beyond` another
+    the difference; that other one has no subject. A probe of computation has no text: its name is
+    that of an op's result in OPS."""
 
     name: str
     about: str
     size: int
     text: str
     against: str = ""
+    beyond: str = ""
 
 
 def module(probes: Sequence[Probe], ranks: int) -> str:
@@ -124,8 +128,17 @@ def probes(ranks: int, most: int, cpu: bool = True) -> list[Probe]:
 
 def against(probes: Sequence[Probe]) -> dict[int, int]:
     """Return the indices of probes against others, with the indices of these."""
+    return _other(probes, [p.against for p in probes])
+
+
+def beyond(probes: Sequence[Probe]) -> dict[int, int]:
+    """Return the indices of probes beyond others, with the indices of these."""
+    return _other(probes, [p.beyond for p in probes])
+
+
+def _other(probes: Sequence[Probe], names: Sequence[str]) -> dict[int, int]:
     indices = {p.name: i for i, p in enumerate(probes)}
-    return {i: indices[p.against] for i, p in enumerate(probes) if p.against}
+    return {i: indices[name] for i, name in enumerate(names) if name}
 
 
 def groups(ranks: int) -> list[int]:
@@ -173,8 +186,11 @@ def computing(largest: Mapping[str, int], most: int, cpu: bool = True) -> Iterat
         names = [f"a{i}_{k}" for k in range(len(op.given))]
         f.arguments += zip(names, op.given, strict=True)
         f.filled |= set() if op.about in LARGEST else {*names}
+        first = op.given[0]
+        f.op(f"nn.neg %{names[0]} : ({first}) -> {first}", first)
+        operands = [f.last, *(f"%{n}" for n in names[1:])]
         sides = [", ".join(side) for side in (op.given, op.made)]
-        call = f"{op.text.format(*(f'%{n}' for n in names))} : ({sides[0]}) -> ({sides[1]})"
+        call = f"{op.text.format(*operands)} : ({sides[0]}) -> ({sides[1]})"
         f.op(call, op.made[0], len(op.made))
         yield Probe(f.last[1:], op.about, op.size, "")
         *shape, element = op.made[0].removeprefix("tensor<").split(",")[0].split("x")
@@ -241,8 +257,13 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
     """Yield each collective in all groups of n neighbours at once. The size is that of the largest
     shape of a value: before an all-reduce, after an all-gather."""
     axes = "r" if n == ranks else f"r:({ranks // n}){n}"
-    near, wide = _type((BETWEEN, BETWEEN)), _type((WIDE, WIDE))
+    swept, wide = _type((SWEEPING, SWEEPING)), _type((WIDE, WIDE))
     for size in sizes(most):
+        without = _ProbeFunction(f"between_{n}_{size}", [("w", swept)])
+        value = "%w"
+        for _ in range(CALLS):
+            value = without.op(f"nn.neg {value} : ({swept}) -> {swept}", swept)
+        yield without.probe("", size)
         rows, row = (-(-k // n) * n for k in (size // (ROW * 4), ROW))  # equal shards
         full, sums = _type((rows, row)), _type((rows, row), partial=axes)
         mine = _type((1, rows, row), dims=(axes, "", ""))
@@ -254,20 +275,19 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
             source, target = types[before], types[after]
             along = text.rpartition(" dim ")[2] if " dim " in text else ""
             given = mine if source is sums else source
-            f = _ProbeFunction(f"{kind}{along}_{n}_{size}", [("x", given), ("w", near)])
-            product = "%w"
+            f = _ProbeFunction(f"{kind}{along}_{n}_{size}", [("x", given), ("w", swept)])
+            other = "%w"
             for _ in range(CALLS):
-                f.op(f"nn.matmul {product}, %w : ({near}, {near}) -> {near}", near)
-                product, value = f.last, "%x"
+                other = f.op(f"nn.neg {other} : ({swept}) -> {swept}", swept)
+                value = "%x"
                 if source is sums:
-                    f.op(f"nn.reduce <sum> %x dims <0> : ({mine}) -> {sums}", sums)
-                    value = f.last
+                    value = f.op(f"nn.reduce <sum> %x dims <0> : ({mine}) -> {sums}", sums)
                 call = text.format(value).replace("PAIRS", pairs)
                 f.op(
                     f"dist.{kind} {call} over <{axes}> : ({source}) -> {target}",
                     target,
                 )
-            yield f.probe(kind, size)
+            yield f.probe(kind, size, beyond=without.name)
         for products in BESIDE:
             about = f"{products}_{n}_{size}"
             for name, started in ((f"apart_{about}", ""), (f"beside_{about}", " async")):
@@ -316,14 +336,15 @@ class _ProbeFunction:
         self.last = ""
         self.results: list[tuple[str, str]] = []
 
-    def op(self, text: str, type: str, results: int = 1) -> None:
-        """Add an op; of several results the first, which has the type, is the value."""
+    def op(self, text: str, type: str, results: int = 1) -> str:
+        """Add an op, and return its value; of several results the first, which has the type."""
         self.last = f"%v{len(self.lines)}"
         self.results = [(self.last, type)]
         names = [self.last, *(f"{self.last}_{i}" for i in range(1, results))]
         self.lines.append(f"  {', '.join(names)} = {text}")
+        return self.last
 
-    def probe(self, about: str, size: int, against: str = "") -> Probe:
+    def probe(self, about: str, size: int, against: str = "", beyond: str = "") -> Probe:
         inputs = ((n, t, _drawn(t, n in self.filled)) for n, t in self.arguments)
         given = ", ".join(f"%{n}: {t} {{train.input = {drawn}}}" for n, t, drawn in inputs)
         values, types = (", ".join(each) for each in zip(*self.results, strict=True))
@@ -333,7 +354,7 @@ class _ProbeFunction:
             + "\n".join(self.lines)
             + f"\n  func.return {values} : {types}\n}}"
         )
-        return Probe(self.name, about, size, text, against)
+        return Probe(self.name, about, size, text, against, beyond)
 
 
 def _type(

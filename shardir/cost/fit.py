@@ -4,7 +4,7 @@ The objective is the sum of log(predicted / measured)^2: half and twice the time
 whatever the time. (With relative errors half is better, so where the model has one parameter for
 different things, the fit would choose the fastest of them.) The parameters are positive, and of all
 magnitudes, so their logarithms are fitted, by scipy's least squares. The model is called, so no
-formula is repeated here.
+formula is repeated here. The occupancy is no fit: it is measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +49,7 @@ class Fitted:
 def fit(
     predict: Predict, measured: Sequence[float] | Array, start: Cluster,
     against: Mapping[int, int] | None = None, called: Sequence[bool] | None = None,
+    beyond: Mapping[int, int] | None = None, at_work: Mapping[int, float] | None = None,
 ) -> Fitted:  # fmt: skip
     """Return the cluster for which the model is closest to the measurements.
 
@@ -57,16 +58,22 @@ def fit(
         against: from measurements with a collective in flight to those of the same ops one after
             the other. The interference is fitted last, to their ratios; they count for nothing
             else.
+        beyond: from measurements to those of the same ops without a collective. What they take
+            more counts; these others count for nothing else.
+        at_work: of some of them, of small values, the seconds in which a device is itself at work
+            in the collective. The median of their shares of its time is the occupancy.
         called: which of the measurements are of calls, by default all; others are of ops.
     """
     y, pairs = np.asarray(measured), dict(against or {})
     beside, apart = list(pairs), list(pairs.values())
     of_call = np.ones(len(y)) if called is None else np.asarray(called, dtype=float)
-    alone = np.setdiff1d(np.arange(len(y)), [*beside, *apart])
+    more, less = list(beyond or {}), list((beyond or {}).values())
+    alone = np.setdiff1d(np.arange(len(y)), [*beside, *apart, *less])
 
     def seconds_of(cluster: Cluster, call: float) -> Array:
         seconds = call * of_call + np.asarray(predict(cluster))
         seconds[beside] *= y[apart] / seconds[apart]
+        seconds[more] += y[less] - seconds[less]
         return seconds
 
     x = _nearest(
@@ -74,6 +81,10 @@ def fit(
         np.array([CALL, *_vector(start)]), y[alone],
     )  # fmt: skip
     found, call = _cluster(start, x[1:]), float(x[0])
+    if at_work and beyond:
+        modelled = np.asarray(predict(found))
+        shares = [s / (modelled[i] - modelled[beyond[i]]) for i, s in at_work.items()]
+        found = replace(found, occupancy=min(1.0, float(np.median(shares))))
     if pairs and start.interference:
         (share,) = _nearest(
             lambda share: seconds_of(replace(found, interference=float(share[0])), call)[beside],
@@ -177,13 +188,13 @@ def _nearest(
 
 def _vector(c: Cluster) -> Array:
     """Return the parameters: latencies, seconds per byte of levels, per flop and per byte of
-    memory, factors of collectives and of ops, overhead, seconds per byte of
+    memory, factors of collectives, of their bytes and of ops, overhead, seconds per byte of
     operands, skew."""
     numbers = [l.latency for l in c.levels] + [1 / l.bandwidth for l in c.levels]
     numbers += [1 / rate for _, rate in c.flops]
     if c.memory_bandwidth:
         numbers.append(1 / c.memory_bandwidth)
-    numbers += [times for _, times in c.collectives + c.ops] + [c.overhead]
+    numbers += [times for _, times in c.collectives + c.bytes + c.ops] + [c.overhead]
     numbers += [*(1 / rate for _, rate in c.operands), c.skew]
     return np.maximum(numbers, NEGLIGIBLE)
 
@@ -196,9 +207,10 @@ def _cluster(like: Cluster, x: Array) -> Cluster:
     flops = tuple((name, 1 / next(numbers)) for name, _ in like.flops)
     memory = 1 / next(numbers) if like.memory_bandwidth else None
     collectives = tuple((name, next(numbers)) for name, _ in like.collectives)
+    bytes = tuple((name, next(numbers)) for name, _ in like.bytes)
     ops = tuple((name, next(numbers)) for name, _ in like.ops)
     return replace(
         like, levels=levels, flops=flops, memory_bandwidth=memory, collectives=collectives,
-        ops=ops, overhead=next(numbers),
+        bytes=bytes, ops=ops, overhead=next(numbers),
         operands=tuple((name, 1 / next(numbers)) for name, _ in like.operands), skew=next(numbers),
     )  # fmt: skip

@@ -24,7 +24,7 @@ from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.cost import report
 from shardir.syntax.parser import parse
-from shardir.tools.calibrate import fitted, medians, unmeasured
+from shardir.tools.calibrate import fitted, medians, unmeasured, working
 from shardir.tools.probes import module, probes
 
 MORE: dict[str, dict[str, tuple[Mesh, dict[str, str]]]] = {
@@ -58,7 +58,8 @@ def calibrated() -> Cluster:
             clocks=["processor"],
         )  # fmt: skip
     seconds = medians(probing, measured, traces[0])
-    return fitted(given, probing, seconds, unmeasured(RANKS, MEMORY)).cluster
+    at_work = working(probing, measured, traces[0])
+    return fitted(given, probing, seconds, unmeasured(RANKS, MEMORY), at_work).cluster
 
 
 def on(cluster: Cluster, program: str) -> str:

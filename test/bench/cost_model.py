@@ -20,7 +20,7 @@ from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.cost import relative, report
 from shardir.cost.fit import fit_relative
-from shardir.tools.calibrate import fitted, medians, unmeasured
+from shardir.tools.calibrate import fitted, medians, unmeasured, working
 from shardir.tools.probes import module, probes
 
 RANKS = 4
@@ -155,7 +155,8 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
             ["processor", *[""] * len(found)],
         )  # fmt: skip
     by_probe = medians(probing, measured, traces[0])
-    calibration = fitted(every_probe, probing, by_probe, unmeasured(RANKS, MEMORY))
+    at_work = working(probing, measured, traces[0])
+    calibration = fitted(every_probe, probing, by_probe, unmeasured(RANKS, MEMORY), at_work)
     log(f"fitted to the probes: {escape(str(calibration.cluster))}")
     seconds = [median(step["step"]) for step in steps]
     terms = [relative(compile(text, LAID_OUT).module)[0].terms for _, _, text in found]

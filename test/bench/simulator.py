@@ -35,7 +35,7 @@ from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.measured import ProgramLines
 from shardir.backend.torch.traces import Differences, MeasuredTrace
 from shardir.diagnostics import ShardirError
-from shardir.tools.calibrate import fitted, medians, unmeasured
+from shardir.tools.calibrate import fitted, medians, unmeasured, working
 from shardir.tools.probes import module, probes
 
 BACKENDS = ("gloo", "shm")
@@ -80,7 +80,8 @@ def records(
         every = {b: _rounds(folders, b, rounds, measured, log) for b in backends}
     for backend, each in every.items():
         seconds = medians(probing, each.seconds[0], each.calls[0])
-        calibration = fitted(every_probe, probing, seconds, unmeasured(RANKS, MEMORY))
+        at_work = working(probing, each.seconds[0], each.calls[0])
+        calibration = fitted(every_probe, probing, seconds, unmeasured(RANKS, MEMORY), at_work)
         log(f"{backend}, fitted to the probes: {escape(str(calibration.cluster))}")
         out += _compared(found, compiled, each, calibration.cluster, backend, log)
     return out

@@ -39,7 +39,7 @@ class Recorder:
     Args:
         calls: their number.
         folder: where they are written to.
-        processor: whether times are the processor's for this thread, where the device is a CPU: of
+        processor: whether times are the processor's for this rank, where the device is a CPU: of
             ranks and other processes that share its cores they have no part.
     """
 
@@ -112,9 +112,9 @@ class _HostClock:
 
 
 class _ProcessorClock(_HostClock):
-    """The time that the thread has run."""
+    """The time that the process has run, in all threads: Gloo moves bytes in threads of its own."""
 
-    now = staticmethod(time.thread_time_ns)
+    now = staticmethod(time.process_time_ns)
 
 
 class _StreamClock:
