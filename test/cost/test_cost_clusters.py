@@ -10,7 +10,7 @@ from shardir.algebra.notation import parse_cluster
 from shardir.cost.clusters import READY, load, names
 from shardir.diagnostics import ShardirError
 
-DEVICES = {"gloo": 16, "h200": 512, "ascend910": 8, "pod2048": 2048}
+DEVICES = {"gloo": 16, "h200": 512, "ascend910": 8, "pod2048": 2048, "shm": 16}
 
 
 def test_all_are_known() -> None:
@@ -50,7 +50,11 @@ def test_a_file(tmp_path: Path) -> None:
     [
         ("levels [a = 2]", "expected one cluster; use dist.cluster @name"),
         ("dist.cluster @a <levels [a = 2]>", r"expected a cluster.* got '\]'"),
-        (None, "expected a cluster, got .*; use a readable file or ascend910, gloo, h200, pod2048"),
+        (
+            None,
+            "expected a cluster, got .*; use a readable file or ascend910, gloo, h200, "
+            "pod2048, shm",
+        ),
     ],
 )
 def test_what_is_no_cluster_is_refused(tmp_path: Path, text: str | None, message: str) -> None:

@@ -50,9 +50,10 @@ SIZES = {
     "h200": [(16,), (2, 8), (4, 4)],
     "ascend910": [(8,), (2, 4)],
     "pod2048": [(8, 8), (16, 4), (64,)],
+    "shm": [(4,), (2, 4), (3, 4)],
 }
 """The axes of meshes without a cluster, and on the first devices of each; those of one axis, and
-4 x 4 and 8 x 8, have one that crosses levels. Of 24 devices there are fewer on `gloo`."""
+4 x 4 and 8 x 8, have one that crosses levels. Of 24 devices there are fewer on `gloo` and `shm`."""
 
 CLUSTERS = pytest.mark.parametrize("cluster", [None, *names()])
 
