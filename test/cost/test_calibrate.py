@@ -169,7 +169,7 @@ def neighbours(c: Cluster, factors: Sequence[float]) -> list[Cluster]:
     return found
 
 
-@pytest.mark.parametrize(("share", "found"), [(0.4, 0.4), (1.7, 1.0)])
+@pytest.mark.parametrize(("share", "found"), extent([(0.4, 0.4)], [(0.4, 0.4), (1.7, 1.0)]))
 def test_the_occupancy_is_the_share_in_which_a_device_is_at_work(
     share: float, found: float
 ) -> None:
