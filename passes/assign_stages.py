@@ -19,10 +19,12 @@ The function is that of a `train.step` or a `train.forward` with a pipeline.
    `search`, that a short search finds. Cuts are between repeated blocks and around them, if these
    are enough; otherwise all, of which at most 1,024 count (with several stages on each rank 96 and
    less): those that the fewest bytes cross.
-4. In such a split each rank keeps to the memory of a device: what its stages hold throughout, and
+4. Where a schedule is searched for and ranks have several stages, splits whose first stages are
+   shorter than the others are tried too, each with a short search (shardir/search/chunk_shares.py).
+5. In such a split each rank keeps to the memory of a device: what its stages hold throughout, and
    of each microbatch as many times as the schedule has it in flight there. For a schedule that is
    searched for, this is the named one with the fewest in flight.
-5. An op whose operand is of a later stage, and a stage without ops, are errors.
+6. An op whose operand is of a later stage, and a stage without ops, are errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,6 +47,7 @@ from shardir.dialects.blocks import ops_of
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.stages import complete, copy_to_readers, last, ops_of_model
+from shardir.search.chunk_shares import searched_split
 from shardir.search.in_flight import in_flight, named_or_smallest
 from shardir.search.stage_costs import UNLIMITED, UnitCosts, costs_in_memory, unit_costs
 from shardir.search.stages import Segments, StageSplit, candidate_cuts, split
@@ -98,7 +101,11 @@ class AssignStages(PassOptions):
         def costs(memory: int) -> UnitCosts:
             return unit_costs(module, f, name, ops, self.search, memory)[0]
 
+        is_searched = request.pipeline.kind == train.SEARCH and not self.schedule
+
         def split_by(costs: UnitCosts) -> StageSplit:
+            if is_searched and isinstance(request, train.StepOp):
+                return searched_split(costs, mesh, cuts, schedule, limit)
             segments = Segments.of(costs, cuts)
             return split(segments, schedule.placement, in_flight(schedule), limit)
 

@@ -25,16 +25,21 @@ with the nearest number of microbatches. The bound of all that is left out is re
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from math import inf, log2
 from typing import Any, NamedTuple
 
 from shardir.algebra.estimates import IMPROVEMENT, ranked
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.schedules import PipelineCosts, Schedule, named_schedules, simulate
+from shardir.algebra.schedules import Schedule, named_schedules, simulate
 from shardir.diagnostics import Failure
 from shardir.search.in_flight import in_flight
-from shardir.search.stage_costs import UNLIMITED, UnitCosts, costs_in_memory
+from shardir.search.stage_costs import (
+    UNLIMITED,
+    UnitCosts,
+    costs_in_memory,
+    costs_of_stages,
+    sums_of_stages,
+)
 from shardir.search.stages import Segments, StageSplit, split
 
 MARGIN = 0.05
@@ -364,22 +369,10 @@ def step_seconds(
 ) -> float:
     """Return the estimated seconds of a step whose stages begin at these ops; without a schedule
     in one stage."""
-
-    def of_stages(each: Sequence[float]) -> tuple[float, ...]:
-        total = [0.0, *accumulate(each)]
-        return tuple(total[b] - total[a] for a, b in pairwise(cuts))
-
     if schedule is None:
         return microbatches * sum(costs.seconds) + sum(costs.once)
-    seconds, forward, weight = map(of_stages, (costs.seconds, costs.forward, costs.weight))
-    both = zip(seconds, forward, weight, strict=True)
-    outermost = mesh.cluster_or_default.levels[-1]
-    moved = tuple(outermost.latency + costs.crossing[i] / outermost.bandwidth for i in cuts[1:-1])
-    timeline = simulate(schedule, PipelineCosts(
-        forward, tuple(max(0.0, s - f - w) for s, f, w in both), weight, moved,
-        (0.0,) * len(seconds),
-    ))  # fmt: skip
-    once = of_stages(costs.once)
+    timeline = simulate(schedule, costs_of_stages(costs, mesh, cuts))
+    once = sums_of_stages(costs.once, cuts)
     return max(
         runs[-1].end + sum(once[s] for s, r in enumerate(schedule.placement) if r == rank)
         for rank, runs in enumerate(timeline.ranks)

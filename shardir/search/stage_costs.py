@@ -8,7 +8,7 @@ would get its stage.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.schedules import PipelineCosts
 from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.functions import mesh_of, name_of
 from shardir.cost.memory import LiveStorages
@@ -111,6 +112,34 @@ def costs_in_memory(
         memory = int(min(memory, found.peak) * LESS * limit / needed)
     assert best is not None
     return best
+
+
+def sums_of_stages(each: Sequence[float], cuts: Sequence[int]) -> tuple[float, ...]:
+    """Return the sums over the ops of each stage; the stages begin at these ops, and the last
+    number is that of all ops."""
+    total = [0.0, *accumulate(each)]
+    return tuple(total[b] - total[a] for a, b in pairwise(cuts))
+
+
+def costs_of_stages(
+    costs: UnitCosts, mesh: Mesh, cuts: Sequence[int], memory: Sequence[float] = ()
+) -> PipelineCosts:
+    """Return the costs of stages that begin at these ops, on ranks that the outermost links of a
+    mesh connect.
+
+    Args:
+        memory: the bytes that each stage holds of a microbatch, if they count.
+    """
+    seconds, forward, weight = (
+        sums_of_stages(each, cuts) for each in (costs.seconds, costs.forward, costs.weight)
+    )
+    both = zip(seconds, forward, weight, strict=True)
+    outermost = mesh.cluster_or_default.levels[-1]
+    moved = tuple(outermost.latency + costs.crossing[i] / outermost.bandwidth for i in cuts[1:-1])
+    return PipelineCosts(
+        forward, tuple(max(0.0, s - f - w) for s, f, w in both), weight, moved,
+        tuple(memory) or (0.0,) * len(seconds),
+    )  # fmt: skip
 
 
 def unit_costs(

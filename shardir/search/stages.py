@@ -154,6 +154,7 @@ def split(
     placement: Sequence[int],
     counts: Sequence[Sequence[StageCounts]],
     limit: float = np.inf,
+    shares: Sequence[float] = (),
 ) -> StageSplit:
     """Return the best split.
 
@@ -161,15 +162,18 @@ def split(
         placement: the rank of each stage.
         counts: of each rank, as of `in_flight`.
         limit: the bytes of a device.
+        shares: the relative seconds that the stages of a rank, the first, the second, ..., are to
+            take; by default equal ones. The slowest stage is that by its seconds over its share.
     """
     ranks = len(counts)
+    shares = shares or [1.0] * (len(placement) // ranks)
     alone = len(placement) == ranks or not np.isfinite(limit)
     if alone or not _Chunks.exist(placement, ranks):
-        return _split_alone(segments, placement, counts, limit)
+        return _split_alone(segments, placement, counts, limit, shares)
     kept = list(range(len(segments.crossing)))
     while True:
         try:
-            found = _Chunks(segments.among(kept), placement, counts, limit).split()
+            found = _Chunks(segments.among(kept), placement, counts, limit, shares).split()
         except _TooManyStatesError:
             kept = [0, *kept[2:-1:2], kept[-1]]
             continue
@@ -182,10 +186,13 @@ def _split_alone(
     placement: Sequence[int],
     counts: Sequence[Sequence[StageCounts]],
     limit: float,
+    shares: Sequence[float],
 ) -> StageSplit:
     """Return the best split where the memory of each stage is limited by itself."""
     needs = _needs(segments, placement, counts)
-    allowed = [np.where(need <= limit, segments.seconds, np.inf) for need in needs]
+    of = [shares[placement[:stage].count(rank)] for stage, rank in enumerate(placement)]
+    pairs = zip(needs, of, strict=True)
+    allowed = [np.where(need <= limit, segments.seconds / share, np.inf) for need, share in pairs]
     slowest = _min_max(allowed)
     if not np.isfinite(slowest):
         return StageSplit(None, _min_max(needs))
@@ -246,8 +253,10 @@ class _Chunks:
         placement: Sequence[int],
         counts: Sequence[Sequence[StageCounts]],
         limit: float,
+        shares: Sequence[float],
     ):
         self.segments, self.placement, self.counts, self.limit = segments, placement, counts, limit
+        self.seconds = [segments.seconds / share for share in shares]
         self.ranks, self.cuts = len(counts), len(segments.crossing)
         self.chunks = len(placement) // self.ranks
         self.rising = [placement[c * self.ranks] == 0 for c in range(self.chunks)]
@@ -266,8 +275,8 @@ class _Chunks:
         Raises:
             _TooManyStatesError: there are too many cuts.
         """
-        seconds = self.segments.seconds
-        minimum = _min_max([seconds] * len(self.placement))
+        minimum = _min_max([each for each in self.seconds for _ in range(self.ranks)])
+        seconds = np.stack(self.seconds)
         times = np.unique(seconds[np.isfinite(seconds) & (seconds >= minimum)])
         low, high = 0, 0
         while high < len(times) - 1 and self._within(times[high]) is None:
@@ -299,23 +308,22 @@ class _Chunks:
     def _within(self, slowest: float) -> list[int] | None:
         """Return the cuts of the split that transfers the fewest bytes, of those whose stages take
         at most so long; None if there is none."""
-        fits = self.segments.seconds <= slowest
-        reach = np.where(fits.any(1), self.cuts - 1 - fits[:, ::-1].argmax(1), np.arange(self.cuts))
-        back = np.where(fits.any(0), fits.argmax(0), np.arange(self.cuts))
+        chunks = [_Reach.of(seconds <= slowest) for seconds in self.seconds]
         self.states = 0
         best, found = np.inf, None
         for inner in combinations(range(1, self.cuts - 1), self.chunks - 1):
             bounds = (0, *inner, self.cuts - 1)
             ends = list(pairwise(bounds))
-            if any(b - a < self.ranks or _moved(reach, a, self.ranks) < b for a, b in ends):
+            pairs = zip(ends, chunks, strict=True)
+            if any(b - a < self.ranks or _moved(c.last, a, self.ranks) < b for (a, b), c in pairs):
                 continue
-            moved, cuts = self._best(ends, fits, reach, back)
+            moved, cuts = self._best(ends, chunks)
             if moved < best:
                 best, found = moved, cuts
         return found
 
     def _best(
-        self, ends: Sequence[tuple[int, int]], fits: Array, reach: Array, back: Array
+        self, ends: Sequence[tuple[int, int]], chunks: Sequence["_Reach"]
     ) -> tuple[float, list[int] | None]:
         """Return the fewest bytes, and the cuts, with these ends of the chunks."""
         start = tuple(a if up else b for (a, b), up in zip(ends, self.rising, strict=True))
@@ -326,9 +334,9 @@ class _Chunks:
             after: dict[Frontier, tuple[float, tuple[Frontier, ...]]] = {}
             for at, (moved, path) in found.items():
                 each = [
-                    [y for y in self._next(x, end, up, fits)
-                     if _arrives(y, end, up, left, reach, back)]
-                    for x, end, up in zip(at, goal, self.rising, strict=True)
+                    [y for y in self._next(x, end, up, chunk.fits)
+                     if _arrives(y, end, up, left, chunk)]
+                    for x, end, up, chunk in zip(at, goal, self.rising, chunks, strict=True)
                 ]  # fmt: skip
                 for to in product(*each):
                     stages = [(min(x, y), max(x, y)) for x, y in zip(at, to, strict=True)]
@@ -356,14 +364,35 @@ class _Chunks:
             yield y
 
 
+@dataclass(frozen=True)
+class _Reach:
+    """The stages of a chunk that take at most some time.
+
+    Attributes:
+        fits: whether the ops between two cuts are one, for each pair of cuts.
+        last, first: the last cut at which one ends that begins at a cut, and the first one at which
+            one begins that ends at it.
+    """
+
+    fits: Array
+    last: Array
+    first: Array
+
+    @classmethod
+    def of(cls, fits: Array) -> "_Reach":
+        n = len(fits)
+        last = np.where(fits.any(1), n - 1 - fits[:, ::-1].argmax(1), np.arange(n))
+        return cls(fits, last, np.where(fits.any(0), fits.argmax(0), np.arange(n)))
+
+
 def _moved(reach: Array, cut: int, steps: int) -> int:
     for _ in range(steps):
         cut = int(reach[cut])
     return cut
 
 
-def _arrives(y: int, end: int, up: bool, left: int, reach: Array, back: Array) -> bool:
+def _arrives(y: int, end: int, up: bool, left: int, chunk: _Reach) -> bool:
     """Whether so many stages more may end at a cut."""
     if abs(end - y) < left or (left == 0 and y != end):
         return False
-    return _moved(reach, y, left) >= end if up else _moved(back, y, left) <= end
+    return _moved(chunk.last, y, left) >= end if up else _moved(chunk.first, y, left) <= end

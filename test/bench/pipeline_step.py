@@ -7,17 +7,20 @@ gpt       8 layers, 8 microbatches of one sample, AdamW. Ranks share the cores o
           the work counts more than the waits. Every loss agrees with that of one process.
 sleeping  stages that sleep: F, I and W NAP seconds for all stages of a rank together, with messages
           of the size of the GPT's. Cores do not count; the minimum possible time of a step is
-          3 * 8 * NAP, without any wait. `bound` is the lower bound with this many stages.
+          3 * 8 * NAP, without any wait. `bound` is the lower bound with these stages. They are
+          equal but in `split`: there each sleeps for the layers, of LAYERS equal ones, that it has
+          by the split that assign-stages searches for. torch's ZBV runs on these stages too.
 
 Both run on Gloo and on shm, each in four processes of its own: ratios are within a backend.
-`ratio` is that of our median to torch's with the same schedule; of `searched`, which torch does
-not have, to its fastest.
+`ratio` is that of our median to torch's with the same schedule; of `searched` and `split`, which
+torch does not have, to its fastest.
 """
 
 import json
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +29,64 @@ import torch
 from started import run
 
 import shardir
-from shardir.algebra.schedules import PipelineCosts, lower_bound, schedule, search
+from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.schedules import (
+    PipelineCosts,
+    SearchedSchedule,
+    lower_bound,
+    schedule,
+    search,
+)
+from shardir.search.chunk_shares import searched_split
+from shardir.search.stage_costs import UnitCosts, costs_of_stages
 
 RANKS, MICROBATCHES, NAP, TRANSFER, TIMEOUT = 4, pipeline_models.BATCH, 0.02, 1e-3, 900
 """TRANSFER: seconds of a message that the search of a schedule reckons with."""
+LAYERS = 24
+"""The layers of `sleeping`, of which `split` makes stages."""
 SCHEDULES = {"1f1b": 1, "interleaved": 2, "zbv": 2}
 """Those that torch has too, with the stages of a rank."""
-SEARCHED = "searched"
+SEARCHED, SPLIT = "searched", "split"
+NAMES = {"gpt": (*SCHEDULES, SEARCHED), "sleeping": (*SCHEDULES, SEARCHED, SPLIT)}
+"""The rows of each model."""
 BACKENDS = ("gloo", "shm")
-
-
-def _costs(chunks: int) -> PipelineCosts:
-    return PipelineCosts.equal(RANKS, chunks, (NAP, NAP, NAP), TRANSFER)
 
 
 def _stages(name: str) -> tuple[str, int]:
     """The request of a schedule, and the stages of each rank."""
     chunks = SCHEDULES.get(name, 2)
-    request = "zbv" if name == SEARCHED else name
+    request = name if name in SCHEDULES else "zbv"
     return f"{request}, ranks = {RANKS}, chunks = {chunks}", chunks
 
 
+def _naps(name: str) -> list[float]:
+    """The seconds for which F, I and W of each stage sleep."""
+    stages = RANKS * _stages(name)[1]
+    if name != SPLIT:
+        return [NAP * RANKS / stages] * stages
+    nap = NAP * RANKS / LAYERS
+    each = [nap] * LAYERS
+    layers = UnitCosts([3 * nap] * LAYERS, [], [], [0] * LAYERS, [0] * (LAYERS + 1), each, each)
+    mesh = Mesh("m", (("d", 1),), Cluster((Level("device", 1, 1e9, TRANSFER),)))
+    smallest = schedule("v-min", RANKS, MICROBATCHES, 2)
+    cuts = searched_split(layers, mesh, range(LAYERS + 1), smallest, inf).cuts
+    assert cuts is not None
+    return list(costs_of_stages(layers, mesh, cuts).forward)
+
+
+def _found(name: str) -> SearchedSchedule:
+    """The schedule that is searched for."""
+    naps = tuple(_naps(name))
+    moved = (TRANSFER,) * (len(naps) - 1)
+    return search(RANKS, MICROBATCHES, PipelineCosts(naps, naps, naps, moved, naps))
+
+
 def _compiled(model: torch.nn.Module, name: str, folder: Path, **options: Any) -> Any:
-    """A program of ours: with a named schedule, or one that is searched for equal costs."""
-    if name == SEARCHED:
-        found = search(RANKS, MICROBATCHES, _costs(2))
-        file = folder / "searched.csv"
-        file.write_text(found.schedule.csv())
+    """A program of ours: with a named schedule, or one that is searched for."""
+    if name not in SCHEDULES:
+        file = folder / f"{name}.csv"
+        file.write_text(_found(name).schedule.csv())
         options["pipeline"] = f'train{{schedule="{file}"}}'
     optimizer = pipeline_models.optimizer(list(model.parameters()))
     return shardir.compile(
@@ -103,7 +137,7 @@ def records(
     loss_error (relative, against one process), bound_ms."""
     found = []
     for model in models:
-        for name in (*SCHEDULES, SEARCHED):
+        for name in NAMES[model]:
             log(f"{model} {name}")
             with tempfile.TemporaryDirectory() as folder:
                 found += _measured(model, name, Path(folder), rounds, backends)
@@ -116,7 +150,9 @@ def _measured(
     """The records of a program of ours, with all of torch's schedules: one start for each backend,
     one after the other."""
     given, out = folder / "programs.json", folder / "out.json"
-    given.write_text(json.dumps({f"{model} {name}": str(MADE[model](name, folder))}))
+    naps = _naps(name) if model == "sleeping" else None
+    programs = {f"{model} {name}": (str(MADE[model](name, folder)), naps)}
+    given.write_text(json.dumps(programs))
     found = []
     for backend in backends:
         words = [str(given), str(out), str(rounds), str(NAP), backend]
@@ -130,15 +166,19 @@ def _record(found: dict[str, Any], model: str, name: str) -> dict[str, Any]:
         return 1e3 * statistics.median(found[key]["seconds"])
 
     ours = median(f"{model} {name}")
-    others = [name] if name in SCHEDULES else list(SCHEDULES)
-    theirs = min(median(f"{model} torch {other}") for other in others)
+    begin = f"{model} torch {name if name in SCHEDULES else ''}"
+    theirs = min(median(key) for key in found if key.startswith(begin))
     record = {
         "model": model, "schedule": name, "shardir ms": ours, "torch ms": theirs,
         "ratio": ours / theirs, "loss_error": found[f"{model} {name}"]["loss_error"],
     }  # fmt: skip
     if model == "sleeping":
-        kind, chunks = _stages(name)
-        placement = schedule(kind.split(",")[0], RANKS, MICROBATCHES, chunks).placement
-        costs = PipelineCosts.equal(RANKS, chunks, (NAP, NAP, NAP))
+        naps = tuple(_naps(name))
+        if name in SCHEDULES:
+            placement = schedule(name, RANKS, MICROBATCHES, SCHEDULES[name]).placement
+        else:
+            placement = _found(name).schedule.placement
+        free = (0.0,) * (len(naps) - 1)
+        costs = PipelineCosts(naps, naps, naps, free, naps)
         record["bound ms"] = 1e3 * lower_bound(placement, MICROBATCHES, costs)
     return record

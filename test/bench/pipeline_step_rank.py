@@ -1,4 +1,8 @@
-"""One rank of pipeline_step.py: `pipeline_step_rank.py PROGRAMS OUT ROUNDS NAP BACKEND`."""
+"""One rank of pipeline_step.py: `pipeline_step_rank.py PROGRAMS OUT ROUNDS NAP BACKEND`.
+
+PROGRAMS is a file with the folder of each program, by name, and the seconds for which the parts of
+its stages sleep, or null.
+"""
 
 import ctypes
 import json
@@ -115,9 +119,10 @@ def one_process(x: torch.Tensor, y: torch.Tensor) -> Step:
 
 
 class Emitted:
-    """A program of ours, run by the runtime beside it; `nap`: seconds for which its parts sleep."""
+    """A program of ours, run by the runtime beside it; `naps`: seconds for which the parts of each
+    stage sleep."""
 
-    def __init__(self, program: Path, nap: float | None):
+    def __init__(self, program: Path, naps: Sequence[float] | None):
         runtime_main = import_module("runtime_main")
         spec = util.spec_from_file_location(f"program_{program.name}", program / "program.py")
         assert spec is not None and spec.loader is not None
@@ -133,9 +138,8 @@ class Emitted:
         self.function = plan.functions[0]
         self.inputs = self.runner.inputs[self.function.name].at(0)  # as a run prepares them ahead
         self.last = emitted.STEP.rank_of[max(emitted.STEP.rank_of)]
-        if nap is not None:
-            stages = len(emitted.STEP.rank_of)
-            _sleep(emitted.STEP, nap * dist.get_world_size() / stages)
+        if naps is not None:
+            _sleep(emitted.STEP, naps)
 
     def step(self) -> float:
         with torch.no_grad():
@@ -143,16 +147,17 @@ class Emitted:
         return found.item() if self.rank == self.last else 0.0
 
 
-def _sleep(step: Any, nap: float) -> None:
-    """Let the parts of a step in stages sleep: F, I and W one nap, B, and W without I, two."""
+def _sleep(step: Any, naps: Sequence[float]) -> None:
+    """Let the parts of a step in stages sleep: F, I and W one nap of the stage, B, and W without I,
+    two."""
     kinds = {(p.kind, p.stage) for p in step.parts}
 
     def sleeping(part: Any) -> Any:
         both = part.kind == "B" or (part.kind == "W" and ("I", part.stage) not in kinds)
-        naps = 2 if both else int(part.kind in "FIW")
+        count = 2 if both else int(part.kind in "FIW")
 
         def function(*args: Any) -> Any:
-            time.sleep(naps * nap)
+            time.sleep(count * naps[part.stage])
             return part.function(*args)
 
         return part._replace(function=function)
@@ -191,15 +196,17 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
     programs = json.loads(Path(given).read_text())
-    sys.path.insert(0, next(iter(programs.values())))  # its runtime is that of all
+    sys.path.insert(0, next(iter(programs.values()))[0])  # its runtime is that of all
     import_module("runtime_shm")
     dist.init_process_group(backend)
     x, y = models.data()
     activations = torch.zeros(models.BATCH, models.SEQ, models.HIDDEN)
 
-    def sleeping(stages: int) -> list[nn.Module]:
-        each = float(nap) * dist.get_world_size() / stages
-        return [Sleeping(i == 0, each) for i in range(stages)]
+    def sleeping(naps: Sequence[float]) -> list[nn.Module]:
+        return [Sleeping(i == 0, each) for i, each in enumerate(naps)]
+
+    def evenly(stages: int) -> list[nn.Module]:
+        return sleeping([float(nap) * dist.get_world_size() / stages] * stages)
 
     steps: dict[str, Step] = {}
     asked = {name.split()[0] for name in programs}
@@ -210,11 +217,15 @@ def main() -> None:
             steps[f"gpt torch {name}"] = torch_step(name, models.gpt, x, y, models.loss)
         if "sleeping" in asked:
             steps[f"sleeping torch {name}"] = torch_step(
-                name, sleeping, activations, activations, lambda out, _: out.mean()
+                name, evenly, activations, activations, lambda out, _: out.mean()
             )
-    for name, program in programs.items():
-        emitted = Emitted(Path(program), float(nap) if name.startswith("sleeping") else None)
-        steps[name] = emitted.step
+    for name, (program, naps) in programs.items():
+        if naps is not None and len({*naps}) > 1:
+            steps["sleeping torch zbv, split"] = torch_step(
+                "zbv", lambda _, naps=naps: sleeping(naps), activations, activations,
+                lambda out, _: out.mean(),
+            )  # fmt: skip
+        steps[name] = Emitted(Path(program), naps).step
     found = measured(steps, int(rounds))
     for name, record in found.items():
         model = name.split()[0]

@@ -260,4 +260,20 @@ MUTANTS = [
         "for",
         "test/passes/test_stage_memory.py",
     ),
+    Mutant(
+        "long stages are to be longer still",
+        "Of the stages of a rank that which is to take more seconds counts as slower for it.",
+        "shardir/search/stages.py",
+        "[segments.seconds / share for share in shares]",
+        "[segments.seconds * share for share in shares]",
+        "test/search/test_stage_split.py",
+    ),
+    Mutant(
+        "a split into uneven stages takes any memory",
+        "First stages are shorter where no schedule for that keeps to the memory.",
+        "shardir/search/chunk_shares.py",
+        "if np.isfinite(limit) else None",
+        "if limit < 0 else None",
+        "test/search/test_stage_split.py",
+    ),
 ]

@@ -10,12 +10,15 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
+from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import schedule
 from shardir.analysis.functions import mesh_of
 from shardir.cost.stages import memory_of_ranks, times_of_step
 from shardir.diagnostics import Failure
 from shardir.dialects import train
 from shardir.pipelines import build
+from shardir.search.declared_mesh import declare
 from shardir.search.in_flight import in_flight
 from shardir.search.stage_costs import unit_costs
 from shardir.search.stages import Segments, candidate_cuts
@@ -97,6 +100,22 @@ def test_stages_begin_where_blocks_do() -> None:
             assert blocks == {str(i) for i in range(stage * each, (stage + 1) * each)}
     many = stages(ran(program(4, "1f1b, ranks = 8"), "assign-stages"))
     assert len(many) == 8, "blocks are cut where stages are more"
+
+
+def test_first_stages_are_shorter_for_a_schedule_that_is_searched_for() -> None:
+    """On links that take next to no time; with a named schedule stages are even."""
+
+    def blocks(pipeline: str) -> list[int]:
+        module = program(12, pipeline)
+        levels = (Level("node", 2, 1e15, 1e-12), Level("rack", 2, 1e15, 1e-12))
+        declare(module, Mesh("m", (("tp", 2),), Cluster(levels, flops=(("f32", 1e9),))))
+        return [
+            sum(name[0] == "x" for name in names)
+            for names in stages(ran(module, "assign-stages"))
+        ]  # fmt: skip
+
+    assert blocks("zbv, ranks = 2, chunks = 2") == [3, 3, 3, 3]
+    assert blocks("search, ranks = 2, chunks = 2") == [2, 2, 4, 4]
 
 
 def test_seconds_are_those_of_the_layouts() -> None:

@@ -7,9 +7,19 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from shardir.algebra.schedules import Schedule, schedule
+from shardir.algebra.cluster import Cluster, Level
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.schedules import (
+    PipelineCosts,
+    Schedule,
+    lower_bound,
+    placements,
+    schedule,
+    search,
+)
+from shardir.search.chunk_shares import searched_split
 from shardir.search.in_flight import in_flight
-from shardir.search.stage_costs import Held, UnitCosts
+from shardir.search.stage_costs import Held, UnitCosts, costs_of_stages
 from shardir.search.stages import SLACK, Segments, split
 
 
@@ -64,6 +74,7 @@ CASES = [
 @pytest.mark.parametrize("limited", [False, True])
 @pytest.mark.parametrize(("name", "ranks", "chunks"), CASES)
 def test_no_split_is_better(name: str, ranks: int, chunks: int, limited: bool) -> None:
+    """Of the slowest stage, by its share of a rank's time, and then of the bytes transferred."""
     chance = random.Random(0)
     s = schedule(name, ranks, 4, chunks)
     refused = kept = 0
@@ -75,10 +86,16 @@ def test_no_split_is_better(name: str, ranks: int, chunks: int, limited: bool) -
         needs = {c: need(costs, c, s) for c in every}
         limit = chance.choice(sorted(needs.values())[: 1 + len(every) // 2]) if limited else np.inf
         limit -= chance.choice([0, 0, 100]) if limited else 0
-        found = split(Segments.of(costs, range(ops + 1)), s.placement, in_flight(s), limit)
+        shares = [chance.choice([0.5, 1.0, 1.5]) for _ in range(chunks)]
+        segments = Segments.of(costs, range(ops + 1))
+        found = split(segments, s.placement, in_flight(s), limit, shares)
+        parts = [shares[s.placement[:i].count(r)] for i, r in enumerate(s.placement)]
 
-        def slowest(cuts: Sequence[int], costs: UnitCosts = costs) -> float:
-            return max(sum(costs.seconds[a:b]) for a, b in pairwise(cuts))
+        def slowest(
+            cuts: Sequence[int], costs: UnitCosts = costs, parts: Sequence[float] = parts
+        ) -> float:
+            stages = zip(pairwise(cuts), parts, strict=True)
+            return max(sum(costs.seconds[a:b]) / part for (a, b), part in stages)
 
         fitting = [c for c in every if needs[c] <= limit]
         if not fitting:
@@ -101,3 +118,37 @@ def test_no_split_is_better(name: str, ranks: int, chunks: int, limited: bool) -
         assert sum(crossing[i] for i in cuts[1:-1]) <= fewest
     assert kept
     assert refused or not limited
+
+
+LAYERS = 24
+ONE = Mesh("m", (("d", 1),), Cluster((Level("device", 1, 1e9, 0.0),)))
+"""Transfers take no time."""
+
+
+def layers() -> UnitCosts:
+    """Equal layers, whose F, I and W take half a second each, and hold a byte."""
+    each, half = [Held(1, frozenset([i])) for i in range(LAYERS)], [0.5] * LAYERS
+    return UnitCosts([1.5] * LAYERS, [], each, [0] * LAYERS, [0] * (LAYERS + 1), half, half)
+
+
+def split_of_layers(costs: UnitCosts, limit: float = np.inf) -> list[int]:
+    found = searched_split(costs, ONE, range(LAYERS + 1), schedule("v-min", 4, 8, 2), limit)
+    assert found.cuts is not None
+    return found.cuts
+
+
+def test_first_stages_are_shorter_where_that_is_faster() -> None:
+    """No schedule of any even split is as fast, by the lower bound."""
+    costs = layers()
+    cuts = split_of_layers(costs)
+    assert cuts == [0, 2, 4, 6, 8, 12, 16, 20, 24]
+    seconds = search(4, 8, costs_of_stages(costs, ONE, cuts)).timeline.makespan
+    even = PipelineCosts.equal(4, 2, (3.0, 3.0, 3.0))
+    assert seconds < min(lower_bound(p, 8, even) for p in placements(4, 2))
+
+
+def test_stages_are_even_where_memory_is_small() -> None:
+    """A rank has 6 layers, and memory for 8 or for 4 microbatches of each."""
+    costs = layers()
+    assert split_of_layers(costs, 6 * 8) == split_of_layers(costs)
+    assert split_of_layers(costs, 6 * 4) == [*range(0, LAYERS + 1, 3)]
