@@ -35,4 +35,20 @@ MUTANTS = [
         "if dense is out:",
         "test/run/test_shm.py -k special",
     ),
+    Mutant(
+        "a message that has come waits for its receive to be waited for",
+        "By shared memory a sender waits until its message is read, and its reader for the sender.",
+        "shardir/backend/torch/runtime/runtime_shm.py",
+        "None if has_come else peer",
+        "peer",
+        "test/run/test_shm.py -k behind",
+    ),
+    Mutant(
+        "a message has the bytes of any tensor",
+        "By shared memory the elements of a tensor are sent in the order of their bytes.",
+        "shardir/backend/torch/runtime/runtime_shm_segments.py",
+        "size <= ONE_COPY and x.is_contiguous() and",
+        "size <= ONE_COPY and",
+        "test/run/test_shm.py -k unordered",
+    ),
 ]

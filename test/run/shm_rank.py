@@ -264,6 +264,42 @@ def special(rank, seed):
             raise AssertionError(f"expected an error: {message}")
 
 
+def behind(rank, seed):
+    """A sender that waits until its message is read does not wait for a rank that has posted the
+    receive and waits for a later one, though the message had come before."""
+    runtime_shm_moves.AHEAD = -1
+    pair: Any = dist.new_group([0, 1], timeout=timedelta(seconds=10))
+    first, second, third = (given(k, 0, 20_000, torch.float32) for k in range(3))
+    if rank == 0:
+        sends: Any = [dist.isend(first, 1, pair, 1), dist.isend(second, 1, pair, 2)]
+        sends[0].wait()
+        dist.send(third, 1, pair, 3)
+        sends[1].wait()
+    elif rank == 1:
+        pair._moves.links.wake = 60.0  # else it looks around after a second
+        got = [torch.zeros(20_000) for _ in range(3)]
+        dist.recv(got[1], 0, pair, 2)  # by then the first one has come
+        posted: Any = dist.irecv(got[0], 0, pair, 1)
+        dist.recv(got[2], 0, pair, 3)
+        posted.wait()
+        for x, expected in zip(got, (first, second, third), strict=True):
+            assert torch.equal(x, expected)
+
+
+def unordered(rank, seed):
+    """Messages of tensors whose elements are not in the order of their bytes, or not as they are
+    there, into such ones."""
+    values = given(0, 0, 6000, torch.float32)
+    for x in (values.view(60, 100).mT, values[::3], torch._neg_view(values)):
+        if rank == 0:
+            for _ in range(2):
+                dist.send(x, 1)
+        elif rank == 1:
+            for into in (torch.zeros(x.shape), torch.zeros(*x.shape, 2)[..., 0]):
+                dist.recv(into, 0)
+                assert torch.equal(into, x.resolve_neg()), x.shape
+
+
 def mismatch(rank, seed):
     """Ranks that call different collectives, or with other sizes."""
     for other in (torch.ones(3), torch.ones(1000)):

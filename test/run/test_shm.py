@@ -24,8 +24,9 @@ PER_RANK = ("mlp_by_hand", "modes_manual", "parameter_server", "ring_attention",
 @pytest.mark.parametrize(
     ("case", "seed"),
     [("sequences", seed) for seed in range(extent(2, 40))]
-    + [(c, 0) for c in ("dropped", "steady", "special", "mismatch", "left", "absent", "ended")],
-)
+    + [(c, 0) for c in ("dropped", "steady", "special", "behind", "unordered", "mismatch", "left",
+                        "absent", "ended")],
+)  # fmt: skip
 def test_operations(case, seed, tmp_path):
     script, ranks = Path(__file__).parent / "shm_rank.py", 4
     found = run_ranks(script, ranks, [case, ranks, tmp_path / "store", seed], 100)

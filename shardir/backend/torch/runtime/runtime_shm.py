@@ -177,7 +177,8 @@ class SharedMemoryGroup(_Base):
         _check_tag(tag)
         key = self._moves.tagged("of", peer, tag)
         steps = self._moves.move("send", key, {}, {peer: tensors})
-        return self._moves.start("receive", steps, tensors)
+        has_come = key in self._moves.links.inbox[peer]
+        return self._moves.start("receive", steps, tensors, None if has_come else peer)
 
     # ---- reductions --------------------------------------------------------------------------
 

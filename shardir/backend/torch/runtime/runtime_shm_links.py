@@ -18,7 +18,14 @@ from collections import deque
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from runtime_shm_segments import Segment, SegmentPool, aligned, mapped, too_many_files
+from runtime_shm_segments import (
+    Segment,
+    SegmentPool,
+    address_of,
+    aligned,
+    mapped,
+    too_many_files,
+)
 
 HEADER = struct.Struct("<BBHIqqQQQ")
 """Kind, whether to acknowledge at once, number of acknowledgements, segment, channel, number,
@@ -47,11 +54,13 @@ _INDEX = struct.Struct("<i")
 
 
 class PeerMessage(NamedTuple):
-    """A message that has come: its kind, its data as a part of a buffer, and the segment that is
-    to be acknowledged, at once if it is urgent; NO_SEGMENT if there is none."""
+    """A message that has come: its kind, its data as a part of a buffer, with the address of that
+    if it is a segment, else 0; and the segment that is to be acknowledged, at once if it is urgent;
+    NO_SEGMENT if there is none."""
 
     kind: int
     memory: Any
+    address: int
     offset: int
     size: int
     segment: int
@@ -86,7 +95,8 @@ class Links:
         self.closed, self._deaf = set[int](), set[int]()  # of the latter no message is taken
         self.backlog: dict[int, deque[tuple[bytes, Segment | None]]] = {}
         self._acks: dict[int, list[int]] = {k: [] for k in others}
-        self._maps: dict[tuple[int, int], mmap.mmap] = {}
+        self._maps: dict[tuple[int, int], tuple[mmap.mmap, int]] = {}  # with addresses
+        self._polled: tuple[Any, dict[int, int]] | None = None
         self.sockets = _meet(store, ranks, index, seconds)
         self.wake = min(WAKE, seconds)
         time_out = struct.pack("ll", int(self.wake), int(self.wake % 1 * 1e6))
@@ -120,6 +130,7 @@ class Links:
             self.flush(peer)
         if peer in self.backlog or not self._sent(peer, text, announced):
             self.backlog.setdefault(peer, deque()).append((text, announced))
+            self._polled = None
         if peer in self._deaf and kind != ACKNOWLEDGEMENT:
             raise self.ended(peer)
 
@@ -150,6 +161,7 @@ class Links:
             waiting.popleft()
         if not waiting:
             del self.backlog[peer]
+            self._polled = None
 
     def acknowledge(self, peer: int, message: PeerMessage) -> None:
         """Tell a rank that its segment has been read, with the next message to it."""
@@ -175,6 +187,7 @@ class Links:
             return self.receive(peer, flags)
         if not text:
             self.closed.add(peer)
+            self._polled = None
             return False
         kind, urgent, count, segment, channel, number, offset, size, new = HEADER.unpack_from(text)
         if new:
@@ -184,11 +197,12 @@ class Links:
                 self.segments.read(read, peer)
         if kind != ACKNOWLEDGEMENT:
             if segment == NO_SEGMENT:
-                memory, offset = bytearray(text), HEADER.size + 4 * aligned(count, 2)
+                memory, address = bytearray(text), 0
+                offset = HEADER.size + 4 * aligned(count, 2)
             else:
-                memory = self._maps[peer, segment]
+                memory, address = self._maps[peer, segment]
             self.inbox[peer][channel, number] = PeerMessage(
-                kind, memory, offset, size, segment, bool(urgent)
+                kind, memory, address, offset, size, segment, bool(urgent)
             )
         return True
 
@@ -199,7 +213,8 @@ class Links:
         (_, _, data), *_ = rights
         (file,) = array.array("i", data)
         if (peer, segment) not in self._maps:
-            self._maps[peer, segment] = mapped(file, size)
+            memory = mapped(file, size)
+            self._maps[peer, segment] = memory, address_of(memory)
         os.close(file)
 
     def ended(self, peer: int) -> RuntimeError:
@@ -219,6 +234,16 @@ class Links:
             poll.register(s, select.POLLIN | (select.POLLOUT if peer in self.backlog else 0))
             found[s.fileno()] = self, peer
         return found
+
+    def ready(self, seconds: float) -> list[int]:
+        """Return the ranks whose sockets have a message, or take one, once there is one within so
+        long, or within `wake`."""
+        if self._polled is None:
+            poll = select.poll()
+            found = self.register(poll)
+            self._polled = poll, {file: peer for file, (_, peer) in found.items()}
+        poll, peers = self._polled
+        return [peers[file] for file, _ in poll.poll(1000 * max(0.0, min(seconds, self.wake)))]
 
     def progress(self, peer: int) -> None:
         """Take and send what a socket is ready for."""

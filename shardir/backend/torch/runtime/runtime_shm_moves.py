@@ -9,7 +9,7 @@ from typing import Any
 from runtime_shm_links import INLINE, Links, PeerMessage
 from runtime_shm_operations import Operations, Steps
 from runtime_shm_reductions import reduce
-from runtime_shm_segments import Segment, aligned, bytes_of, flats, size_of, views, write
+from runtime_shm_segments import Segment, aligned, bytes_of, flats, read, size_of, views, write
 from torch import Tensor
 
 AHEAD = 1 << 25
@@ -68,8 +68,7 @@ class GroupMoves(Operations):
                 target.copy_(source.view_as(target))
         for peer, parts in incoming.items():
             message = yield from self._message(kind, key, peer, bytes_of(parts))
-            for target, source in zip(parts, _read(message, parts), strict=True):
-                target.copy_(source.view(target.shape))
+            read(message.memory, message.address, message.offset, parts)
             self.links.acknowledge(peer, message)
         yield from self._taken(outgoing, segment)
 
@@ -102,7 +101,7 @@ class GroupMoves(Operations):
         per_rank = aligned(-(-x.numel() * itemsize // (len(peers) + 1))) // itemsize
         parts = [x.view(-1)[k * per_rank : (k + 1) * per_rank] for k in range(len(peers) + 1)]
         segment = self.links.segments.take(size_of(parts), peers)
-        write(segment.memory, 0, parts)
+        write(segment.memory, segment.address, 0, parts)
         starts = [k * per_rank * itemsize for k in range(len(parts))]
         for peer in peers:
             size = bytes_of([parts[peer]])
@@ -132,7 +131,7 @@ class GroupMoves(Operations):
         if not sizes or max(sizes.values()) <= INLINE:
             data = {k: bytearray(size) for k, size in sizes.items()}
             for k, parts in lists.items():
-                write(data[k], 0, parts)
+                write(data[k], 0, 0, parts)
             for peer, parts in outgoing.items():
                 links.send(peer, number, key, bytes_of(parts), data=data[id(parts)])
             return None
@@ -140,7 +139,7 @@ class GroupMoves(Operations):
         segment = links.segments.take(sum(sizes.values()), outgoing)
         starts, end = {}, 0
         for k, parts in lists.items():
-            write(segment.memory, end, parts)
+            write(segment.memory, segment.address, end, parts)
             starts[k], end = end, end + sizes[k]
         for peer, parts in outgoing.items():
             k = id(parts)

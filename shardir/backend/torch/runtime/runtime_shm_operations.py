@@ -135,14 +135,24 @@ class Operations:
         self.lock = threading.RLock()
         self.dropped: list[Operation] = []
 
-    def start(self, kind: str, steps: Steps, results: Sequence[Tensor] = ()) -> OperationHandle:
-        """Start an operation: run its steps until it waits."""
+    def start(
+        self, kind: str, steps: Steps, results: Sequence[Tensor] = (), awaited: int | None = None
+    ) -> OperationHandle:
+        """Start an operation: run its steps until it waits.
+
+        Args:
+            awaited: the rank for whose message it waits first, where that has not come: nothing is
+                to be run then.
+        """
         with self.lock:
             if self.dropped or self.links.backlog:
                 self.progress(0.0)
                 self.dropped = [other for other in self.dropped if other.awaited is not None]
             operation = Operation(self, kind, steps, results)
-            operation.advance()
+            if awaited is None:
+                operation.advance()
+            else:
+                operation.awaited = awaited
             return OperationHandle(operation)
 
     def finish(self, operation: Operation, seconds: float = 0.0) -> None:
@@ -170,6 +180,13 @@ class Operations:
         """
         others = dict.fromkeys(operation.by for operation in list(_unfinished))
         groups = [self, *(other for other in others if other is not self and other.is_free())]
+        if len(groups) == 1:
+            if self.lock.acquire(blocking=False):
+                try:
+                    self.advance(self.links.ready(seconds))
+                finally:
+                    self.lock.release()
+            return
         ready = _ready([group.links for group in groups], seconds)
         for group in groups:
             if group.lock.acquire(blocking=False):

@@ -5,6 +5,7 @@ writes tensors into it and tells its readers where they are; when all of them ha
 free for others. A part of the runtime; needs only torch.
 """
 
+import ctypes
 import mmap
 import os
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,10 @@ ALIGNMENT = 64
 """Of each part of a segment, in bytes: a cache line."""
 
 PAGE = mmap.PAGESIZE
+
+ONE_COPY = 1 << 20
+"""The maximum bytes of a tensor that is copied by one call, in one thread: torch's copies have
+threads, but take 50 us to begin with where the caches have something else."""
 
 
 def aligned(size: int, to: int = ALIGNMENT) -> int:
@@ -52,10 +57,40 @@ def views(memory: Any, offset: int, like: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
-def write(memory: Any, offset: int, parts: Sequence[Tensor]) -> None:
-    """Copy tensors into a buffer, in a row from an offset on."""
-    for view, x in zip(views(memory, offset, parts), parts, strict=True):
-        view.view(x.shape).copy_(x)
+def write(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> None:
+    """Copy tensors into a buffer, in a row from an offset on.
+
+    Args:
+        address: of the buffer; 0 if it is not known.
+    """
+    for x in parts:
+        size = x.numel() * x.element_size()
+        if address and _is_plain(x, size):
+            ctypes.memmove(address + offset, x.data_ptr(), size)
+        else:
+            views(memory, offset, [x])[0].view(x.shape).copy_(x)
+        offset += aligned(size)
+
+
+def read(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> None:
+    """Copy from a buffer into tensors, which are in a row there from an offset on; as `write`."""
+    for x in parts:
+        size = x.numel() * x.element_size()
+        if address and _is_plain(x, size):
+            ctypes.memmove(x.data_ptr(), address + offset, size)
+        else:
+            x.copy_(views(memory, offset, [x])[0].view(x.shape))
+        offset += aligned(size)
+
+
+def _is_plain(x: Tensor, size: int) -> bool:
+    """Whether the bytes of a tensor are its elements in order, and few."""
+    return size <= ONE_COPY and x.is_contiguous() and not x.is_conj() and not x.is_neg()
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Return the address of mapped memory, which is valid as long as it is mapped."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 class Segment:
@@ -63,6 +98,7 @@ class Segment:
 
     Attributes:
         file: its descriptor, until all ranks of the group have mapped it; then -1.
+        address: of its memory in this process.
         known: the ranks that have mapped it.
         unread: the ranks that have yet to read what is in it.
     """
@@ -75,6 +111,7 @@ class Segment:
             raise too_many_files(error.strerror) from None
         os.ftruncate(self.file, size)
         self.memory = mapped(self.file, size)
+        self.address = address_of(self.memory)
         self.known, self.unread = set[int](), set[int]()
 
     def close(self) -> None:
