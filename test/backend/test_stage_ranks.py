@@ -290,6 +290,41 @@ def test_what_is_accepted_ends_and_what_is_refused_does_not(body: str) -> None:
     assert min(counts.values()) > extent(60, 3000) / 20, counts
 
 
+def test_ranks_do_not_wait_to_update_what_they_have() -> None:
+    """Rank 0 sends ranks 2 and 3 the count of steps, after these have updated theirs."""
+    tail = TAIL.replace("sgd", "adamw").replace("clip <norm, max = 1.0>", "")
+    tail = tail.replace("PIPELINE", "1f1b, ranks = 4").replace("COUNT", "4")
+    found = shardir.compile(HEAD + CHAIN + tail)
+    f = next(f for f in found.module.body.ops if isinstance(f, FuncOp) and train.schedule_of(f))
+    order = train.proven_order(f)
+    for events in order.events[2:]:
+        last = [e.kind for e in events if str(e.of).startswith(("@step_update", "%count"))]
+        assert last == ["run", "receive", "wait"]
+    names: dict[str, Any] = {"__name__": "program"}
+    exec(found.program, names)
+    step = names["STEP"]
+    others = threading.Barrier(3)
+
+    def together(function: Any) -> Any:
+        def update(*args: Any) -> Any:
+            made = function(*args)
+            others.wait(10)
+            return made
+
+        return update
+
+    step.parts[:] = [
+        p._replace(function=together(p.function)) if p.kind == "update" else p for p in step.parts
+    ]
+    step.index()
+    wanted = names["step"].__code__.co_varnames[1 : names["step"].__code__.co_argcount]
+    shapes = {"x": (4, 2, 2), "count": ()}
+    arguments = {n: torch.zeros(shapes.get(n, (2, 2)), dtype=torch.float64) for n in wanted}
+    arguments["count"] = arguments["count"].long()
+    results = run_on_threads(step, order.edges(), arguments)
+    assert results["count_1"].item() == 1
+
+
 def test_sends_are_in_flight_as_far_as_a_schedule_needs_it() -> None:
     """Rank 0 computes stage 0 for all microbatches, and takes what rank 1 sends for stage 2 only
     then: rank 1 would wait for it, and rank 0 for rank 1."""

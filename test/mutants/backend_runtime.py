@@ -324,4 +324,12 @@ MUTANTS = [
         "out = zeros(dy, tuple(shape), into) if out is None else out.zero_()",
         "test/backend/test_emit_text.py -k table",
     ),
+    Mutant(
+        "ranks of stages receive before they update",
+        "A rank waits for what another updates before it updates what it has itself.",
+        "shardir/backend/torch/runtime/runtime_stages.py",
+        "while any(name in part.inputs for name in names):",
+        "while names:",
+        "test/backend/test_stage_ranks.py -k have",
+    ),
 ]

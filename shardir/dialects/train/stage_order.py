@@ -7,7 +7,8 @@ The rules, which `runtime_stage_loop.py` follows:
    message; a sum over microbatches before the functions after the loop.
 3. Before a run in the loop, the receives of what it and the next one read are posted, and those of
    all earlier messages of the same rank. The run waits for what it reads. Outside the loop a
-   receive is posted where the sender sends, in the order of the text, and waited for.
+   message is received before the first run of its receiver that reads it or a later one of the
+   same rank, else after all of these: no rank waits to update what it has.
 4. A send is waited for when a message has arrived from its receiver which proves that it was
    received: a gradient comes back. And of a value at most a number of sends are in flight to one
    rank, `in_flight`: the first of them is waited for before the next. So what is not answered is
@@ -150,26 +151,48 @@ class StageOrder:
     # ---- the events of a rank ----
 
     def _events(self, rank: int) -> Iterator[Event]:
-        yield from self._outside(self.runs.before, rank)
+        yield from self._outside((), self.runs.before, rank)
         yield from _LoopEvents(self, rank).events()
-        for total in self.runs.sums:
-            yield from self._passed_on(total.out, rank)
-        yield from self._outside(self.runs.after, rank)
+        totals = [op.out for op in self.runs.sums]
+        yield from self._outside(totals, self.runs.after, rank)
 
-    def _outside(self, calls: Sequence[CallOp], rank: int) -> Iterator[Event]:
+    def _outside(
+        self, totals: Sequence[SSAValue], calls: Sequence[CallOp], rank: int
+    ) -> Iterator[Event]:
+        """Yield the events before or after the loop. `totals`: the sums that it leaves."""
+        coming: dict[int, deque[StageMessage]] = {}
+        for v in totals:
+            yield from self._passed_on(v, rank, coming)
         for op in calls:
             if self.runs.rank(op) == rank:
-                yield Event("run", StageRun(op, None))
+                run = StageRun(op, None)
+                read = {made.value for made, *_ in self.reads(run)}
+                for messages in coming.values():
+                    while any(m.made.value in read for m in messages):
+                        yield from self._received(messages)
+                yield Event("run", run)
             for v in op.results:
-                yield from self._passed_on(v, rank)
+                yield from self._passed_on(v, rank, coming)
+        for messages in coming.values():
+            while messages:
+                yield from self._received(messages)
 
-    def _passed_on(self, v: SSAValue, rank: int) -> Iterator[Event]:
+    def _passed_on(
+        self, v: SSAValue, rank: int, coming: dict[int, deque[StageMessage]]
+    ) -> Iterator[Event]:
+        """Yield the sends of a value by a rank, or add those to it to what is coming."""
         for message in self.messages(v, None):
             if message.source == rank:
                 yield Event("send", message)
             elif message.target == rank:
-                yield Event("receive", message)
-                yield Event("wait", message)
+                coming.setdefault(message.source, deque()).append(message)
+
+    @staticmethod
+    def _received(messages: deque[StageMessage]) -> Iterator[Event]:
+        """Yield the events of the first of a rank's messages."""
+        message = messages.popleft()
+        yield Event("receive", message)
+        yield Event("wait", message)
 
 
 class _LoopEvents:

@@ -79,6 +79,8 @@ class _StepRun:
         self.pending: dict[LoopValue, StageTransfer] = {}
         self.sends: dict[int, deque[tuple[str, StageTransfer]]] = defaultdict(deque)
         """By target, the sends of the loop that are not waited for yet, in order, with names."""
+        self.coming: dict[int, deque[str]] = defaultdict(deque)
+        """By source, the values outside the loop that are not received yet, in order."""
         self.doing, self.line = "", 0
 
     def run(self) -> list[Tensor | None]:
@@ -101,16 +103,23 @@ class _StepRun:
         return [self._result(name) for name in self.step.results]
 
     def _outside(self, kind: str) -> None:
-        """Run the parts before or after the loop."""
+        """Run the parts before or after the loop. A value of another rank is received before a part
+        that reads it, or a later one of that rank; or else at the end."""
         for part in self.step.parts:
             if part.kind == kind:
                 if part.stage in self.stages:
+                    for source, names in self.coming.items():
+                        while any(name in part.inputs for name in names):
+                            self._receive_next(source)
                     self._begin(part, f"{kind} of stage {part.stage}")
                     with self.step.span("part", part.kind, part.stage, 0):
                         made = self._called(part, [self.values[n] for n in part.inputs])
                     self.values |= zip(part.outputs, made, strict=True)
                 for name in part.outputs:
                     self._pass_on(name, part.stage)
+        for source, names in self.coming.items():
+            while names:
+                self._receive_next(source)
 
     def _called(self, part: StagePart, values: Sequence[Tensor | None]) -> Sequence[Tensor]:
         assert part.function is not None, f"{part.name} is not defined"
@@ -118,15 +127,20 @@ class _StepRun:
         return [made] if isinstance(made, Tensor) else made
 
     def _pass_on(self, name: str, stage: int) -> None:
-        """Send a value outside the loop, or receive it, where other ranks read it."""
+        """Send a value outside the loop, or note that it is coming, where other ranks read it."""
         source = self.step.rank_of[stage]
         targets = self.step.targets(name)
         if source == self.rank:
             for target in targets:
                 hold(self.mesh, self._sent(name, 0, self.values[name], self.peers[target]))
         elif self.rank in targets:
-            transfer = receive(self.mesh, self.step.transfers[name], source)
-            self.values[name] = self._received(name, 0, transfer)
+            self.coming[source].append(name)
+
+    def _receive_next(self, source: int) -> None:
+        """Receive the next value outside the loop of a rank."""
+        name = self.coming[source].popleft()
+        transfer = receive(self.mesh, self.step.transfers[name], source)
+        self.values[name] = self._received(name, 0, transfer)
 
     # ---- the loop over microbatches ----
 
