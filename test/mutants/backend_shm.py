@@ -41,7 +41,7 @@ MUTANTS = [
         "shardir/backend/torch/runtime/runtime_shm.py",
         "None if has_come else peer",
         "peer",
-        "test/run/test_shm.py -k behind",
+        "test/run/test_shm.py -k posted",
     ),
     Mutant(
         "a message has the bytes of any tensor",

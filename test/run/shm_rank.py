@@ -264,7 +264,7 @@ def special(rank, seed):
             raise AssertionError(f"expected an error: {message}")
 
 
-def behind(rank, seed):
+def posted(rank, seed):
     """A sender that waits until its message is read does not wait for a rank that has posted the
     receive and waits for a later one, though the message had come before."""
     runtime_shm_moves.AHEAD = -1

@@ -24,7 +24,7 @@ PER_RANK = ("mlp_by_hand", "modes_manual", "parameter_server", "ring_attention",
 @pytest.mark.parametrize(
     ("case", "seed"),
     [("sequences", seed) for seed in range(extent(2, 40))]
-    + [(c, 0) for c in ("dropped", "steady", "special", "behind", "unordered", "mismatch", "left",
+    + [(c, 0) for c in ("dropped", "steady", "special", "posted", "unordered", "mismatch", "left",
                         "absent", "ended")],
 )  # fmt: skip
 def test_operations(case, seed, tmp_path):
