@@ -187,14 +187,14 @@ def _fuse(
     indexed: list[Bucket] = []
     others: list[Bucket] = []
     for op in of_kind(ops, dist.FusibleOp):
-        if dist.is_started(op):
+        if dist.is_started(op) or (op.fusion is None and not late([op])):
             continue
         size, together = sum(map(size_of, op.values)), collective_work(op, mesh).together
         after, kind = Span(at[op], _first_use(op, at, loops) - 1), _key(op, loops)
         alone = Bucket((at[op],), after, size, together, kind, _shrinks(op), _before(op, at))
         if op.fusion is not None:
             indexed.append(alone)
-        elif late([op]):
+        else:
             others.append(alone)
     if not (found := fused_by_kind(indexed) or fused(others, max_bytes)):
         return False
@@ -225,7 +225,7 @@ def _first_use(op: Operation, at: Mapping[Operation, int], loops: Loops) -> int:
 
 def _before(op: Operation, at: Mapping[Operation, int]) -> frozenset[int]:
     """Return the positions of the collectives that move if an op moves before them."""
-    found = dict.fromkeys(v.owner for v in op.operands if _is_movable(v.owner))
+    found = dict.fromkeys([v.owner for v in op._operands if _is_movable(v.owner)])
     todo = list(found)
     for maker in todo:
         more = [v.owner for v in maker.operands if _is_movable(v.owner) and v.owner not in found]

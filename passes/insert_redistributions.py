@@ -135,7 +135,7 @@ class _FunctionPlacement:
 
     def note(self, op: TensorOp, placement: OpSharding) -> None:
         """Record the layouts in which an op needs its operands."""
-        for v, want in zip(op.operands, placement.operands, strict=True):
+        for v, want in zip(op._operands, placement.operands, strict=True):
             if layout_at(v) != want:
                 self.needs.setdefault(v, {})[op] = want
             elif v in self.needs:
@@ -146,7 +146,7 @@ class _FunctionPlacement:
         self.note(op, placement)
         op.properties.pop("strategy", None)
         for i, want in enumerate(placement.operands):
-            operand = op.operands[i]
+            operand = op._operands[i]
             if layout_of(operand) != want:
                 op.operands[i] = self.rewriter.redistribute(operand, want)
         for v, natural in zip(op.results, placement.results, strict=True):

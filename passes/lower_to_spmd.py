@@ -62,10 +62,7 @@ def _not_computable(f: Function) -> Iterator[Located]:
     """Yield the ops that are not computable with the layouts of their operands and results."""
     assert f.mesh is not None
     for op in of_kind(f.ops, TensorOp):
-        types = (*[v._type for v in op._operands], None, *[v._type for v in op.results])
-        message = _mismatches.get_or(
-            (type(op), f.mesh, *types), op.properties, partial(_mismatch, op, f.mesh)
-        )
+        message = _mismatches.of_op(op, partial(_mismatch, op, f.mesh), f.mesh)
         if message:
             yield op, coded("T3", f"{op.name}: {message}", use="")
 

@@ -145,17 +145,24 @@ class Body:
     first those that are allowed, if that is known, and the peak of `given` when something needs
     more."""
 
-    def __init__(self, f: FuncOp, ops: Sequence[Operation], mesh: Mesh):
+    def __init__(
+        self,
+        f: FuncOp,
+        ops: Sequence[Operation],
+        candidates: Sequence[dist.AsyncOp],
+        mesh: Mesh,
+    ):
+        """`candidates`: the ops that can start."""
         self.f, self.mesh, self.block = f, mesh, f.body.block
+        self.candidates = candidates
         self.ops = self._given = ops
         """The ops as they are now, in order; and as they were given."""
         self._dead = {*ops}.difference(live_ops(ops))
         """Ops whose results nothing uses, which attempts do not change."""
-        self.candidates = startable(ops, mesh)
         self._changes = BlockChanges()
         self.costs = Costs(self.ops, mesh)
         self.timeline = Timeline(self.ops, self.costs)
-        self._hideable = hideable(self.ops, self.timeline)
+        self._hideable = hideable(self.ops, candidates, self.timeline)
         self.given = self._now = Attempt(self.costs.of_ops(self.ops))
         self.limit, self._is_final = allowed_memory(f, mesh), False
         if not self.limit:
@@ -223,7 +230,7 @@ class Body:
                     for part in _cut(bucket, timeline, changes):
                         numbers[part] = numbers[bucket]
             self.ops = ops_of(self.block)
-            found = hideable(self.ops, timeline)
+            found = hideable(self.ops, startable(self.ops, self.mesh), timeline)
         chosen = {op: cost for op, cost in found.items() if numbers[op] not in excluded}
         schedule = StartSchedule(self.ops, timeline, chosen)
         for op in schedule.in_order():
@@ -239,9 +246,10 @@ class Body:
 
 def _overlap(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
-    if not startable(ops, mesh):
+    candidates = startable(ops, mesh)
+    if not candidates:
         return
-    body = Body(f, ops, mesh)
+    body = Body(f, ops, candidates, mesh)
     cuttings = (False, True) if body.is_cut() else (False,)
     attempts = [body.attempt(frozenset(), cutting=cutting) for cutting in cuttings]
     kept = body.given

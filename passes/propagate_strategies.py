@@ -186,7 +186,7 @@ class FunctionPropagation:
         """Return the node of an op, and add its errors to `errors`."""
         operands, results = (
             tuple([i for v in side if (i := self.value_index.get(v)) is not None])
-            for side in (op.operands, op.results)
+            for side in (op._operands, op.results)
         )
         match op:
             case PropagationBarrierOp():
@@ -258,7 +258,7 @@ def _returned(ops: Sequence[Operation]) -> set[SSAValue]:
     found: set[SSAValue] = set(ops[-1].operands)
     for op in reversed(ops):
         if any(v in found for v in op.results):
-            found.update(op.operands)
+            found.update(op._operands)
     return found
 
 

@@ -14,6 +14,7 @@
    both are before the same `train.backward`; otherwise neither is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import UnitAttr
@@ -47,7 +48,7 @@ def _repeat_marked(block: Block) -> None:
         repeat(block, {op for op in forward if RECOMPUTE in op.attributes}, ops[start + 1 :])
 
 
-def _mark_together(ops: list[Operation]) -> None:
+def _mark_together(ops: Sequence[Operation]) -> None:
     """Mark both a started collective and its wait, where both are among the ops and one is
     marked; otherwise neither."""
     forward = set(ops)

@@ -69,7 +69,7 @@ def equal(ops: Sequence[Operation]) -> bool:
         if RECOMPUTE in op.attributes or dist.is_started(op):
             continue
         props = frozenset((k, v) for k, v in op.properties.items() if k != "fusion")
-        key = (type(op), tuple(op.operands), props, tuple(op.result_types))
+        key = (type(op), op._operands, props, tuple([v._type for v in op.results]))
         first = seen.setdefault(key, op)
         if first is not op:
             Rewriter.replace(op, first.results)

@@ -58,21 +58,24 @@ def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
 
 
 def mesh_among(f: FuncOp, ops: Sequence[Operation], meshes: Mapping[str, Mesh]) -> Mesh | None:
-    """Return the one of a module's meshes that a function's layouts and strategies name, else the
-    only one; None if the module has none, or several.
+    """Return the only one of a module's meshes, else the one that a function's layouts and
+    strategies name; None if the module has none, or several of which it names none.
 
     Args:
-        ops: those of the function.
+        ops: those of the function. Where there is one mesh they are not looked at: the verifier
+            refuses one that is not declared.
 
     Raises:
-        Failure: the function uses two meshes, or one that is not declared.
+        Failure: the function uses two meshes, or one that is not declared, where several are.
     """
+    if len(meshes) == 1:
+        return next(iter(meshes.values()))
     naming = dict[str, list[Operation]]()
     for mesh, op in _naming(f, ops):
         if mesh:
             naming.setdefault(mesh, []).append(op)
     if not naming:
-        return next(iter(meshes.values())) if len(meshes) == 1 else None
+        return None
     if len(naming) == 1 and (name := next(iter(naming))) in meshes:
         return meshes[name]
     at = {op: i for i, op in enumerate((*ops, f))}

@@ -126,12 +126,11 @@ def _codes(ops: Sequence[Operation], equally_kept: bool) -> Array:
     for i, op in enumerate(ops):
         key: object = i
         if _may_repeat(type(op)):
-            types = [v._type for v in (*op._operands, *op.results)]
-            parts = (type(op), len(op._operands), *types, *op.attributes, *op.attributes.values())
-            number = known.get_or(
-                parts, op.properties,
+            number = known.of_op(
+                op,
                 lambda op=op: signatures.setdefault(_signature(op), len(signatures)),
-            )  # fmt: skip
+                marks=True,
+            )
             key = (number,)
             if equally_kept:
                 start = starts[k] if (k := bisect_right(starts, i)) < len(starts) else len(ops)

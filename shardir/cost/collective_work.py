@@ -6,7 +6,6 @@ from functools import cached_property
 from math import prod
 
 from xdsl.dialects.builtin import TensorType
-from xdsl.ir import Operation
 
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.forms import Form
@@ -117,9 +116,7 @@ class CollectiveWork:
 
 def collective_work(op: dist.CollectiveOp, mesh: Mesh) -> CollectiveWork:
     """Return the work of a collective."""
-    return moves.get_or(
-        signature(op, mesh), op.properties, lambda: CollectiveWork(mesh, tuple(_steps(op, mesh)))
-    )
+    return moves.of_op(op, lambda: CollectiveWork(mesh, tuple(_steps(op, mesh))), mesh)
 
 
 def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
@@ -133,8 +130,3 @@ def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
             op.step_for(value, out, mesh),
             itemsize(value.type),
         )
-
-
-def signature(op: Operation, mesh: Mesh) -> tuple[object, ...]:
-    """Return what the cost of an op depends on beside its properties."""
-    return (type(op), mesh, *[v._type for v in op._operands], *[v._type for v in op.results])

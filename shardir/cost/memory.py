@@ -134,12 +134,12 @@ class LiveStorages:
         """The buffers of collectives: the bytes, and the ops from and to which each is live."""
         sized = ((self.sizes[v], span) for v, span in self.spans.items())
         self.born, self.died = changes(chain(sized, self.buffers.values()), len(ops))
-        self.needed = _running(self.born, self.died)
+        self.needed = running(self.born, self.died)
 
     @cached_property
     def held(self) -> list[int]:
         """The bytes of buffers at each op."""
-        return _running(*changes(self.buffers.values(), len(self.ops)))
+        return running(*changes(self.buffers.values(), len(self.ops)))
 
 
 def changes(pieces: Iterable[tuple[int, Span]], number: int) -> tuple[list[int], list[int]]:
@@ -152,8 +152,8 @@ def changes(pieces: Iterable[tuple[int, Span]], number: int) -> tuple[list[int],
     return born, died
 
 
-def _running(born: Sequence[int], died: Sequence[int]) -> list[int]:
-    """Return the bytes that are live at each op."""
+def running(born: Sequence[int], died: Sequence[int]) -> list[int]:
+    """Return the bytes that are live at each op, of `changes`."""
     return list(accumulate(map(sub, born[:-1], chain((-born[-1],), died))))
 
 

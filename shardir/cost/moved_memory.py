@@ -10,7 +10,8 @@ be in:
 """
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
+from operator import add
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, OpResult, SSAValue
@@ -19,7 +20,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.loops import Loops
 from shardir.analysis.roles import lent_arguments
-from shardir.cost.memory import LiveStorages, changes
+from shardir.cost.memory import LiveStorages, changes, running
 from shardir.dialects import dist
 from shardir.dialects.blocks import of_kind
 
@@ -46,31 +47,27 @@ class MovedMemory:
         made = [v for v in live.spans if isinstance(v, OpResult) and v.op in self._fixed]
         storages = ((live.sizes[v], live.spans[v]) for v in made)
         buffers = (found for op, found in live.buffers.items() if op in self._apart)
-        self._changes = _by_op(ops, *changes(chain(storages, buffers), len(ops)))
-        """The changes of the bytes in the storages of `fixed` ops, and in the buffers of those
-        apart."""
+        born, died = changes(chain(storages, buffers), len(ops))
+        self._changes = _by_op(ops, born), _by_op(ops, died)
+        """The bytes that are live from each op on, and those until it, in the storages of `fixed`
+        ops, and in the buffers of those apart."""
 
     def at_ops(self, ops: Sequence[Operation]) -> dict[Operation, int]:
         """Return the bytes that are live at each of the live ops, in the order in which the
         function is now."""
         concerned = [op for op in ops if op not in self._apart]
         live = LiveStorages(self._f, self._mesh, concerned, fixed=self._fixed)
-        moving, fixed = _by_op(concerned, live.born, live.died), self._changes
-        found, now, none = dict[Operation, int](), live.born[-1], (0, 0)
-        for op in ops:
-            (born, died), (more, less) = fixed.get(op, none), moving.get(op, none)
-            now += born + more
-            found[op] = now
-            now -= died + less
-        return found
+        moving = _by_op(concerned, live.born), _by_op(concerned, live.died)
+        born, died = (
+            [*map(add, map(fixed.get, ops, repeat(0)), map(moved.get, ops, repeat(0)))]
+            for fixed, moved in zip(self._changes, moving, strict=True)
+        )  # fmt: skip
+        return dict(zip(ops, running([*born, live.born[-1]], died), strict=True))
 
 
-def _by_op(
-    ops: Sequence[Operation], born: Sequence[int], died: Sequence[int]
-) -> dict[Operation, tuple[int, int]]:
-    """Return the bytes that are live from each op on, and those until it, where there are any."""
-    each = zip(ops, born[:-1], died[:-1], strict=True)
-    return {op: (more, less) for op, more, less in each if more or less}
+def _by_op(ops: Sequence[Operation], changes: Sequence[int]) -> dict[Operation, int]:
+    """Return the bytes by op, where there are any."""
+    return {op: n for op, n in zip(ops, changes, strict=False) if n}
 
 
 def _moving(f: FuncOp, live: LiveStorages) -> set[SSAValue]:

@@ -46,8 +46,12 @@ class Costs(dict[Operation, OpCost]):
             cost = cost_of(op, self.mesh)
         except ShardirError:
             cost = None
-        self[op] = found = cost.times(self.loops.runs(op)) if cost else OpCost(op, 0, 0, 0.0)
-        return found
+        if cost is None:
+            cost = OpCost(op, 0, 0, 0.0)
+        elif self.loops:
+            cost = cost.times(self.loops.runs(op))
+        self[op] = cost
+        return cost
 
     def of_ops(self, ops: Iterable[Operation]) -> float:
         """Return the seconds of the ops of the block, in their order."""
@@ -120,15 +124,16 @@ class Timeline:
         return self.begins[there] + self.seconds.get(there, 0.0)
 
 
-def hideable(ops: Sequence[Operation], timeline: Timeline) -> dict[dist.AsyncOp, OpCost]:
-    """Return the collectives of a block of which computation between operands and users can hide
-    enough.
+def hideable(
+    ops: Sequence[Operation], candidates: Sequence[dist.AsyncOp], timeline: Timeline
+) -> dict[dist.AsyncOp, OpCost]:
+    """Return the `startable` collectives of a block of which computation between operands and users
+    can hide enough.
 
     Operands and users are those of a chain of collectives.
     """
     loops = timeline.loops
     begins = timeline.begins_of(ops)
-    candidates = startable(ops, timeline.mesh)
     earliest: dict[Operation, float] = {}
     for op in candidates:
         owners = [

@@ -60,36 +60,37 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
     computed = 0.0  # since devices have waited for each other
     new = partial(tuple.__new__, TimedOp)  # half the time of TimedOp()
     for c in costs:
+        op, _, _, seconds, axes, form, latency = c
         reached, name, late = now, None, 0.0
         begin = end = now
-        if not c.form and type(c.op) is not dist.WaitOp:
-            now = end = now + c.seconds
-            computed += c.seconds
-        elif isinstance(c.op, dist.WaitOp):
-            until, there = ends.get(c.op.started, (now, None))  # none if a group is one device
+        if not form and type(op) is not dist.WaitOp:
+            now = end = now + seconds
+            computed += seconds
+        elif isinstance(op, dist.WaitOp):
+            until, there = ends.get(op.started, (now, None))  # none if a group is one device
             if until > now:
                 if there is not None:
                     late, computed = max(0.0, there - now), 0.0
                 now = until
         else:
-            name = level_of(mesh, c.axes)
-            late = min(on.skew, computed) if c.axes else 0.0
+            name = level_of(mesh, axes)
+            late = min(on.skew, computed) if axes else 0.0
             begin = max(now + late, free.get(name, 0.0))
-            end = free[name] = begin + c.seconds
-            if dist.is_started(c.op):
-                ends[c.op], late = (end, now + late if c.axes else None), 0.0
-                latency = c.latency if c.axes else 0.0
-                now += on.lost(c.seconds - c.latency + latency, latency)
+            end = free[name] = begin + seconds
+            if dist.is_started(op):
+                ends[op], late = (end, now + late if axes else None), 0.0
+                waited = latency if axes else 0.0  # of a copy's latency nothing is lost
+                now += on.lost(seconds - latency + waited, waited)
             else:
-                now, computed = end, 0.0 if c.axes else computed
+                now, computed = end, 0.0 if axes else computed
         yield new((c, reached, now, begin, end, name, late))
 
 
 def length(times: Iterable[TimedOp]) -> float:
     """Return the seconds from the first op to the end of the last."""
     last = 0.0
-    for t in times:
-        last = max(last, t.left, t.end)
+    for _, _, left, _, end, _, _ in times:
+        last = max(last, left, end)
     return last
 
 

@@ -1,7 +1,8 @@
 """The ops of a block, the hashes and the classes of ops and values: what a compilation asks for
 most.
 
-xDSL's list of a block's ops counts them first, by a second walk. Its ops and values hash and
+xDSL's list of a block's ops counts them first, by a second walk, and a walk over those of a large
+program is slow, since each is elsewhere in memory. Its ops and values hash and
 compare by identity, in Python; as those of `object` do, in C. It returns fields by properties in
 Python, asks for each index of a value what it is, and matches each name with two patterns. Of its
 abstract classes others may be registered as subclasses, which none is: `OpClass` says what that
@@ -10,6 +11,8 @@ costs.
 
 from abc import ABCMeta
 from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -36,13 +39,16 @@ FIELDS = (
 def hash_in_c() -> None:
     """Let ops and values hash and compare as `object` does, a tenth of the time of a compilation,
     return FIELDS in C, take most names as they are, and ask for their classes and those of
-    attributes without a look at registered ones. For a process of ours, before it makes any:
-    dictionaries with those from before lose them."""
+    attributes without a look at registered ones; and let blocks retain the list of their ops until
+    it changes. For a process of ours, before it makes any: dictionaries with those from before lose
+    them."""
     for kind, name, field in FIELDS:
         setattr(kind, name, property(attrgetter(field)))
     named = property(attrgetter("_name"), _set_name)
     for kind, name, member in (IRWithName, "name_hint", named), (SSAValues, "__getitem__", _at):
         setattr(kind, name, member)
+    for name, method in ("_attach_op", _attach), ("detach_op", _detach), ("split_before", _split):
+        setattr(Block, name, method)
     for kind in (SSAValue, Operation, IRDLOperation):
         for method in ("__hash__", "__eq__"):
             setattr(kind, method, getattr(object, method))
@@ -51,6 +57,34 @@ def hash_in_c() -> None:
         todo += type.__subclasses__(kind)
         if type(kind) is ABCMeta:
             kind.__class__ = OpClass
+
+
+ATTACH, DETACH, SPLIT = Block._attach_op, Block.detach_op, Block.split_before
+"""What changes the list of a block's ops."""
+
+LISTED = "shardir_ops"
+"""The field of a block with its ops, if they have been listed since they changed."""
+
+
+def _attach(self: Block, op: Operation) -> None:
+    """Attach an op to a block; whether it contains that is asked of one with regions."""
+    self.__dict__.pop(LISTED, None)
+    if op.parent is None and not op.regions:
+        op.parent = self
+    else:
+        ATTACH(self, op)
+
+
+def _detach(self: Block, op: Operation) -> Operation:
+    """Detach an op from a block."""
+    self.__dict__.pop(LISTED, None)
+    return DETACH(self, op)
+
+
+def _split(self: Block, *args: Any, **kwargs: Any) -> Block:
+    """Split a block."""
+    self.__dict__.pop(LISTED, None)
+    return SPLIT(self, *args, **kwargs)
 
 
 def _at(self: SSAValues, index: int | slice) -> SSAValue | SSAValues:
@@ -68,9 +102,27 @@ def _set_name(self: IRWithName, name: str | None) -> None:
         self._name = self.extract_valid_name(name)
 
 
-def ops_of(block: Block) -> list[Operation]:
-    """Return the ops of a block, in order; the block may change while the list is read."""
-    return ops_from(block.first_op)
+class ListedOps(tuple[Operation, ...]):
+    """Ops in order, which may change their places while these are read."""
+
+    @cached_property
+    def by_class(self) -> dict[type[Operation], list[int]]:
+        """The indices of the ops of each class, in order."""
+        found: dict[type[Operation], list[int]] = {kind: [] for kind in {*map(type, self)}}
+        for i, op in enumerate(self):
+            found[type(op)].append(i)
+        return found
+
+
+def ops_of(block: Block) -> ListedOps:
+    """Return the ops of a block, in order; listed once as long as it has the same, in a process of
+    ours."""
+    listed = block.__dict__.get(LISTED)
+    if listed is None:
+        listed = ListedOps(ops_from(block.first_op))
+        if Block.detach_op is _detach:
+            block.__dict__[LISTED] = listed
+    return listed
 
 
 def ops_from(op: Operation | None) -> list[Operation]:
@@ -85,9 +137,14 @@ def ops_from(op: Operation | None) -> list[Operation]:
 def of_kind(ops: Iterable[Operation], *kinds: type[OpT]) -> list[OpT]:
     """Return the ops of a kind, in order. Whether it is one is asked for each class among them: to
     ask for each op takes longer."""
-    ops = list(ops)
-    found = {cls for cls in {*map(type, ops)} if issubclass(cls, kinds)}
-    same: list[Any] = [op for op in ops if type(op) in found] if found else []
+    same: list[Any]
+    if isinstance(ops, ListedOps):
+        each = [at for cls, at in ops.by_class.items() if issubclass(cls, kinds)]
+        same = [ops[i] for i in (each[0] if len(each) == 1 else sorted(chain(*each)))]
+    else:
+        ops = list(ops)
+        found = {cls for cls in {*map(type, ops)} if issubclass(cls, kinds)}
+        same = [op for op in ops if type(op) in found] if found else []
     return same
 
 

@@ -134,23 +134,20 @@ def _verifier(definition: OpDef, own: Callable[[Any], None]) -> Callable[[IRDLOp
         asking = [t for t in definition.traits if type(t).verify is not OpTrait.verify]
         return not (asking or definition.regions or definition.successors)
 
-    def verify_all(self: IRDLOperation, parts: tuple[Any, ...]) -> None:
-        defined.get_or(parts, self.properties, lambda: definition.verify(self))
+    def verify_all(self: IRDLOperation) -> None:
+        defined.of_op(self, lambda: definition.verify(self), marks=True)
         own(self)
 
     def verify_(self: IRDLOperation) -> None:
-        if not is_flat() or self.regions or self.successors:
+        if self.regions or self._successors or not is_flat():
             definition.verify(self)
             own(self)
             return
-        operands, results = [v._type for v in self._operands], [v._type for v in self.results]
-        attributes = (*self.attributes, *self.attributes.values())
-        parts = (type(self), *operands, None, *results, None, *attributes)
         here = verified_here() if own in _by_signature else None
         if here is None:
-            verify_all(self, parts)
+            verify_all(self)
         else:
-            here.get_or(parts, self.properties, lambda: verify_all(self, parts))
+            here.of_op(self, lambda: verify_all(self), marks=True)
 
     return verify_
 

@@ -3,15 +3,13 @@
 `offsets` of an op has the offset of each result in the function's block, in bytes, or -1.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from xdsl.dialects.builtin import DenseArrayBase
-from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, OpResult
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics.codes import coded
-from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import size_of
 
 OFFSETS = "offsets"
@@ -21,7 +19,7 @@ MEMORY_PLAN = "memory_plan"
 """The attribute of a function with the sizes of its plan."""
 
 
-def planned_results(ops: list[Operation]) -> Iterator[tuple[int, OpResult]]:
+def planned_results(ops: Iterable[Operation]) -> Iterator[tuple[int, OpResult]]:
     """Yield the results that have offsets, each with its offset."""
     for op in [op for op in ops if OFFSETS in op.attributes]:
         if isinstance(found := op.attributes[OFFSETS], DenseArrayBase):
@@ -30,15 +28,15 @@ def planned_results(ops: list[Operation]) -> Iterator[tuple[int, OpResult]]:
                     yield offset, v
 
 
-def check_offsets(f: FuncOp) -> None:
-    """Check that in the memory plan of a function no result overwrites a value that is read later.
+def check_offsets(ops: Sequence[Operation]) -> None:
+    """Check that in the memory plan of a function's ops no result overwrites a value that is read
+    later.
 
     Only uses of the value itself count, not those of its views.
 
     Raises:
         VerifyException: one does.
     """
-    ops = [op for block in f.body.blocks for op in ops_of(block)]  # a declaration has none
     planned = list(planned_results(ops))
     at = {op: i for i, op in enumerate(ops)} if planned else {}
     live: list[tuple[int, int, int, OpResult]] = []  # last use, offset, end

@@ -4,7 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from xdsl.ir import Operation
+
 _Value = TypeVar("_Value")
+
+NONE: Mapping[str, Any] = {}
 
 
 class Memo(dict[Any, Any]):
@@ -43,6 +47,26 @@ class SignatureMemo(Memo):
         value = make()
         self[key] = parts, tuple(props.values()), value
         return value
+
+    def of_op(
+        self, op: Operation, make: Callable[[], _Value], mesh: object = None, *, marks: bool = False
+    ) -> _Value:
+        """Return the value of an op's kind, types and properties, on a mesh where it depends on
+        that, and with `marks` of its attributes too; made by `make` the first time."""
+        props, attributes = op.properties, op.attributes if marks else NONE
+        key = (
+            type(op), id(mesh), *[id(v._type) for v in op._operands], None,
+            *[id(v._type) for v in op.results], *props, *map(id, props.values()),
+        )  # fmt: skip
+        if attributes:
+            key = (*key, None, *attributes, *map(id, attributes.values()))
+        found = self.get(key)
+        if found is None:
+            if len(self) > self.limit:
+                self.clear()
+            types = [v._type for v in (*op._operands, *op.results)]
+            found = self[key] = (mesh, types, {**props}, {**attributes}), make()
+        return found[1]
 
     def of(self, part: Any, make: Callable[[Any], _Value]) -> _Value:
         """Return the value of a single type or attribute, made by `make` of it the first time."""

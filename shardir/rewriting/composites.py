@@ -1,6 +1,7 @@
 """Replacements of ops: by their decomposition, for composites anywhere and for others where
 sharded; and by `nn.custom`, for ops without a definition."""
 
+from collections.abc import Sequence
 from functools import cache
 
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr, TensorType, UnregisteredOp
@@ -100,7 +101,7 @@ def name_of(op: Operation) -> str:
     return op.op_name.data if isinstance(op, UnregisteredOp) else op.name
 
 
-def adopt(block: Block) -> list[Operation]:
+def adopt(block: Block) -> Sequence[Operation]:
     """Replace the ops of a block that have no definition by custom ops of their names, and return
     its ops. The options are an op's properties, and its attributes but those of other dialects."""
     rewriter, ops = Rewriter(), ops_of(block)

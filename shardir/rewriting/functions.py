@@ -1,6 +1,6 @@
 """The functions that passes rewrite, and their types."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from xdsl.dialects.builtin import FunctionType, ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
@@ -15,7 +15,7 @@ def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
     return ((f, f.body.block) for f, _ in ops_of_bodies(module))
 
 
-def ops_of_bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, list[Operation]]]:
+def ops_of_bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Sequence[Operation]]]:
     """Yield the functions that have a body, each with its ops, after replacing those without a
     definition by custom ops.
 

@@ -55,9 +55,7 @@ def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
         shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
     if any(shared):
         return _placed(op, mesh, shared)
-    operands, results = [v._type for v in op._operands], [v._type for v in op.results]
-    parts = (type(op), mesh, *operands, None, *results)
-    return _alone.get_or(parts, op.properties, lambda: _placed(op, mesh, ()))
+    return _alone.of_op(op, lambda: _placed(op, mesh, ()), mesh)
 
 
 _alone = SignatureMemo()

@@ -126,8 +126,7 @@ class CandidateSource:
     def seconds(self, op: Operation) -> float:
         """Return the estimated time of an op whose values have layouts, or of a redistribution; 0
         for other ops."""
-        parts = type(op), len(op.operands), *(v.type for v in (*op.operands, *op.results))
-        return self._seconds.get_or(parts, op.properties, lambda: self._seconds_of(op))
+        return self._seconds.of_op(op, lambda: self._seconds_of(op))
 
     def _seconds_of(self, op: Operation) -> float:
         if isinstance(op, TensorOp):

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, replace
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, Operation, OpTraits
-from xdsl.traits import IsTerminator, NoTerminator, SymbolOpInterface, SymbolTable
+from xdsl.traits import (
+    IsolatedFromAbove,
+    IsTerminator,
+    NoTerminator,
+    SymbolOpInterface,
+    SymbolTable,
+)
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError
@@ -26,6 +32,13 @@ from shardir.syntax.source import Source
 
 CALL = replace(CallOp.get_irdl_definition(), traits=OpTraits(tuple))
 """The definition of a call without the trait that looks its callee up."""
+
+FUNCTION = replace(
+    FuncOp.get_irdl_definition(),
+    traits=OpTraits(lambda: tuple(FuncOp.traits.traits - {IsolatedFromAbove()})),
+)
+"""The definition of a function without the trait that walks over its ops for values from outside,
+which `check_dominance` reports too."""
 
 MISSING = re.compile(r"expected a (?:declared mesh, got|function) @")
 
@@ -93,8 +106,12 @@ def verify_all(
         wrong = {op for op, _, _ in errors} | lost.ops
         for f in functions:
             if f.body.blocks and not (wrong and not wrong.isdisjoint(f.walk())):
+                ops = ops_of(f.body.block)
                 try:
-                    check_transfers(ops_of(f.body.block))
+                    check_offsets(ops)
+                    check_transfers(ops)
+                except VerifyException as e:
+                    report(f, str(e))
                 except Failure as e:
                     for at, message in e.errors:
                         report(at or f, message)
@@ -118,11 +135,11 @@ def check_op(op: Operation) -> None:
     """Check an op by its definition. Raises VerifyException, ShardirError."""
     if type(op) is CallOp:
         check_call(op)
+    elif type(op) is FuncOp:
+        FUNCTION.verify(op)
+        check_signature(op)
     else:
         op.verify_()
-    if op.regions and isinstance(op, FuncOp):
-        check_signature(op)
-        check_offsets(op)
 
 
 def check_call(op: CallOp) -> None:
@@ -149,8 +166,13 @@ def check_call(op: CallOp) -> None:
 
 
 def check_signature(f: FuncOp) -> None:
-    """Check the layouts of a function's arguments, also unused ones, their initial values, and that
-    a step in stages ends. Raises VerifyException, ShardirError."""
+    """Check the types of a function's arguments, their layouts, also of unused ones, their initial
+    values, and that a step in stages ends. Raises VerifyException, ShardirError."""
+    block = f.body.blocks.first
+    if block is not None and f.function_type.inputs.data != block.arg_types:
+        raise VerifyException(
+            "Expected entry block arguments to have the same types as the function input types"
+        )
     for i, t in enumerate(f.function_type.inputs):
         check_type(f, t, f"argument {i}")
     check_initial_values(f)

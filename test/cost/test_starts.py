@@ -8,7 +8,7 @@ from xdsl.ir import Operation
 import shardir
 from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import functions
-from shardir.cost.overlap import Costs, StartSchedule, Timeline, hideable
+from shardir.cost.overlap import Costs, StartSchedule, Timeline, hideable, startable
 
 PRODUCT, SENDING = 0.128, 0.032
 """The seconds of a product of 4 x 4, and of the bytes of a collective of that size."""
@@ -44,7 +44,8 @@ def beside(
 @pytest.mark.parametrize("products", [1, 3])
 def test_a_twentieth_has_to_be_hidden(products: int, part: float) -> None:
     latency = products * PRODUCT / part - SENDING
-    found = hideable(*beside(GATHER, products, latency))
+    ops, timeline = beside(GATHER, products, latency)
+    found = hideable(ops, startable(ops, timeline.mesh), timeline)
     assert len(found) == (part > 0.05)
 
 
@@ -55,7 +56,8 @@ def test_what_grows_starts_late_and_what_does_not_at_once(products: int, latency
     result is not held longer; an all-reduce where its operand is available."""
     for kind in (GATHER, REDUCE):
         ops, timeline = beside(kind, products, latency)
-        schedule = StartSchedule(ops, timeline, hideable(ops, timeline))
+        found = hideable(ops, startable(ops, timeline.mesh), timeline)
+        schedule = StartSchedule(ops, timeline, found)
         (start,) = schedule.starts.values()
         late = max(0, products - ceil((latency + SENDING) / PRODUCT))
         assert start == (late if kind is GATHER else 0)

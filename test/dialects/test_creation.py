@@ -73,11 +73,12 @@ def test_operands_and_results_are_those_that_xdsl_finds(operands: int):
 
 
 IN_C = """
+from random import Random
 from xdsl.dialects.builtin import i32
 from xdsl.dialects.test import TestOp
-from xdsl.ir import Block, SSAValues
+from xdsl.ir import Block, Region, SSAValues
 from xdsl.ir.core import IRWithName
-from shardir.dialects.blocks import hash_in_c
+from shardir.dialects.blocks import hash_in_c, ops_of
 
 NAMES = ["x", "_", "x1", "x_1", "x_1_2", "a.b", "$c", "é", "1x", "", "x y", "x²", None]
 
@@ -105,12 +106,39 @@ def facts():
     return [named(v, name) for name in NAMES]
 
 
+def lists(random):
+    block, outer = Region([Block()]).block, TestOp(regions=[Region([Block()])])
+    for _ in range(100):
+        ops, new = list(block.ops), TestOp()
+        change = random.randrange(5) if len(ops) > 2 else 0
+        if change == 0:
+            block.add_op(new)
+        elif change < 3:
+            insert = block.insert_op_before if change == 1 else block.insert_op_after
+            insert(new, random.choice(ops))
+        else:
+            (block.detach_op if change == 3 else block.erase_op)(random.choice(ops))
+        assert list(ops_of(block)) == list(block.ops)
+    second = block.split_before(random.choice(list(block.ops)))
+    for part in block, second:
+        assert list(ops_of(part)) == list(part.ops)
+    for op, to in (second.last_op, block), (outer, outer.regions[0].block):
+        try:
+            to.add_op(op)
+        except ValueError:
+            continue
+        raise AssertionError(op)
+
+
 before = facts()
 hash_in_c()
 assert facts() == before, (facts(), before)
+for seed in range(10):
+    lists(Random(seed))
 """
 
 
 def test_a_process_of_ours_reads_what_xdsl_does():
-    """Fields, parts of values, and names, also those that xDSL changes or refuses."""
+    """Fields, parts of values, and names, also those that xDSL changes or refuses; and the ops of a
+    block after each change of it."""
     subprocess.run([sys.executable, "-c", IN_C], check=True, timeout=60)

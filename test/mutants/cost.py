@@ -63,7 +63,7 @@ MUTANTS = [
         "a wait does not bring devices together",
         "What devices have computed before they waited for each other makes the next one late.",
         "shardir/cost/schedule.py",
-        "                now, computed = end, 0.0 if c.axes else computed\n",
+        "                now, computed = end, 0.0 if axes else computed\n",
         "                now = end\n",
         "test/cost/test_schedule.py -k late",
     ),

@@ -247,9 +247,9 @@ MUTANTS = [
     Mutant(
         "ops of equal types are verified once",
         "Of ops of a module that have the same types one is verified, whatever their properties.",
-        "shardir/dialects/definition.py",
-        "here.get_or(parts, self.properties,",
-        "here.get_or(parts, {},",
+        "shardir/dialects/signatures.py",
+        "for v in op.results], *props, *map(id, props.values()),",
+        "for v in op.results],",
         "test/dialects/test_signatures.py",
     ),
     Mutant(
@@ -274,6 +274,14 @@ MUTANTS = [
         "shardir/dialects/blocks.py",
         "and not name[-1].isdigit()",
         "and name",
+        "test/dialects/test_creation.py",
+    ),
+    Mutant(
+        "a block lists an op that it has lost",
+        "In a process of ours the list of a block's ops has one that was detached.",
+        "shardir/dialects/blocks.py",
+        "    self.__dict__.pop(LISTED, None)\n    return DETACH(self, op)",
+        "    return DETACH(self, op)",
         "test/dialects/test_creation.py",
     ),
 ]

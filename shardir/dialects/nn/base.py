@@ -232,16 +232,15 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
     def factors(self, mesh: Mesh | None = None) -> Factors:
         """The op's factors on its global shapes."""
-        operands, results = [v._type for v in self._operands], [v._type for v in self.results]
-        return rules.get_or(
-            (type(self), mesh, *operands, None, *results),
-            self.properties,
+        return rules.of_op(
+            self,
             lambda: rule_of(
                 type(self),
-                tuple(_global_type(t, mesh) for t in operands),
-                tuple(_global_type(t, mesh) for t in results),
+                tuple(_global_type(v._type, mesh) for v in self._operands),
+                tuple(_global_type(v._type, mesh) for v in self.results),
                 self.properties,
             ),
+            mesh,
         )
 
     def shapes(self, mesh: Mesh | None = None) -> tuple[Shape, ...]:

@@ -76,7 +76,7 @@ class Transposition:
         partial = self.passes_partial(op)
         cotangents = [self.cotangents.sum(v, partial) for v in op.results]
         found = op.gradient(self.builder, *cotangents)
-        for v, d in zip(op.operands, found, strict=True):
+        for v, d in zip(op._operands, found, strict=True):
             if d is not None and v in self.activity.active:
                 if d.name_hint is None:
                     d.name_hint = cotangent_name(v)
