@@ -242,7 +242,9 @@ class Driver(OptArguments):
         self.target.prepare(module)
         if self.given is None:
             return {}
-        gc.collect()  # the ops that loops replace: the program of one device is made besides
+        # The ops that loops replace, since the program of one device is made besides. All are of
+        # the youngest generation: no collection was made since the module was parsed.
+        gc.collect(0)
         return {"origin": Origin.of(self.given, self.passes)}
 
     def emit(self, module: ModuleOp, original: ModuleOp | None) -> str:
