@@ -95,8 +95,8 @@ def fitted(
         if p.about
     }
     if any(p.text for p in probes):
-        relative = _relative(given, compiled, times, found.cluster)
-        return Calibration(found.cluster, relative, ratios)
+        coefficients = relative(given, compiled, times, found.cluster)
+        return Calibration(found.cluster, coefficients, ratios)
     links = {name: getattr(start, name) for name in OF_LINKS}  # nothing has communicated
     return Calibration(replace(found.cluster, **links), None, ratios)
 
@@ -152,7 +152,7 @@ def _spent(
     return {f: lines.medians(call for rank in ranks for call in rank[f]) for f in functions}
 
 
-def _relative(
+def relative(
     given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], cluster: Cluster
 ) -> Coefficients:
     """Return the relative model's coefficients.

@@ -210,16 +210,16 @@ def test_coefficients_of_the_relative_model_are_found_again() -> None:
 # ---- the file ----
 
 
-@cache
-def calibration() -> fitted_cluster.Calibration:
-    times = dict(zip((p.name for p in PROBES), seconds_on(KNOWN), strict=True))
-    return fitted_cluster.fitted(GIVEN, compiled(), times, START)
+def times_on(cluster: Cluster) -> dict[str, float]:
+    """The modelled seconds of each probe, by its name."""
+    return dict(zip((p.name for p in PROBES), seconds_on(cluster), strict=True))
 
 
 @long_form
 def test_the_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "here.ir"
-    path.write_text(fitted_cluster.text("here", calibration(), ["of a test"]))
+    seen = fitted_cluster.fitted(GIVEN, compiled(), times_on(KNOWN), START)
+    path.write_text(fitted_cluster.text("here", seen, ["of a test"]))
     loaded = clusters.load(path)
     assert numbers(loaded) == pytest.approx(numbers(KNOWN), rel=6e-3)  # three digits
     assert loaded.memory == KNOWN.memory
@@ -232,9 +232,9 @@ def test_the_file_reads_back(tmp_path: Path) -> None:
 
 
 def test_rates_that_nothing_shows_are_named() -> None:
-    seen = calibration()
+    seen = fitted_cluster.Calibration(KNOWN, Coefficients(1e-9, 1e-9, 1e-9, 1e-9), {})
     assert "Too fast" not in fitted_cluster.text("here", seen, [])
-    free = replace(seen.cluster, flops=(("f64", 1e18), *seen.cluster.flops[1:]))
+    free = replace(KNOWN, flops=(("f64", 1e18), *KNOWN.flops[1:]))
     told = fitted_cluster.text("here", replace(seen, cluster=free), [])
     assert "Too fast to be measured: f64;" in told
 
@@ -242,9 +242,9 @@ def test_rates_that_nothing_shows_are_named() -> None:
 def test_the_largest_probes_give_the_relative_model() -> None:
     """A byte of a collective costs the time of the link, by its kind, and some more for latencies
     and copies; a byte of a computation costs the time of memory, or of its flops."""
-    c, times = calibration().relative, KNOWN.byte_times
+    c = fitted_cluster.relative(GIVEN, compiled(), times_on(KNOWN), KNOWN)
+    times = KNOWN.byte_times
     (link,) = KNOWN.levels
-    assert c is not None
     between = [k for k in times if "reduce" not in k]
     for beta, kinds in (
         (c.beta1, ["all_reduce", "reduce_scatter"]), (c.beta2, between), (c.gamma, ["all_reduce"])
