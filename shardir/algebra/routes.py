@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby, product
 from math import comb, inf, prod
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.exchange_costs import Table
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.retained import RetainedTables
 from shardir.algebra.route_tables import (
     MAX_DEVICES,
     MAX_ORDERED_LAYOUTS,
@@ -35,8 +37,14 @@ from shardir.algebra.route_tables import (
 )
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 
-Solved = tuple[Table, Indices]
+SmallIndices = np.ndarray[Any, np.dtype[np.int16]]
+"""The indices of layouts, or of tables, in few bytes: there is one for each path."""
+
+Solved = tuple[Table, SmallIndices]
 """The lengths of the shortest paths, and the first layout of each: [from, to]."""
+
+MoveTables = tuple[Table, Flags, SmallIndices]
+"""The lengths of single moves, whether each is an exchange, and the table that has it."""
 
 MAX_LAYOUTS = 400
 """The maximum number of layouts in a table."""
@@ -161,8 +169,8 @@ class Routes:
         )
         self._numbers = [np.array([self.index[n] for n in t.index]) for t in self.tables]
         """The index of each layout of each table."""
-        self._solved: dict[tuple[Shape, int], Solved] = {}
-        self._each: dict[tuple[Shape, int], tuple[Table, Flags, Indices]] = {}
+        self._solved = RetainedTables[Solved]()
+        self._each = RetainedTables[MoveTables]()
 
     def seconds(self, shape: Shape, itemsize: int) -> Table:
         """Return the estimated time of each path for a tensor of this shape: [from, to]; infinite
@@ -193,9 +201,7 @@ class Routes:
 
     def paths(self, shape: Shape, itemsize: int) -> Solved:
         """Return the estimated time of all paths, and the first layout of each."""
-        if (shape, itemsize) not in self._solved:
-            self._solved[shape, itemsize] = self._solve(shape, itemsize)
-        return self._solved[shape, itemsize]
+        return self._solved.get((shape, itemsize), lambda: self._solve(shape, itemsize))
 
     def _solve(self, shape: Shape, itemsize: int) -> Solved:
         """Find the shortest paths (Floyd and Warshall). Of equal ones that of fewer collectives is
@@ -203,7 +209,7 @@ class Routes:
         each, exchanged = self._moves_of(shape, itemsize)[:2]
         n, seconds = len(self.layouts), each.copy()
         np.fill_diagonal(seconds, 0.0)
-        via = np.tile(np.arange(n), (n, 1))
+        via = np.tile(np.arange(n, dtype=np.int16), (n, 1))
         weight = np.where(exchanged, seconds * (1 + PREFERENCE), seconds)
         for k in np.flatnonzero(np.isfinite(seconds).sum(axis=0) > 1):
             first, then = weight[:, k], weight[k]
@@ -228,25 +234,26 @@ class Routes:
         """Return the seconds of each single move, as those of the tables."""
         return self._moves_of(shape, itemsize)[0]
 
-    def _moves_of(self, shape: Shape, itemsize: int) -> tuple[Table, Flags, Indices]:
+    def _moves_of(self, shape: Shape, itemsize: int) -> MoveTables:
         """Return the seconds of each single move, whether it is an exchange, and the number of the
         table that has it, if it is not from one to another."""
-        if (found := self._each.get((shape, itemsize))) is None:
-            n = len(self.layouts)
-            seconds, exchanged = np.full((n, n), inf), np.zeros((n, n), dtype=np.bool_)
-            by = np.zeros((n, n), dtype=np.int64)
-            for k, (table, numbers) in enumerate(zip(self.tables, self._numbers, strict=True)):
-                ends = np.ix_(numbers, numbers)
-                each, is_exchange = table.moves_of(shape, itemsize)
-                better = each < seconds[ends] * (1 - PREFERENCE)
-                seconds[ends] = np.where(better, each, seconds[ends])
-                exchanged[ends] = np.where(better, is_exchange, exchanged[ends])
-                by[ends] = np.where(better, k, by[ends])
-            if len(self._crossing):
-                seconds[*self._crossing.T] = self._counted(shape, itemsize)
-                exchanged[*self._crossing.T] = True
-            found = self._each[shape, itemsize] = seconds, exchanged, by
-        return found
+        return self._each.get((shape, itemsize), lambda: self._made(shape, itemsize))
+
+    def _made(self, shape: Shape, itemsize: int) -> MoveTables:
+        n = len(self.layouts)
+        seconds, exchanged = np.full((n, n), inf), np.zeros((n, n), dtype=np.bool_)
+        by = np.zeros((n, n), dtype=np.int16)
+        for k, (table, numbers) in enumerate(zip(self.tables, self._numbers, strict=True)):
+            ends = np.ix_(numbers, numbers)
+            each, is_exchange = table.moves_of(shape, itemsize)
+            better = each < seconds[ends] * (1 - PREFERENCE)
+            seconds[ends] = np.where(better, each, seconds[ends])
+            exchanged[ends] = np.where(better, is_exchange, exchanged[ends])
+            by[ends] = np.where(better, k, by[ends])
+        if len(self._crossing):
+            seconds[*self._crossing.T] = self._counted(shape, itemsize)
+            exchanged[*self._crossing.T] = True
+        return seconds, exchanged, by
 
     @cached_property
     def costs(self) -> tuple[Table, Table]:

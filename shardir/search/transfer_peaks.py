@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import TensorType
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
+from shardir.algebra.retained import RetainedTables
 from shardir.algebra.routes import Indices, Routes, Table, routes
 from shardir.algebra.steps import elements, step_memory
 from shardir.dialects.nn.types import itemsize
@@ -58,7 +59,7 @@ class _RoutePeaks:
 
     def __init__(self, found: Routes):
         self.routes = found
-        self._needed: dict[tuple[Shape, int], Table] = {}
+        self._needed = RetainedTables[tuple[Table]]()
 
     def even(self, shape: Shape, layouts: Sequence[Layout]) -> dict[int, int]:
         """Return the places of those layouts that are in the table and split the tensor evenly,
@@ -75,21 +76,24 @@ class _RoutePeaks:
         now = np.repeat(np.array(sources, dtype=np.int64)[:, None], len(to), axis=1)
         found = np.zeros(now.shape)
         while (now != to).any():
-            then = via[now, to]
+            then = via[now, to].astype(np.int64)
             found = np.maximum(found, self._moves(shape, size, now, then))
             now = then
         return found
 
     def _moves(self, shape: Shape, size: int, now: Indices, then: Indices) -> Table:
         """Return the most elements during moves between layouts of these numbers."""
-        known = self._needed.get((shape, size))
-        if known is None:
-            n = len(self.routes.layouts)
-            known = self._needed[shape, size] = np.full((n, n), np.nan)
-            np.fill_diagonal(known, 0.0)
+        (known,) = self._needed.get((shape, size), self._unknown)
         new = np.isnan(known[now, then])
         for i, j in {*zip(now[new].tolist(), then[new].tolist(), strict=True)}:
             mesh, before = self.routes.mesh, self.routes.layouts[i]
             step, own = self.routes.step(shape, size, i, j), elements(mesh, shape, before)
             known[i, j], _ = step_memory(mesh, shape, before, step, own)
         return known[now, then]
+
+    def _unknown(self) -> tuple[Table]:
+        """Return a table of moves of which only those that change nothing are known."""
+        n = len(self.routes.layouts)
+        found = np.full((n, n), np.nan)
+        np.fill_diagonal(found, 0.0)
+        return (found,)

@@ -1,10 +1,12 @@
 """Laws that hold on every ready-made cluster: random cases, violations, the worst ratio.
 
-A law is a function of a cluster's name and a source of random numbers. It makes one case and
-returns a ratio for each of its claims, at most 1 where the claim holds. LAWS has them all.
+A law is a function of a cluster's name and a source of random numbers. It draws one tensor or
+program, and returns the cases that this has: of each case a ratio for each of its claims, at most 1
+where the claim holds. LAWS has them all.
 
     triangle    planned from A to C, over planned from A to B and from B to C: random layouts over
-                sub-axes, split and partial, of tensors with even and uneven shards
+                sub-axes, split and partial, of tensors with even and uneven shards; the cases of a
+                tensor are the 24 triangles of four layouts, whose twelve plans share tables
     programs    the bound of the search, its objective, and the times of lowered programs: random
                 programs (random_steps.py), with and without layouts (program_laws.py)
     layers      the same of programs in which some layers are repeated
@@ -13,7 +15,8 @@ returns a ratio for each of its claims, at most 1 where the claim holds. LAWS ha
     memory      plans within a limit of memory, against a mixed-integer linear program
                 (memory_laws.py); graphs of 10 to 200 variables, on up to 16 devices
 
-A case is known by its number: `--law triangle --cluster h200 --seed 17 --cases 1` runs number 17.
+What is drawn is known by its number: `--law triangle --cluster h200 --seed 17 --cases 1` draws
+number 17. The first triangle of each tensor is that of the first three layouts.
 If a claim is violated, the exit code is 1.
 """
 
@@ -21,7 +24,9 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
+from itertools import permutations
+from math import perm, prod
+from operator import itemgetter
 from random import Random
 from typing import Any, NamedTuple
 
@@ -47,7 +52,7 @@ MESHES = {
 """The axes of meshes on the first devices of each cluster; some cross its levels."""
 
 Ratios = dict[str, float]
-"""A ratio of each claim, at most 1 where it holds."""
+"""A ratio of each claim about one case, at most 1 where it holds."""
 
 TOLERANCE = 1e-9
 """The relative difference by which sums of the same terms differ."""
@@ -62,7 +67,10 @@ MAX_PRODUCTS = 6
 """The products of presets that a program is compared with, at most."""
 
 PROGRESS = 50
-"""After this many cases the progress is reported."""
+"""After this many draws the progress is reported."""
+
+LAYOUTS = 4
+"""The layouts of one tensor between which all redistributions are planned."""
 
 
 def random_mesh(cluster: str, random: Random) -> Mesh:
@@ -90,32 +98,36 @@ def random_shape(mesh: Mesh, random: Random) -> Shape:
     return tuple((mesh.size if even else 1) * random.choice(some) for _ in range(rank))
 
 
-def triangle(cluster: str, random: Random) -> Ratios:
+def triangles(cluster: str, random: Random) -> list[Ratios]:
     mesh = random_mesh(cluster, random)
     shape = random_shape(mesh, random)
-    a, b, c = (random_layout(mesh, len(shape), random) for _ in range(3))
-    direct = estimated_seconds(shape, mesh, a, c, 4)
-    detour = sum(estimated_seconds(shape, mesh, x, y, 4) for x, y in ((a, b), (b, c)))
-    return {"triangle": ratio(direct, detour)}
+    layouts = [random_layout(mesh, len(shape), random) for _ in range(LAYOUTS)]
+    found = list[Ratios]()
+    for a, b, c in permutations(layouts, 3):
+        direct = estimated_seconds(shape, mesh, a, c, 4)
+        detour = sum(estimated_seconds(shape, mesh, x, y, 4) for x, y in ((a, b), (b, c)))
+        found.append({"triangle": ratio(direct, detour)})
+    return found
 
 
 class Law(NamedTuple):
-    """A law, and the number of its cases on each cluster."""
+    """A law, the number of its cases on each cluster, and that of each draw."""
 
-    case: Callable[[str, Random], Ratios]
+    draw: Callable[[str, Random], list[Ratios]]
     cases: int
+    each: int = 1
 
 
-def programs(cluster: str, random: Random) -> Ratios:
+def programs(cluster: str, random: Random) -> list[Ratios]:
     mesh = unlimited(random_mesh(cluster, random))
     text = random_step(mesh, random, random.randint(1, MAX_LAYERS), ALL_OPTIMIZERS)
-    return program_laws.claims(text, random)
+    return [program_laws.claims(text, random)]
 
 
-def layers(cluster: str, random: Random) -> Ratios:
+def layers(cluster: str, random: Random) -> list[Ratios]:
     mesh, times = unlimited(random_mesh(cluster, random)), random.randint(3, 5)
     text = random_step(mesh, random, random.randint(1, 3), ALL_OPTIMIZERS, times)
-    return program_laws.claims(text, random)
+    return [program_laws.claims(text, random)]
 
 
 def unlimited(mesh: Mesh) -> Mesh:
@@ -124,7 +136,7 @@ def unlimited(mesh: Mesh) -> Mesh:
     return replace(mesh, cluster=replace(mesh.cluster, memory=None))
 
 
-def presets(cluster: str, random: Random) -> Ratios:
+def presets(cluster: str, random: Random) -> list[Ratios]:
     text = random_step(random_mesh(cluster, random), random, random.randint(1, 3), OPTIMIZERS)
     module = parse(text)
     every = preset_laws.existing(module)
@@ -132,20 +144,20 @@ def presets(cluster: str, random: Random) -> Ratios:
     found: Ratios = {}
     for claim, value in preset_laws.claims(module, some):
         found[claim] = max(value, found.get(claim, 0.0))
-    return found
+    return [found]
 
 
-def memory(cluster: str, random: Random) -> Ratios:
+def memory(cluster: str, random: Random) -> list[Ratios]:
     from memory_laws import claims  # requires scipy
 
     mesh = random_mesh(cluster, random)
     while len(mesh.names) > 2 or mesh.size > 16:
         mesh = random_mesh(cluster, random)
-    return claims(random_step(mesh, random, random.randint(1, 3)), random)
+    return [claims(random_step(mesh, random, random.randint(1, 3)), random)]
 
 
 LAWS = {
-    "triangle": Law(triangle, 200),
+    "triangle": Law(triangles, 1200, perm(LAYOUTS, 3)),
     "programs": Law(programs, 250),
     "layers": Law(layers, 100),
     "presets": Law(presets, 100),
@@ -156,27 +168,28 @@ LAWS = {
 def check(
     name: str, cluster: str, numbers: Sequence[int], log: Callable[[str], object]
 ) -> list[dict[str, Any]]:
-    """Return a record of each claim of a law on a cluster, for the cases of these numbers."""
-    start, found = time.process_time(), list[Ratios]()
-    for i in numbers:
-        found.append(LAWS[name].case(cluster, Random(f"{name} {cluster} {i}")))
-        for claim, value in found[-1].items():
-            if value > 1 + TOLERANCE:
-                log(f"{name} on {cluster}: case {i} violates {claim}: {value:.6g}")
-        if len(found) % PROGRESS == 0:
-            log(f"{name} on {cluster}: {len(found)} of {len(numbers)} cases")
-    spent = time.process_time() - start
-    records = []
-    for claim in dict.fromkeys(claim for ratios in found for claim in ratios):
-        ratios = [r.get(claim, 0.0) for r in found]
+    """Return a record of each claim of a law on a cluster, for the cases of these draws."""
+    start, found = time.process_time(), dict[str, list[tuple[float, int]]]()
+    for count, i in enumerate(numbers, 1):
+        for case in LAWS[name].draw(cluster, Random(f"{name} {cluster} {i}")):
+            for claim, value in case.items():
+                found.setdefault(claim, []).append((value, i))
+                if value > 1 + TOLERANCE:
+                    log(f"{name} on {cluster}: number {i} violates {claim}: {value:.6g}")
+        if count % PROGRESS == 0:
+            log(f"{name} on {cluster}: {count} of {len(numbers)} draws")
+    spent, records = time.process_time() - start, []
+    for claim, ratios in found.items():
+        worst, number = max(ratios, key=itemgetter(0))
         records.append({
             "law": name,
             "cluster": cluster,
             "claim": claim,
-            "cases": sum(claim in r for r in found),
-            "violations": sum(r > 1 + TOLERANCE for r in ratios),
-            "worst": max(ratios),
-            "worst case": numbers[ratios.index(max(ratios))],
+            "drawn": len({i for _, i in ratios}),
+            "cases": len(ratios),
+            "violations": sum(r > 1 + TOLERANCE for r, _ in ratios),
+            "worst": worst,
+            "worst number": number,
             "CPU s": spent,
         })  # fmt: skip
     return records
@@ -192,10 +205,13 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--law", choices=list(LAWS), help="only this law")
     parser.add_argument("--cluster", choices=names(), help="only this cluster")
     parser.add_argument(
-        "--cases", type=_positive, metavar="N", help="the cases of each law on each cluster"
+        "--cases",
+        type=_positive,
+        metavar="N",
+        help="the cases of each law on each cluster, at least",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="the number of the first case (default: 0)"
+        "--seed", type=int, default=0, metavar="N", help="the number of the first draw (default: 0)"
     )
 
 
@@ -206,11 +222,13 @@ def records(
     cases: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """One record per law, cluster and claim: law, cluster, claim, cases, violations, worst (ratio),
-    worst case (its number), CPU s (of the law)."""
+    """One record per law, cluster and claim: law, cluster, claim, drawn (tensors or programs),
+    cases, violations, worst (ratio), worst number (of its draw), CPU s (of the law). Of each law
+    there are at least so many cases."""
     found = []
     for name in [law] if law else LAWS:
-        numbers = range(seed, seed + (LAWS[name].cases if cases is None else cases))
+        draws = -(-(LAWS[name].cases if cases is None else cases) // LAWS[name].each)
+        numbers = range(seed, seed + draws)
         for one in [cluster] if cluster else names():
             found += check(name, one, numbers, log)
     return found

@@ -179,4 +179,12 @@ MUTANTS = [
         "up = 0 if source.host else -1",
         "test/algebra/test_host_copies.py::test_copies_are_where_they_move_the_minimum",
     ),
+    Mutant(
+        "tables that are used stay the next to be freed",
+        "Tables of paths are freed in the order in which they were made.",
+        "shardir/algebra/retained.py",
+        "every._last.move_to_end((self, key))",
+        "pass",
+        "test/algebra/test_retained.py",
+    ),
 ]

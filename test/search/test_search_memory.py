@@ -131,7 +131,7 @@ def test_below_every_plan_a_small_one_is_found(seed: int):
 def test_plans_are_those_of_a_mixed_integer_program(case: int):
     """Of programs in which prices alone, or at the largest peak alone, lead to plans that are 5 to
     25 % slower."""
-    ratios = laws.LAWS["memory"].case("gloo", Random(f"memory gloo {case}"))
+    (ratios,) = laws.LAWS["memory"].draw("gloo", Random(f"memory gloo {case}"))
     assert ratios and max(ratios.values()) <= 1 + 1e-9
 
 
