@@ -9,13 +9,14 @@ that is faster.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import combinations, count, pairwise
+from itertools import combinations, count, pairwise, product
 from typing import NamedTuple
 
-from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.detours import Detours
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.even_search import EvenSearch
+from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.meeting import meeting
 from shardir.algebra.mesh import Mesh, sizes_of
@@ -24,6 +25,9 @@ from shardir.algebra.plan_costs import PlanCosts
 from shardir.algebra.recipe import Recipe
 from shardir.algebra.routes import routes
 from shardir.algebra.steps import elements, step_memory, steps_seconds
+from shardir.algebra.traffic import sub_axes_of_primes
+
+_, SHARDED, PARTIAL, _ = AxisState
 
 MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
 """The number of steps that A* prices at the maximum, by the weight of the bound of what is left:
@@ -47,6 +51,10 @@ def known_path(
     reduction = source.reduction if source.partial else target.reduction
     known = routes(mesh, len(shape), reduction)
     return known.steps(shape, itemsize, source, target) if known else None
+
+
+MAX_SPREAD = 27
+"""The number of ways to spread partial axes over dimensions, at the maximum."""
 
 
 @dataclass(slots=True)
@@ -284,9 +292,40 @@ def _candidates(problem: RedistributionProblem, itemsize: int) -> Iterator[list[
     for reduce in reductions:
         recipe = Recipe(near)
         reduce(recipe)
+        yield from _spread(p, recipe.now, recipe.steps)
         recipe.exchange(problem.target)
         recipe.make_partial()
         yield recipe.steps
     path = known_path(p.shape, p.mesh, p.source, p.target, itemsize)
     if path is not None:
         yield path
+
+
+def _spread(
+    problem: RedistributionProblem, now: Layout, steps: list[CollectiveStep]
+) -> Iterator[list[CollectiveStep]]:
+    """Yield plans by an exchange after which the axes over which the target is partial split
+    several dimensions, in primes; then they become partial where they are. Each single step of
+    moves.py puts all of them into one dimension, whose shards may be less even."""
+    p, target = problem, problem.target
+    axes = tuple([a for a in target.partial if a not in now.partial])
+    primes = tuple([prime for prime, _ in sub_axes_of_primes(p.mesh, axes)])
+    rank = len(p.shape)
+    if target.reduction != "sum" or any(map(sizes_of, (*now.dims, *target.dims))):
+        return
+    if len(primes) < 2 or rank ** len(primes) > MAX_SPREAD:
+        return
+    for dims in product(range(rank), repeat=len(primes)):
+        added = [
+            tuple([a for a, e in zip(primes, dims, strict=True) if e == d]) for d in range(rank)
+        ]
+        ends = [x + more for x, more in zip(target.dims, added, strict=True)]
+        nest = all(p.nests(d, target.dims[d], ends[d]) for d in dims)
+        if len({*dims}) < 2 or not nest:
+            continue
+        layout = Layout(target.mesh, tuple(ends)).with_partial(now.partial, now.reduction)
+        found = [*steps, CollectiveStep("exchange", exchange_axes(now, layout), layout)]
+        for d, more in enumerate(added):
+            if more:
+                found.append(p.move(SHARDED, PARTIAL, found[-1].layout, more, d))
+        yield [*found[:-1], replace(found[-1], layout=target)]

@@ -1,4 +1,4 @@
-"""Tables that are made once for each tensor, and retained while there is room for them.
+"""Tables that are made once for each tensor, and retained up to a number of bytes.
 
 Programs have few shapes, but a process may plan many: of layouts between which there are 31,000
 paths (176 of them) the tables of one shape have 0.6 MB.

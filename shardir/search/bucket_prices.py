@@ -1,17 +1,13 @@
 """The prices of redistributions whose collectives may be in buckets (buckets.py)."""
 
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import elements, step_forms
 from shardir.cost.collective_work import together
 from shardir.dialects.nn.types import itemsize
 from shardir.search.buckets import LateCollective
-from shardir.search.transfer_costs import (
-    LatencyShares,
-    ValueTransfer,
-    bucket_key,
-    bucket_price,
-    transfer_costs,
-)
+from shardir.search.latency_shares import LatencyShares, bucket_key
+from shardir.search.transfer_costs import ValueTransfer, bucket_price, transfer_costs
 
 
 class TransferPrices:
@@ -30,10 +26,12 @@ class TransferPrices:
         shape, size, mesh = t.get_shape(), itemsize(t), self.mesh
         reduction = have.reduction if have.partial else target.reduction
         costs = transfer_costs(mesh, len(shape), reduction)
-        steps = () if costs is None else costs.routes.steps(shape, size, have, target)
+        steps = None if costs is None else costs.routes.steps(shape, size, have, target)
+        if steps is None:
+            steps = plan(shape, mesh, have, target, size)
         found: list[LateCollective] = []
-        for step in steps or ():
-            if step.communicates(mesh):
+        for step in steps:
+            if step.record.fusible and step.communicates(mesh):
                 kind = t.element_type, step.kind, step.axes, step.dim, step.concat, step.reduction
                 forms = step_forms(mesh, shape, have, step)
                 shared = tuple(bucket_key(size, step, i) for i in range(len(forms)))

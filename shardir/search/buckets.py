@@ -23,8 +23,9 @@ from shardir.analysis.storages import Span
 from shardir.cost.buckets import MAX_BUCKET_BYTES, Bucket, fused
 from shardir.cost.collective_work import Together
 from shardir.search.elimination import Solution
+from shardir.search.latency_shares import BucketKey, LatencyShares
 from shardir.search.problem import CostProblem
-from shardir.search.transfer_costs import BucketKey, LatencyShares, ValueTransfer
+from shardir.search.transfer_costs import ValueTransfer
 
 MAX_SCALINGS = 8
 """How many times shares are set by the number of tensors in each bucket: of one plan until they

@@ -33,10 +33,11 @@ from shardir.search.buckets import LateTransfer, Positions, smallest_shares
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.domination import Fixed
 from shardir.search.edges import Edge
+from shardir.search.latency_shares import LatencyShares
 from shardir.search.live_bytes import LONG_LIVED_OPS, storages_of
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
-from shardir.search.transfer_costs import LatencyShares, ValueTransfer, transfer_seconds
+from shardir.search.transfer_costs import ValueTransfer, transfer_seconds
 from shardir.search.transients import Transients
 from shardir.search.unsaved import UnsavedValues
 from shardir.search.value_layouts import (

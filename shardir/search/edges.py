@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from shardir.algebra.routes import Table
 from shardir.search.buckets import LateTransfer, Positions
-from shardir.search.transfer_costs import LatencyShares, ValueTransfer
+from shardir.search.latency_shares import LatencyShares
+from shardir.search.transfer_costs import ValueTransfer
 
 
 class Edge(NamedTuple):

@@ -25,13 +25,9 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.search.candidates import Candidate
+from shardir.search.latency_shares import LatencyShares
 from shardir.search.pins import pins
-from shardir.search.transfer_costs import (
-    LatencyShares,
-    ValueTransfer,
-    bucket_price,
-    transfer_seconds,
-)
+from shardir.search.transfer_costs import ValueTransfer, bucket_price, transfer_seconds
 
 Moves = tuple[tuple[str, float, float], ...]
 

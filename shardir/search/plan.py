@@ -18,12 +18,12 @@ from shardir.search.candidates import candidate_source
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
 from shardir.search.graph_bytes import argument_bytes, live_bytes
+from shardir.search.latency_shares import LatencyShares
 from shardir.search.memory import live
 from shardir.search.memory_limit import solve_within
 from shardir.search.preset_plans import with_overlap
 from shardir.search.solver import solve
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
-from shardir.search.transfer_costs import LatencyShares
 from shardir.search.value_layouts import Ties
 
 MEMORY_GAP = 2e-3

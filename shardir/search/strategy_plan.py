@@ -29,10 +29,10 @@ from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import Candidate
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
+from shardir.search.latency_shares import LatencyShares
 from shardir.search.live_bytes import shard_bytes, storages_of
 from shardir.search.offloads import updates
 from shardir.search.problem import CostProblem
-from shardir.search.transfer_costs import LatencyShares
 from shardir.search.trial import lowered
 
 LOWERING = "lower-plan{{recompute={} offload={} nearest=true}}"

@@ -5,11 +5,12 @@
     together    all_reduce <sum> %d_w, %d_b over <dp>       a share of the latency, the rate, and
                                                             the copy to the buffer
 
-The path of a redistribution is the planner's for the tensor alone (algebra/routes.py).
+The path of a redistribution is the planner's for the tensor alone (algebra/routes.py): between
+layouts that split it evenly the times of all paths are found at once; others are planned and priced
+one by one, by the steps of fuse-communication.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -20,16 +21,14 @@ from xdsl.dialects.builtin import TensorType
 from shardir.algebra.collectives import CollectiveStep, Transfer
 from shardir.algebra.forms import copying
 from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.redistribution import estimated_seconds
-from shardir.algebra.routes import Routes, Table, routes
-from shardir.cost.buckets import MAX_BUCKET_BYTES
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.redistribution import estimated_seconds, plan
+from shardir.algebra.routes import Flags, Routes, Table, routes
+from shardir.algebra.steps import elements, step_seconds
+from shardir.cost.collective_work import together
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
-
-BucketKey = tuple[int, str, Axes, int, int, int]
-"""The collectives that share one buffer: the bytes of an element; a step's kind, axes, `dim` and
-`concat`; the number of the form of the collective."""
+from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
 
 
 class ValueTransfer(NamedTuple):
@@ -47,38 +46,6 @@ def transfer_of(op: RedistributeOp) -> ValueTransfer:
     return ValueTransfer(unsharded_type(op.value), source, target)
 
 
-@dataclass(frozen=True)
-class LatencyShares:
-    """The share of a bucket's latency that each tensor in it pays: of some buckets a share of their
-    own, of all others the default. With an infinite share tensors move alone, and so do those that
-    exceed a bucket.
-
-    Attributes:
-        bytes: of all tensors, each in full. The buckets that these would fill are paid by their
-            bytes: an operand pays the part of a bucket that it fills.
-    """
-
-    default: float
-    own: frozenset[tuple[BucketKey, float]] = frozenset()
-    bytes: int = 0
-
-    @cached_property
-    def _own(self) -> dict[BucketKey, float]:
-        return dict(self.own)
-
-    def of(self, bucket: BucketKey) -> float:
-        return self._own.get(bucket, self.default)
-
-    def of_operands(self, bucket: BucketKey, bytes_: Table, mesh: Mesh) -> Table:
-        """Return the shares of operands of so many bytes on one device. They are paid by bytes if
-        all tensors, split over the other axes than the bucket's, exceed one bucket."""
-        filled, part = bytes_ / MAX_BUCKET_BYTES, np.full_like(bytes_, self.of(bucket))
-        _, _, axes, *_ = bucket
-        if self.bytes * mesh.extent(axes) > MAX_BUCKET_BYTES * mesh.size:
-            part = filled
-        return np.where(filled <= 1, part, inf)
-
-
 def transfer_seconds(
     mesh: Mesh,
     t: TensorType,
@@ -91,7 +58,11 @@ def transfer_seconds(
     shape, size = t.get_shape(), itemsize(t)
     found = path_seconds(mesh, t, sources, targets, shares)
     for i, j in np.argwhere(np.isinf(found)):
-        found[i, j] = estimated_seconds(shape, mesh, sources[i], targets[j], size)
+        ends = sources[i], targets[j]
+        found[i, j] = (
+            estimated_seconds(shape, mesh, *ends, size) if shares is None
+            else _planned(mesh, shape, size, *ends, shares)[0]
+        )  # fmt: skip
     return found
 
 
@@ -132,7 +103,65 @@ def bucket_price(
     reduction = source.reduction if source.partial else target.reduction
     costs = transfer_costs(mesh, len(shape), reduction)
     found = costs.in_buckets(shape, size, source, target, shares) if costs else None
-    return found or (float(transfer_seconds(mesh, t, [source], [target], shares)[0, 0]), {})
+    return found or _planned(mesh, shape, size, source, target, shares)
+
+
+class StepPrice(NamedTuple):
+    """The price of a step, alone and in a bucket.
+
+    Attributes:
+        alone: its time.
+        forms: of each the bucket, its latency, and the seconds of the operand's bytes and packing;
+            none of a step that is never fused.
+        bytes: of the operand on one device.
+    """
+
+    alone: float
+    forms: tuple[tuple[BucketKey, float, float], ...]
+    bytes: int
+
+    def with_shares(self, shares: LatencyShares, mesh: Mesh) -> tuple[float, BucketKey | None]:
+        """Return the time with shares of buckets, and the bucket; None if it is not in one."""
+        best, bucket, size = self.alone, None, np.array(float(self.bytes))
+        for key, latency, rest in self.forms:
+            part = float(shares.of_operands(key, size, mesh))
+            if part < inf and latency * part + rest < best:
+                best, bucket = latency * part + rest, key
+        return best, bucket
+
+    def latency(self, bucket: BucketKey) -> float:
+        return next(latency for key, latency, _ in self.forms if key == bucket)
+
+
+@lru_cache(maxsize=65536)
+def step_price(
+    mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
+) -> StepPrice:
+    """Return the price of a step of any tensor, also of uneven shards, as fuse-communication
+    finds it."""
+    alone, size = step_seconds(mesh, shape, before, step, itemsize), elements(mesh, shape, before)
+    if not (step.record.fusible and step.communicates(mesh)):
+        return StepPrice(alone, (), size * itemsize)
+    values = together([(shape, before, step, itemsize)], mesh)
+    forms = tuple(
+        (bucket_key(itemsize, step, i), form.latency, sending + values.packing[0])
+        for i, (form, sending) in enumerate(zip(values.forms, values.sending[0], strict=True))
+    )
+    return StepPrice(alone, forms, size * itemsize)
+
+
+def _planned(
+    mesh: Mesh, shape: Shape, itemsize: int, now: Layout, target: Layout, shares: LatencyShares
+) -> tuple[float, dict[BucketKey, float]]:
+    """Return the `bucket_price` of a plan that is in no table."""
+    total, found = 0.0, dict[BucketKey, float]()
+    for step in plan(shape, mesh, now, target, itemsize):
+        price = step_price(mesh, shape, now, step, itemsize)
+        seconds, bucket = price.with_shares(shares, mesh)
+        if bucket is not None:
+            found[bucket] = price.latency(bucket)
+        total, now = total + seconds, step.layout
+    return total, found
 
 
 @lru_cache(maxsize=256)
@@ -149,6 +178,7 @@ class TransferCosts:
     def __init__(self, found: Routes):
         self.routes, self.index = found, found.index
         self._shared: tuple[LatencyShares | None, dict[tuple[Shape, int], Table]] = (None, {})
+        self._uneven: dict[tuple[Shape, int], list[tuple[int, int]]] = {}
 
     def seconds(self, shape: Shape, itemsize: int, shares: LatencyShares | None = None) -> Table:
         """Return the time of each path for a tensor of this shape: [from, to]; infinite from or to
@@ -164,8 +194,33 @@ class TransferCosts:
             even = self.routes.even(shape)
             shared = np.where(even[:, None] & even, shared, inf)
             each = np.minimum(self.routes.each(shape, itemsize), shared)
+            for i, j in self._uneven_moves(shape, itemsize, even):
+                price = self._step_price(shape, itemsize, i, j)
+                each[i, j], _ = price.with_shares(shares, self.routes.mesh)
             tables[key] = self._along(shape, itemsize, each)
         return tables[key]
+
+    def _step_price(self, shape: Shape, itemsize: int, i: int, j: int) -> StepPrice:
+        """Return the price of the move between two layouts."""
+        step, before = self.routes.step(shape, itemsize, i, j), self.routes.layouts[i]
+        return step_price(self.routes.mesh, shape, before, step, itemsize)
+
+    def _uneven_moves(self, shape: Shape, itemsize: int, even: Flags) -> Sequence[tuple[int, int]]:
+        """Return the moves from and to uneven shards that are on paths between layouts that split
+        a tensor evenly, and communicate."""
+        if even.all():
+            return ()
+        if (found := self._uneven.get((shape, itemsize))) is None:
+            lengths, via = self.routes.paths(shape, itemsize)
+            now, end = np.nonzero(even[:, None] & even & np.isfinite(lengths))
+            used = np.zeros(lengths.shape, dtype=np.bool_)
+            while len(now):
+                after = via[now, end]
+                used[now, after] = True
+                now, end = after[after != end], end[after != end]
+            used &= ~(even[:, None] & even) & (self.routes.each(shape, itemsize) > 0)
+            found = self._uneven[shape, itemsize] = [(int(i), int(j)) for i, j in np.argwhere(used)]
+        return found
 
     def in_buckets(
         self, shape: Shape, itemsize: int, source: Layout, target: Layout, shares: LatencyShares
@@ -181,7 +236,12 @@ class TransferCosts:
             i, j = self.index[source], self.index[step.layout]
             latency, rate = (costs[:, i, j] for costs in self.routes.costs)
             alone = float(each[i, j])
-            if alone > 0 and even[i] and even[j]:
+            if alone > 0 and not (even[i] and even[j]):
+                price = self._step_price(shape, itemsize, i, j)
+                alone, bucket = price.with_shares(shares, self.routes.mesh)
+                if bucket is not None:
+                    found[bucket] = price.latency(bucket)
+            elif alone > 0 and step.record.fusible:
                 part = self._shares(size, itemsize, shares, [step], np.array([i]))[:, 0, 0]
                 packing = min(self._copying[i] * size, self._calls[i, j])
                 shared = latency * part + rate * size + packing
@@ -235,7 +295,7 @@ class TransferCosts:
         steps: dict[BucketKey, tuple[int, CollectiveStep]] = {}
         kind = np.full((n, n), -1)
         for (i, j), step in self.routes.moves.items():
-            if step.record.communicates:
+            if step.record.fusible:
                 kind[i, j], _ = steps.setdefault(bucket_key(0, step, 0), (len(steps), step))
         return [step for _, step in steps.values()], kind
 
@@ -268,8 +328,3 @@ class TransferCosts:
         """The part of a tensor that a device has in each layout."""
         mesh = self.routes.mesh
         return np.array([1 / mesh.extent(l.complete.used) for l in self.routes.layouts])
-
-
-def bucket_key(itemsize: int, step: CollectiveStep, form: int) -> BucketKey:
-    """Return the bucket of a step, in one of its forms."""
-    return itemsize, step.kind, step.axes, step.dim, step.concat, form

@@ -1,4 +1,4 @@
-"""Tables of paths that are retained: those used last, and no more bytes than there is room for."""
+"""Tables of paths that are retained: those used last, up to a number of bytes."""
 
 from collections import OrderedDict
 
@@ -34,7 +34,7 @@ def test_what_was_used_last_is_retained() -> None:
     for tables, key in ((some, "a"), (others, "b"), (some, "c"), (some, "a")):
         use(tables, key)
     assert made == ["a", "b", "c"]
-    use(others, "d")  # leaves no room for b, which was used first
+    use(others, "d")  # b, which was used first, is freed
     for tables, key in ((some, "a"), (some, "c"), (others, "d"), (others, "b")):
         use(tables, key)
     assert made == ["a", "b", "c", "d", "b"]
@@ -44,16 +44,16 @@ def test_what_was_used_last_is_retained() -> None:
     assert made[5:] == ["all", "d"]
 
 
-def test_paths_of_many_shapes_take_no_more_than_there_is_room_for(
+def test_paths_of_many_shapes_take_no_more_bytes_than_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And those that are found again are the same."""
     mesh = Mesh("m", (("a", 2), ("b", 3)))
     ends = parse_layout("@m, [{b, a}, {}]"), parse_layout("@m, [{}, {a}], partial sum {b}")
     known = Routes(mesh, 2, "sum", mesh.names)
-    monkeypatch.setattr(retained, "MAX_BYTES", room := 200_000)
+    monkeypatch.setattr(retained, "MAX_BYTES", limit := 200_000)
     paths = []
     for _ in range(2):
         paths += [known.steps((6 * n, 6), 4, *ends) for n in range(1, 60)]
-        assert room / 2 < sum(RetainedTables._last.values()) <= room
+        assert limit / 2 < sum(RetainedTables._last.values()) <= limit
     assert None not in paths and paths[:59] == paths[59:]

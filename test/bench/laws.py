@@ -10,6 +10,8 @@ where the claim holds. LAWS has them all.
     programs    the bound of the search, its objective, and the times of lowered programs: random
                 programs (random_steps.py), with and without layouts (program_laws.py)
     layers      the same of programs in which some layers are repeated
+    uneven      the same objective and times of programs with dimensions that few numbers divide,
+                without layouts and with some that split these, also into shards of explicit sizes
     presets     the time of the mode auto, over that of presets, with overlap: random programs and
                 products of presets (preset_laws.py)
     memory      plans within a limit of memory, against a mixed-integer linear program
@@ -39,6 +41,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.cost.clusters import load, names
+from shardir.search.candidates import MAX_UNEVEN_AXES
 from shardir.syntax.parser import parse
 
 MESHES = {
@@ -130,6 +133,14 @@ def layers(cluster: str, random: Random) -> list[Ratios]:
     return [program_laws.claims(text, random)]
 
 
+def uneven(cluster: str, random: Random) -> list[Ratios]:
+    mesh = unlimited(random_mesh(cluster, random))
+    while len(mesh.names) > MAX_UNEVEN_AXES:
+        mesh = unlimited(random_mesh(cluster, random))
+    text = random_step(mesh, random, random.randint(1, 4), ALL_OPTIMIZERS, nearly=True)
+    return [program_laws.uneven_claims(text, random)]
+
+
 def unlimited(mesh: Mesh) -> Mesh:
     """Return a mesh on devices of any memory."""
     assert mesh.cluster is not None
@@ -160,6 +171,7 @@ LAWS = {
     "triangle": Law(triangles, 1200, perm(LAYOUTS, 3)),
     "programs": Law(programs, 250),
     "layers": Law(layers, 100),
+    "uneven": Law(uneven, 100),
     "presets": Law(presets, 100),
     "memory": Law(memory, 50),
 }

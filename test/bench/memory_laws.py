@@ -30,11 +30,11 @@ from shardir.rewriting.marks import resolve_markers
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
 from shardir.search.graph_bytes import live_bytes
+from shardir.search.latency_shares import LatencyShares
 from shardir.search.memory import LiveBytes, live, ops_of
 from shardir.search.memory_limit import solve_within
 from shardir.search.problem import CostProblem
 from shardir.search.solver import solve
-from shardir.search.transfer_costs import LatencyShares
 from shardir.search.value_layouts import tied_values
 
 BOUND, OBJECTIVE = "bound <= MILP", "objective <= 1.01 MILP"

@@ -10,6 +10,7 @@ Of a training step without annotations, and of the same step with random layouts
     free <= annotated        the bound without annotations, and the objective with some
 """
 
+from itertools import pairwise
 from random import Random
 
 from plans import PLANS, laid_out, seconds
@@ -18,7 +19,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir import compile
 from shardir.algebra.layout import Shape
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Mesh, SizedAxes
 from shardir.analysis.functions import mesh_of, values
 from shardir.analysis.updates import after_update
 from shardir.cost import report
@@ -50,6 +51,27 @@ def random_rule(random: Random):
             if d >= 0 and shape[d] % mesh.extent((*dims[d], axis)) == 0:
                 dims[d] = (*dims[d], axis)
         return tuple(map(mesh.simplify, dims))
+
+    return rule
+
+
+def uneven_rule(random: Random):
+    """Return a rule by which an axis splits a dimension of an argument, or none, whether its size
+    divides it or not; sometimes into shards of explicit sizes."""
+
+    def rule(mesh: Mesh, shape: Shape) -> tuple[Axes, ...]:
+        dims: list[Axes] = [() for _ in shape]
+        for axis in mesh.names:
+            d = random.randrange(-1, len(shape))
+            if d >= 0 and shape[d] >= 2 * mesh.size:
+                dims[d] = (*dims[d], axis)
+        dims = [*map(mesh.simplify, dims)]
+        for d, axes in enumerate(dims):
+            if axes and random.random() < 0.2:
+                cuts = sorted(random.sample(range(1, shape[d]), mesh.extent(axes) - 1))
+                sizes = tuple(b - a for a, b in pairwise([0, *cuts, shape[d]]))
+                dims[d] = SizedAxes(axes, sizes)
+        return tuple(dims)
 
     return rule
 
@@ -132,3 +154,13 @@ def claims(text: str, random: Random) -> dict[str, float]:
         found["bound <= written, annotated"] = ratio(limited["bound"], spent["annotated"])
     found["free <= annotated"] = ratio(free["bound"], limited["objective"])
     return found
+
+
+def uneven_claims(text: str, random: Random) -> dict[str, float]:
+    """Return the ratio of each claim for a program of uneven dimensions, and for the same with
+    layouts that split some of them."""
+    module = parse(text)
+    _, found = searched(module)
+    rule = uneven_rule(random)
+    _, more = searched(laid_out(module, rule, rule))
+    return found | {f"{name}, annotated": each for name, each in more.items()}

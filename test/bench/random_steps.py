@@ -33,8 +33,8 @@ def declared(mesh: Mesh) -> str:
 class Writer:
     """Writes one program. `last` is its last value."""
 
-    def __init__(self, mesh: Mesh, random: Random):
-        self.mesh, self.random = mesh, random
+    def __init__(self, mesh: Mesh, random: Random, nearly: bool = False):
+        self.mesh, self.random, self.nearly = mesh, random, nearly
         self.arguments: list[str] = []
         self.lines: list[str] = []
         self.shapes: dict[str, Shape] = {}
@@ -45,7 +45,13 @@ class Writer:
         self.last = self.begin()
 
     def size(self) -> int:
-        """Return a size that all devices divide, or any."""
+        """Return a size that all devices divide, or any; with `nearly` one that they divide, or
+        one up to 4% below such a size, which the search splits unevenly."""
+        if self.nearly:
+            if self.random.random() < 0.3:
+                return self.mesh.size * self.random.choice([1, 4, 16]) * self.scale
+            n = self.mesh.size * self.random.choice([16, 32, 64]) * self.scale
+            return n - self.random.randrange(1, max(2, n // 25))
         if self.even or self.random.random() < 0.5:
             return self.mesh.size * self.random.choice([1, 2, 4, 16]) * self.scale
         return self.random.choice([1, 3, 10, 50])
@@ -297,10 +303,11 @@ LAYERS: list[tuple[Callable[[Writer], None], tuple[int, ...]]] = [
 
 
 def random_step(
-    mesh: Mesh, random: Random, layers: int, optimizers: Sequence[str] = OPTIMIZERS, times: int = 1
-) -> str:
+    mesh: Mesh, random: Random, layers: int, optimizers: Sequence[str] = OPTIMIZERS, times: int = 1,
+    nearly: bool = False,
+) -> str:  # fmt: skip
     """Return a random program of this many layers, `times` one after the other, with one of the
-    optimizers."""
-    writer = Writer(mesh, random)
+    optimizers. With `nearly` most sizes are up to 4% below such that all devices divide."""
+    writer = Writer(mesh, random, nearly)
     writer.repeat(layers, times)
     return writer.text(random.choice(optimizers))

@@ -187,4 +187,12 @@ MUTANTS = [
         "pass",
         "test/algebra/test_retained.py",
     ),
+    Mutant(
+        "partial axes are in one dimension before they are partial",
+        "An exchange never spreads the axes over which the target is partial over dimensions.",
+        "shardir/algebra/planner.py",
+        "yield from _spread(p, recipe.now, recipe.steps)",
+        "pass",
+        "test/algebra/test_plan_redistribution.py::test_no_path_through_a_third_layout_is_faster",
+    ),
 ]

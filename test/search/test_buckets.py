@@ -32,8 +32,9 @@ from shardir.search.buckets import (
     solve_with_buckets,
 )
 from shardir.search.elimination import Solution, eliminate
+from shardir.search.latency_shares import LatencyShares
 from shardir.search.problem import CostProblem
-from shardir.search.transfer_costs import LatencyShares, ValueTransfer
+from shardir.search.transfer_costs import ValueTransfer
 
 TENSORS, CHOICES, JOINING = 5, 3, 0.1
 

@@ -28,11 +28,11 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
+from shardir.search.latency_shares import LatencyShares
 from shardir.search.preset_plans import plan_of
 from shardir.search.preset_solutions import PresetSolutions
 from shardir.search.presets import Preset, Product, ProductOfPresets, Structure
 from shardir.search.strategy_plan import LoweredPlans
-from shardir.search.transfer_costs import LatencyShares
 from shardir.search.value_layouts import tied_values
 from shardir.syntax.parser import parse
 from shardir.tools import bench

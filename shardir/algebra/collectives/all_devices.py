@@ -28,6 +28,7 @@ class AllReduce(Collective):
     """Partial values become the value, on every device."""
 
     name = "all_reduce"
+    fusible = True
     start, end = AxisState.PARTIAL, AxisState.REPLICATED
     transposed = "all_reduce"
     forms = staticmethod(forms.all_reduce)
@@ -42,6 +43,7 @@ class ReduceScatter(Collective):
     """Partial values become the value, of which each device gets its shard along `dim`."""
 
     name = "reduce_scatter"
+    fusible = True
     start, end = AxisState.PARTIAL, AxisState.SHARDED
     transposed = "all_gather"
     forms = staticmethod(forms.all_gather)
@@ -73,6 +75,7 @@ class AllGather(Collective):
     """Every device gets the shards along `dim` of all devices."""
 
     name = "all_gather"
+    fusible = True
     start, end = AxisState.SHARDED, AxisState.REPLICATED
     transposed = "reduce_scatter"
     forms = staticmethod(forms.all_gather)
@@ -128,6 +131,7 @@ class AllToAll(Pairwise):
     """The split moves from `concat` to `dim`."""
 
     name = "all_to_all"
+    fusible = True
     start, end = AxisState.SHARDED, AxisState.SHARDED
     transposed = "all_to_all"
 

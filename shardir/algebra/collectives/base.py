@@ -132,6 +132,8 @@ class Collective(ABC):
     to their data before it; empty where that takes several."""
     planned: ClassVar[bool] = True
     """Whether redistributions are planned with it."""
+    fusible: ClassVar[bool] = False
+    """Whether one may move several values at once."""
     keeps_value: ClassVar[bool] = True
     """Whether the global value is the same after it."""
 
