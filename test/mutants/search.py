@@ -151,7 +151,7 @@ MUTANTS = [
     Mutant(
         "operands pay twice what they fill",
         "The bound counts more of a bucket's latency than its operands fill of it.",
-        "shardir/search/transfer_costs.py",
+        "shardir/search/latency_shares.py",
         "part = filled\n",
         "part = 2 * filled\n",
         "test/search/test_buckets.py",
