@@ -180,14 +180,14 @@ def relative(
 def unmeasured(ranks: int, memory: int, links: Cluster | None = None) -> Cluster:
     """Return the cluster at which the fit begins; of a device without others, whose links are those
     of `links`."""
-    like = links or clusters.load("gloo")
+    like = clusters.load("gloo")
     device = replace(
         like, memory=memory,
         operands=tuple((element, like.memory_bandwidth or 1e10) for element in OPERANDS),
         ops=tuple((kind, 1.0) for kind in (*(f"nn.{k}" for k in (*SLOW, *VIEWED)), REDUCE)),
     )  # fmt: skip
     if links:
-        return device
+        return replace(device, host=links.host, **{name: getattr(links, name) for name in OF_LINKS})
     (level,) = like.levels
     kinds = dict.fromkeys(kind for kind, *_ in COLLECTIVES if kind != LEVEL)
     return replace(

@@ -6,6 +6,7 @@ paths (176 of them) the tables of one shape have 0.6 MB.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from threading import Lock
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -23,6 +24,8 @@ class RetainedTables(Generic[T]):
     _last: ClassVar["OrderedDict[tuple[RetainedTables[Any], Hashable], int]"] = OrderedDict()
     """The bytes of each entry of all objects, that used last at the end."""
     _bytes: ClassVar[int] = 0
+    _lock: ClassVar[Lock] = Lock()
+    """Of the two above and of what is found, but not of what makes tables."""
 
     def __init__(self):
         self._found: dict[Hashable, T] = {}
@@ -30,15 +33,19 @@ class RetainedTables(Generic[T]):
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the tables of a key, made if they are not there."""
         every = RetainedTables
-        found = self._found.get(key)
-        if found is not None:
-            every._last.move_to_end((self, key))
-            return found
-        found = self._found[key] = make()
-        every._last[self, key] = sum(table.nbytes for table in found)
-        every._bytes += every._last[self, key]
-        while every._bytes > MAX_BYTES and len(every._last) > 1:
-            (owner, old), freed = every._last.popitem(last=False)
-            every._bytes -= freed
-            del owner._found[old]
-        return found
+        with every._lock:
+            if (found := self._found.get(key)) is not None:
+                every._last.move_to_end((self, key))
+                return found
+        made = make()
+        with every._lock:
+            if (found := self._found.get(key)) is not None:  # by another thread, meanwhile
+                return found
+            self._found[key] = made
+            every._last[self, key] = sum(table.nbytes for table in made)
+            every._bytes += every._last[self, key]
+            while every._bytes > MAX_BYTES and len(every._last) > 1:
+                (owner, old), freed = every._last.popitem(last=False)
+                every._bytes -= freed
+                del owner._found[old]
+        return made

@@ -62,16 +62,16 @@ def mesh_among(f: FuncOp, ops: Sequence[Operation], meshes: Mapping[str, Mesh]) 
     strategies name; None if the module has none, or several of which it names none.
 
     Args:
-        ops: those of the function. Where there is one mesh they are not looked at: the verifier
-            refuses one that is not declared.
+        ops: those of the function. Where there is one mesh their types are not looked at: the
+            verifier refuses one that is not declared.
 
     Raises:
-        Failure: the function uses two meshes, or one that is not declared, where several are.
+        Failure: the function uses two meshes, or one that is not declared.
     """
-    if len(meshes) == 1:
+    if len(meshes) == 1 and all(mesh in meshes for mesh, _ in _naming_by_attributes(f, ops)):
         return next(iter(meshes.values()))
     naming = dict[str, list[Operation]]()
-    for mesh, op in _naming(f, ops):
+    for mesh, op in (*_naming_by_types(f, ops), *_naming_by_attributes(f, ops)):
         if mesh:
             naming.setdefault(mesh, []).append(op)
     if not naming:
@@ -88,16 +88,23 @@ def mesh_among(f: FuncOp, ops: Sequence[Operation], meshes: Mapping[str, Mesh]) 
     raise Failure([(f, message)])
 
 
-def _naming(f: FuncOp, ops: Sequence[Operation]) -> Iterator[tuple[str | None, Operation]]:
+def _naming_by_types(f: FuncOp, ops: Sequence[Operation]) -> Iterator[tuple[str | None, Operation]]:
     """Yield the meshes that a function names: in the type of a result with the first op that has
-    it, in a strategy with its op, in arguments and states with the function."""
+    it, in arguments with the function."""
     for v in of_each_type(results(reversed(ops))):
         yield _mesh_name(v), v.op
-    for op in ops:
-        if "strategy" in op.properties and isinstance(op, TensorOp) and op.strategy is not None:
-            yield op.strategy.data.mesh, op
     for v in of_each_type(f.body.block.args):
         yield _mesh_name(v), f
+
+
+def _naming_by_attributes(f: FuncOp, ops: Sequence[Operation]) -> Iterator[tuple[str, Operation]]:
+    """Yield the meshes that a function names in strategies, each with its op, and in the layouts of
+    states, with the function."""
+    for op in ops:
+        if "strategy" in op.properties and isinstance(op, TensorOp) and op.strategy is not None:
+            mesh = op.strategy.data.mesh
+            if mesh:
+                yield mesh, op
     for argument in arguments(f):
         if argument.state_layout is not None:
             yield argument.state_layout.mesh, f

@@ -33,6 +33,9 @@ NEGLIGIBLE = 1e-18
 CALL = 1e-5
 """The start value of the seconds of a call."""
 
+REACH = np.log(1e6)
+"""How far a parameter is moved to see whether a measurement depends on it."""
+
 MAX_EVALUATIONS, TOLERANCE = 30, 1e-6
 """The fit ends when the parameters, the error or its slope change by less than the tolerance."""
 
@@ -174,16 +177,28 @@ def of_functions(module: ModuleOp, ops: Sequence[str] = ()) -> Predict:
 def _nearest(
     model: Callable[[Array], Array], start: Array, y: Array, most: float = np.inf
 ) -> Array:
-    """Return the parameters, at most `most`, for which `model` is closest to y."""
+    """Return the parameters, at most `most`, for which `model` is closest to y. One that no
+    measurement depends on keeps its start value: else it would drift."""
+    begin = np.log(start)
 
     def error(z: Array) -> Array:
         return np.log(np.maximum(model(np.exp(z)), NEGLIGIBLE) / y)
 
+    def counts(i: int) -> bool:
+        trials = (np.where(np.arange(len(begin)) == i, begin + d, begin) for d in (REACH, -REACH))
+        return any((error(np.minimum(z, np.log(most))) != error(begin)).any() for z in trials)
+
+    def at(some: Array) -> Array:
+        z = begin.copy()
+        z[free] = some
+        return z
+
+    free = [i for i in range(len(begin)) if counts(i)]
     found = least_squares(
-        error, np.log(start), bounds=(np.log(NEGLIGIBLE / 2), np.log(most)), xtol=TOLERANCE,
-        ftol=TOLERANCE, gtol=TOLERANCE, max_nfev=MAX_EVALUATIONS,
+        lambda some: error(at(some)), begin[free], bounds=(np.log(NEGLIGIBLE / 2), np.log(most)),
+        xtol=TOLERANCE, ftol=TOLERANCE, gtol=TOLERANCE, max_nfev=MAX_EVALUATIONS,
     )  # fmt: skip
-    return np.exp(found.x)
+    return np.exp(at(found.x))
 
 
 def _vector(c: Cluster) -> Array:

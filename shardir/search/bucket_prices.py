@@ -28,7 +28,8 @@ class TransferPrices:
         costs = transfer_costs(mesh, len(shape), reduction)
         steps = None if costs is None else costs.routes.steps(shape, size, have, target)
         if steps is None:
-            steps = plan(shape, mesh, have, target, size)
+            by_host = have.host or target.host
+            steps = () if by_host else plan(shape, mesh, have, target, size)
         found: list[LateCollective] = []
         for step in steps:
             if step.record.fusible and step.communicates(mesh):

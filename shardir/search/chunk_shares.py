@@ -50,7 +50,8 @@ def searched_split(
     for first in FIRST:
         shares = [first, *[(chunks - first) / (chunks - 1)] * (chunks - 1)]
         found = split(segments, schedule.placement, counts, limit, shares)
-        best = best or found
+        if best is None or (best.cuts is None and found.cuts is not None):
+            best = found
         if found.cuts is None:
             continue
         stages = list(pairwise(found.cuts))

@@ -153,8 +153,11 @@ def step_price(
 def _planned(
     mesh: Mesh, shape: Shape, itemsize: int, now: Layout, target: Layout, shares: LatencyShares
 ) -> tuple[float, dict[BucketKey, float]]:
-    """Return the `bucket_price` of a plan that is in no table."""
+    """Return the `bucket_price` of a plan that is in no table. By way of a host a value moves
+    alone, between its own copies."""
     total, found = 0.0, dict[BucketKey, float]()
+    if now.host or target.host:
+        return estimated_seconds(shape, mesh, now, target, itemsize), found
     for step in plan(shape, mesh, now, target, itemsize):
         price = step_price(mesh, shape, now, step, itemsize)
         seconds, bucket = price.with_shares(shares, mesh)

@@ -44,6 +44,13 @@ def test_what_was_used_last_is_retained() -> None:
     assert made[5:] == ["all", "d"]
 
 
+def test_tables_that_two_make_at_once_count_once() -> None:
+    """The second one begins, and ends, while the first one makes its own."""
+    tables, some = RetainedTables(), (np.zeros(100, np.int8),)
+    first = tables.get("a", lambda: (tables.get("a", lambda: some)[0].copy(),))
+    assert first is some and RetainedTables._bytes == 100
+
+
 def test_paths_of_many_shapes_take_no_more_bytes_than_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

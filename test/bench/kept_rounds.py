@@ -11,6 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shardir.backend.runs import MeasuredTimes, RankCalls
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import write_text
@@ -59,11 +61,27 @@ def _joined(first: Mapping[str, list[Any]], second: Mapping[str, list[Any]]) -> 
 
 
 def digest(programs: Sequence[Path]) -> str:
-    """Return a digest of the emitted programs of directories."""
-    found = sha256()
+    """Return a digest of the emitted programs of directories, of their runtime, and of torch."""
+    found = sha256(torch.__version__.encode())
     for program in programs:
-        found.update((program / "program.py").read_bytes())
+        for file in sorted(program.glob("*.py")):
+            found.update(f"{file.name}\n".encode())
+            found.update(file.read_bytes())
     return found.hexdigest()
+
+
+def folder_of(path: Path) -> None:
+    """Make a folder for rounds, if it is not there.
+
+    Raises:
+        ShardirError: there is a file, or it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ShardirError(
+            f"expected a folder for rounds, got {path}: {error.strerror}; use another path"
+        ) from None
 
 
 def read(file: Path, programs: str) -> Rounds:

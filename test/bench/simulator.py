@@ -25,7 +25,7 @@ from cost_model import (
     TURN,
     programs,
 )
-from kept_rounds import Rounds, digest, read, write
+from kept_rounds import Rounds, digest, folder_of, read, write
 from rich.markup import escape
 
 from shardir.algebra.cluster import Cluster
@@ -69,6 +69,8 @@ def records(
     """Return one record per backend, model and strategy: the predicted and the measured step and
     exposed communication in ms, with the error of each; and then Spearman's correlations, those
     of two halves of the rounds, and median errors, of all strategies and of the model's."""
+    if measured is not None:
+        folder_of(measured)
     every_probe = probes(RANKS, MAX_PROBE_BYTES)
     probing = compile(module(every_probe, RANKS), "")
     found = list(programs())
@@ -77,7 +79,13 @@ def records(
     with tempfile.TemporaryDirectory() as folder:
         folders = [c.save(Path(folder) / str(i)) for i, c in enumerate([probing, *compiled])]
         log(f"{len(found)} programs and {len(every_probe)} probes compiled")
-        every = {b: _rounds(folders, b, rounds, measured, log) for b in backends}
+        known = digest(folders)
+        before = {b: read(measured / f"{b}.json", known) for b in backends if measured}
+        every = dict[str, Rounds]()
+        for b in backends:
+            every[b] = _rounds(folders, b, rounds, before.get(b, Rounds([], [])), log)
+            if measured and rounds:
+                write(measured / f"{b}.json", known, every[b])
     for backend, each in every.items():
         seconds = medians(probing, each.seconds[0], each.calls[0])
         at_work = working(probing, each.seconds[0], each.calls[0])
@@ -88,15 +96,10 @@ def records(
 
 
 def _rounds(
-    folders: Sequence[Path], backend: str, rounds: int, kept: Path | None,
+    folders: Sequence[Path], backend: str, rounds: int, before: Rounds,
     log: Callable[[str], object],
 ) -> Rounds:  # fmt: skip
-    """Return the rounds of the programs in some folders, measured now and kept."""
-    known, before, file = digest(folders), Rounds([], []), None
-    if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        file = kept / f"{backend}.json"
-        before = read(file, known)
+    """Return the rounds of the programs in some folders: those before, and those measured now."""
     if not rounds and not len(before):
         raise ShardirError(
             f"expected rounds to measure, or kept ones of {backend}, got none; use --rounds"
@@ -109,10 +112,7 @@ def _rounds(
         lambda done: log(f"{backend}: round {done}/{rounds}"), traces.extend,
         ["processor", *["wall"] * (len(folders) - 1)],
     )  # fmt: skip
-    found = before + Rounds(seconds, traces)
-    if file is not None:
-        write(file, known, found)
-    return found
+    return before + Rounds(seconds, traces)
 
 
 def _compared(

@@ -231,6 +231,25 @@ def test_the_file_reads_back(tmp_path: Path) -> None:
     assert any("alpha = " in l and "gamma = " in l for l in comments)
 
 
+@pytest.mark.parametrize("links", ["h200", "ascend910", "levels"])
+def test_a_device_alone_is_measured_whatever_its_links(links: str, tmp_path: Path) -> None:
+    """Also by a cluster that lacks what is fitted, and nothing drifts that is not measured."""
+    if links == "levels":
+        file = tmp_path / "levels.ir"
+        file.write_text("dist.cluster @c <levels [a = 2 {bandwidth = 1e+09, latency = 1e-05}]>")
+        links = str(file)
+    given = probes(1, 1 << 22, False)
+    made, known = shardir.compile(module(given, 1), ""), clusters.load("h100")
+    names = [p.name for p in given if p.name != OPS]
+    times = dict(zip(names, of_functions(made.module, names)(known), strict=True))
+    start = fitted_cluster.unmeasured(1, 10**9, clusters.load(links))
+    found = fitted_cluster.fitted(given, made, times, start).cluster
+    assert dict(found.flops) == pytest.approx(dict(known.flops), rel=1e-3)
+    assert dict(found.operands) == pytest.approx(dict(known.operands), rel=1e-3)
+    assert found.memory_bandwidth == pytest.approx(known.memory_bandwidth, rel=1e-3)
+    assert (found.levels, found.skew) == (start.levels, start.skew)
+
+
 def test_rates_that_nothing_shows_are_named() -> None:
     seen = fitted_cluster.Calibration(KNOWN, Coefficients(1e-9, 1e-9, 1e-9, 1e-9), {})
     assert "Too fast" not in fitted_cluster.text("here", seen, [])

@@ -10,7 +10,7 @@ from shardir.algebra.notation import parse_cluster
 from shardir.cost.clusters import READY, load, names
 from shardir.diagnostics import ShardirError
 
-DEVICES = {"gloo": 16, "h200": 512, "ascend910": 8, "pod2048": 2048, "shm": 16}
+DEVICES = {"gloo": 16, "h100": 512, "h200": 512, "ascend910": 8, "pod2048": 2048, "shm": 16}
 
 
 def test_all_are_known() -> None:
@@ -52,8 +52,8 @@ def test_a_file(tmp_path: Path) -> None:
         ("dist.cluster @a <levels [a = 2]>", r"expected a cluster.* got '\]'"),
         (
             None,
-            "expected a cluster, got .*; use a readable file or ascend910, gloo, h200, "
-            "pod2048, shm",
+            "expected a cluster, got .*; use a readable file or ascend910, gloo, h100, "
+            "h200, pod2048, shm",
         ),
     ],
 )

@@ -256,7 +256,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cost: cluster": (
         lambda: program().cost(cluster="h300"),
-        "expected a cluster, got h300; use a readable file or ascend910, gloo, h200, pod2048, shm",
+        "expected a cluster, got h300; use a readable file or ascend910, gloo, h100, h200, "
+        "pod2048, shm",
     ),
     "cost": (lambda: program().cost("nope"), "expected a function of step, got nope"),
     "explain: number": (lambda: program().explain(3), "expected a text as names, got 3"),

@@ -123,4 +123,12 @@ MUTANTS = [
         "self._draws.pop(mine)",
         "test/analysis/test_storages.py -k item",
     ),
+    Mutant(
+        "an only mesh is the mesh of any name",
+        "Where one mesh is declared strategies and layouts of states may name another one.",
+        "shardir/analysis/functions.py",
+        "if len(meshes) == 1 and all(mesh in meshes for mesh, _ in _naming_by_attributes(f, ops)):",
+        "if len(meshes) == 1:",
+        "test/filecheck/propagate-strategies/undeclared_mesh.ir",
+    ),
 ]

@@ -38,9 +38,9 @@ MUTANTS = [
     Mutant(
         "a message that has come waits for its receive to be waited for",
         "By shared memory a sender waits until its message is read, and its reader for the sender.",
-        "shardir/backend/torch/runtime/runtime_shm.py",
-        "None if has_come else peer",
-        "peer",
+        "shardir/backend/torch/runtime/runtime_shm_operations.py",
+        "if awaited is None or awaited[1] in self.links.inbox[awaited[0]]:",
+        "if awaited is None:",
         "test/run/test_shm.py -k posted",
     ),
     Mutant(

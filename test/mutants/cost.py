@@ -318,4 +318,12 @@ MUTANTS = [
         "",
         "test/passes/test_overlap.py -k moved",
     ),
+    Mutant(
+        "what is not measured is fitted",
+        "A fit moves parameters that no measurement depends on.",
+        "shardir/cost/fit.py",
+        "free = [i for i in range(len(begin)) if counts(i)]",
+        "free = [*range(len(begin))]",
+        "test/cost/test_calibrate.py -k alone",
+    ),
 ]

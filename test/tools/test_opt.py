@@ -76,7 +76,7 @@ WRONG = {
     "-p 17+": "pass pipeline: Expected pass name here (in '17+')",
     "-t foldr": "there is no target foldr; did you mean folder?",
     "--cost=h20": "--cost: expected a cluster, got h20; use a readable file or ascend910, gloo, "
-    "h200, pod2048, shm",
+    "h100, h200, pod2048, shm",
     "-t folder{fial}": "target folder has no option fial; did you mean fail?",
     "/nowhere/at/all.ir": "cannot read /nowhere/at/all.ir: No such file or directory",
     "/": "expected a program, got the directory /",

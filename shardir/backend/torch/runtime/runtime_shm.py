@@ -177,8 +177,7 @@ class SharedMemoryGroup(_Base):
         _check_tag(tag)
         key = self._moves.tagged("of", peer, tag)
         steps = self._moves.move("send", key, {}, {peer: tensors})
-        has_come = key in self._moves.links.inbox[peer]
-        return self._moves.start("receive", steps, tensors, None if has_come else peer)
+        return self._moves.start("receive", steps, tensors, (peer, key))
 
     # ---- reductions --------------------------------------------------------------------------
 

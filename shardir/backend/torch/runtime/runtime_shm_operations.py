@@ -136,23 +136,24 @@ class Operations:
         self.dropped: list[Operation] = []
 
     def start(
-        self, kind: str, steps: Steps, results: Sequence[Tensor] = (), awaited: int | None = None
-    ) -> OperationHandle:
+        self, kind: str, steps: Steps, results: Sequence[Tensor] = (),
+        awaited: tuple[int, Any] | None = None,
+    ) -> OperationHandle:  # fmt: skip
         """Start an operation: run its steps until it waits.
 
         Args:
-            awaited: the rank for whose message it waits first, where that has not come: nothing is
-                to be run then.
+            awaited: the rank, and the key, of the message that it waits for first. Where that has
+                not come nothing is to be run.
         """
         with self.lock:
             if self.dropped or self.links.backlog:
                 self.progress(0.0)
                 self.dropped = [other for other in self.dropped if other.awaited is not None]
             operation = Operation(self, kind, steps, results)
-            if awaited is None:
+            if awaited is None or awaited[1] in self.links.inbox[awaited[0]]:
                 operation.advance()
             else:
-                operation.awaited = awaited
+                operation.awaited = awaited[0]
             return OperationHandle(operation)
 
     def finish(self, operation: Operation, seconds: float = 0.0) -> None:

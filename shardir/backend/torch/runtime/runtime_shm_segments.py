@@ -85,7 +85,9 @@ def read(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> Non
 
 def _is_plain(x: Tensor, size: int) -> bool:
     """Whether the bytes of a tensor are its elements in order, and few."""
-    return size <= ONE_COPY and x.is_contiguous() and not x.is_conj() and not x.is_neg()
+    formal: Any = x  # torch declares no method for a tensor of zeros without memory
+    lazy = x.is_conj() or x.is_neg() or formal._is_zerotensor()
+    return size <= ONE_COPY and x.is_contiguous() and not lazy
 
 
 def address_of(memory: mmap.mmap) -> int:
