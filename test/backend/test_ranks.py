@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shardir.backend.runs import LaunchError, Options, RunError
+from shardir.backend.torch.launch.positions import Records
 from shardir.backend.torch.launch.ranks import Ranks, allow_files
 from shardir.backend.torch.runtime import FOLDER
 from shardir.backend.torch.runtime.runtime_events import event_of
@@ -190,3 +191,12 @@ def test_ranks_need_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
         assert limits == (soft, 500)
     with pytest.raises(LaunchError, match="at least 501 open files for 437 ranks, got 500"):
         Ranks(Path("program.py"), 437, Options()).run(print)
+
+
+def test_a_file_that_may_not_hold_the_positions_of_ranks_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A system writes a part of what is longer than files may be, and reports no error."""
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: len(data) // 3)
+    with pytest.raises(OSError, match="File too large"):
+        Records(2)

@@ -8,6 +8,7 @@ The ranks record program lines (runtime_position.py); the text of the program sa
 All ranks of a stage begin the same collectives in the same order, so their numbers compare them.
 """
 
+import errno
 import os
 import tempfile
 from collections import Counter
@@ -95,7 +96,8 @@ class Records:
 
     def clear(self) -> None:
         """Forget all positions, before ranks start."""
-        os.pwrite(self._file.fileno(), bytes(self._size), 0)
+        if os.pwrite(self._file.fileno(), bytes(self._size), 0) < self._size:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))  # files may not be so long
 
     def fileno(self) -> int:
         return self._file.fileno()
