@@ -200,3 +200,5 @@ def test_a_file_that_may_not_hold_the_positions_of_ranks_is_an_error(
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: len(data) // 3)
     with pytest.raises(OSError, match="File too large"):
         Records(2)
+    with pytest.raises(LaunchError, match=r"positions of 1 ranks .*: File too large; allow longer"):
+        Ranks(Path("program.py"), 1, Options()).run(print)

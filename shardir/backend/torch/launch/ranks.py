@@ -94,7 +94,13 @@ class Ranks:
             socket.create_server(("127.0.0.1", 0), backlog=self.count + 8) as store,
         ):
             here.import_runtime(self.program.parent)
-            self._records = Records(self.count)
+            try:
+                self._records = Records(self.count)
+            except OSError as error:
+                raise LaunchError(
+                    f"the positions of {self.count} ranks cannot be recorded: {error.strerror}; "
+                    "allow longer files (ulimit -f)"
+                ) from None
             self._events, events = os.pipe()
             try:
                 for rank in range(self.count):
