@@ -1,5 +1,6 @@
 """`--compile`: what is between collectives is compiled by torch; losses are those without it."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,3 +53,25 @@ def test_losses_are_those_of_each_op(example: str, tmp_path: Path) -> None:
     found = shardir.run(program, steps=4, timeout=300, compile=True)
     for name, losses in plain.losses.items():
         np.testing.assert_allclose(found.losses[name], losses, rtol=1e-5)
+
+
+@long_form
+@on_cpu("there the order of sums varies")
+def test_without_collectives_a_step_is_one_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With lookups, attention, and a loss whose labels are checked."""
+    import torch
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    program = shardir.compile_file(EXAMPLES / "bert.ir", mode="stand_alone").save(tmp_path / "bert")
+    tokens, rows = torch.arange(24, dtype=torch.int32).view(4, 6) % 12, torch.arange(4).int()
+    given = (tokens, tokens % 2, rows + 3, tokens - 6, rows % 2)
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    plain, found = (shardir.load(program, compile=how) for how in (False, True))
+    for _ in range(3):
+        torch.testing.assert_close(found(*given), plain(*given))
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    with pytest.raises((IndexError, RuntimeError), match="index.* out of range"):
+        found(tokens + 1, *given[1:])

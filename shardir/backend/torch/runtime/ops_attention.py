@@ -3,7 +3,7 @@ that is differentiated: `forward` returns the logarithms of the sums of rows too
 reads. Both use the kernel that torch chooses. Copied beside every program; needs only torch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -80,12 +80,37 @@ def _attention_of(
         mask = _four(mask)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     q, k, v = map(_four, (q, k, v))
-    qs, ks, vs = (x.detach().requires_grad_() for x in (q, k, v))
-    chosen = torch._fused_sdp_choice(
-        qs, ks, vs, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    operands = (q, k, v, mask)
+    if torch.compiler.is_compiling():
+        forms = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in operands]
+        chosen = _chosen_of_forms(forms, is_causal, scale, enable_gqa)
+    else:
+        chosen = _chosen(operands, is_causal, scale, enable_gqa)
     kernel = _KERNELS.get((q.device.type, chosen), _MATH)
     return _Attention(kernel, q, k, v, mask, is_causal, scale)
+
+
+def _chosen(
+    operands: Sequence[Tensor | None], is_causal: bool, scale: float, enable_gqa: bool
+) -> int:
+    """The number of the kernel that torch chooses for q, k, v and a mask."""
+    *qkv, mask = operands
+    qkv = [x.detach().requires_grad_() for x in qkv if x is not None]
+    return torch._fused_sdp_choice(
+        *qkv, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+@torch.compiler.assume_constant_result
+def _chosen_of_forms(
+    forms: Sequence[tuple | None], is_causal: bool, scale: float, enable_gqa: bool
+) -> int:
+    """The same of tensors of these sizes, strides, types and devices; a graph of torch.compile
+    cannot ask, so it is asked while the graph is made."""
+    operands = [
+        x and torch.empty_strided(*x[:2], dtype=x[2], device=x[3]) for x in forms
+    ]
+    return _chosen(operands, is_causal, scale, enable_gqa)
 
 
 def _four(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def in_range(ids: Tensor, total: int, allowed: int | None = None) -> Tensor:
     if allowed is not None and not 0 <= allowed < total:
         in_range(ids.where(ids != allowed, 0), total)
         return ids.long()
-    if ids.device.type == "cuda":  # the error comes later, but the host need not wait
+    if _checked_by_device(ids):
         inside = ((ids >= 0) & (ids < total)).all()
         aten._assert_async.msg(inside, f"an index is out of range: there are {total} rows")
     else:
@@ -41,6 +41,12 @@ def in_range(ids: Tensor, total: int, allowed: int | None = None) -> Tensor:
             bad = low if low < 0 else high
             raise IndexError(f"index {bad} is out of range: there are {total} rows")
     return ids.long()
+
+
+def _checked_by_device(ids: Tensor) -> bool:
+    """Whether a check is an op on the device, whose error has no index: on a GPU, so that the host
+    need not wait, and where torch.compile would end a graph to read a value."""
+    return ids.is_cuda or torch.compiler.is_compiling()
 
 
 def in_slices(
@@ -55,7 +61,7 @@ def in_slices(
     high = ends[slice_of].view(along)
     low = high - torch.tensor(slices, device=ids.device)[slice_of].view(along)
     outside = (ids < low) | (ids >= high)
-    if ids.device.type == "cuda":  # the error comes later, but the host need not wait
+    if _checked_by_device(ids):
         inside = outside.logical_not().all()
         aten._assert_async.msg(inside, "an index is out of the slice of its field")
     elif outside.any():
@@ -216,6 +222,11 @@ def cross_entropy_grad(
     if ignore is not None:
         counts = labels != ignore
         labels, dy = labels.where(counts, 0), dy.where(counts, 0.0)
+    if torch.compiler.is_compiling():  # one kernel: an index in place would be in its way
+        classes = logits.shape[-1]
+        at = torch.arange(classes, device=logits.device) == labels.unsqueeze(-1)
+        target = at.to(logits.dtype) * (1.0 - smoothing) + smoothing / classes
+        return (torch.softmax(logits, -1) - target) * dy.unsqueeze(-1)
     out = torch.softmax(logits, -1, out=into)
     at = labels.long().unsqueeze(-1)  # scatter_add_ itself checks them
     out.scatter_add_(-1, at, out.new_full((), smoothing - 1.0).expand(at.shape))

@@ -29,11 +29,7 @@ def adam(
         step: the number of this step, from 1; a scalar.
         numbers: beta1, beta2, eps and weight_decay.
     """
-    if torch.compiler.is_compiling():
-        for w, m, v, g in zip(ws, ms, vs, gs, strict=True):
-            _adam(w, m, v, g.add(w, alpha=numbers["weight_decay"]), step, lr, **numbers)
-    else:
-        _by_kernel(torch._fused_adam_, ws, ms, vs, gs, step, lr, numbers)
+    _by_kernel(torch._fused_adam_, ws, ms, vs, gs, step, lr, numbers)
 
 
 def adamw(
@@ -46,24 +42,13 @@ def adamw(
     **numbers: float,
 ) -> None:
     """The same, with the decay of the weight decoupled."""
-    if torch.compiler.is_compiling():
-        for w, m, v, g in zip(ws, ms, vs, gs, strict=True):
-            w.mul_(1 - numbers["weight_decay"] * lr)
-            _adam(w, m, v, g, step, lr, **numbers)
-    else:
-        _by_kernel(torch._fused_adamw_, ws, ms, vs, gs, step, lr, numbers)
+    _by_kernel(torch._fused_adamw_, ws, ms, vs, gs, step, lr, numbers)
 
 
 def adagrad(
     ws: TensorList, totals: TensorList, gs: TensorList, lr: Any, eps: float, weight_decay: float
 ) -> None:
     """Adagrad with the sums of squares."""
-    if torch.compiler.is_compiling():
-        for w, total, g in zip(ws, totals, gs, strict=True):
-            decayed = g.add(w, alpha=weight_decay)
-            total.addcmul_(decayed, decayed)
-            w.sub_(lr * (decayed / (total.sqrt() + eps)))
-        return
 
     def kernel(ws: TensorList, totals: TensorList, gs: TensorList, lr: Any) -> None:
         first = torch.ones((), device=ws[0].device)  # of a rate that decays, which is given here
@@ -73,18 +58,6 @@ def adagrad(
         )  # fmt: skip
 
     _in_place(kernel, (ws, totals), gs, lr)
-
-
-def _adam(
-    w: Tensor, m: Tensor, v: Tensor, g: Tensor, step: Tensor, lr: Any, beta1: float, beta2: float,
-    eps: float, weight_decay: float,
-) -> None:  # fmt: skip
-    """The update of Adam after the decay of the weight, which torch.compile makes one kernel of: it
-    does not take those of torch."""
-    m.lerp_(g, 1 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-    correction1, correction2 = (1 - beta ** step.double() for beta in (beta1, beta2))
-    w.sub_(m * (lr / correction1) / ((v / correction2).sqrt() + eps))
 
 
 def _by_kernel(

@@ -1,24 +1,21 @@
 """The functions of a program through torch.compile (`--compile`).
 
-The ops between two collectives are a graph; a collective is called as it is. So are the stages of a
-pipeline, which its schedule calls. A part of the runtime; needs only torch.
+The ops between two collectives are a graph; a collective is called as it is, and so is an update of
+parameters. So are the stages of a pipeline, which its schedule calls. A part of the runtime; needs only torch.
 """
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import isfunction
 from types import ModuleType
 
 import torch
 from runtime_plan import PlanError, ProgramPlan
 
-AS_THEY_ARE = {
-    "runtime": (), "runtime_exchange": (), "runtime_position": (),
-    "ops_runtime": ("in_range", "in_slices"),
-}  # fmt: skip
-"""The functions that are called as they are, where a program imports them: collectives,
-their positions, and checks that read values on a CPU; () stands for all of a module."""
+AS_THEY_ARE = ("runtime", "runtime_exchange", "runtime_position", "ops_updates")
+"""The modules whose functions are called as they are, where a program imports them: collectives,
+their positions, and updates, each of which is one kernel of torch already."""
 
 
 def compiled(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Callable]:
@@ -30,17 +27,16 @@ def compiled(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Cal
     """
     if plan.arena is not None:
         raise PlanError("--compile: expected a program without an arena; compile it without")
-    for module, names in AS_THEY_ARE.items():
+    for module in AS_THEY_ARE:
         if module in sys.modules:
-            _call_as_they_are(sys.modules[module], names)
+            _call_as_they_are(sys.modules[module])
     return {name: _compiled(f) if isfunction(f) else f for name, f in functions.items()}
 
 
-def _call_as_they_are(module: ModuleType, names: Sequence[str]) -> None:
-    """Let torch.compile end a graph at each of these functions of a module; without names, at all
-    of them."""
+def _call_as_they_are(module: ModuleType) -> None:
+    """Let torch.compile end a graph at each of a module's functions."""
     for name, f in vars(module).items():
-        if isfunction(f) and (name in names or not (names or name.startswith("_"))):
+        if isfunction(f) and not name.startswith("_"):
             setattr(module, name, torch.compiler.disable(f))
 
 
