@@ -1,7 +1,7 @@
 from typing import Any
 
 import torch
-from reference import Reference, by_autograd
+from reference import Reference
 from torch.nn import functional
 from xdsl.ir import Operation
 
@@ -16,9 +16,17 @@ def layer_norm(shape: Shape, norm: Shape) -> list[Case]:
         f"{'x'.join(map(str, shape))}-{'x'.join(map(str, norm))}",
         {"eps": float_attr(1e-5)},
     )
+    rows, both = shape[: -len(norm)], props | {"statistics": nn.UNIT}
+
+    def gradient(name: str, element: str, elements: tuple[str, ...]) -> Case:
+        given = (shape, norm, shape, (element, rows), (element, rows))
+        return Case(name, nn.LayerNormGradOp, given, elements, gradient=False)
+
     return [
         Case(name, nn.LayerNormOp, (shape, norm, norm), props=props),
-        Case(name, nn.LayerNormGradOp, (shape, norm, shape), props=props, gradient=False),
+        Case(f"{name}-statistics", nn.LayerNormOp, (shape, norm, norm), props=both, gradient=False),
+        gradient(name, "f64", ("f64",)),
+        gradient(f"{name}-narrow", "f32", ("f32", "bf16", "f16")),
     ]
 
 
@@ -29,12 +37,19 @@ CASES: list[Case] = [
 ]
 
 
-def _layer_norm(op: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return functional.layer_norm(x, w.shape, w, b, op.eps.value.data)
+def _layer_norm(op: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+    out = functional.layer_norm(x, w.shape, w, b, op.eps.value.data)
+    if op.statistics is None:
+        return out
+    var, mean = torch.var_mean(x.flatten(x.ndim - w.ndim), -1, correction=0)
+    return out, mean, (var + op.eps.value.data).rsqrt()
 
 
-def _layer_norm_grad(op: Any, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Any:
-    return by_autograd(lambda x, w, b: _layer_norm(op, x, w, b), [x, w, torch.zeros_like(w)], dy)
+def _layer_norm_grad(op: Any, x: torch.Tensor, w: torch.Tensor, *given: torch.Tensor) -> Any:
+    dy, mean, rstd = given
+    return torch.ops.aten.native_layer_norm_backward(
+        dy, x, w.shape, mean, rstd, w, w, [True, True, True]
+    )
 
 
 REFERENCES: dict[type[Operation], Reference] = {

@@ -73,5 +73,5 @@ def test_without_collectives_a_step_is_one_graph(
     for _ in range(3):
         torch.testing.assert_close(found(*given), plain(*given))
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
-    with pytest.raises((IndexError, RuntimeError), match="index.* out of range"):
+    with pytest.raises((IndexError, RuntimeError), match=r"index.* out of range"):
         found(tokens + 1, *given[1:])

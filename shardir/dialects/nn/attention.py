@@ -19,7 +19,6 @@ row, and the products, are what is communicated.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -30,12 +29,12 @@ from xdsl.irdl import operand_def, opt_operand_def, opt_prop_def, opt_result_def
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
-from shardir.dialects.dist import layout_of, tensor, with_layout
+from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
 from shardir.dialects.nn.elementary import ExpOp, LogOp
-from shardir.dialects.nn.scores import OPTIONS, Attending, logsumexp_type
+from shardir.dialects.nn.scores import OPTIONS, Attending
 from shardir.dialects.nn.selection import StopGradientOp
-from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.nn.types import statistic_of, statistic_type, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -65,7 +64,7 @@ class AttentionGradOp(Attending):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         out = tensor(*cls.check(operands))
-        expected = (out, out, logsumexp_type(out))
+        expected = (out, out, statistic_type(out, 1))
         for name, t, want in zip(("dy", "out", "lse"), operands[3:6], expected, strict=True):
             if t.get_shape() != want.get_shape() or t.element_type != want.element_type:
                 raise ShardirError(coded("T1", f"expected {name} of type {want}, got {t}"))
@@ -115,7 +114,7 @@ class AttentionOp(Attending):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         out = tensor(*cls.check(operands))
-        return [out, logsumexp_type(out)] if "logsumexp" in props else [out]
+        return [out, statistic_type(out, 1)] if "logsumexp" in props else [out]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -136,15 +135,10 @@ class AttentionOp(Attending):
             return out
         return out, (top + np.log(total))[..., 0].astype(element)
 
-    def saving(self) -> tuple[Props, list[TensorType]] | None:
+    def saving(self) -> tuple[Props, dict[str, TensorType]] | None:
         if self.logsumexp is not None:
             return None
-        t = self.out.type
-        assert isinstance(t, TensorType)
-        lse = logsumexp_type(t)
-        if (layout := layout_of(self.out)) is not None:
-            lse = with_layout(lse, replace(layout, dims=layout.dims[:-1]).complete)
-        return {"logsumexp": UnitAttr()}, [lse]
+        return {"logsumexp": UnitAttr()}, {"logsumexp": statistic_of(self.out, 1)}
 
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         out, lse, mask, (dy, dlse) = self.out, self.lse, self.mask, cotangents

@@ -144,10 +144,10 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
         found = f"expected an op with a gradient, got {self.name}"
         return ShardirError(coded("G8", found, use="put nn.stop_gradient before it"))
 
-    def saving(self) -> tuple[Props, list[TensorType]] | None:
+    def saving(self) -> tuple[Props, dict[str, TensorType]] | None:
         """Return the properties with which the op has more results, which its gradient reads, and
-        the types of these, with layouts where its own results have some; None where the gradient
-        reads operands and results alone."""
+        the types of these by their names, with layouts where its own results have some; None where
+        the gradient reads operands and results alone."""
         return None
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:

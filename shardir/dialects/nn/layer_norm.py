@@ -1,12 +1,20 @@
-"""Layer norm and its gradient."""
+"""Layer norm and its gradient.
+
+    %y, %mean, %rstd = nn.layer_norm %x, %weight, %bias eps 1.0e-05 statistics
+        : (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>)
+        -> (tensor<4x8xf32>, tensor<4xf32>, tensor<4xf32>)
+
+With `statistics` there are, of each row, the mean and 1 / sqrt(var + eps), f32 of narrower
+operands. The gradient reads them, so a layer norm that is differentiated has them.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from xdsl.dialects.builtin import FloatAttr, TensorType, f64
+from xdsl.dialects.builtin import FloatAttr, TensorType, UnitAttr, f64
 from xdsl.ir import SSAValue
-from xdsl.irdl import operand_def, prop_def, result_def
+from xdsl.irdl import operand_def, opt_prop_def, prop_def, result_def, var_result_def
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
@@ -14,9 +22,15 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
-from shardir.dialects.nn.elementary import SqrtOp
+from shardir.dialects.nn.elementary import ReciprocalOp, SqrtOp
 from shardir.dialects.nn.properties import float_of
-from shardir.dialects.nn.types import float_element, same_element, unsharded_type
+from shardir.dialects.nn.types import (
+    float_element,
+    same_element,
+    statistic_of,
+    statistic_type,
+    unsharded_type,
+)
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -34,22 +48,18 @@ def check_norm(x: Shape, weight: Shape) -> None:
         raise ShardirError(coded("T6", found, use="use x's trailing dimensions"))
 
 
-def normed(
-    b: "OpBuilder", x: SSAValue, weight: SSAValue, eps: float
-) -> tuple[SSAValue, SSAValue, range]:
-    """(x - mean) / sqrt(var + eps), that root, and the dimensions, those that the weight has."""
-    t = unsharded_type(x)
-    rank, norm = len(t.get_shape()), len(unsharded_type(weight).get_shape())
-    dims = range(rank - norm, rank)
-    centred = b.sub(x, b.reduce(x, "mean", dims, keep=True))
-    var = b.reduce(b.mul(centred, centred), "mean", dims, keep=True)
-    root = b.value(SqrtOp, b.add(var, b.constant(eps, t.element_type)))
-    return b.div(centred, root), root, dims
+def check_statistics(x: TensorType, weight: TensorType, given: Types) -> None:
+    """Raises ShardirError unless these are the types of the statistics of a layer norm of x."""
+    expected = statistic_type(x, weight.get_num_dims())
+    for name, t in zip(("mean", "rstd"), given, strict=True):
+        if t != expected:
+            raise ShardirError(coded("T1", f"expected {name} of type {expected}, got {t}"))
 
 
 @op_definition
 class LayerNormGradOp(TensorOp):
-    """The cotangents of x, weight and bias of a layer norm."""
+    """The cotangents of x, weight and bias of a layer norm, from that of its result, and its
+    statistics."""
 
     name = "nn.layer_norm_grad"
     FLOPS: ClassVar[int] = 12
@@ -57,49 +67,53 @@ class LayerNormGradOp(TensorOp):
     x = operand_def(TensorType)
     weight = operand_def(TensorType)
     dy = operand_def(TensorType)
-    eps = prop_def(FloatAttr.constr(type=f64))
+    mean = operand_def(TensorType)
+    rstd = operand_def(TensorType)
     dx = result_def(TensorType)
     dweight = result_def(TensorType)
     dbias = result_def(TensorType)
-    assembly_format = f"$x `,` $weight `,` $dy `eps` $eps {STRATEGY}"
+    assembly_format = f"$x `,` $weight `,` $dy `,` $mean `,` $rstd {STRATEGY}"
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        x, weight, dy = operands
-        float_element(cls.name, operands)
+        x, weight, dy, *statistics = operands
+        float_element(cls.name, operands[:3])
         check_norm(x.get_shape(), weight.get_shape())
         if dy != x:
             found = f"expected dy of the type {x} of x, got {dy}"
             raise ShardirError(coded("T1", found))
+        check_statistics(x, weight, statistics)
         return [x, weight, weight]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        x, w, _ = (t.get_shape() for t in operands)
+        x, w = (t.get_shape() for t in operands[:2])
         names = factor_names(len(x))
-        tail = names[len(x) - len(w) :]
+        lead, tail = names[: len(x) - len(w)], names[len(x) - len(w) :]
         return Factors.of(
-            [names, tail, names], [names, tail, tail],
+            [names, tail, names, lead, lead], [names, tail, tail],
             [t.get_shape() for t in (*operands, *results)], replicate=tail,
         )  # fmt: skip
 
     def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
-        x, weight, dy = arrays
+        x, weight, dy, *statistics = arrays
         dims = tuple(range(x.ndim - weight.ndim, x.ndim))
         lead = tuple(range(x.ndim - weight.ndim))
-        c = x - x.mean(axis=dims, keepdims=True)
-        r = 1 / np.sqrt((c * c).mean(axis=dims, keepdims=True) + float_of(self, "eps"))
-        h = c * r
+        mean, r = (np.expand_dims(s, dims) for s in statistics)
+        h = (x - mean) * r
         g = dy * weight
         dx = r * (g - g.mean(axis=dims, keepdims=True) - h * (g * h).mean(axis=dims, keepdims=True))
         return dx.astype(x.dtype), (dy * h).sum(axis=lead), dy.sum(axis=lead)
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        h, root, dims = normed(b, self.x, self.weight, float_of(self, "eps"))
+        rows = unsharded_type(self.mean).get_shape()
+        dims = range(len(rows), unsharded_type(self.x).get_num_dims())
+        mean, rstd = (b.reshape(v, (*rows, *[1] * len(dims))) for v in (self.mean, self.rstd))
+        h = b.mul(b.sub(self.x, mean), rstd)
         g = b.mul(self.dy, self.weight)
         # Complete before either is used: so both go together.
-        mean, slope = (b.complete(b.reduce(v, "mean", dims, keep=True)) for v in (g, b.mul(g, h)))
-        dx = b.div(b.sub(b.sub(g, mean), b.mul(h, slope)), root)
+        each, slope = (b.complete(b.reduce(v, "mean", dims, keep=True)) for v in (g, b.mul(g, h)))
+        dx = b.mul(b.sub(b.sub(g, each), b.mul(h, slope)), rstd)
         lead = range(dims[0])
         return dx, b.reduce(b.mul(self.dy, h), "sum", lead), b.reduce(self.dy, "sum", lead)
 
@@ -107,7 +121,7 @@ class LayerNormGradOp(TensorOp):
 @op_definition
 class LayerNormOp(TensorOp):
     """(x - mean) / sqrt(var + eps) * weight + bias, over the trailing dimensions that weight and
-    bias have."""
+    bias have. With `statistics` there are two more results: the mean and 1 / sqrt(var + eps)"""
 
     name = "nn.layer_norm"
     FLOPS: ClassVar[int] = 8
@@ -116,8 +130,10 @@ class LayerNormOp(TensorOp):
     weight = operand_def(TensorType)
     bias = operand_def(TensorType)
     eps = prop_def(FloatAttr.constr(type=f64))
+    statistics = opt_prop_def(UnitAttr)
     out = result_def(TensorType)
-    assembly_format = f"$x `,` $weight `,` $bias `eps` $eps {STRATEGY}"
+    saved = var_result_def(TensorType)
+    assembly_format = f"$x `,` $weight `,` $bias `eps` $eps (`statistics` $statistics^)? {STRATEGY}"
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
@@ -128,29 +144,50 @@ class LayerNormOp(TensorOp):
         if weight != bias:
             found = f"expected a weight and bias of one shape, got {list(weight)} and {list(bias)}"
             raise ShardirError(coded("T6", found, use=""))
-        return [tensor(same_element(operands), x)]
+        out = tensor(same_element(operands), x)
+        return [out] + [statistic_type(out, len(weight))] * (2 if "statistics" in props else 0)
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         x, w, _ = (t.get_shape() for t in operands)
         names = factor_names(len(x))
-        tail = names[len(x) - len(w) :]
+        lead, tail = names[: len(x) - len(w)], names[len(x) - len(w) :]
         return Factors.of(
-            [names, tail, tail], [names], [t.get_shape() for t in (*operands, *results)],
-            replicate=tail,
+            [names, tail, tail], [names, lead, lead][: len(results)],
+            [t.get_shape() for t in (*operands, *results)], replicate=tail,
         )  # fmt: skip
 
-    def evaluate(self, device: Device, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         x, weight, bias = arrays
         dims = tuple(range(x.ndim - weight.ndim, x.ndim))
-        c = x - x.mean(axis=dims, keepdims=True)
-        var = (c * c).mean(axis=dims, keepdims=True)
-        return (c / np.sqrt(var + float_of(self, "eps")) * weight + bias).astype(x.dtype)
+        mean = x.mean(axis=dims, keepdims=True)
+        c = x - mean
+        root = np.sqrt((c * c).mean(axis=dims, keepdims=True) + float_of(self, "eps"))
+        out = (c / root * weight + bias).astype(x.dtype)
+        if self.statistics is None:
+            return out
+        return out, *(s.reshape(x.shape[: dims[0]]) for s in (mean, 1 / root))
 
-    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        op = b.op(LayerNormGradOp, self.x, self.weight, dy, props={"eps": self.eps})
-        return op.results
+    def saving(self) -> tuple[Props, dict[str, TensorType]] | None:
+        if self.statistics is not None:
+            return None
+        t = statistic_of(self.out, unsharded_type(self.weight).get_num_dims())
+        return {"statistics": UnitAttr()}, {"mean": t, "rstd": t}
+
+    def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        dy, *more = cotangents
+        if dy is None or any(d is not None for d in more):
+            raise self.no_gradient()
+        return b.results(LayerNormGradOp, self.x, self.weight, dy, *self.saved)
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        h, _, _ = normed(b, self.x, self.weight, float_of(self, "eps"))
-        return (b.add(b.mul(h, self.weight), self.bias),)
+        t, norm = unsharded_type(self.x), unsharded_type(self.weight).get_num_dims()
+        rows, dims = t.get_shape()[:-norm], range(t.get_num_dims() - norm, t.get_num_dims())
+        mean = b.reduce(self.x, "mean", dims, keep=True)
+        centred = b.sub(self.x, mean)
+        var = b.reduce(b.mul(centred, centred), "mean", dims, keep=True)
+        root = b.value(SqrtOp, b.add(var, b.constant(float_of(self, "eps"), t.element_type)))
+        found = [b.add(b.mul(b.div(centred, root), self.weight), self.bias)]
+        if self.statistics is not None:
+            found += [b.reshape(v, rows) for v in (mean, b.value(ReciprocalOp, root))]
+        return found

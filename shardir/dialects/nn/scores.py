@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from xdsl.dialects.builtin import (
-    BFloat16Type,
-    Float16Type,
     FloatAttr,
-    TensorType,
     UnitAttr,
-    f32,
     f64,
     i1,
     i32,
@@ -25,7 +21,6 @@ from xdsl.irdl import opt_prop_def
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, coded
-from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import Array, Device, TensorOp, Types, factor_names
 from shardir.dialects.nn.creation import indices
 from shardir.dialects.nn.elementary import ExpOp
@@ -231,10 +226,3 @@ class Attending(TensorOp, ABC):
         dk = b.einsum(self.equation("Qmn,Qmd->Knd"), ds, self.spread(b, q))
         dv = b.einsum(self.equation("Qmn,Qme->Kne"), p, self.spread(b, dy))
         return b.reshape(dq, shape), dk, dv, d_scores
-
-
-def logsumexp_type(out: TensorType) -> TensorType:
-    """The type of the logarithms of the sums of rows, from that of the result."""
-    element = out.element_type
-    narrow = isinstance(element, BFloat16Type | Float16Type)
-    return tensor(f32 if narrow else element, out.get_shape()[:-1])

@@ -1,16 +1,25 @@
 """Element types, and types without layouts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
-from xdsl.dialects.builtin import AnyFloat, NoneAttr, TensorType, i1
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    BFloat16Type,
+    Float16Type,
+    NoneAttr,
+    TensorType,
+    f32,
+    i1,
+)
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.algebra.cluster import BYTES
 from shardir.diagnostics import ShardirError, coded
-from shardir.dialects.dist import tensor
+from shardir.dialects.dist import layout_of, tensor, with_layout
 from shardir.dialects.signatures import SignatureMemo
 
 Types = Sequence[TensorType]
@@ -64,6 +73,22 @@ def _without_layout(t: Attribute) -> TensorType:
     if isinstance(t.encoding, NoneAttr):
         return t
     return tensor(t.element_type, t.get_shape())
+
+
+def statistic_type(t: TensorType, dims: int) -> TensorType:
+    """The type of a statistic of each row of a value of type t, the last `dims` dimensions: f32
+    where the value is narrower."""
+    element = t.element_type
+    narrow = isinstance(element, BFloat16Type | Float16Type)
+    return tensor(f32 if narrow else element, t.get_shape()[:-dims])
+
+
+def statistic_of(value: SSAValue, dims: int) -> TensorType:
+    """The same, with the layout of the value's other dimensions where it has one."""
+    found, layout = statistic_type(unsharded_type(value), dims), layout_of(value)
+    if layout is None:
+        return found
+    return with_layout(found, replace(layout, dims=layout.dims[:-dims]).complete)
 
 
 def same_element(operands: Types) -> Attribute:

@@ -27,10 +27,10 @@ def add_saved_results(block: Block, activity: Activity) -> None:
         props, types = more
         own = [v.type for v in op.results]
         new = rewriter.before(op).copy(
-            op, types=[*own, *types], properties={**op.properties, **props}
+            op, types=[*own, *types.values()], properties={**op.properties, **props}
         )
         made, saved = new.results[: len(own)], new.results[len(own) :]
-        for name, v in zip(props, saved, strict=True):
+        for name, v in zip(types, saved, strict=True):
             v.name_hint = f"{made[0].name_hint}_{name}" if made[0].name_hint else None
         activity.active.update(v for v, old in zip(made, op.results, strict=True)
                                if old in activity.active)  # fmt: skip

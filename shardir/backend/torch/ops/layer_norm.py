@@ -10,16 +10,18 @@ from shardir.dialects.nn.properties import float_of
 
 
 def _layer_norm(s: EmissionScope, op: nn.LayerNormOp) -> Text:
-    s.use("F")
-    shape = tuple_text(s.sizes(op.weight))
     x, weight, bias = (s.operand(v) for v in op.operands)
-    return f"F.layer_norm({x}, {shape}, {weight}, {bias}, {float_text(float_of(op, 'eps'))})"
+    eps = float_text(float_of(op, "eps"))
+    if op.statistics is not None:
+        s.use("ops")
+        return f"ops.layer_norm({x}, {weight}, {bias}, {eps})"
+    s.use("F")
+    return f"F.layer_norm({x}, {tuple_text(s.sizes(op.weight))}, {weight}, {bias}, {eps})"
 
 
 def _layer_norm_grad(s: EmissionScope, op: nn.LayerNormGradOp) -> Text:
     s.use("ops")
-    given = ", ".join(s.operand(v) for v in op.operands)
-    return f"ops.layer_norm_grad({given}, {float_text(float_of(op, 'eps'))})"
+    return f"ops.layer_norm_grad({', '.join(s.operand(v) for v in op.operands)})"
 
 
 TORCH: dict[type[Operation], Entry] = {

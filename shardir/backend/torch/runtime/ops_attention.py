@@ -96,9 +96,7 @@ def _chosen(
     """The number of the kernel that torch chooses for q, k, v and a mask."""
     *qkv, mask = operands
     qkv = [x.detach().requires_grad_() for x in qkv if x is not None]
-    return torch._fused_sdp_choice(
-        *qkv, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    return torch._fused_sdp_choice(*qkv, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 @torch.compiler.assume_constant_result
@@ -107,9 +105,7 @@ def _chosen_of_forms(
 ) -> int:
     """The same of tensors of these sizes, strides, types and devices; a graph of torch.compile
     cannot ask, so it is asked while the graph is made."""
-    operands = [
-        x and torch.empty_strided(*x[:2], dtype=x[2], device=x[3]) for x in forms
-    ]
+    operands = [x and torch.empty_strided(*x[:2], dtype=x[2], device=x[3]) for x in forms]
     return _chosen(operands, is_causal, scale, enable_gqa)
 
 

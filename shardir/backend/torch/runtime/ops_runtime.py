@@ -235,15 +235,22 @@ def cross_entropy_grad(
     return out.mul_(dy.unsqueeze(-1))
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
+    """The result, and the mean and 1 / sqrt(var + eps) of each row, f32 of narrower operands."""
+    out, *statistics = aten.native_layer_norm(x, weight.shape, weight, bias, eps)
+    rows, wide = x.shape[: x.ndim - weight.ndim], torch.promote_types(x.dtype, torch.float32)
+    return out, *(s.view(rows).to(wide) for s in statistics)
+
+
 def layer_norm_grad(
-    x: Tensor, weight: Tensor, dy: Tensor, eps: float
+    x: Tensor, weight: Tensor, dy: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The cotangents of x, weight and bias. The forward kernel is the fastest way to the
-    statistics."""
-    shape = weight.shape
-    _, mean, rstd = aten.native_layer_norm(x, shape, weight, None, eps)
+    """The cotangents of x, weight and bias, from the statistics of `layer_norm`."""
+    rows = (*mean.shape, *[1] * weight.ndim)
+    kernels = mean.dtype if x.is_cuda else x.dtype  # the type of torch's own statistics
+    mean, rstd = (s.contiguous().view(rows).to(kernels) for s in (mean, rstd))
     return aten.native_layer_norm_backward(
-        dy.contiguous(), x, shape, mean, rstd, weight, weight, [True, True, True]
+        dy.contiguous(), x, weight.shape, mean, rstd, weight, weight, [True, True, True]
     )
 
 

@@ -1,7 +1,8 @@
 """The functions of a program through torch.compile (`--compile`).
 
-The ops between two collectives are a graph; a collective is called as it is, and so is an update of
-parameters. So are the stages of a pipeline, which its schedule calls. A part of the runtime; needs only torch.
+The ops between two collectives are a graph. Collectives and updates of parameters are called as
+they are, and so are the stages of a pipeline, which its schedule calls. A part of the runtime;
+needs only torch.
 """
 
 import functools
