@@ -27,11 +27,19 @@ def cross_entropy(shape: Shape, index: str = "i64", **options: float | int) -> l
     name += "".join(f"-{n}" for n in options)
     kinds = ("normal", f"below:{shape[-1]}")
     props = {n: a for n, a in by("none", **options).items() if n != "reduction"}
-    return [
+    both, wide = props | {"log_softmax": nn.UNIT}, ("f64", "f32")
+    found = [
         Case(name, nn.CrossEntropyOp, (shape, labels), props=props, kinds=kinds),
-        Case(name, nn.CrossEntropyGradOp, (shape, labels, shape[:-1]), props=props, kinds=kinds,
+        Case(f"{name}-both", nn.CrossEntropyOp, (shape, labels), props=both, kinds=kinds,
+             gradient=False),
+        Case(name, nn.CrossEntropyGradOp, (shape, labels, shape[:-1]), wide, props, kinds=kinds,
              gradient=False),
     ]  # fmt: skip
+    if not options:
+        given = (("f32", shape), labels, shape[:-1])
+        found.append(Case(f"{name}-narrow", nn.CrossEntropyGradOp, given, ("bf16", "f16"), props,
+                          kinds=kinds, gradient=False))  # fmt: skip
+    return found
 
 
 def of_labels(shape: Shape, index: str, reduction: str, **options: float | int) -> list[Case]:
@@ -66,7 +74,22 @@ def _cross_entropy(op: Any, x: torch.Tensor, labels: torch.Tensor) -> torch.Tens
         x.reshape(-1, x.shape[-1]), labels.flatten().long(), label_smoothing=share, reduction=how,
         **options,
     )  # fmt: skip
-    return out.reshape(labels.shape) if how == "none" else out
+    out = out.reshape(labels.shape) if how == "none" else out
+    both = type(op) is nn.CrossEntropyOp and op.log_softmax is not None
+    return (out, x.log_softmax(-1)) if both else out
+
+
+def _cross_entropy_grad(
+    op: Any, log_p: torch.Tensor, labels: torch.Tensor, dy: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of the sum of e^x less the target times x, of which both are given."""
+    ignore, share = op.options()
+    counts = torch.ones_like(labels, dtype=torch.bool) if ignore is None else labels != ignore
+    hot = functional.one_hot(labels.where(counts, 0).long(), log_p.shape[-1]).to(log_p.dtype)
+    target = (1 - share) * hot + share / log_p.shape[-1]
+    weight = dy.where(counts, 0.0).unsqueeze(-1)
+    return by_autograd(lambda x: ((x.exp() - target * x) * weight).sum(), [log_p],
+                       torch.ones((), dtype=dy.dtype))[0]  # fmt: skip
 
 
 def _nll(op: nn.NllLossOp, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -79,9 +102,7 @@ def _nll(op: nn.NllLossOp, x: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 
 REFERENCES: dict[type[Operation], Reference] = {
     nn.CrossEntropyOp: _cross_entropy,
-    nn.CrossEntropyGradOp: lambda op, x, labels, dy: by_autograd(
-        lambda x: _cross_entropy(op, x, labels), [x], dy
-    )[0],
+    nn.CrossEntropyGradOp: _cross_entropy_grad,
     nn.CrossEntropyLossOp: _cross_entropy,
     nn.NllLossOp: _nll,
 }

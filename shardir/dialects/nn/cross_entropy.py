@@ -4,6 +4,13 @@
 
     %l = nn.cross_entropy_loss <mean> %z, %labels ignore -100 : (...) -> tensor<f32>
     %l = nn.nll_loss <mean> %log_p, %labels : (...) -> tensor<f32>
+
+    %l, %log_p = nn.cross_entropy %z, %labels log_softmax
+        : (tensor<8x3xf32>, tensor<8xi32>) -> (tensor<8xf32>, tensor<8x3xf32>)
+
+With `log_softmax` the second result has the logarithms of the probabilities, f32 of narrower
+logits. The gradient reads them in place of the logits, so a cross entropy that is differentiated
+has them.
 """
 
 from abc import ABC
@@ -15,6 +22,7 @@ from xdsl.dialects.builtin import (
     FloatAttr,
     IntegerAttr,
     TensorType,
+    UnitAttr,
     f64,
     i64,
 )
@@ -22,6 +30,7 @@ from xdsl.ir import SSAValue
 from xdsl.irdl import (
     operand_def,
     opt_prop_def,
+    opt_result_def,
     result_def,
 )
 
@@ -30,11 +39,11 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
-from shardir.dialects.nn.elementary import LogOp
+from shardir.dialects.nn.elementary import ExpOp, LogOp
 from shardir.dialects.nn.indexing import PickGradOp, PickOp, check_indices
 from shardir.dialects.nn.properties import float_of
-from shardir.dialects.nn.softmax import shifted_exp, softmax
-from shardir.dialects.nn.types import float_element, unsharded_type
+from shardir.dialects.nn.softmax import shifted_exp
+from shardir.dialects.nn.types import float_element, statistic_of, statistic_type, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -117,22 +126,24 @@ _OPTIONS = "(`ignore` $ignore^)? (`smoothing` $smoothing^)?"
 
 @op_definition
 class CrossEntropyGradOp(_CrossEntropy):
-    """(softmax(logits) - target) dy, where the target is 1 at the label, smoothed"""
+    """(e^log_p - target) dy, where the target is 1 at the label, smoothed"""
 
     name = "nn.cross_entropy_grad"
-    logits = operand_def(TensorType)
+    log_p = operand_def(TensorType)
     labels = operand_def(TensorType)
     dy = operand_def(TensorType)
     out = result_def(TensorType)
-    assembly_format = f"$logits `,` $labels `,` $dy {_OPTIONS} {STRATEGY}"
+    assembly_format = f"$log_p `,` $labels `,` $dy {_OPTIONS} {STRATEGY}"
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        element, shape = cls.check(operands, props)
-        if operands[2] != tensor(element, shape[:-1]):
-            found = f"expected dy with one {element} per label, got {operands[2]}"
-            raise ShardirError(coded("T1", found))
-        return [tensor(element, shape)]
+        log_p, labels, dy = operands
+        _, shape = cls.check(operands, props)
+        out = tensor(float_element(cls.name, [dy]), shape)
+        if dy.get_shape() != labels.get_shape() or log_p != statistic_type(out, 0):
+            found = f"expected dy of one element per label, and log_p as wide as f32, got {dy} "
+            raise ShardirError(coded("T1", f"{found}and {log_p}"))
+        return [out]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -143,55 +154,59 @@ class CrossEntropyGradOp(_CrossEntropy):
         )  # fmt: skip
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
-        logits, labels, dy = arrays
-        classes = logits.shape[-1]
+        log_p, labels, dy = arrays
+        classes = log_p.shape[-1]
         safe, counts = self.checked(labels, classes)
         share = self.options()[1]
         hot = np.arange(classes) == safe[..., None]
         target = (1 - share) * hot + (share / classes if share else 0)
-        out = (softmax(logits, -1) - target) * dy[..., None]
-        return np.where(counts[..., None], out, 0).astype(logits.dtype)
+        out = (np.exp(log_p) - target) * dy[..., None]
+        return np.where(counts[..., None], out, 0).astype(dy.dtype)
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        t = unsharded_type(self.logits)
+        t = unsharded_type(self.log_p)
         rows, classes = t.get_shape()[:-1], t.get_shape()[-1]
         ignore, share = self.options()
-        _, exps, total = shifted_exp(b, self.logits, len(rows))
         counts = counted(b, self.labels, ignore)
         labels, dy = where(b, counts, self.labels), where(b, counts, self.dy)
         each = b.reshape(dy, (*rows, 1))
-        spread = b.mul(b.div(exps, total), each)
+        spread = b.mul(b.value(ExpOp, self.log_p), each)
         if share:
             spread = b.sub(spread, b.scale(each, share / classes))
             dy = b.scale(dy, 1 - share)
-        target = b.value(PickGradOp, labels, dy, result=t, like=self.logits)
+        target = b.value(PickGradOp, labels, dy, result=t, like=self.log_p)
         return (b.sub(spread, target),)
 
 
 @op_definition
 class CrossEntropyOp(_CrossEntropy):
     """-log softmax(logits)[label], one loss per label; classes are the last dimension. It is 0 for
-    the label `ignore`. `smoothing` is the share of the loss that is the mean over all classes"""
+    the label `ignore`. `smoothing` is the share of the loss that is the mean over all classes. With
+    `log_softmax` there is a second result: log softmax(logits)"""
 
     name = "nn.cross_entropy"
     logits = operand_def(TensorType)
     labels = operand_def(TensorType)
+    log_softmax = opt_prop_def(UnitAttr)
     out = result_def(TensorType)
-    assembly_format = f"$logits `,` $labels {_OPTIONS} {STRATEGY}"
+    log_p = opt_result_def(TensorType)
+    assembly_format = f"$logits `,` $labels {_OPTIONS} (`log_softmax` $log_softmax^)? {STRATEGY}"
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         element, shape = cls.check(operands, props)
-        return [tensor(element, shape[:-1])]
+        more = [statistic_type(operands[0], 0)] if "log_softmax" in props else []
+        return [tensor(element, shape[:-1]), *more]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         n = cls.names(operands)
         return Factors.of(
-            [[*n, "c"], n], [n], [t.get_shape() for t in (*operands, *results)], replicate=["c"]
-        )
+            [[*n, "c"], n], [n, [*n, "c"]][: len(results)],
+            [t.get_shape() for t in (*operands, *results)], replicate=["c"],
+        )  # fmt: skip
 
-    def evaluate(self, device: Device, *arrays: Array) -> Array:
+    def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         logits, labels = arrays
         safe, counts = self.checked(labels, logits.shape[-1])
         share = self.options()[1]
@@ -199,11 +214,21 @@ class CrossEntropyOp(_CrossEntropy):
         target = np.take_along_axis(z, safe[..., None], axis=-1)[..., 0]
         if share:
             target = (1 - share) * target + share * z.mean(axis=-1)
-        return np.where(counts, np.log(np.exp(z).sum(axis=-1)) - target, 0)
+        total = np.log(np.exp(z).sum(axis=-1))
+        losses = np.where(counts, total - target, 0)
+        return losses if self.log_softmax is None else (losses, z - total[..., None])
 
-    def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
+    def saving(self) -> tuple[Props, dict[str, TensorType]] | None:
+        if self.log_softmax is not None:
+            return None
+        return {"log_softmax": UnitAttr()}, {"log_p": statistic_of(self.logits, 0)}
+
+    def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
+        dy, *more = cotangents
+        if self.log_p is None or dy is None or any(d is not None for d in more):
+            raise self.no_gradient()
         props = options_of(self.properties)
-        return b.value(CrossEntropyGradOp, self.logits, self.labels, dy, props=props), None
+        return b.value(CrossEntropyGradOp, self.log_p, self.labels, dy, props=props), None
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         shape = unsharded_type(self.logits).get_shape()
@@ -215,7 +240,11 @@ class CrossEntropyOp(_CrossEntropy):
         if share:
             spread = b.scale(b.reduce(shifted, "mean", [last]), share)
             target = b.add(b.scale(target, 1 - share), spread)
-        return (where(b, counts, b.sub(b.value(LogOp, b.reshape(total, shape[:-1])), target)),)
+        logarithms = b.value(LogOp, total)
+        found = [where(b, counts, b.sub(b.reshape(logarithms, shape[:-1]), target))]
+        if self.log_softmax is not None:
+            found.append(b.sub(shifted, logarithms))
+        return found
 
 
 class _LabelLoss(Loss, _OfLabels, ABC):

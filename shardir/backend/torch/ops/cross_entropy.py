@@ -7,11 +7,14 @@ from shardir.dialects import nn
 
 
 def _cross_entropy(s: EmissionScope, op: nn.CrossEntropyOp) -> Text:
-    s.use("F")
     s.use("ops")
     logits, labels = s.operand(op.logits), s.operand(op.labels)
-    rank = len(s.shape_of(op.logits))
     ignore, share = op.options()
+    if op.log_softmax is not None:
+        total = s.global_shape(op.logits)[-1]
+        return f"ops.cross_entropy({logits}, {labels}, {total}{_options(op)})"
+    s.use("F")
+    rank = len(s.shape_of(op.logits))
     allowed = f", {ignore}" if ignore is not None else ""
     checked = f"ops.in_range({labels}, {s.global_shape(op.logits)[-1]}{allowed})"
     options = f", ignore_index={ignore}" if ignore is not None else ""
@@ -26,10 +29,14 @@ def _cross_entropy(s: EmissionScope, op: nn.CrossEntropyOp) -> Text:
 def _cross_entropy_grad(s: EmissionScope, op: nn.CrossEntropyGradOp) -> Text:
     s.use("ops")
     given = ", ".join(s.operand(v) for v in op.operands)
+    return f"ops.cross_entropy_grad({given}{_options(op)})"
+
+
+def _options(op: nn.CrossEntropyOp | nn.CrossEntropyGradOp) -> str:
+    """The arguments for the label that does not count, and smoothing."""
     ignore, share = op.options()
-    given += f", ignore={ignore}" if ignore is not None else ""
-    given += f", smoothing={share!r}" if share else ""
-    return f"ops.cross_entropy_grad({given})"
+    text = f", ignore={ignore}" if ignore is not None else ""
+    return text + (f", smoothing={share!r}" if share else "")
 
 
 TORCH: dict[type[Operation], Entry] = {
