@@ -31,16 +31,17 @@ class TransferPrices:
             by_host = have.host or target.host
             steps = () if by_host else plan(shape, mesh, have, target, size)
         found: list[LateCollective] = []
+        first = 0
         for step in steps:
-            if step.record.fusible and step.communicates(mesh):
+            smaller = elements(mesh, shape, step.layout) < elements(mesh, shape, have)
+            shrinks, sends = step.record.reduces and smaller, step.communicates(mesh)
+            first = max(first, 0 if shrinks else 1 if step.record.reduces or not sends else 2)
+            if step.record.fusible and sends:
                 kind = t.element_type, step.kind, step.axes, step.dim, step.concat, step.reduction
                 forms = step_forms(mesh, shape, have, step)
                 shared = tuple(bucket_key(size, step, i) for i in range(len(forms)))
                 values = together([(shape, have, step, size)], mesh)
                 bytes_ = elements(mesh, shape, have) * size
-                reduces = step.record.reduces
-                smaller = elements(mesh, shape, step.layout) < elements(mesh, shape, have)
-                shrinks = reduces and smaller
-                found.append(LateCollective(kind, shared, bytes_, values, reduces, shrinks))
+                found.append(LateCollective(kind, shared, bytes_, values, shrinks, first))
             have = step.layout
         return found

@@ -57,31 +57,27 @@ class LateCollective(NamedTuple):
         kind: what the collectives of a bucket have in common.
         shared: the bucket of each form.
         bytes: of its operand on one device.
-        reduces: whether it reduces partial values.
-        shrinks: whether it does, and its result is smaller on one device.
+        shrinks: whether it reduces partial values, and its result is smaller on one device.
+        first: the number of the position, of those in `Positions`, from which on it may be.
     """
 
     kind: Hashable
     shared: tuple[BucketKey, ...]
     bytes: int
     values: Together
-    reduces: bool = False
     shrinks: bool = False
+    first: int = 0
 
 
 class Positions(NamedTuple):
-    """The ops after which fuse-communication may put the collectives of a transfer: reductions that
-    free memory as soon as the value is `made`, others when it is `reduced`, what does not reduce
-    from `here` on; and all of them at the `last`."""
+    """The ops after which fuse-communication may put the steps of a transfer: reductions that free
+    memory as soon as the value is `made`; other reductions, and what sends nothing, when it is
+    `reduced`; others from `here` on; each after those before it; and all of them at the `last`."""
 
     made: int
     reduced: int
     here: int
     last: int
-
-    def first(self, c: LateCollective) -> int:
-        """Return the first one of a collective."""
-        return self.made if c.shrinks else self.reduced if c.reduces else self.here
 
 
 class LateTransfer(NamedTuple):
@@ -158,10 +154,9 @@ def shared_seconds(
     of_part: list[LateCollective] = []
     parts: list[Bucket] = []
     for n, (_, positions) in zip(of, transfers, strict=True):
-        first, before = -1, frozenset[int]()
+        before = frozenset[int]()
         for c in collectives[n]:
-            first, i = max(first, positions.first(c)), len(parts)
-            after = Span(first, positions.last)
+            i, after = len(parts), Span(positions[c.first], positions.last)
             parts.append(Bucket((i,), after, c.bytes, c.values, c.kind, c.shrinks, before))
             of_part.append(c)
             before |= {i}

@@ -13,13 +13,16 @@ from extent import extent
 from partitions import partitions
 from xdsl.dialects.builtin import TensorType, f32
 
+from shardir import compile
 from shardir.algebra.forms import Form
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.storages import Span
 from shardir.cost.clusters import load
 from shardir.cost.collective_work import Together
+from shardir.dialects import dist, nn
 from shardir.dialects.nn.types import itemsize
+from shardir.rewriting.functions import bodies
 from shardir.search.bucket_prices import TransferPrices
 from shardir.search.buckets import (
     LateCollective,
@@ -35,6 +38,10 @@ from shardir.search.elimination import Solution, eliminate
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import ValueTransfer
+from shardir.syntax.parser import parse
+from shardir.tools import bench
+
+declared = bench.load("random_steps").declared
 
 TENSORS, CHOICES, JOINING = 5, 3, 0.1
 
@@ -187,3 +194,45 @@ def test_no_transfers_cost_less_in_their_buckets_than_by_the_shares_of_the_bound
 
 def size(t: TensorType) -> int:
     return prod(t.get_shape()) * itemsize(t)
+
+
+def test_collectives_may_be_first_where_fuse_communication_moves_them():
+    """Of a value before the update, redistributed for an op after it, in one to three steps."""
+    mesh, random = Mesh("m", (("a", 4), ("b", 2)), load("ascend910").part(8)), Random(3)
+    seen = set[tuple[str, int]]()
+    for _ in range(extent(16, 1000)):
+        ends = [random_layout(mesh, random, partial) for partial in (True, False)]
+        v, r = (f"tensor<8x16x32xf32, #dist.layout<{end}>>" for end in ends)
+        y = "tensor<8xf32, #dist.layout<@m, [{}]>>"
+        module = compile(
+            parse(f"""{declared(mesh)}
+            func.func @f(%x: {v}, %y: {y}) -> ({r}, {y}) {{
+              %v = nn.neg %x : ({v}) -> {v}
+              %y1 = nn.relu %y : ({y}) -> {y}
+              train.update
+              %y2 = nn.relu %y1 : ({y}) -> {y}
+              %r = dist.redistribute %v : ({v}) -> {r}
+              func.return %r, %y2 : {r}, {y}
+            }}"""),
+            "lower-to-spmd,fuse-communication",
+        ).module
+        ((_, block),) = bodies(module)
+        found, passed = list[tuple[str, int]](), -1
+        for op in block.ops:
+            passed += isinstance(op, nn.ReluOp | nn.NegOp)
+            if isinstance(op, dist.FusibleOp) and op.record.communicates:
+                found.append((op.record.name, passed))
+        transfer = ValueTransfer(TensorType(f32, [8, 16, 32]), *ends)
+        assert [c.first for c in TransferPrices(mesh).collectives(transfer)] == [i for _, i in found]
+        seen.update(found)
+    assert {("reduce_scatter", i) for i in range(3)} <= seen
+
+
+def random_layout(mesh: Mesh, random: Random, partial: bool) -> Layout:
+    """Each axis splits a dimension, is partial if it may be, or neither."""
+    uses: list[Axes] = [(), (), (), (), ()]
+    for axis in random.sample(mesh.names, len(mesh.names)):
+        d = random.randrange(5 if partial else 3)
+        uses[d] = (*uses[d], axis)
+    *dims, summed, _ = map(mesh.simplify, uses)
+    return Layout("m", tuple(dims)).with_partial(summed, "sum")
