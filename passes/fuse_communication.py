@@ -21,7 +21,9 @@
    is available, which frees that early. Those of one layer (repeated parts of their sequence) are
    fused first, then those of several, until a bucket is full: until its latency is small beside its
    time (cost/buckets.py).
-9. The gathers of a layer are fused where the first of them was, if peak memory is then at most the
+9. A gather after the first update of a value from before it may be fused with others where the
+   first of their results is needed, in buckets that are full as those of rule 8 are.
+10. The gathers of a layer are fused where the first of them was, if peak memory is then at most the
    larger of that before and the memory of a device of the cluster, or the budget of
    `choose-recompute`; else in buckets of at most half as many bytes, and so on. Where no memory is
    known, the peak may grow by a thousandth: a bias that is gathered with its layer is no reason for
@@ -164,7 +166,10 @@ def _merge_gathers(f: FuncOp, mesh: Mesh, max_bytes: int) -> bool:
     layers = {op: i for i, layer in enumerate(each) for op in layer}
     loops, at = Loops(ops), {op: i for i, op in enumerate(ops)}
     parts: list[Bucket] = []
+    late = after_update(ops)
     for op in _gathers(layers):
+        if late([op]):
+            continue  # those that gain are fused
         makers = [v.owner for v in op.values if isinstance(v.owner, Operation)]
         start = max((at[loops.available_after(m, op)] for m in makers), default=-1)
         size, kind = sum(map(size_of, op.outs)), (_key(op, loops), layers[op])
@@ -184,14 +189,17 @@ def _fuse(
     late = (lambda _: True) if is_early else after_update(ops)
     loops = Loops(ops)
     at = {op: i for i, op in enumerate(ops)}
+    update = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     indexed: list[Bucket] = []
     others: list[Bucket] = []
     for op in of_kind(ops, dist.FusibleOp):
         if dist.is_started(op) or (op.fusion is None and not late([op])):
             continue
         size, together = sum(map(size_of, op.values)), collective_work(op, mesh).together
-        after, kind = Span(at[op], _first_use(op, at, loops) - 1), _key(op, loops)
-        alone = Bucket((at[op],), after, size, together, kind, _shrinks(op), _before(op, at))
+        waits = not is_early and _waits(op, at, update)
+        start, kind = update - 1 if waits else at[op], _key(op, loops)
+        after, limited = Span(start, _first_use(op, at, loops) - 1), waits or _shrinks(op)
+        alone = Bucket((at[op],), after, size, together, kind, limited, _before(op, at))
         if op.fusion is not None:
             indexed.append(alone)
         else:
@@ -202,6 +210,13 @@ def _fuse(
     for bucket in found:
         merged.add(bucket)
     return True
+
+
+def _waits(op: dist.FusibleOp, at: Mapping[Operation, int], update: int) -> bool:
+    """Whether it is a gather after the first update of values from before it."""
+    if not isinstance(op, dist.AllGatherOp) or at[op] < update:
+        return False
+    return all(isinstance(v.owner, Block) or at[v.owner] < update for v in op.values)
 
 
 def _users(op: Operation) -> list[Operation]:
@@ -252,11 +267,15 @@ class _Merging:
         """Positions: of what has moved after an op longer ones, that begin with that op's."""
 
     def add(self, bucket: Bucket, early: bool = False) -> None:
-        """Replace collectives by one on all of their operands, where the last of them is (`early`:
-        the first); casts and collectives of results that are before it move after it."""
-        at = self.at
+        """Replace collectives by one on all of their operands, where the last of them is that is
+        before a result is needed (`early`: the first); casts and collectives of results that are
+        before it move after it."""
+        at, end = self.at, bucket.after.end
         ops = [op for i in sorted(bucket.members) if isinstance(op := self.ops[i], dist.FusibleOp)]
-        there = (min if early else max)(ops, key=at.__getitem__)
+        if early:
+            there = min(ops, key=at.__getitem__)
+        else:
+            there = max((op for op in ops if at[op][0] <= end), key=at.__getitem__)
         results = [v for op in ops for v in op.results]
         operands, types = [v for op in ops for v in op.values], [v.type for v in results]
         new = (

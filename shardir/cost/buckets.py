@@ -109,7 +109,7 @@ def _by_kind(parts: Iterable[Bucket]) -> Iterable[list[Bucket]]:
 
 def _layers(parts: Sequence[Bucket]) -> Iterator[list[Bucket]]:
     """Yield the collectives of each layer that free memory."""
-    freeing = sorted((p for p in parts if p.shrinks), key=lambda part: part.after.start)
+    freeing = sorted((p for p in parts if p.shrinks), key=lambda part: part.after)
     numbers: dict[Hashable, int] = {}
     codes = [numbers.setdefault((p.kind, p.bytes, p.values), len(numbers)) for p in freeing]
     for layer in repeated_parts(np.array(codes, np.int64)):

@@ -1,5 +1,6 @@
 """The prices of redistributions whose collectives may be in buckets (buckets.py)."""
 
+from shardir.algebra.collectives.all_devices import AllGather
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import elements, step_forms
@@ -35,13 +36,15 @@ class TransferPrices:
         for step in steps:
             smaller = elements(mesh, shape, step.layout) < elements(mesh, shape, have)
             shrinks, sends = step.record.reduces and smaller, step.communicates(mesh)
-            first = max(first, 0 if shrinks else 1 if step.record.reduces or not sends else 2)
+            gathers = step.kind == AllGather.name
+            waits = step.record.reduces or gathers or not sends
+            first = max(first, 0 if shrinks else 1 if waits else 2)
             if step.record.fusible and sends:
                 kind = t.element_type, step.kind, step.axes, step.dim, step.concat, step.reduction
                 forms = step_forms(mesh, shape, have, step)
                 shared = tuple(bucket_key(size, step, i) for i in range(len(forms)))
                 values = together([(shape, have, step, size)], mesh)
                 bytes_ = elements(mesh, shape, have) * size
-                found.append(LateCollective(kind, shared, bytes_, values, shrinks, first))
+                found.append(LateCollective(kind, shared, bytes_, values, shrinks, gathers, first))
             have = step.layout
         return found

@@ -58,6 +58,7 @@ class LateCollective(NamedTuple):
         shared: the bucket of each form.
         bytes: of its operand on one device.
         shrinks: whether it reduces partial values, and its result is smaller on one device.
+        gathers: whether it gathers shards.
         first: the number of the position, of those in `Positions`, from which on it may be.
     """
 
@@ -66,13 +67,14 @@ class LateCollective(NamedTuple):
     bytes: int
     values: Together
     shrinks: bool = False
+    gathers: bool = False
     first: int = 0
 
 
 class Positions(NamedTuple):
     """The ops after which fuse-communication may put the steps of a transfer: reductions that free
-    memory as soon as the value is `made`; other reductions, and what sends nothing, when it is
-    `reduced`; others from `here` on; each after those before it; and all of them at the `last`."""
+    memory as soon as the value is `made`; other reductions, gathers, and what sends nothing, when
+    it is `reduced`; others from `here` on; each after those before it, and at the `last`."""
 
     made: int
     reduced: int
@@ -157,7 +159,8 @@ def shared_seconds(
         before = frozenset[int]()
         for c in collectives[n]:
             i, after = len(parts), Span(positions[c.first], positions.last)
-            parts.append(Bucket((i,), after, c.bytes, c.values, c.kind, c.shrinks, before))
+            limited = c.shrinks or (c.gathers and after.start < positions.here)
+            parts.append(Bucket((i,), after, c.bytes, c.values, c.kind, limited, before))
             of_part.append(c)
             before |= {i}
     buckets, tensors = Counter[BucketKey](), Counter[BucketKey]()

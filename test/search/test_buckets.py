@@ -197,7 +197,8 @@ def size(t: TensorType) -> int:
 
 
 def test_collectives_may_be_first_where_fuse_communication_moves_them():
-    """Of a value before the update, redistributed for an op after it, in one to three steps."""
+    """Of a value before the update, redistributed for an op after it, in one to three steps. A
+    gather moves only where it is fused."""
     mesh, random = Mesh("m", (("a", 4), ("b", 2)), load("ascend910").part(8)), Random(3)
     seen = set[tuple[str, int]]()
     for _ in range(extent(16, 1000)):
@@ -223,7 +224,10 @@ def test_collectives_may_be_first_where_fuse_communication_moves_them():
             if isinstance(op, dist.FusibleOp) and op.record.communicates:
                 found.append((op.record.name, passed))
         transfer = ValueTransfer(TensorType(f32, [8, 16, 32]), *ends)
-        assert [c.first for c in TransferPrices(mesh).collectives(transfer)] == [i for _, i in found]
+        late = TransferPrices(mesh).collectives(transfer)
+        assert [c.first for c in late if not c.gathers] == [
+            i for name, i in found if name != "all_gather"
+        ]
         seen.update(found)
     assert {("reduce_scatter", i) for i in range(3)} <= seen
 
