@@ -18,7 +18,7 @@ from shardir.dialects.nn.custom import forget_custom_op, register_custom_op
 from shardir.syntax.parser import default_parser, parse
 
 F32, I32, KEY, IMAGE = "tensor<4x6xf32>", "tensor<4x6xi32>", "tensor<i64>", "tensor<2x4x8xf32>"
-F64 = "tensor<f64>"
+F64, SQUARE = "tensor<f64>", "tensor<256x256xf32>"
 ROWS = "tensor<2x6xf32, #dist.local<@m, [{a}, {}]>>"
 COLUMNS = "tensor<4x3xf32, #dist.local<@m, [{}, {a}]>>"
 ALL = "tensor<4x6xf32, #dist.local<@m, [{}, {}]>>"
@@ -39,6 +39,7 @@ USES = {
     "ops": ("nn.topk %A k 2 axis 1", F32, ["tensor<4x2xf32>", "tensor<4x2xi64>"]),
     "ops_attention": ("nn.attention %A, %A, %A causal logsumexp", F32, [F32, "tensor<4xf32>"]),
     "ops_positions": ("nn.sinusoid <halves> %A base 1.0e4", I32, ["tensor<4x6x8xf32>"]),
+    "ops_products": ("nn.matmul %A, %A", SQUARE, [SQUARE]),
     "ops_random": ("nn.random <normal> %A stream 1", KEY, [F32]),
     "ops_updates": ("train.adagrad %A, %A, %A, %A eps 0.1 weight_decay 0.0", F64, [F64] * 2),
     "sliding": ("nn.max_pool_grad %A, %A window <3> padding <1, 1>", IMAGE, [IMAGE]),
@@ -92,7 +93,7 @@ def outcomes(name: str, **names: list[str]) -> list[torch.Tensor]:
 
 def sample(text: str, seed: int) -> torch.Tensor:
     """Return a tensor of a type, for a mesh of one rank."""
-    shape = {KEY: (), F64: (), IMAGE: (2, 4, 8)}.get(text, (4, 6))
+    shape = {KEY: (), F64: (), IMAGE: (2, 4, 8), SQUARE: (256, 256)}.get(text, (4, 6))
     x = (torch.arange(torch.Size(shape).numel()).view(shape) + seed) % 7
     if text == F64:
         return x.double() - 3

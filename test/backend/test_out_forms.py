@@ -47,6 +47,7 @@ def calls() -> Iterator[str]:
         "F.leaky_relu": ["x, 0.1"], "F.silu": ["x"], "F.softplus": ["x"],
         "F.embedding": ["ids, matrix"],
         "F.linear": ["x, matrix, row", "matrix, matrix, row", "turned, matrix, row"],
+        "ops_products.linear": ["x, matrix, row", "turned, matrix.mT", "matrix, matrix"],
         "aten.gelu_backward": ['x, y, approximate="tanh"', "turned, x"],
         "aten.threshold_backward": ["x, y, 0"],
         "aten._softmax_backward_data": ["x, y, 2, torch.float32"],
@@ -73,6 +74,7 @@ def names() -> dict[str, object]:
     return {
         "torch": torch, "F": torch.nn.functional, "aten": torch.ops.aten,
         "ops": runtime_module("ops_runtime"), "ops_memory": runtime_module("ops_memory"),
+        "ops_products": runtime_module("ops_products"),
         "x": x, "y": torch.rand(4, 8, 8), "turned": torch.rand(8, 4, 8).transpose(0, 1),
         "heads": torch.rand(2, 8, 3, 4).transpose(1, 2), "mask": x > 0.3,
         "matrix": torch.rand(8, 8), "row": torch.rand(8), "wide": torch.rand(3, 8, 2),

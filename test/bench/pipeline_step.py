@@ -13,7 +13,8 @@ sleeping  stages that sleep: F, I and W NAP seconds for all stages of a rank tog
 
 Both run on Gloo and on shm, each in four processes of its own: ratios are within a backend.
 `ratio` is that of our median to torch's with the same schedule; of `searched` and `split`, which
-torch does not have, to its fastest.
+torch does not have, to its fastest. `cpu ratio` is that of the processor seconds of all ranks in the
+same steps, which depends less on what else the machine does.
 """
 
 import json
@@ -133,8 +134,8 @@ def add_options(parser: Any) -> None:
 def records(
     log: Callable[[str], object], rounds: int, models: list[str], backends: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One record per model, schedule and backend: median_ms of ours and of torch, their ratio,
-    loss_error (relative, against one process), bound_ms."""
+    """One record per model, schedule and backend: median_ms of ours and of torch, their ratio, that
+    of processor seconds, loss_error (relative, against one process), bound_ms."""
     found = []
     for model in models:
         for name in NAMES[model]:
@@ -162,15 +163,16 @@ def _measured(
 
 
 def _record(found: dict[str, Any], model: str, name: str) -> dict[str, Any]:
-    def median(key: str) -> float:
-        return 1e3 * statistics.median(found[key]["seconds"])
+    def median(key: str, of: str = "seconds") -> float:
+        return 1e3 * statistics.median(found[key][of])
 
-    ours = median(f"{model} {name}")
-    begin = f"{model} torch {name if name in SCHEDULES else ''}"
-    theirs = min(median(key) for key in found if key.startswith(begin))
+    ours, begin = f"{model} {name}", f"{model} torch {name if name in SCHEDULES else ''}"
+    theirs = min((key for key in found if key.startswith(begin)), key=median)
     record = {
-        "model": model, "schedule": name, "shardir ms": ours, "torch ms": theirs,
-        "ratio": ours / theirs, "loss_error": found[f"{model} {name}"]["loss_error"],
+        "model": model, "schedule": name, "shardir ms": median(ours), "torch ms": median(theirs),
+        "ratio": median(ours) / median(theirs),
+        "cpu ratio": median(ours, "cpu") / median(theirs, "cpu"),
+        "loss_error": found[ours]["loss_error"],
     }  # fmt: skip
     if model == "sleeping":
         naps = tuple(_naps(name))

@@ -167,9 +167,9 @@ def _sleep(step: Any, naps: Sequence[float]) -> None:
 
 
 def measured(steps: dict[str, Step], rounds: int) -> dict[str, Any]:
-    """Return the losses of two steps, and the seconds of steps in turns, from the first rank that
-    begins to the last that ends."""
-    found: dict[str, Any] = {name: {"losses": [], "seconds": []} for name in steps}
+    """Return the losses of two steps, the seconds of steps in turns, from the first rank that
+    begins to the last that ends, and the processor seconds of all ranks in them."""
+    found: dict[str, Any] = {name: {"losses": [], "seconds": [], "cpu": []} for name in steps}
     for name, step in steps.items():
         for _ in range(2):
             loss = torch.tensor([step()], dtype=torch.float64)
@@ -180,11 +180,14 @@ def measured(steps: dict[str, Step], rounds: int) -> dict[str, Any]:
         at = r % len(names)
         for name in names[at:] + names[:at]:
             dist.barrier()
-            begun = time.perf_counter()
+            begun, used = time.perf_counter(), time.process_time()
             steps[name]()
             ends = torch.tensor([-begun, time.perf_counter()], dtype=torch.float64)
+            work = torch.tensor(time.process_time() - used, dtype=torch.float64)
             dist.all_reduce(ends, dist.ReduceOp.MAX)
+            dist.all_reduce(work)
             found[name]["seconds"].append(ends.sum().item())
+            found[name]["cpu"].append(work.item())
     return found
 
 

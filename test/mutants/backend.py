@@ -261,6 +261,22 @@ MUTANTS = [
         "test/backend/test_emit_biases.py",
     ),
     Mutant(
+        "oneDNN reads a bias in one piece",
+        "A bias with strides is read as if its elements were side by side.",
+        "shardir/backend/torch/runtime/ops_products.py",
+        "else bias.contiguous()",
+        "else bias",
+        "test/backend/test_products.py",
+    ),
+    Mutant(
+        "few rows are a large product",
+        "A product of a few rows and a large weight is oneDNN's, which takes twice as long.",
+        "shardir/backend/torch/ops/contraction.py",
+        "prod(rows) >= LARGE_ROWS and ",
+        "",
+        "test/backend/test_products.py",
+    ),
+    Mutant(
         "updates of a kind have one rate",
         "A parameter with a learning rate of its own is updated with that of the one before it.",
         "shardir/backend/torch/emit/updates.py",

@@ -17,6 +17,7 @@ MODULES = {
     "ops_attention": "ops_attention",
     "ops_memory": "ops_memory",
     "ops_positions": "ops_positions",
+    "ops_products": "ops_products",
     "ops_random": "ops_random",
     "ops_updates": "ops_updates",
     "sliding": "ops_sliding",

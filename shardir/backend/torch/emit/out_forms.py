@@ -43,6 +43,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "aten._log_softmax_backward_data": ("aten._log_softmax_backward_data.out", "out"),
     "F.embedding": ("ops_memory.embedding", "into"),
     "F.linear": ("ops_memory.linear", "into"),
+    "ops_products.linear": ("ops_products.linear", "into"),
     **{f"ops.{n}": (f"ops.{n}", "into") for n in ("cross_entropy_grad", "pick_grad", "take",
        "take_grad")},
 }  # fmt: skip

@@ -1,5 +1,8 @@
 """Contractions."""
 
+from math import prod
+
+from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.biases import bias_addition, weight_is_transposed
@@ -7,18 +10,35 @@ from shardir.backend.torch.emit.einsum import added, contraction
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 
+LARGE_FLOPS, LARGE_ROWS = 1 << 25, 16
+"""The size from which a product of rows and a weight is one of ops_products: the kernel that it
+chooses takes longer to call, and is no faster for a few rows."""
+
 
 def _contraction(s: EmissionScope, op: nn.Contraction) -> Text:
-    if (add := bias_addition(op)) is not None:
-        s.use("F")
-        x, w, bias = map(s.operand, (op.lhs, op.rhs, add.rhs))
-        return f"F.linear({x}, {w}{'' if weight_is_transposed(op) else '.mT'}, {bias})"
+    total, transposed = s.sums.get(op.out), weight_is_transposed(op)
+    add = bias_addition(op)
+    is_large = total is None and transposed is not None and _is_large(s, op)
+    if add is not None or is_large:
+        module = "ops_products" if is_large else "F"
+        s.use(module)
+        given = [s.operand(op.lhs), s.operand(op.rhs) + ("" if transposed else ".mT")]
+        given += [s.operand(add.rhs)] if add is not None else []
+        return f"{module}.linear({', '.join(given)})"
     x, y, z = op.letters
     sizes = {c: s.size(op.out, d) for d, c in enumerate(z)}
     made = s.operand(op.lhs), s.operand(op.rhs)
-    if (total := s.sums.get(op.out)) is not None:
+    if total is not None:
         return s.add(total, added((x, y, z), made))
     return contraction((x, y, z), made, sizes)
+
+
+def _is_large(s: EmissionScope, op: nn.Contraction) -> bool:
+    """Whether a product of rows and a weight in f32 is large."""
+    *rows, summed = s.shape_of(op.lhs)
+    flops = 2 * prod(rows) * summed * s.shape_of(op.out)[-1]
+    types = {s.type(v).element_type for v in (op.lhs, op.rhs)}
+    return types == {f32} and prod(rows) >= LARGE_ROWS and flops >= LARGE_FLOPS
 
 
 TORCH: dict[type[Operation], Entry] = {

@@ -28,8 +28,10 @@ def converted(x: Tensor, into: Tensor) -> Tensor:
     return into.copy_(x)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor, into: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, into: Tensor) -> Tensor:
     """F.linear, as torch computes it."""
+    if bias is None:
+        return torch.matmul(x, weight.mT, out=into)
     if x.dim() > 2 and not x.is_contiguous():
         return torch.matmul(x, weight.mT, out=into).add_(bias)
     torch.addmm(bias, x.flatten(0, -2), weight.mT, out=into)
