@@ -13,8 +13,8 @@ sleeping  stages that sleep: F, I and W NAP seconds for all stages of a rank tog
 
 Both run on Gloo and on shm, each in four processes of its own: ratios are within a backend.
 `ratio` is that of our median to torch's with the same schedule; of `searched` and `split`, which
-torch does not have, to its fastest. `cpu ratio` is that of the processor seconds of all ranks in the
-same steps, which depends less on what else the machine does.
+torch does not have, to its fastest. `cpu ratio` is that of the processor seconds of all ranks in
+the same steps, which depends less on what else the machine does.
 """
 
 import json
