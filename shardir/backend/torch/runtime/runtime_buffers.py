@@ -168,6 +168,11 @@ def only(pending: Pending) -> Pending:
     return Pending(None, lambda: pending.wait()[0])
 
 
+def by_member(x: Tensor, dim: int, n: int) -> Tensor:
+    """Return a view of x: [n, *shape of a block], the blocks of n members along `dim`."""
+    return x.unflatten(dim, (n, x.shape[dim] // n)).movedim(dim, 0)
+
+
 def joined(
     blocks: list[Tensor], dim: int, total: int, place: CollectiveMemory | None = None, i: int = 0
 ) -> Tensor:

@@ -91,12 +91,25 @@ def _all_gather(
                 x = rows[direct.index(i)].view(buffers.with_size(shape, dim, n * shape[dim]))
                 found.append(x.narrow(dim, 0, total))
             else:
-                column = next(columns)
-                blocks = [column[k].view(shape) for k in group.order]
-                found.append(buffers.joined(blocks, dim, total, out, i))
+                found.append(_unpacked(group, next(columns), dim, shape, total, out, i))
         return found
 
     return buffers.Pending(work, finish)
+
+
+def _unpacked(
+    group: Group, column: Tensor, dim: int, shape: list[int], total: int,
+    place: buffers.CollectiveMemory | None, i: int,
+) -> Tensor:  # fmt: skip
+    """Return the blocks of the members, each of a shape and in its row of `column`, as one tensor:
+    result number i. Even ones take one copy, however many members there are."""
+    n = group.size
+    if group.in_order and total == n * shape[dim]:
+        out = buffers.made(place, i, column, *buffers.with_size(shape, dim, total))
+        buffers.by_member(out, dim, n).copy_(column.view(n, *shape))
+        return out
+    blocks = [column[k].view(shape) for k in group.order]
+    return buffers.joined(blocks, dim, total, place, i)
 
 
 def _in_row(

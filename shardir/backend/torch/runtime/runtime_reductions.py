@@ -166,10 +166,15 @@ def _packed(
     place: buffers.CollectiveMemory | None,
 ) -> Tensor:  # fmt: skip
     """Return the blocks of tensors along a dimension each, as the rows of a new tensor, in torch's
-    order; those that are shorter than the shape of the largest are padded with zeros."""
+    order; those that are shorter than the shape of the largest are padded with zeros. Even ones
+    take one copy of each tensor, however many blocks it has."""
     n, first = group.size, given[0][0]
     even = all(x.shape[dim] % n == 0 for x, dim, _ in given)
     blocks = buffers.empty(place, first, n, sum(sizes))
+    if even and group.in_order:
+        for (x, dim, shape), column in zip(given, blocks.split(sizes, 1), strict=True):
+            column.view(n, *shape).copy_(buffers.by_member(x, dim, n))
+        return blocks
     if not even:
         blocks.zero_()
     for k in range(n):
