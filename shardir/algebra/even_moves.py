@@ -57,7 +57,7 @@ class EvenMoves:
     def of(self, layouts: Layouts) -> MoveArrays:
         """Return every move that a plan may need, some of them more than once."""
         found = [*self._local(layouts), *self._along_suffixes(layouts)]
-        for partial in np.unique(layouts.partial).tolist():
+        for partial in sorted({*layouts.partial.tolist()}):
             same = np.flatnonzero(layouts.partial == partial)
             found += self._reductions(layouts, same, partial)
         found.append(self._exchanges(layouts))

@@ -218,6 +218,8 @@ class Search:
             if j - i > 2 or not now or not layouts[i].even(p.mesh, p.shape):
                 continue
             for target in self.splits(layouts[i], layouts[j]):
+                if self.costs.bound(layouts[i], target) >= now * IMPROVEMENT:
+                    continue
                 found = detours.faster(layouts[i], target, now * IMPROVEMENT)
                 if found is not None:
                     ends = pairwise((layouts[i], found[1], target, layouts[j]))
