@@ -1,7 +1,7 @@
 """Layouts as numbers, for many of them at once: splits of a dimension, and sets of axes.
 
-    axes a, b, c are 1, 2, 3, and a split is     {a, c}  ->  1 + 3 * 4
-    a number in base 4, the major axis first
+    axes a, b, c are 1, 2, 3, and a split has    {a, c}  ->  0b1101
+    two bits for each, the major axis last
     a set of axes is the sum of their bits       {a, c}  ->  0b101
 
 So axes are added to a dimension, or removed from it, by arithmetic of arrays. Prices compare splits
@@ -9,78 +9,130 @@ place by place in sub-axes of prime sizes, which have numbers and bits of their 
 (even_places.py).
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.traffic import Indices
 
+CHUNK = 12
+"""The bits of a split that are looked up at once."""
+
 
 class Spelling:
-    """The numbers and bits of some sub-axes, disjoint and each of one level."""
+    """The numbers and bits of some sub-axes, disjoint and each of one level; of partial values
+    their `reduction`."""
 
-    def __init__(self, mesh: Mesh, axes: Axes):
-        self.axes, self.count = axes, len(axes)
-        self.base = self.count + 1
+    def __init__(self, mesh: Mesh, axes: Axes, reduction: str = "sum"):
+        self.mesh, self.axes, self.count, self.reduction = mesh, axes, len(axes), reduction
+        self.width = self.count.bit_length()
+        """The bits of the number of an axis."""
+        self.last = (1 << self.width) - 1
         self.number = {a: i + 1 for i, a in enumerate(axes)}
-        self.powers = np.array([self.base**i for i in range(self.count + 1)], dtype=np.int64)
-        self.bits = np.array([0, *(1 << i for i in range(self.count))], dtype=np.int64)
+        self.bits = np.zeros(1 << self.width, dtype=np.int64)
+        self.bits[1 : self.count + 1] = 1 << np.arange(self.count)
+        self._ends = 1 << self.width * np.arange(self.count, dtype=np.int64)
         self.sizes = [mesh.extent((a,)) for a in axes]
         self.levels = [mesh.level((a,)) for a in axes]
         self.extents = self.over_sets(1, lambda x, i: x * self.sizes[i])
-        self.reach = self.over_sets(0, lambda x, i: max(x, self.levels[i])).astype(np.int64)
+        self.reach = self.over_sets(0, lambda x, i: np.maximum(x, self.levels[i]))
+        self.numbers_of = self.over_sets(0, lambda x, i: x | (self.last << self.width * i))
+        """All the bits of the numbers at those places whose bits a set has."""
+        self.chunk = max(CHUNK // max(self.width, 1), 1) * self.width
+        self._masks = self._masks_of(np.arange(1 << self.chunk))
 
-    def over_sets(self, empty: float, join: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return a number for each set of axes, from that of the set without its last axis."""
-        found = [float(empty)]
+    def over_sets(self, empty: float, join: Any) -> np.ndarray[Any, Any]:
+        """Return a number for each set of axes: `join` makes those of sets with an axis from those
+        of the sets without it."""
+        found = np.array([empty])
         for i in range(self.count):
-            found += [join(x, i) for x in found]
-        return np.array(found)
+            found = np.concatenate([found, join(found, i)])
+        return found
+
+    def over_levels(self, some: Callable[[int], bool]) -> Indices:
+        """Return for each set of axes the positions along those of some levels."""
+        return self.over_sets(1, lambda x, i: x * self.sizes[i] if some(self.levels[i]) else x)
 
     def code(self, axes: Axes) -> int:
-        return sum(self.number[a] * self.base**i for i, a in enumerate(axes))
+        return sum(self.number[a] << self.width * i for i, a in enumerate(axes))
 
     def bitmask(self, axes: Axes) -> int:
         return sum(1 << (self.number[a] - 1) for a in axes)
 
+    def numbers(self, code: int) -> Iterator[int]:
+        """Yield the numbers of a code."""
+        while code:
+            yield code & self.last
+            code >>= self.width
+
     def spelled(self, code: int) -> Axes:
         """Return the axes of a code."""
-        found = []
-        while code:
-            code, number = divmod(code, self.base)
-            found.append(self.axes[number - 1])
-        return tuple(found)
+        return tuple([self.axes[number - 1] for number in self.numbers(code)])
 
     def of_bits(self, mask: int) -> Axes:
         """Return the axes of a set, in their order."""
         return tuple([a for i, a in enumerate(self.axes) if mask >> i & 1])
+
+    def of_layout(self, layout: Layout) -> "Layouts":
+        """Return one layout as numbers."""
+        splits = np.array([[self.code(axes) for axes in layout.dims]], dtype=np.int64)
+        return Layouts(splits, np.array([self.bitmask(layout.partial)], dtype=np.int64))
+
+    def layout(self, one: "Layouts") -> Layout:
+        """Return the layout of one row."""
+        dims = tuple([self.spelled(code) for code in one.splits.tolist()])
+        return Layout(self.mesh.name, dims).with_partial(
+            self.of_bits(int(one.partial)), self.reduction
+        )
+
+    def keys(self, layouts: "Layouts") -> Indices:
+        """Return a number for each layout: its axes, with a 0 after each dimension, then those that
+        are partial."""
+        found, at = np.zeros((2, len(layouts)), dtype=np.int64)
+        for codes in layouts.splits.T:
+            found |= codes << at
+            at += self.width * (self.lengths(codes) + 1)
+        return (found << self.count) | layouts.partial
 
     def of_sets(self, masks: Indices, reverse: bool = False) -> Indices:
         """Return the codes of sets of axes, in their order or the reverse."""
         found, at = np.zeros(masks.shape, dtype=np.int64), np.zeros(masks.shape, dtype=np.int64)
         for i in range(self.count)[:: -1 if reverse else 1]:
             has = masks >> i & 1
-            found += has * (i + 1) * self.powers[at]
-            at += has
+            found += has * (i + 1) << at
+            at += has * self.width
         return found
 
     def lengths(self, codes: Indices) -> Indices:
         """Return the numbers of axes."""
-        return np.searchsorted(self.powers[: self.count], codes, side="right")
+        return np.searchsorted(self._ends, codes, side="right")
 
-    def places(self, codes: Indices) -> list[Indices]:
-        """Return the numbers of the axes at each place, as far as there are some."""
-        found = []
+    def places(self, codes: Indices) -> Iterator[Indices]:
+        """Yield the numbers of the axes at each place, as far as there are some."""
         for _ in range(int(self.lengths(codes.max(initial=0)))):
-            codes, number = np.divmod(codes, self.base)
-            found.append(number)
-        return found
+            yield codes & self.last
+            codes = codes >> self.width
+
+    def chunks(self, codes: Indices) -> Iterator[Indices]:
+        """Yield the codes of the axes at some places at once, as far as there are some."""
+        full = (1 << self.chunk) - 1
+        for _ in range(-(-int(codes.max(initial=0)).bit_length() // max(self.chunk, 1))):
+            yield codes & full
+            codes = codes >> self.chunk
 
     def masks(self, codes: Indices) -> Indices:
         """Return the sets of axes."""
+        found = np.zeros(codes.shape, dtype=np.int64)
+        for chunk in self.chunks(codes):
+            found |= self._masks[chunk]
+        return found
+
+    def _masks_of(self, codes: Indices) -> Indices:
         found = np.zeros(codes.shape, dtype=np.int64)
         for number in self.places(codes):
             found |= self.bits[number]
@@ -88,11 +140,12 @@ class Spelling:
 
     def without(self, codes: Indices, masks: Indices | int, keep: bool = False) -> Indices:
         """Return the codes without the axes of some sets; `keep`: with these alone."""
-        found, at = np.zeros(np.broadcast(codes, masks).shape, dtype=np.int64), 0
+        shape = np.broadcast(codes, masks).shape
+        found, at = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         for number in self.places(codes):
             stays = (number > 0) & (((self.bits[number] & masks) != 0) == keep)
-            found += stays * number * self.powers[at]
-            at = at + stays
+            found += stays * number << at
+            at += stays * self.width
         return found
 
     def before(self, codes: Indices, masks: Indices | int) -> Indices:
@@ -101,12 +154,24 @@ class Spelling:
         alive: Any = True
         for place, number in enumerate(self.places(codes)):
             alive = alive & ((self.bits[number] & masks) == 0)
-            found += alive * number * self.powers[place]
+            found += alive * number << self.width * place
         return found
 
     def joined(self, major: Indices, minor: Indices) -> Indices:
         """Return the axes of two splits after each other."""
-        return major + self.powers[self.lengths(major)] * minor
+        return major | minor << self.width * self.lengths(major)
+
+    def parted(self, codes: Indices, n: Indices | int) -> tuple[Indices, Indices]:
+        """Return the n major axes of splits, and the others."""
+        bits = self.width * n
+        return codes & (1 << bits) - 1, codes >> bits
+
+    def after_common(self, codes: Indices, others: Indices) -> Indices:
+        """Return the sets of the axes after those that two splits of each dimension begin with:
+        [layout, dimension] -> [layout]."""
+        differ = codes ^ others
+        place = self.lengths(differ & -differ) - 1  # of the lowest bit that differs
+        return union(self.masks(np.where(differ, codes >> self.width * place.clip(min=0), 0)))
 
 
 def union(sets: Indices) -> Indices:
@@ -122,5 +187,14 @@ class Layouts:
     splits: Indices
     partial: Indices
 
+    def __len__(self) -> int:
+        return len(self.partial)
+
     def __getitem__(self, some: Any) -> "Layouts":
         return Layouts(self.splits[some], self.partial[some])
+
+    def joined(self, others: "Layouts") -> "Layouts":
+        return Layouts(
+            np.concatenate([self.splits, others.splits]),
+            np.concatenate([self.partial, others.partial]),
+        )

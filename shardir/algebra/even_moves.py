@@ -1,4 +1,4 @@
-"""The moves of moves.py from many layouts of even shards at once.
+"""The moves of moves.py from many layouts of even shards at once, and those that lead to them.
 
 The splits are numbers (even_codes.py):
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from shardir.algebra.even_codes import Layouts, Spelling, union
 from shardir.algebra.even_times import EXCHANGE
-from shardir.algebra.layout import Layout
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.traffic import Indices
 
@@ -23,31 +22,37 @@ SLICE, MAKE_PARTIAL, ROOTED, GATHER, ALL_TO_ALL, REDUCE, SCATTER = range(EXCHANG
 
 
 class MoveArrays(NamedTuple):
-    """MoveArrays: the number of the layout before each, the layout after it, and the parameters of
-    `EvenTimes.seconds`."""
+    """MoveArrays: the number of the layout at one end of each, the layout at the other, and the
+    parameters of `EvenTimes.seconds`."""
 
-    before: Indices
-    after: Layouts
+    numbers: Indices
+    others: Layouts
     kinds: Indices
     axes: Indices
     dims: Indices
 
     def some(self, which: Indices) -> "MoveArrays":
-        after = self.after[which]
         return MoveArrays(
-            self.before[which], after, self.kinds[which], self.axes[which], self.dims[which]
-        )
+            self.numbers[which], self.others[which], self.kinds[which], self.axes[which],
+            self.dims[which],
+        )  # fmt: skip
 
-    def numbers(self) -> Indices:
-        """Return all but the layouts after them: [move, 5]."""
-        return np.column_stack([self.before, self.kinds, self.axes, self.dims])
+    def made(self) -> Indices:
+        """Return all but the layouts at the other end: [move, 5]."""
+        return np.column_stack([self.numbers, self.kinds, self.axes, self.dims])
+
+
+MoveRows = tuple[Indices, ...]
+"""The same as columns: the codes of the splits and the bits of the partial axes of the layout at
+the other end are the second and the third, and the two dimensions the last."""
 
 
 class EvenMoves:
-    """The moves from layouts over the sub-axes of `spelling`, whose reductions are sums."""
+    """The moves between layouts over the sub-axes of `spelling`."""
 
     def __init__(self, problem: RedistributionProblem, spelling: Spelling):
         self.spelling, self.rank = spelling, len(problem.shape)
+        self.sums = spelling.reduction == "sum"  # only of sums zeros are the identity
         self.runs = np.array([spelling.code(run) for run in problem.runs], dtype=np.int64)
         self.run_masks = spelling.masks(self.runs)
         self.target = np.array([spelling.code(axes) for axes in problem.target.dims])
@@ -55,32 +60,17 @@ class EvenMoves:
         self._orders: dict[int, tuple[Indices, Indices]] = {}
 
     def of(self, layouts: Layouts) -> MoveArrays:
-        """Return every move that a plan may need, some of them more than once."""
+        """Return every move from layouts that a plan may need, some of them more than once."""
         found = [*self._local(layouts), *self._along_suffixes(layouts)]
-        for partial in sorted({*layouts.partial.tolist()}):
+        for partial in {*layouts.partial.tolist()}:
             same = np.flatnonzero(layouts.partial == partial)
             found += self._reductions(layouts, same, partial)
         found.append(self._exchanges(layouts))
-        (*numbers,) = zip(*found, strict=True)
-        before, splits, after, kinds, axes, dims, concats = (np.concatenate(x) for x in numbers)
-        return MoveArrays(
-            before, Layouts(splits, after), kinds, axes, np.stack([dims, concats], axis=1)
-        )
+        return _arrays(found)
 
-    def _rows(
-        self, layouts: Layouts, before: Indices, splits: Indices, partial: Indices, kind: int,
-        axes: Indices, dim: int = -1, concat: int = -1,
-    ) -> tuple[Indices, ...]:  # fmt: skip
-        n = len(before)
-        return (
-            before,
-            splits,
-            partial,
-            np.full(n, kind),
-            axes,
-            np.full(n, dim),
-            np.full(n, concat),
-        )
+    def to(self, layouts: Layouts) -> MoveArrays:
+        """Return the local moves and all-gathers that lead to layouts."""
+        return _arrays([*self._local_to(layouts), *self._gathers_to(layouts)])
 
     def _appended(self, splits: Indices, dim: int, axes: Indices) -> Indices:
         """Return splits of which one dimension is split over these axes too."""
@@ -88,47 +78,41 @@ class EvenMoves:
         found[:, dim] = self.spelling.joined(splits[:, dim], axes)
         return found
 
-    def _local(self, layouts: Layouts) -> Iterator[tuple[Indices, ...]]:
+    def _local(self, layouts: Layouts) -> Iterator[MoveRows]:
         """Yield slices, and complete values made partial."""
         used = self._used(layouts)
         before, run = np.nonzero((used[:, None] & self.run_masks) == 0)
         axes, splits = self.runs[run], layouts.splits[before]
         for dim in range(self.rank):
             after = self._appended(splits, dim, axes)
-            yield self._rows(layouts, before, after, layouts.partial[before], SLICE, axes, dim)
+            yield _rows(before, after, layouts.partial[before], SLICE, axes, dim)
         for i in range(self.spelling.count):
             if self.partial >> i & 1:
                 before = np.flatnonzero((used >> i & 1) == 0)
                 partial, axes = layouts.partial[before] | 1 << i, np.full(len(before), i + 1)
-                yield self._rows(
-                    layouts, before, layouts.splits[before], partial, MAKE_PARTIAL, axes
-                )
+                yield _rows(before, layouts.splits[before], partial, MAKE_PARTIAL, axes)
 
     def _used(self, layouts: Layouts) -> Indices:
-        masks = union(self.spelling.masks(layouts.splits))
-        return masks | layouts.partial
+        return union(self.spelling.masks(layouts.splits)) | layouts.partial
 
-    def _along_suffixes(self, layouts: Layouts) -> Iterator[tuple[Indices, ...]]:
+    def _along_suffixes(self, layouts: Layouts) -> Iterator[MoveRows]:
         """Yield gathers, all-to-alls and splits made partial, of all minor axes of a dimension."""
         spelling = self.spelling
         for dim in range(self.rank):
             lengths = spelling.lengths(layouts.splits[:, dim])
             before, gone = np.nonzero(lengths[:, None] > np.arange(spelling.count))
             splits, partial = layouts.splits[before], layouts.partial[before]
-            axes, splits[:, dim] = np.divmod(
-                splits[:, dim], spelling.powers[lengths[before] - gone - 1]
-            )
-            yield self._rows(layouts, before, splits, partial, GATHER, axes, dim)
-            among = partial | spelling.masks(axes)
-            yield self._rows(layouts, before, splits, among, ROOTED, axes, dim)
+            splits[:, dim], axes = spelling.parted(splits[:, dim], lengths[before] - gone - 1)
+            yield _rows(before, splits, partial, GATHER, axes, dim)
+            if self.sums:
+                among = partial | spelling.masks(axes)
+                yield _rows(before, splits, among, ROOTED, axes, dim)
             for other in range(self.rank):
                 if other != dim:
                     after = self._appended(splits, other, axes)
-                    yield self._rows(layouts, before, after, partial, ALL_TO_ALL, axes, other, dim)
+                    yield _rows(before, after, partial, ALL_TO_ALL, axes, other, dim)
 
-    def _reductions(
-        self, layouts: Layouts, same: Indices, partial: int
-    ) -> Iterator[tuple[Indices, ...]]:
+    def _reductions(self, layouts: Layouts, same: Indices, partial: int) -> Iterator[MoveRows]:
         """Yield the reductions from layouts that are `partial` same."""
         if not partial:
             return
@@ -138,11 +122,11 @@ class EvenMoves:
             axes, splits = np.tile(codes, len(same)), layouts.splits[before]
             after = partial & ~self.spelling.masks(axes)
             if kind == REDUCE:
-                yield self._rows(layouts, before, splits, after, kind, axes)
+                yield _rows(before, splits, after, kind, axes)
                 continue
             for dim in range(self.rank):
                 split = self._appended(splits, dim, axes)
-                yield self._rows(layouts, before, split, after, kind, axes, dim)
+                yield _rows(before, split, after, kind, axes, dim)
 
     def _scattered(self, partial: int) -> tuple[Indices, Indices]:
         """Return the sets of some partial axes, and the orders in which they are scattered."""
@@ -153,13 +137,34 @@ class EvenMoves:
             inner = self.runs[(self.run_masks & ~partial) == 0]
             rest = spelling.without(np.full(len(inner), spelling.code(left)), spelling.masks(inner))
             several = [spelling.code(axes) for axes in some if len(axes) > 1]
-            orders = np.unique(
-                np.concatenate([inner, spelling.joined(inner, rest), np.array(several, np.int64)])
-            )
+            every = [*inner.tolist(), *spelling.joined(inner, rest).tolist(), *several]
+            orders = np.array([*dict.fromkeys(every)], dtype=np.int64)
             self._orders[partial] = np.array([*map(spelling.code, some)]), orders
         return self._orders[partial]
 
-    def _exchanges(self, layouts: Layouts) -> tuple[Indices, ...]:
+    def _local_to(self, layouts: Layouts) -> Iterator[MoveRows]:
+        """Yield the slices of all minor axes of a dimension, and the moves by which a value became
+        partial over one axis: it was complete, or split over that axis too."""
+        spelling = self.spelling
+        for dim in range(self.rank):
+            lengths = spelling.lengths(layouts.splits[:, dim])
+            row, n = np.nonzero(lengths[:, None] > np.arange(spelling.count))
+            splits, partial = layouts.splits[row], layouts.partial[row]
+            splits[:, dim], axes = spelling.parted(splits[:, dim], n)
+            yield _rows(row, splits, partial, SLICE, axes, dim)
+        row, i = np.nonzero(layouts.partial[:, None] >> np.arange(spelling.count) & 1)
+        splits, partial = layouts.splits[row], layouts.partial[row] & ~(1 << i)
+        yield _rows(row, splits, partial, MAKE_PARTIAL, i + 1)
+        for dim in range(self.rank if self.sums else 0):
+            yield _rows(row, self._appended(splits, dim, i + 1), partial, ROOTED, i + 1, dim)
+
+    def _gathers_to(self, layouts: Layouts) -> Iterator[MoveRows]:
+        row, run = np.nonzero((self._used(layouts)[:, None] & self.run_masks) == 0)
+        splits, partial, axes = layouts.splits[row], layouts.partial[row], self.runs[run]
+        for dim in range(self.rank):
+            yield _rows(row, self._appended(splits, dim, axes), partial, GATHER, axes, dim)
+
+    def _exchanges(self, layouts: Layouts) -> MoveRows:
         """Return the exchanges of `_exchanges` in moves.py."""
         now, used, partial = layouts.splits, self._used(layouts), layouts.partial
         wanted = self.spelling.before(np.broadcast_to(self.target, now.shape), partial[:, None])
@@ -171,7 +176,7 @@ class EvenMoves:
         row, ends = (np.concatenate(x) for x in zip(*found, strict=True))
         row, ends = self._valid(layouts, row, ends)
         zeros = np.zeros(len(row), dtype=np.int64)
-        return self._rows(layouts, row, ends, partial[row], EXCHANGE, zeros)
+        return _rows(row, ends, partial[row], EXCHANGE, zeros)
 
     def _valid(self, layouts: Layouts, row: Indices, ends: Indices) -> tuple[Indices, Indices]:
         """Return the exchanges that are over some axes, and in which no axis is used twice."""
@@ -225,7 +230,7 @@ class EvenMoves:
         at, run = np.nonzero((masks[:, None] & self.run_masks) == 0)
         free = spelling.of_sets(~masks & (1 << spelling.count) - 1, reverse=True)
         some, n = np.nonzero(spelling.lengths(free)[:, None] > np.arange(1, spelling.count))
-        axes = np.concatenate([self.runs[run], free[some] % spelling.powers[n + 2]])
+        axes = np.concatenate([self.runs[run], spelling.parted(free[some], n + 2)[0]])
         at = np.concatenate([at, some])
         found = [self._appended(ends[at], dim, axes) for dim in range(self.rank)]
         return np.tile(row[at], self.rank), np.concatenate(found)
@@ -237,7 +242,7 @@ class EvenMoves:
             lengths = spelling.lengths(wanted[:, dim])
             row, n = np.nonzero(lengths[:, None] > np.arange(max(lengths, default=0)))
             rest = wanted[row]
-            axes, rest[:, dim] = np.divmod(rest[:, dim], spelling.powers[n])
+            rest[:, dim], axes = spelling.parted(rest[:, dim], n)
             for other in range(self.rank):
                 if other != dim:
                     yield row, self._appended(rest, other, axes)
@@ -249,10 +254,10 @@ class EvenMoves:
         for dim in range(self.rank):
             lengths = spelling.lengths(now[:, dim])
             row, at = np.nonzero(lengths[:, None] > np.arange(spelling.count))
-            high, low = np.divmod(now[row, dim], spelling.powers[at])
-            high, axis = np.divmod(high, spelling.base)
             rest = now[row]
-            rest[:, dim] = low + high * spelling.powers[at]
+            major, minor = spelling.parted(rest[:, dim], at)
+            axis, minor = spelling.parted(minor, 1)
+            rest[:, dim] = major | minor << spelling.width * at
             for other in range(self.rank):
                 ends = self._appended(rest, other, axis)
                 yield row, ends
@@ -260,7 +265,16 @@ class EvenMoves:
                 yield row[some], self._appended(ends[some], other, self.runs[run])
 
 
-def numbered(spelling: Spelling, layout: Layout) -> Layouts:
-    """Return one layout as numbers."""
-    splits = np.array([[spelling.code(axes) for axes in layout.dims]], dtype=np.int64)
-    return Layouts(splits, np.array([spelling.bitmask(layout.partial)], dtype=np.int64))
+def _rows(
+    numbers: Indices, splits: Indices, partial: Indices, kind: int, axes: Indices, dim: int = -1,
+    concat: int = -1,
+) -> MoveRows:  # fmt: skip
+    n = len(numbers)
+    rest = np.full(n, kind), axes, np.full(n, dim), np.full(n, concat)
+    return numbers, splits, partial, *rest
+
+
+def _arrays(found: list[MoveRows]) -> MoveArrays:
+    (*columns,) = map(np.concatenate, zip(*found, strict=True))
+    numbers, splits, partial, kinds, axes, *dims = columns
+    return MoveArrays(numbers, Layouts(splits, partial), kinds, axes, np.stack(dims, axis=1))

@@ -6,12 +6,13 @@ layouts at once.
                                       place 1 of dimension 0 is gone: it has a part
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from shardir.algebra.even_codes import Spelling, union
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.even_codes import Spelling
+from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 
 
@@ -35,46 +36,61 @@ class PrimePlaces:
     def __init__(self, mesh: Mesh, spelling: Spelling):
         self.spelling = spelling
         each = [sub_axes_of_primes(mesh, (a,)) for a in spelling.axes]
-        self.primes = Spelling(mesh, tuple([prime for some in each for prime, _ in some]))
+        parts = [tuple([prime for prime, _ in some]) for some in each]
+        self.primes = Spelling(mesh, tuple([prime for some in parts for prime in some]))
         self.primes.levels = [
-            l for l, some in zip(spelling.levels, each, strict=True) for _ in some
+            l for l, some in zip(spelling.levels, parts, strict=True) for _ in some
         ]
-        self._codes = np.array(
-            [0, *(self.primes.code(tuple([p for p, _ in some])) for some in each)]
-        )
-        self._counts = np.array([0, *map(len, each)])
-        sets = [self.primes.bitmask(tuple([p for p, _ in some])) for some in each]
-        self.of_sets = spelling.over_sets(0, lambda x, i: int(x) | sets[i]).astype(np.int64)
+        sets = [*map(self.primes.bitmask, parts)]
+        self.of_sets = spelling.over_sets(0, lambda x, i: x | sets[i])
         self._sizes = np.array([1, *self.primes.sizes])
         self._several_primes = len({*self.primes.sizes}) > 1
+        self._set_chunks(parts)
+
+    def _set_chunks(self, parts: Sequence[Axes]) -> None:
+        """Make the tables of the codes of some places: those over primes, and their bits."""
+        spelling, primes = self.spelling, self.primes
+        codes, widths = np.zeros((2, 1 << spelling.width), dtype=np.int64)
+        codes[1 : spelling.count + 1] = [*map(primes.code, parts)]
+        widths[1 : spelling.count + 1] = [len(some) * primes.width for some in parts]
+        every = np.arange(1 << spelling.chunk)
+        self._codes, self._widths = np.zeros((2, len(every)), dtype=np.int64)
+        for number in spelling.places(every):
+            self._codes += codes[number] << self._widths
+            self._widths += widths[number]
 
     def codes(self, codes: Indices) -> Indices:
         """Return the codes of splits over sub-axes of prime sizes."""
-        found, at = np.zeros(codes.shape, dtype=np.int64), 0
-        for number in self.spelling.places(codes):
-            found += self._codes[number] * self.primes.powers[at]
-            at = at + self._counts[number]
+        found, at = np.zeros(codes.shape, dtype=np.int64), np.zeros(codes.shape, dtype=np.int64)
+        for chunk in self.spelling.chunks(codes):
+            found += self._codes[chunk] << at
+            at += self._widths[chunk]
         return found
 
     def compared(self, old: Indices, new: Indices) -> SplitPlaces:
-        """Compare old and new splits, by their codes over sub-axes of prime sizes: [.., dimension];
-        `old` has as many layouts as the result."""
-        primes, sizes = self.primes, self._sizes
+        """Compare old and new splits, of as many layouts, or either of one: [layout, dimension]."""
+        primes, sizes, last = self.primes, self._sizes, self.primes.last
+        old, new = np.broadcast_arrays(self.codes(old), self.codes(new))
         found = [np.zeros(len(old), dtype=np.int64) for _ in range(5)]
         known = np.ones(len(old), dtype=np.bool_)
-        new = np.broadcast_to(new, old.shape)
-
-        places = max(primes.lengths(x.max(initial=0)) for x in (old, new))
-        for _ in range(int(places)):
-            (old, have), (new, want) = np.divmod(old, primes.base), np.divmod(new, primes.base)
-            had, has = primes.bits[have], primes.bits[want]
-            paired = (have > 0) & (want > 0) & (have != want)
-            found[0] |= union(np.where(want == 0, had, 0))
-            found[1] |= union(np.where(paired, had, 0))
-            found[2] |= union(np.where(have == 0, has, 0))
-            found[3] |= union(np.where(paired, has, 0))
-            found[4] += (paired * primes.powers[have - (have > 0)] * want).sum(axis=1)
-            if self._several_primes:
-                known &= ~(paired & (sizes[have] != sizes[want])).any(axis=1)
+        for dim in range(old.shape[1]):
+            rows = np.flatnonzero(old[:, dim] != new[:, dim])
+            here, there = old[rows, dim], new[rows, dim]
+            parts, good = [np.zeros(len(rows), dtype=np.int64) for _ in range(5)], True
+            for _ in range(int(primes.lengths(max(x.max(initial=0) for x in (here, there))))):
+                have, want = here & last, there & last
+                here, there = here >> primes.width, there >> primes.width
+                had, has = primes.bits[have], primes.bits[want]
+                paired = (had > 0) & (has > 0) & (have != want)
+                parts[0] |= had * (want == 0)
+                parts[1] |= had * paired
+                parts[2] |= has * (have == 0)
+                parts[3] |= has * paired
+                parts[4] += (want * paired) << primes.width * (have - 1).clip(min=0)
+                if self._several_primes:
+                    good = good & ~(paired & (sizes[have] != sizes[want]))
+            for total, part in zip(found, parts, strict=True):
+                total[rows] += part
+            known[rows] &= good
         gone, paired, gone_of_new, paired_of_new, pairs = found
         return SplitPlaces(gone, paired, gone_of_new, paired_of_new, pairs, known)

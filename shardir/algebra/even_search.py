@@ -1,30 +1,45 @@
-"""The search for the fastest plan between layouts of even shards: A*, of many layouts at once.
+"""The search for the fastest plan between layouts of even shards: A* from the source, and plans
+whose two ends meet in one exchange.
 
-    the 64 layouts by which a plan may be the fastest  ->  all moves from them, as arrays
-    -> the layouts after them, each once, with a bound of what is left
-    -> the times of those moves by which a plan may be faster than the best one
+    [{a}, {}], partial sum {b}
+      -> [{a, b}, {}]            from the source: the fastest path by any moves
+      -> [{b, a}, {c}]           one exchange
+      -> [{b}, {}]               to the target: gathers make shards larger
 
-The order is that of the time so far and the bound of what is left times WEIGHT, so that some plan
-is found soon; a layout is left out only by the bound itself. So when none is left, no plan by these
-moves is faster (Hansen and Zhou, Anytime heuristic search, 2007).
+The order of A* is that of the time so far and the bound of what is left times WEIGHT, so that some
+plan is found soon; a layout is left out only by the bound itself. So when none is left, no plan by
+single moves is faster (Hansen and Zhou, Anytime heuristic search, 2007). An exchange to any layout
+is no single move: there would be too many. So the fastest paths to the target are found too, and
+all exchanges between both ends are priced at once (exchange_costs.py).
 """
+
+from itertools import pairwise
 
 import numpy as np
 
-from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.estimates import IMPROVEMENT
+from shardir.algebra.even_bound import EvenBound
 from shardir.algebra.even_codes import Layouts, Spelling
-from shardir.algebra.even_moves import EvenMoves, MoveArrays, numbered
+from shardir.algebra.even_moves import EvenMoves, MoveArrays
+from shardir.algebra.even_paths import EvenPaths
+from shardir.algebra.even_places import PrimePlaces
 from shardir.algebra.even_times import EXCHANGE, KINDS, EvenTimes
 from shardir.algebra.exchange import exchange_axes
+from shardir.algebra.exchange_costs import ManyExchanges, Table
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.algebra.moves import RedistributionProblem
+from shardir.algebra.split_arrays import SplitArrays
 from shardir.algebra.traffic import Indices
 
 WEIGHT = 1.5
 
-AT_ONCE = 64
-"""The number of layouts from which moves are made at once, at the maximum."""
+MAX_EXPANDED = 500
+"""The number of layouts from which moves to the target are made, at the maximum."""
+
+MAX_EXCHANGES = 200_000
+"""The maximum number of exchanges that are priced at once, which limits the memory."""
 
 
 class EvenSearch:
@@ -32,146 +47,163 @@ class EvenSearch:
 
     def __init__(self, problem: RedistributionProblem, itemsize: int):
         self.problem = problem
-        mesh = problem.mesh
-        spelling = self.spelling = Spelling(mesh, _axes(problem))
+        mesh, shape = problem.mesh, problem.shape
+        spelling = self.spelling = Spelling(mesh, _axes(problem), _reduction(problem))
+        places = PrimePlaces(mesh, spelling)
         self.moves = EvenMoves(problem, spelling)
-        self.times = EvenTimes(mesh, problem.shape, itemsize, spelling, problem.target)
-        self.layouts = numbered(spelling, problem.source)
-        self.so_far, self.left = np.zeros(1), self.times.bounds(self.layouts)
-        self.open = np.ones(1, dtype=np.bool_)
-        self.made = np.full((1, 5), -1)
-        """The `numbers` of the move by which each layout is reached."""
-        self.keys = self._keys(self.layouts)
-        self.sorted = np.zeros(1, dtype=np.int64)
-        self.target = self._keys(numbered(spelling, problem.target))
-        self.expanded = 0
+        self.times = EvenTimes(mesh, shape, itemsize, spelling, places)
+        self.bound = EvenBound(mesh, shape, itemsize, spelling, places)
+        source, target = map(spelling.of_layout, (problem.source, problem.target))
+        self.source, self.target = source, target
+        self.from_source = EvenPaths(
+            spelling, source, self.moves.of, self._after,
+            lambda layouts: self.bound.seconds(layouts, target), WEIGHT,
+        )  # fmt: skip
+        """The paths from the source."""
 
     @staticmethod
     def fits(problem: RedistributionProblem) -> bool:
-        """Whether all layouts on the way are of even shards and partial sums, a layout is a number
-        of 63 bits, and exchanges have a closed form: no inner link is slower than an outer one."""
+        """Whether all layouts on the way are of even shards and of one reduction, a layout is a
+        number of 63 bits, and exchanges have a closed form: no inner link is slower than an outer
+        one."""
         k, rank = len(_axes(problem)), len(problem.shape)
+        primes = problem.mesh.size.bit_length()  # at the maximum
         speeds = [level.bandwidth for level in problem.mesh.cluster_or_default.levels]
-        sums = problem.source.reduction == problem.target.reduction == "sum"
-        fits = (k + 1) ** (k + rank) << k < 2**63
-        return problem.is_even and sums and fits and speeds == sorted(speeds, reverse=True)
+        one = {l.reduction for l in (problem.source, problem.target) if l.partial}
+        bits = max(k.bit_length() * (k + rank) + k, primes.bit_length() * primes)
+        closed = speeds == sorted(speeds, reverse=True)
+        return problem.is_even and closed and len(one) < 2 and bits < 64
 
-    def _keys(self, layouts: Layouts) -> Indices:
-        """Return a number for each layout: its axes, with a 0 after each dimension."""
-        spelling, key, at = self.spelling, np.zeros(len(layouts.partial), dtype=np.int64), 0
-        base = spelling.base
-        powers = np.array([base**i for i in range(spelling.count + layouts.splits.shape[1])])
-        for codes in layouts.splits.T:
-            key += codes * powers[at]
-            at = at + spelling.lengths(codes) + 1
-        return (key << spelling.count) | layouts.partial
+    def _after(self, layouts: Layouts, moves: MoveArrays) -> Table:
+        """Return the times of moves from layouts."""
+        return self.times.seconds(layouts, moves.others, moves.kinds, moves.axes, moves.dims)
+
+    def _before(self, layouts: Layouts, moves: MoveArrays) -> Table:
+        """Return the times of moves to layouts."""
+        return self.times.seconds(moves.others, layouts, moves.kinds, moves.axes, moves.dims)
 
     def run(self, best: float, limit: int) -> tuple[bool, float]:
         """Search until no plan can be faster, or moves are made from `limit` layouts; return
         whether none can, and the time of the fastest plan."""
         while True:
-            if len(at := self._numbers(self.target)):
-                best = min(best, float(self.so_far[at[0]]))
-            lowest = self.so_far + self.left
-            todo = np.flatnonzero(self.open & (lowest < best * IMPROVEMENT))
-            if not len(todo):
+            if (at := self.from_source.number(self.target)) is not None:
+                best = min(best, float(self.from_source.so_far[at]))
+            if not self.from_source.expand(best * IMPROVEMENT):
                 return True, best
-            if self.expanded >= limit:
+            if self.from_source.expanded >= limit:
                 return False, best
-            order = self.so_far[todo] + WEIGHT * self.left[todo]
-            count = min(AT_ONCE, max(2, 2 * self.expanded))
-            if len(todo) > count:
-                todo = todo[np.argpartition(order, count)[:count]]
-            self._expand(todo, best * IMPROVEMENT)
-
-    def _numbers(self, keys: Indices) -> Indices:
-        """Return the numbers of the layouts of some keys that are known."""
-        at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
-        return self.sorted[at][self.keys[at] == keys]
-
-    def _expand(self, some: Indices, limit: float) -> None:
-        """Make the moves from some layouts that may lead to a plan of less than `limit` seconds."""
-        self.open[some] = False
-        self.expanded += len(some)
-        moves = self.moves.of(self.layouts[some])
-        moves = moves._replace(before=some[moves.before])
-        moves, numbers = self._with_numbers(moves)
-        so_far = self.so_far[moves.before]
-        most = np.minimum(limit - self.left[numbers], self.so_far[numbers])
-        useful = self._distinct(moves, numbers, np.flatnonzero(so_far < most))
-        moves, numbers, most = moves.some(useful), numbers[useful], most[useful]
-        before = self.layouts[moves.before]
-        seconds = so_far[useful] + self.times.seconds(
-            before, moves.after, moves.kinds, moves.axes, moves.dims
-        )
-        faster = np.flatnonzero(seconds < most)
-        # of the moves to one layout the fastest, first in order
-        order = faster[np.lexsort((seconds[faster], numbers[faster]))]
-        first = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-        order = order[first]
-        to = numbers[order]
-        self.so_far[to], self.open[to] = seconds[order], True
-        self.made[to] = moves.some(order).numbers()
-
-    def _distinct(self, moves: MoveArrays, numbers: Indices, some: Indices) -> Indices:
-        """Return some moves without the exchanges that are made twice."""
-        exchanged = moves.kinds[some] == EXCHANGE
-        exchanges = some[exchanged]
-        ends = moves.before[exchanges] * len(self.so_far) + numbers[exchanges]
-        _, first = np.unique(ends, return_index=True)
-        return np.sort(np.concatenate([some[~exchanged], exchanges[first]]))
-
-    def _with_numbers(self, moves: MoveArrays) -> tuple[MoveArrays, Indices]:
-        """Return the moves, and the numbers of the layouts after them; new ones are bounded."""
-        keys = self._keys(moves.after)
-        distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        at = np.searchsorted(self.keys, distinct).clip(max=len(self.keys) - 1)
-        known = self.keys[at] == distinct
-        numbers = np.where(known, self.sorted[at], -1)
-        new = first[~known]
-        if len(new):
-            layouts = moves.after[new]
-            n = len(self.so_far)
-            numbers[~known] = np.arange(n, n + len(new))
-            self._add(layouts, distinct[~known])
-        return moves, numbers[inverse]
-
-    def _add(self, layouts: Layouts, keys: Indices) -> None:
-        n, count = len(self.so_far), len(keys)
-        self.layouts = Layouts(
-            np.concatenate([self.layouts.splits, layouts.splits]),
-            np.concatenate([self.layouts.partial, layouts.partial]),
-        )
-        self.so_far = np.concatenate([self.so_far, np.full(count, np.inf)])
-        self.left = np.concatenate([self.left, self.times.bounds(layouts)])
-        self.open = np.concatenate([self.open, np.zeros(count, dtype=np.bool_)])
-        self.made = np.concatenate([self.made, np.full((count, 5), -1)])
-        at = np.searchsorted(self.keys, keys)
-        self.keys = np.insert(self.keys, at, keys)
-        self.sorted = np.insert(self.sorted, at, np.arange(n, n + count))
 
     def steps(self) -> list[CollectiveStep]:
         """Return the steps of the fastest path to the target."""
-        problem, found = self.problem, list[CollectiveStep]()
-        at = int(self._numbers(self.target)[0])
-        path = [at]
-        while (at := int(self.made[at, 0])) >= 0:
-            path.append(at)
-        now = problem.source
-        for at in reversed(path[:-1]):
-            _, kind, axes, dim, concat = self.made[at].tolist()
-            layout = self.times.layout(self.layouts[at])
-            if kind == EXCHANGE:
-                found.append(CollectiveStep("exchange", exchange_axes(now, layout), layout))
-            else:
-                spelled = self.spelling.spelled(axes)
-                start, end = KINDS[kind]
-                found.append(problem.move(start, end, now, spelled, dim, concat))
-            now = layout
+        at = self.from_source.number(self.target)
+        assert at is not None, "a path has been found"
+        return self._steps_to(at)
+
+    def meeting(self, limit: float) -> list[CollectiveStep]:
+        """Return the fastest plan of a path that has been found, an exchange, and a path of local
+        steps and all-gathers, if it takes less than `limit` seconds; else no steps."""
+        to_target = EvenPaths(
+            self.spelling, self.target, self.moves.to, self._before,
+            lambda layouts: self.bound.seconds(self.source, layouts),
+        )  # fmt: skip
+        while to_target.expanded < MAX_EXPANDED and to_target.expand(limit):
+            pass
+        first, last = self._joined(to_target, limit)
+        return self._steps_by(to_target, first, last) if first >= 0 else []
+
+    def _joined(self, to_target: EvenPaths, limit: float) -> tuple[int, int]:
+        """Return the ends of the paths that the exchange of the fastest plan joins; -1 and -1 where
+        none takes less than `limit` seconds."""
+        from_source, mesh, size, found = (
+            self.from_source,
+            self.problem.mesh,
+            self.times.size,
+            (-1, -1),
+        )
+        heads, tails = self._ends(to_target, limit)
+        if not len(heads):
+            return found
+        (old, source), (new, target) = (
+            self._splits(paths.layouts.splits, some)
+            for paths, some in ((from_source, heads), (to_target, tails))
+        )
+        exchanges = ManyExchanges(mesh, old, new)
+        for start in range(0, len(heads), MAX_EXCHANGES):
+            i, j = (x[start : start + MAX_EXCHANGES] for x in (heads, tails))
+            sums = from_source.so_far[i] + to_target.so_far[j]
+            latency, rate = exchanges.lowest(source[i], target[j])
+            some = latency + rate * size + sums < limit
+            i, j, sums = i[some], j[some], sums[some]
+            latency, rate = exchanges.costs(source[i], target[j])
+            seconds = np.where(np.isnan(rate), np.inf, latency + rate * size) + sums
+            k = int(seconds.argmin()) if len(seconds) else -1
+            if len(seconds) and seconds[k] < limit:
+                limit, found = float(seconds[k]), (int(i[k]), int(j[k]))
         return found
+
+    def _ends(self, to_target: EvenPaths, limit: float) -> tuple[Indices, Indices]:
+        """Return each two ends that are partial over the same axes, and whose paths together take
+        less than `limit` seconds."""
+        found, from_source = [np.zeros((2, 0), dtype=np.int64)], self.from_source
+        heads, tails = (np.flatnonzero(x.so_far + x.left < limit) for x in (from_source, to_target))
+        for partial in {*to_target.layouts.partial[tails].tolist()}:
+            i = heads[from_source.layouts.partial[heads] == partial]
+            j = tails[to_target.layouts.partial[tails] == partial]
+            each = np.nonzero(np.add.outer(from_source.so_far[i], to_target.so_far[j]) < limit)
+            found.append(np.stack([i[each[0]], j[each[1]]]))
+        first, last = np.concatenate(found, axis=1)
+        return first, last
+
+    def _splits(self, splits: Indices, some: Indices) -> tuple[SplitArrays, Indices]:
+        """Return the splits of a dimension that occur in some layouts, and for each layout their
+        numbers: [layout, dimension]."""
+        used = np.zeros(len(splits), dtype=np.bool_)
+        used[some] = True
+        codes, at = np.unique(splits[used], return_inverse=True)
+        found = np.zeros(splits.shape, dtype=np.int64)
+        found[used] = at.reshape(-1, splits.shape[1])
+        spelled = [*map(self.spelling.spelled, codes.tolist())]
+        return SplitArrays(self.problem.mesh, spelled), found
+
+    def _steps_to(self, at: int) -> list[CollectiveStep]:
+        """Return the steps of the path to a layout of `from_source`."""
+        from_source, now, found = self.from_source, self.problem.source, list[CollectiveStep]()
+        for i in from_source.path(at)[-2::-1]:
+            found.append(
+                self._step(now, from_source.made[i], self.spelling.layout(from_source.layouts[i]))
+            )
+            now = found[-1].layout
+        return found
+
+    def _steps_by(self, to_target: EvenPaths, first: int, last: int) -> list[CollectiveStep]:
+        """Return the steps by an exchange from a layout of `from_source` to one of `to_target`."""
+        found = self._steps_to(first)
+        now = found[-1].layout if found else self.problem.source
+        path = to_target.path(last)
+        if now != (layout := self.spelling.layout(to_target.layouts[last])):
+            found.append(CollectiveStep("exchange", exchange_axes(now, layout), layout))
+        for here, there in pairwise(path):
+            now, layout = (self.spelling.layout(to_target.layouts[at]) for at in (here, there))
+            found.append(self._step(now, to_target.made[here], layout))
+        return found
+
+    def _step(self, now: Layout, made: Indices, layout: Layout) -> CollectiveStep:
+        """Return a move as a step to a layout."""
+        _, kind, axes, dim, concat = made.tolist()
+        if kind == EXCHANGE:
+            return CollectiveStep("exchange", exchange_axes(now, layout), layout)
+        start, end = KINDS[kind]
+        reduction = self.spelling.reduction if end is AxisState.PARTIAL else ""
+        spelled = self.spelling.spelled(axes)
+        return self.problem.move(start, end, now, spelled, dim, concat, reduction)
 
 
 def _axes(problem: RedistributionProblem) -> Axes:
     """Return all sub-axes, in the mesh's order."""
     mesh = problem.mesh
     return tuple(sorted(mesh.cut(mesh.names, problem.spellings[0]), key=mesh.order))
+
+
+def _reduction(problem: RedistributionProblem) -> str:
+    """Return the reduction of all partial values."""
+    return (problem.source if problem.source.partial else problem.target).reduction

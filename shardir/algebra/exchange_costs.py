@@ -17,7 +17,7 @@ import numpy as np
 
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.forms import Forms, copying, rounds
+from shardir.algebra.forms import Forms, copying
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.split_arrays import PrimeSplits, SplitArrays, common, renumbered
@@ -85,9 +85,9 @@ class ManyExchanges:
         changed = self.changes[source, target]
         n = np.where(changed, self.old.extents[source], 1).prod(axis=1)  # devices in the group
         reach = np.where(changed, self.old.reach[source], 0).max(axis=1, initial=0)
-        messages = np.array([rounds(k) for k in range(int(n.max(initial=1)) + 1)], dtype=np.float64)
+        messages = np.frexp(n - 1)[1]  # the bits of n - 1, as `rounds`
         each = np.array([level.latency for level in self.levels])
-        found: Table = self.factor * (messages[n.astype(np.int64)] * each[reach])
+        found: Table = self.factor * (messages * each[reach])
         return found
 
     def _wanted(self, target: Indices) -> Table:

@@ -106,6 +106,7 @@ def copying(size: float, mesh: Mesh) -> float:
 # ---- the forms of each kind, for a group that spans these levels ----
 
 
+@lru_cache(maxsize=4096)
 def all_reduce(levels: Levels) -> Forms:
     """By the bytes on each device."""
     n, links = _flat(levels)
@@ -126,6 +127,7 @@ def all_reduce(levels: Levels) -> Forms:
     return tuple(found)
 
 
+@lru_cache(maxsize=4096)
 def all_gather(levels: Levels) -> Forms:
     """By the bytes on each device after it; a reduce-scatter costs the same by those before it."""
     n, links = _flat(levels)

@@ -2,8 +2,6 @@
 
 from shardir.algebra.bound import latency_bound, seconds_bound
 from shardir.algebra.collectives import CollectiveStep
-from shardir.algebra.even_bound import EvenBound
-from shardir.algebra.even_prices import EvenPrices
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.algebra.moves import RedistributionProblem
@@ -16,11 +14,6 @@ class PlanCosts:
     def __init__(self, problem: RedistributionProblem, itemsize: int):
         self.problem, self.itemsize = problem, itemsize
         self._latencies: dict[tuple[str, Axes], float] = {}
-
-    @staticmethod
-    def of(problem: RedistributionProblem, itemsize: int) -> "PlanCosts":
-        """Return the costs of a problem, by closed forms where there are some."""
-        return (EvenCosts if problem.is_even else PlanCosts)(problem, itemsize)
 
     def seconds(self, before: Layout, step: CollectiveStep) -> float:
         """Return the time of a step, in its fastest form."""
@@ -42,14 +35,3 @@ class PlanCosts:
     def latency_bound(self, source: Layout, target: Layout) -> float:
         """Return a lower bound of its latencies."""
         return latency_bound(self.problem.mesh, source, target)
-
-
-class EvenCosts(PlanCosts):
-    """The same costs between layouts that split the tensor evenly, by closed forms."""
-
-    def __init__(self, problem: RedistributionProblem, itemsize: int):
-        super().__init__(problem, itemsize)
-        self._prices = EvenPrices(problem.mesh, problem.shape, itemsize)
-        self._bound = EvenBound(problem.mesh, problem.shape, itemsize)
-        self.seconds, self.bound = self._prices.seconds, self._bound.seconds
-        self.latency_bound = self._bound.latency

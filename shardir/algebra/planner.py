@@ -95,7 +95,7 @@ class Search:
         self.refused = -1
         self.best: tuple[float, tuple[CollectiveStep, ...]] | None = None
         self.bounds: dict[Layout, float] = {}
-        self.costs = PlanCosts.of(problem, itemsize)
+        self.costs = PlanCosts(problem, itemsize)
         self.found: dict[Layout, list[PricedMove]] = {}
 
     def run(self) -> tuple[CollectiveStep, ...] | None:
@@ -122,8 +122,8 @@ class Search:
             _, seconds = even.run(self.best[0], MAX_EXPANDED)
             if seconds < self.best[0]:
                 self.offer(even.steps())
-            if meets:
-                self.meet()
+            if steps := even.meeting(self.best[0] * IMPROVEMENT):
+                self.offer(steps)
             return False  # its end proves no more than that no single moves are faster
         for weight in MAX_PRICED:
             if meets and weight == MEETING:
@@ -311,7 +311,8 @@ def _spread(
     moves.py puts all of them into one dimension, whose shards may be less even."""
     p, target = problem, problem.target
     axes = tuple([a for a in target.partial if a not in now.partial])
-    primes = tuple([prime for prime, _ in sub_axes_of_primes(p.mesh, axes)])
+    parts = [p.mesh.simplify((prime,)) for prime, _ in sub_axes_of_primes(p.mesh, axes)]
+    primes = tuple([prime for part in parts for prime in part])
     rank = len(p.shape)
     if target.reduction != "sum" or any(map(sizes_of, (*now.dims, *target.dims))):
         return

@@ -5,7 +5,6 @@ from random import Random
 import numpy as np
 import pytest
 from extent import extent
-from random_routes import even_problems
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import CollectiveStep
@@ -13,7 +12,6 @@ from shardir.algebra.detours import Detours
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.plan_costs import PlanCosts
 from shardir.algebra.routes import Routes
 from shardir.algebra.steps import step_seconds
 from shardir.cost.clusters import load
@@ -41,32 +39,6 @@ def test_moves_cost_the_same_together_as_each_alone(mesh: Mesh, rank: int) -> No
             compared[step.kind] = compared.get(step.kind, 0) + 1
     assert len(compared) == 8
     assert min(compared.values()) > 5, compared
-
-
-@pytest.mark.parametrize("cluster", ["pod2048", "h200", "gloo", "ascend910"])
-def test_closed_forms_of_a_search_are_the_costs_by_the_records(cluster: str) -> None:
-    """Of random moves of even shards: their times, and the bounds to the target and from the
-    source. On gloo axes have sizes of 3, which have no closed form in all places."""
-    compared = 0
-    for problem, random in even_problems(cluster, extent(6, 200)):
-        costs, exact, now = PlanCosts.of(problem, 4), PlanCosts(problem, 4), problem.source
-        for _ in range(2):
-            moves = [*problem.moves(now)]
-            for move in random.sample(moves, min(len(moves), 20)):
-                after = move.layout
-                each = [
-                    (
-                        some.seconds(now, move),
-                        some.bound(after, problem.target),
-                        some.bound(problem.source, after),
-                        some.latency_bound(after, problem.target),
-                    )
-                    for some in (costs, exact)
-                ]
-                np.testing.assert_allclose(*each, rtol=1e-11, err_msg=f"[{now}] {move}")
-                compared += problem.is_even
-            now = random.choice(moves).layout if moves else now
-    assert compared > 50
 
 
 def test_a_detour_is_the_fastest_two_exchanges() -> None:

@@ -34,11 +34,12 @@ from typing import Any, NamedTuple
 
 import preset_laws
 import program_laws
+from drawn_layouts import random_layout
 from random_steps import OPTIMIZERS, random_step
 from ratios import ratio
 
-from shardir.algebra.layout import Layout, Shape
-from shardir.algebra.mesh import Axis, Mesh
+from shardir.algebra.layout import Shape
+from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.cost.clusters import load, names
 from shardir.search.candidates import MAX_UNEVEN_AXES
@@ -79,19 +80,6 @@ LAYOUTS = 4
 def random_mesh(cluster: str, random: Random) -> Mesh:
     sizes = random.choice(MESHES[cluster])
     return Mesh("m", tuple(zip("abc", sizes, strict=False)), load(cluster).part(prod(sizes)))
-
-
-def random_layout(mesh: Mesh, rank: int, random: Random) -> Layout:
-    """Each axis, or each of the two parts of a cut one, splits a dimension, is partial, or
-    neither."""
-    uses: list[list[Axis]] = [[] for _ in range(rank + 2)]
-    for axis in random.sample(mesh.names, len(mesh.names)):
-        n = mesh.extent((axis,))
-        cut = random.choice([n, *(k for k in range(2, n) if n % k == 0)])
-        for part in (axis,) if cut == n else mesh.split(axis, cut):
-            random.choice(uses).append(part)
-    *dims, partial, _ = map(tuple, uses)
-    return Layout("m", tuple(dims)).with_partial(partial).simplified(mesh)
 
 
 def random_shape(mesh: Mesh, random: Random) -> Shape:
