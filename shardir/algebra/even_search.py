@@ -131,6 +131,8 @@ class EvenSearch:
         for start in range(0, len(heads), MAX_EXCHANGES):
             i, j = (x[start : start + MAX_EXCHANGES] for x in (heads, tails))
             sums = from_source.so_far[i] + to_target.so_far[j]
+            some = sums < limit  # which is less than before, perhaps
+            i, j, sums = i[some], j[some], sums[some]
             latency, rate = exchanges.lowest(source[i], target[j])
             some = latency + rate * size + sums < limit
             i, j, sums = i[some], j[some], sums[some]
@@ -148,6 +150,7 @@ class EvenSearch:
         heads, tails = (np.flatnonzero(x.so_far + x.left < limit) for x in (from_source, to_target))
         for partial in {*to_target.layouts.partial[tails].tolist()}:
             i = heads[from_source.layouts.partial[heads] == partial]
+            i = i[np.argsort(from_source.so_far[i], kind="stable")]
             j = tails[to_target.layouts.partial[tails] == partial]
             each = np.nonzero(np.add.outer(from_source.so_far[i], to_target.so_far[j]) < limit)
             found.append(np.stack([i[each[0]], j[each[1]]]))
