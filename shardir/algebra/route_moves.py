@@ -2,11 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, permutations, product
+from math import comb, prod
+
+import numpy as np
 
 from shardir.algebra.collectives import AxisState
-from shardir.algebra.mesh import Axes
-from shardir.algebra.named_costs import NamedMove
+from shardir.algebra.mesh import Axes, Axis
+from shardir.algebra.named_costs import NamedMove, first_dims
+from shardir.algebra.traffic import Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
@@ -100,3 +105,51 @@ class NamedMoves:
 def _added(dims: tuple[Axes, ...], dim: int, axes: Axes) -> tuple[Axes, ...]:
     """Return the split of the dimensions, one split over these axes too."""
     return (*dims[:dim], dims[dim] + axes, *dims[dim + 1 :])
+
+
+class NumberedMoves:
+    """The layouts over `count` axes whose names are numbers, and the moves between them by named
+    collectives: equal for all axes.
+
+    Attributes:
+        ends: the numbers of the layouts before and after each move: [move, end].
+        kinds: the number of each move among the `distinct` ones, which are of the first dimensions.
+    """
+
+    def __init__(self, count: int, rank: int, reduction: str, in_order: bool):
+        axes = tuple([Axis(str(i)) for i in range(count)])
+        self.states = [
+            s for s in states(axes, rank)
+            if not in_order or all(d == tuple(a for a in axes if a in d) for d in s[0])
+        ]  # fmt: skip
+        at, moves = {s: i for i, s in enumerate(self.states)}, NamedMoves(axes, reduction, in_order)
+        self.index: dict[tuple[int, int], int] = {}
+        self.moves: list[NamedMove] = []
+        for i, state in enumerate(self.states):
+            for after, named in moves.of(state):
+                if (j := at.get(after)) is not None and (i, j) not in self.index:
+                    self.index[i, j] = len(self.moves)
+                    self.moves.append(named)
+        self.ends: Indices = np.array([*self.index], dtype=np.int64).reshape(-1, 2)
+        numbers: dict[NamedMove, int] = {}
+        kinds = [numbers.setdefault(first_dims(m), len(numbers)) for m in self.moves]
+        self.kinds: Indices = np.array(kinds, dtype=np.int64)
+        self.distinct = [*numbers]
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(count: int, rank: int, reduction: str, in_order: bool) -> "NumberedMoves":
+        return NumberedMoves(count, rank, reduction, in_order)
+
+
+def spelled(numbers: Axes, axes: Axes) -> Axes:
+    """Return the axes of some numbers."""
+    return tuple([axes[int(a.name)] for a in numbers])
+
+
+@lru_cache(maxsize=64)
+def count_of(axes: int, rank: int) -> int:
+    """Return the number of layouts over some axes in all orders."""
+    return sum(
+        comb(axes, n) * 2 ** (axes - n) * prod(range(rank, rank + n)) for n in range(axes + 1)
+    )

@@ -11,6 +11,7 @@ The forms of a move have a latency and a rate, which are equal for all shapes wi
 are found once for a mesh and a number of dimensions (named_costs.py, exchange_costs.py).
 """
 
+from collections.abc import Collection
 from functools import cached_property
 from math import inf, prod
 
@@ -23,7 +24,7 @@ from shardir.algebra.exchange_costs import Table, exchange_costs, exchange_forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.named_costs import NamedMove, named_costs
-from shardir.algebra.route_moves import NamedMoves, states
+from shardir.algebra.route_moves import NumberedMoves, count_of, spelled
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 
 REPLICATED, _, PARTIAL, _ = AxisState
@@ -42,23 +43,30 @@ MAX_DEVICES = 64
 
 class RouteTable:
     """The `layouts` over some sub-axes, spelled by these, the indices of their normal forms, and
-    the single moves between them."""
+    the single moves between them.
 
-    def __init__(self, mesh: Mesh, rank: int, reduction: str, axes: Axes):
+    Args:
+        among: the layouts of which exchanges start or end at one, if not at any.
+    """
+
+    def __init__(
+        self, mesh: Mesh, rank: int, reduction: str, axes: Axes,
+        among: Collection[Layout] | None = None,
+    ):  # fmt: skip
         self.mesh, self.rank, self.reduction, self.axes = mesh, rank, reduction, axes
         self._is_cut = any(a.size for a in axes)
-        every = [*states(axes, rank)]
-        in_order = len(every) > MAX_ORDERED_LAYOUTS
-        if in_order:
-            every = [s for s in every if all(d == tuple(a for a in axes if a in d) for d in s[0])]
+        in_order = count_of(len(axes), rank) > MAX_ORDERED_LAYOUTS
+        self._moves = NumberedMoves.of(len(axes), rank, reduction, in_order)
         self.layouts = [
-            Layout(mesh.name, dims).with_partial(partial, reduction) for dims, partial in every
-        ]
+            Layout(mesh.name, tuple([spelled(d, axes) for d in dims]))
+            .with_partial(spelled(partial, axes), reduction)
+            for dims, partial in self._moves.states
+        ]  # fmt: skip
         self.index = {self.normal(l): i for i, l in enumerate(self.layouts)}
+        self._among = None if among is None else {*among}
         is_finest = len(sub_axes_of_primes(mesh, axes)) == len(axes)
         self.is_complete = not in_order and mesh.size <= MAX_DEVICES and is_finest
         """Whether it has all layouts over sub-axes of primes, and all moves between them."""
-        self._moves = NamedMoves(axes, reduction, in_order)
 
     def normal(self, layout: Layout) -> Layout:
         return layout.simplified(self.mesh) if self._is_cut else layout
@@ -75,8 +83,7 @@ class RouteTable:
         even, size = self.even(shape), prod(shape) * itemsize
         latency, rate = self.costs
         seconds = np.where(even[:, None] & even, (latency + rate * size).min(axis=0), inf)
-        exchanged = np.zeros(seconds.shape, dtype=np.bool_)
-        exchanged[*self._exchanges.T] = True
+        exchanged = self.exchanged.copy()
         if not even.all():
             ends, (latency, rate) = self._uneven_costs(shape, even)
             seconds[*ends.T] = (latency + rate * size).min(axis=0)
@@ -106,10 +113,11 @@ class RouteTable:
         nest |= divides[d, before] & divides[d, after]
         usable = (~even)[ends].any(axis=1) & nest.all(axis=1)
         padded = ~(divides[d, before] & divides[d, after])
-        some, named = np.flatnonzero(usable).tolist(), list(self._named.values())
+        some = np.flatnonzero(usable).tolist()
+        named = [self._spelled(self._moves.moves[k]) for k in some]
         moves = [
-            (named[k], tuple([shape[e] if e >= 0 and padded[k, e] else 0 for e in named[k][3:]]))
-            for k in some
+            (move, tuple([shape[e] if e >= 0 and padded[k, e] else 0 for e in move[3:]]))
+            for k, move in zip(some, named, strict=True)
         ]
         return ends[some], named_costs(self.mesh, moves, self._rest(share, before, after)[some])
 
@@ -127,10 +135,13 @@ class RouteTable:
         d = np.arange(self.rank)
         return np.maximum(share[d, before], share[d, after]).prod(axis=1)
 
-    @cached_property
+    @property
     def _named_ends(self) -> Indices:
         """The indices of the layouts before and after each named move."""
-        return np.array([*self._named], dtype=np.int64).reshape(-1, 2)
+        return self._moves.ends
+
+    def _spelled(self, move: NamedMove) -> NamedMove:
+        return move._replace(axes=spelled(move.axes, self.axes))
 
     @cached_property
     def costs(self) -> tuple[Table, Table]:
@@ -139,11 +150,13 @@ class RouteTable:
         splits, dims = self._splits
         share = np.tile([1 / self.mesh.extent(axes) for axes in splits], (self.rank, 1))
         before, after = (dims[i] for i in self._named_ends.T)
-        moves = [(move, ()) for move in self._named.values()]
-        named = named_costs(self.mesh, moves, self._rest(share, before, after))
-        n, count = len(self.index), len(named[0])
+        distinct = [(self._spelled(move), ()) for move in self._moves.distinct]
+        named = named_costs(self.mesh, distinct, np.ones(len(distinct)))
+        latencies, rates = (x[:, self._moves.kinds] for x in named)
+        rates *= self._rest(share, before, after)
+        n, count = len(self.index), len(latencies)
         latency, rate = np.full((count, n, n), inf), np.zeros((count, n, n))
-        latency[:, *self._named_ends.T], rate[:, *self._named_ends.T] = named
+        latency[:, *self._named_ends.T], rate[:, *self._named_ends.T] = latencies, rates
         if self._exchanges.size:
             latency[:, *self._exchanges.T], rate[:, *self._exchanges.T] = self._exchange_costs()
         return latency, rate
@@ -164,13 +177,14 @@ class RouteTable:
         """The move from one layout to another, of even shards, where there is one: by both
         indices."""
         exchanges = ((int(i), int(j)) for i, j in self._exchanges)
-        return {ends: self.move(*ends) for ends in (*self._named, *exchanges)}
+        return {ends: self.move(*ends) for ends in (*self._moves.index, *exchanges)}
 
     def move(self, i: int, j: int, exchanged: bool = False) -> CollectiveStep:
         """Return the move between two layouts: by a named collective if there is one that does it,
         and it is not an exchange (`exchanged`)."""
         before, after = self.layouts[i], self.layouts[j]
-        found = None if exchanged else self._named.get((i, j))
+        number = None if exchanged else self._moves.index.get((i, j))
+        found = None if number is None else self._spelled(self._moves.moves[number])
         if found is not None:
             kind, axes = found.record.name, found.axes
             added = found.start is REPLICATED and found.end is PARTIAL
@@ -196,6 +210,9 @@ class RouteTable:
         numbers: dict[Axes, int] = {}
         partial = np.array([numbers.setdefault(l.partial, len(numbers)) for l in self.layouts])
         found: Flags = partial[:, None] == partial
+        if self._among is not None:
+            among = np.array([l in self._among for l in self.index])
+            found &= among[:, None] | among
         found &= ((dims[:, None] != dims) & (dims[:, None] > 0)).any(axis=-1)
         return found
 
@@ -207,12 +224,8 @@ class RouteTable:
         return np.argwhere(found)
 
     @cached_property
-    def _named(self) -> dict[tuple[int, int], NamedMove]:
-        """The moves by named collectives."""
-        index = {(l.dims, l.partial): i for i, l in enumerate(self.layouts)}
-        found: dict[tuple[int, int], NamedMove] = {}
-        for i, layout in enumerate(self.layouts):
-            for after, named in self._moves.of((layout.dims, layout.partial)):
-                if (j := index.get(after)) is not None:
-                    found.setdefault((i, j), named)
+    def exchanged(self) -> Flags:
+        """Whether the move between two layouts is an exchange: [from, to]."""
+        found = np.zeros(self._exchanged.shape, dtype=np.bool_)
+        found[*self._exchanges.T] = True
         return found

@@ -16,19 +16,21 @@ are in all orders (`is_complete`) the planner takes those from and to uneven sha
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import groupby, product
-from math import comb, inf, prod
+from itertools import groupby, pairwise, product
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.counted_exchanges import CountedExchanges
+from shardir.algebra.cut_paths import CutPaths, Path
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.exchange_costs import Table
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.retained import RetainedTables
+from shardir.algebra.route_moves import count_of
 from shardir.algebra.route_tables import (
     MAX_DEVICES,
     MAX_ORDERED_LAYOUTS,
@@ -40,8 +42,12 @@ from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 SmallIndices = np.ndarray[Any, np.dtype[np.int16]]
 """The indices of layouts, or of tables, in few bytes: there is one for each path."""
 
-Solved = tuple[Table, SmallIndices]
+Paths = tuple[Table, SmallIndices]
 """The lengths of the shortest paths, and the first layout of each: [from, to]."""
+
+Solved = tuple[Table, SmallIndices, SmallIndices, Indices]
+"""The same, with the number of a path by way of a cut axis where it is shorter than a single move,
+else -1: [from, to]; and the moves of these paths, -1 after the last: [path, place]."""
 
 MoveTables = tuple[Table, Flags, SmallIndices]
 """The lengths of single moves, whether each is an exchange, and the table that has it."""
@@ -51,6 +57,9 @@ MAX_LAYOUTS = 400
 
 MAX_SPELLED_LAYOUTS = 200
 """The maximum number of layouts of all tables with the primes of axes in other orders."""
+
+MAX_CUT_RANK = 3
+"""The dimensions of a tensor, at most, of which paths go by way of layouts with a cut axis."""
 
 MAX_ROUNDING = 1e-12
 """The largest relative rounding error of a path's time. Less than PREFERENCE, so that of paths of
@@ -64,26 +73,20 @@ def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
     if reduction == "any":
         return None
     cut = parts(mesh)
+    cuts = cut if reduction == "sum" and rank <= MAX_CUT_RANK else ()
     by_level = mesh.cut(cut, mesh.level_sub_axes)
     primes = tuple([prime for prime, _ in sub_axes_of_primes(mesh, cut)])
     for axes in (mesh.cut(cut, primes), by_level):
-        count = _count(rank, len(axes))
+        count = count_of(len(axes), rank)
         if count <= MAX_ORDERED_LAYOUTS:
             every = spellings(mesh, axes)
             counted = count * len(every) <= MAX_SPELLED_LAYOUTS and mesh.size <= MAX_DEVICES
             some = every if counted else every[:1]
-            return Routes(mesh, rank, reduction, *some)
+            return Routes(mesh, rank, reduction, *some, cuts=cuts)
     for axes in (cut, full_axes(mesh)):
         if (rank + 2) ** len(axes) <= MAX_LAYOUTS:
-            return Routes(mesh, rank, reduction, axes)
+            return Routes(mesh, rank, reduction, axes, cuts=axes if cuts else ())
     return None
-
-
-def _count(rank: int, axes: int) -> int:
-    """Return the number of layouts over some axes in all orders."""
-    return sum(
-        comb(axes, n) * 2 ** (axes - n) * prod(range(rank, rank + n)) for n in range(axes + 1)
-    )
 
 
 def full_axes(mesh: Mesh) -> Axes:
@@ -152,9 +155,14 @@ def _crosses_levels(mesh: Mesh, axes: Axes) -> bool:
 
 class Routes:
     """The `layouts` of the tables of some spellings, the indices of their normal forms, and the
-    single moves between them."""
+    single moves between them.
 
-    def __init__(self, mesh: Mesh, rank: int, reduction: str, *every: Axes):
+    Args:
+        every: the axes of each table.
+        cuts: if a table is not complete, paths go by way of layouts with one of these axes cut too.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int, reduction: str, *every: Axes, cuts: Axes = ()):
         self.mesh, self.rank, self.axes = mesh, rank, every[0]
         self.tables = [RouteTable(mesh, rank, reduction, axes) for axes in every]
         self.layouts: list[Layout] = []
@@ -167,6 +175,7 @@ class Routes:
         self.is_complete = all(t.is_complete for t in self.tables) and not any(
             _crosses_levels(mesh, t.axes) for t in self.tables
         )
+        self._cuts = () if self.is_complete else cuts
         self._numbers = [np.array([self.index[n] for n in t.index]) for t in self.tables]
         """The index of each layout of each table."""
         self._solved = RetainedTables[Solved]()
@@ -183,6 +192,16 @@ class Routes:
     ) -> list[CollectiveStep] | None:
         """Return the moves of the path from one layout to another; None where there is none, or
         where others may be faster: from or to uneven shards, unless the tables are complete."""
+        hops = self.hops(shape, itemsize, source, target)
+        if hops is None:
+            return None
+        return [step for ends in hops for step in self.steps_of(shape, itemsize, *ends)]
+
+    def hops(
+        self, shape: Shape, itemsize: int, source: Layout, target: Layout
+    ) -> list[tuple[int, int]] | None:
+        """Return the path from one layout to another by the numbers of each two layouts that
+        `steps_of` connects; None as `steps` does."""
         if source not in self.index or target not in self.index:
             return None
         even = source.even(self.mesh, shape) and target.even(self.mesh, shape)
@@ -192,16 +211,38 @@ class Routes:
         i, j = self.index[source], self.index[target]
         if seconds[i, j] == inf:
             return None
-        found = []
-        while i != j:
-            k = int(via[i, j])
-            found.append(self.step(shape, itemsize, i, k))
-            i = k
-        return found
+        path = [i]
+        while path[-1] != j:
+            path.append(int(via[path[-1], j]))
+        return [*pairwise(path)]
 
-    def paths(self, shape: Shape, itemsize: int) -> Solved:
-        """Return the estimated time of all paths, and the first layout of each."""
+    def paths(self, shape: Shape, itemsize: int) -> Paths:
+        """Return the estimated time of all paths, and the first layout of each of this object."""
+        return self._solution(shape, itemsize)[:2]
+
+    def _solution(self, shape: Shape, itemsize: int) -> Solved:
         return self._solved.get((shape, itemsize), lambda: self._solve(shape, itemsize))
+
+    def cut_paths(self, shape: Shape, itemsize: int) -> tuple[Indices, Indices]:
+        """Return the layouts from the first of which a path leads to the second by way of layouts
+        that are not of this object, in less time than a single move: [path, end]; and its moves,
+        which are those of `cut`, -1 after the last: [path, place]."""
+        *_, numbers, moves = self._solution(shape, itemsize)
+        ends = np.argwhere(numbers >= 0)
+        return ends, moves[numbers[*ends.T]]
+
+    def steps_of(self, shape: Shape, itemsize: int, i: int, j: int) -> list[CollectiveStep]:
+        """Return the moves from a layout to the next one on a path: one, or those of a path by way
+        of a cut axis."""
+        *_, numbers, moves = self._solution(shape, itemsize)
+        if (number := int(numbers[i, j])) < 0:
+            return [self.step(shape, itemsize, i, j)]
+        return [self.cut.step(k) for k in moves[number].tolist() if k >= 0]
+
+    @cached_property
+    def cut(self) -> CutPaths:
+        """The paths by way of layouts with a cut axis."""
+        return CutPaths(self.mesh, self.rank, self.tables[0].reduction, self._cuts, self.index)
 
     def _solve(self, shape: Shape, itemsize: int) -> Solved:
         """Find the shortest paths (Floyd and Warshall). Of equal ones that of fewer collectives is
@@ -221,7 +262,29 @@ class Routes:
             weight.flat[better] = path.flat[better]
             seconds.flat[better] = seconds[i, k] + seconds[k, j]
             via.flat[better] = via[i, k]
-        return seconds, via
+        return seconds, via, *self._with_cuts(shape, itemsize, seconds, via)
+
+    def _with_cuts(
+        self, shape: Shape, itemsize: int, seconds: Table, via: SmallIndices
+    ) -> tuple[SmallIndices, Indices]:
+        """Insert the shorter paths by way of a cut axis; return the number of each, and its moves.
+        With all paths before it, an inserted edge shortens those that go over it once."""
+        numbers, ends = np.full(via.shape, -1, dtype=np.int16), np.array([], dtype=np.int64)
+        found = list[Path]()
+        if self._cuts:
+            ends = self.cut.ends
+            found = self.cut.shorter(shape, itemsize, seconds[np.ix_(ends, ends)])
+        for number, path in enumerate(found):
+            i, j = (int(ends[end]) for end in path[:2])
+            length = np.add.outer(seconds[:, i] + path.seconds, seconds[j])
+            before, after = np.nonzero(length < seconds * (1 - 4 * PREFERENCE))
+            if len(before):
+                numbers[i, j] = number
+                seconds[before, after] = length[before, after]
+                via[before, after] = np.where(before == i, j, via[before, i])
+        width = max([len(path.moves) for path in found], default=0)
+        rows = [[*path.moves, *[-1] * (width - len(path.moves))] for path in found]
+        return numbers, np.array(rows, dtype=np.int64).reshape(len(found), width)
 
     def even(self, shape: Shape) -> Flags:
         """Return which layouts split a tensor of this shape evenly."""

@@ -23,7 +23,7 @@ from shardir.algebra.forms import copying
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import estimated_seconds, plan
-from shardir.algebra.routes import Flags, Routes, Table, routes
+from shardir.algebra.routes import Flags, Indices, Routes, Table, routes
 from shardir.algebra.steps import elements, step_seconds
 from shardir.cost.collective_work import together
 from shardir.dialects.dist import RedistributeOp, layout_of
@@ -175,6 +175,21 @@ def transfer_costs(mesh: Mesh, rank: int, reduction: str) -> "TransferCosts | No
     return TransferCosts(found) if found else None
 
 
+CutKind = tuple[list[int], CollectiveStep, Table, Table, Table]
+"""The moves on paths by way of a cut axis that may share a bucket: their numbers, one of them, the
+latencies and other seconds of their forms, [form, move], and the bytes of their operands."""
+
+
+class CutMoves(NamedTuple):
+    """The moves on paths by way of a cut axis: the `ends` of each path, the numbers of its moves,
+    [path, place], that of none after the last; their times alone; those that may share a bucket."""
+
+    ends: Indices
+    places: Indices
+    seconds: Table
+    kinds: list[CutKind]
+
+
 class TransferCosts:
     """The planner's paths between evenly split layouts, with their times in buckets."""
 
@@ -182,6 +197,7 @@ class TransferCosts:
         self.routes, self.index = found, found.index
         self._shared: tuple[LatencyShares | None, dict[tuple[Shape, int], Table]] = (None, {})
         self._uneven: dict[tuple[Shape, int], list[tuple[int, int]]] = {}
+        self._cut: dict[tuple[Shape, int], CutMoves] = {}
 
     def seconds(self, shape: Shape, itemsize: int, shares: LatencyShares | None = None) -> Table:
         """Return the time of each path for a tensor of this shape: [from, to]; infinite from or to
@@ -200,8 +216,54 @@ class TransferCosts:
             for i, j in self._uneven_moves(shape, itemsize, even):
                 price = self._step_price(shape, itemsize, i, j)
                 each[i, j], _ = price.with_shares(shares, self.routes.mesh)
+            ends, seconds = self._cut_paths(shape, itemsize, shares)
+            each[*ends.T] = seconds
             tables[key] = self._along(shape, itemsize, each)
         return tables[key]
+
+    def _cut_paths(
+        self, shape: Shape, itemsize: int, shares: LatencyShares
+    ) -> tuple[Indices, Table]:
+        """Return the ends of the paths by way of a cut axis, and their times with shares."""
+        if (found := self._cut.get((shape, itemsize))) is None:
+            found = self._cut[shape, itemsize] = self._cut_moves(shape, itemsize)
+        seconds = found.seconds.copy()
+        for some, step, latency, rest, operands in found.kinds:
+            for form in range(len(latency)):
+                key = bucket_key(itemsize, step, form)
+                share = shares.of_operands(key, operands, self.routes.mesh)
+                seconds[some] = np.minimum(seconds[some], latency[form] * share + rest[form])
+        return found.ends, np.append(seconds, 0.0)[found.places].sum(axis=1)
+
+    def _cut_moves(self, shape: Shape, itemsize: int) -> "CutMoves":
+        """Return the moves of the paths by way of a cut axis."""
+        mesh, size, kinds = self.routes.mesh, prod(shape) * itemsize, list[CutKind]()
+        ends, paths = self.routes.cut_paths(shape, itemsize)
+        if not len(ends):
+            return CutMoves(ends, paths, np.zeros(0), kinds)
+        cut, (every, places) = self.routes.cut, np.unique(paths[paths >= 0], return_inverse=True)
+        latency, rate = cut.moves.latency[:, every], cut.moves.rate[:, every] * size
+        steps = [cut.step(k) for k in every.tolist()]
+        before = cut.moves.before[every]
+        alike: dict[BucketKey, list[int]] = {}
+        for i, step in enumerate(steps):
+            if step.record.fusible and step.communicates(mesh):
+                alike.setdefault(bucket_key(itemsize, step, 0), []).append(i)
+        for some in alike.values():
+            step, part = steps[some[0]], cut.parts[before[some]]
+            call = self._call(cut.layouts[before[some[0]]], step)
+            packing = np.minimum(copying(1, mesh) * part * size, call)
+            kinds.append((some, step, latency[:, some], rate[:, some] + packing, part * size))
+        numbers = np.full(paths.shape, len(every))
+        numbers[paths >= 0] = places
+        return CutMoves(ends, numbers, (latency + rate).min(axis=0), kinds)
+
+    def _call(self, before: Layout, step: CollectiveStep) -> float:
+        """Return the seconds that a move in a bucket takes more than its bytes, at most: of one
+        more call of the library where it needs no buffer."""
+        mesh, shape = self.routes.mesh, (2 * self.routes.mesh.size,) * self.routes.rank
+        transfer = Transfer(mesh, shape, before, step, alone=False, typical=True)
+        return mesh.cluster_or_default.overhead if step.record.is_direct(transfer) else inf
 
     def _step_price(self, shape: Shape, itemsize: int, i: int, j: int) -> StepPrice:
         """Return the price of the move between two layouts."""
@@ -230,30 +292,32 @@ class TransferCosts:
     ) -> tuple[float, dict[BucketKey, float]] | None:
         """Return the time of a tensor's path from one layout to another, and the buckets that it is
         in, each with its latency; None if there is no such path."""
-        steps = self.routes.steps(shape, itemsize, source, target)
-        if steps is None:
+        hops = self.routes.hops(shape, itemsize, source, target)
+        if hops is None:
             return None
-        size, total, found = prod(shape) * itemsize, 0.0, {}
-        each, even = self.routes.each(shape, itemsize), self.routes.even(shape)
-        for step in steps:
-            i, j = self.index[source], self.index[step.layout]
+        size, total, found = prod(shape) * itemsize, 0.0, dict[BucketKey, float]()
+        each, even, mesh = self.routes.each(shape, itemsize), self.routes.even(shape), self.routes.mesh
+        for i, j in hops:
+            steps = self.routes.steps_of(shape, itemsize, i, j)
             latency, rate = (costs[:, i, j] for costs in self.routes.costs)
-            alone = float(each[i, j])
-            if alone > 0 and not (even[i] and even[j]):
-                price = self._step_price(shape, itemsize, i, j)
-                alone, bucket = price.with_shares(shares, self.routes.mesh)
-                if bucket is not None:
-                    found[bucket] = price.latency(bucket)
-            elif alone > 0 and step.record.fusible:
-                part = self._shares(size, itemsize, shares, [step], np.array([i]))[:, 0, 0]
+            alone, now = float(each[i, j]), self.routes.layouts[i]
+            if len(steps) > 1 or (alone > 0 and not (even[i] and even[j])):
+                alone = 0.0
+                for step in steps:
+                    price = step_price(mesh, shape, now, step, itemsize)
+                    seconds, bucket = price.with_shares(shares, mesh)
+                    if bucket is not None:
+                        found[bucket] = price.latency(bucket)
+                    alone, now = alone + seconds, step.layout
+            elif alone > 0 and steps[0].record.fusible:
+                part = self._shares(size, itemsize, shares, steps, np.array([i]))[:, 0, 0]
                 packing = min(self._copying[i] * size, self._calls[i, j])
                 shared = latency * part + rate * size + packing
                 form = int(shared.argmin())
                 if shared[form] < alone:
                     alone = float(shared[form])
-                    found[bucket_key(itemsize, step, form)] = float(latency[form])
+                    found[bucket_key(itemsize, steps[0], form)] = float(latency[form])
             total += alone
-            source = step.layout
         return total, found
 
     def _along(self, shape: Shape, itemsize: int, cost: Table) -> Table:
@@ -313,17 +377,10 @@ class TransferCosts:
         """The seconds that a move in a bucket takes more than its bytes, at most: those of one more
         call of the library where it needs no buffer, and 0 where nothing moves: [from, to]."""
         steps, kind = self._kinds
-        mesh, rank = self.routes.mesh, self.routes.rank
         first = [np.argwhere(kind == k)[0] for k in range(len(steps))]
-        shape = (2 * mesh.size,) * rank
-        direct = [
-            step.record.is_direct(
-                Transfer(mesh, shape, self.routes.layouts[i], step, alone=False, typical=True)
-            )
-            for step, (i, _) in zip(steps, first, strict=True)
-        ]
-        overhead, (latency, _) = mesh.cluster_or_default.overhead, self.routes.costs
-        calls = np.array([overhead if d else inf for d in direct] + [0.0])[kind]
+        every = [self._call(self.routes.layouts[i], s) for s, (i, _) in zip(steps, first, strict=True)]
+        latency, _ = self.routes.costs
+        calls = np.array([*every, 0.0])[kind]
         return np.where(latency.min(axis=0) > 0, calls, 0.0)
 
     @cached_property

@@ -87,8 +87,10 @@ class _RoutePeaks:
         new = np.isnan(known[now, then])
         for i, j in {*zip(now[new].tolist(), then[new].tolist(), strict=True)}:
             mesh, before = self.routes.mesh, self.routes.layouts[i]
-            step, own = self.routes.step(shape, size, i, j), elements(mesh, shape, before)
-            known[i, j], _ = step_memory(mesh, shape, before, step, own)
+            known[i, j] = 0.0
+            for step in self.routes.steps_of(shape, size, i, j):
+                needed, _ = step_memory(mesh, shape, before, step, elements(mesh, shape, before))
+                known[i, j], before = max(known[i, j], needed), step.layout
         return known[now, then]
 
     def _unknown(self) -> tuple[Table]:
