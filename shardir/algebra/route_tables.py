@@ -11,7 +11,7 @@ The forms of a move have a latency and a rate, which are equal for all shapes wi
 are found once for a mesh and a number of dimensions (named_costs.py, exchange_costs.py).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from math import inf, prod
 
@@ -30,8 +30,7 @@ from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 REPLICATED, _, PARTIAL, _ = AxisState
 
 MAX_ORDERED_LAYOUTS = 180
-"""The maximum number of layouts in a table with axes in all orders: where there would be more, the
-axes of a dimension are in the mesh's order."""
+"""The maximum number of layouts in a table with axes in all orders, for all paths between them."""
 
 PREFERENCE = 1e-9
 """The relative time that breaks ties: a path of one regular collective may exceed an exchange by
@@ -47,15 +46,17 @@ class RouteTable:
 
     Args:
         among: the layouts of which exchanges start or end at one, if not at any.
+        max_ordered: the maximum number of layouts with axes in all orders: where there would be
+            more, the axes of a dimension are in the mesh's order.
     """
 
     def __init__(
         self, mesh: Mesh, rank: int, reduction: str, axes: Axes,
-        among: Collection[Layout] | None = None,
+        among: Collection[Layout] | None = None, max_ordered: int = MAX_ORDERED_LAYOUTS,
     ):  # fmt: skip
         self.mesh, self.rank, self.reduction, self.axes = mesh, rank, reduction, axes
         self._is_cut = any(a.size for a in axes)
-        in_order = count_of(len(axes), rank) > MAX_ORDERED_LAYOUTS
+        in_order = count_of(len(axes), rank) > max_ordered
         self._moves = NumberedMoves.of(len(axes), rank, reduction, in_order)
         self.layouts = [
             Layout(mesh.name, tuple([spelled(d, axes) for d in dims]))
@@ -178,6 +179,14 @@ class RouteTable:
         indices."""
         exchanges = ((int(i), int(j)) for i, j in self._exchanges)
         return {ends: self.move(*ends) for ends in (*self._moves.index, *exchanges)}
+
+    @property
+    def named(self) -> Iterator[tuple[Indices, CollectiveStep]]:
+        """The named moves that are equal but for their layouts: the indices of the layouts before
+        and after each, and one of them."""
+        for same in self._moves.alike:
+            ends = self._moves.ends[same]
+            yield ends, self.move(*ends[0].tolist())
 
     def move(self, i: int, j: int, exchanged: bool = False) -> CollectiveStep:
         """Return the move between two layouts: by a named collective if there is one that does it,

@@ -344,6 +344,13 @@ class Routes:
                 found.setdefault((int(numbers[i]), int(numbers[j])), step)
         return found
 
+    @property
+    def named(self) -> Iterator[tuple[Indices, CollectiveStep]]:
+        """The moves by named collectives that are equal but for their layouts: the indices of the
+        layouts before and after each, and one of them."""
+        for table, numbers in zip(self.tables, self._numbers, strict=True):
+            yield from ((numbers[ends], step) for ends, step in table.named)
+
     def step(self, shape: Shape, itemsize: int, i: int, j: int) -> CollectiveStep:
         """Return the fastest move of a tensor of this shape between two layouts."""
         _, exchanged, by = self._moves_of(shape, itemsize)

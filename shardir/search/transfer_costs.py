@@ -296,7 +296,11 @@ class TransferCosts:
         if hops is None:
             return None
         size, total, found = prod(shape) * itemsize, 0.0, dict[BucketKey, float]()
-        each, even, mesh = self.routes.each(shape, itemsize), self.routes.even(shape), self.routes.mesh
+        each, even, mesh = (
+            self.routes.each(shape, itemsize),
+            self.routes.even(shape),
+            self.routes.mesh,
+        )
         for i, j in hops:
             steps = self.routes.steps_of(shape, itemsize, i, j)
             latency, rate = (costs[:, i, j] for costs in self.routes.costs)
@@ -361,9 +365,9 @@ class TransferCosts:
         n = len(self.index)
         steps: dict[BucketKey, tuple[int, CollectiveStep]] = {}
         kind = np.full((n, n), -1)
-        for (i, j), step in self.routes.moves.items():
+        for ends, step in self.routes.named:
             if step.record.fusible:
-                kind[i, j], _ = steps.setdefault(bucket_key(0, step, 0), (len(steps), step))
+                kind[*ends.T], _ = steps.setdefault(bucket_key(0, step, 0), (len(steps), step))
         return [step for _, step in steps.values()], kind
 
     @cached_property
@@ -378,7 +382,9 @@ class TransferCosts:
         call of the library where it needs no buffer, and 0 where nothing moves: [from, to]."""
         steps, kind = self._kinds
         first = [np.argwhere(kind == k)[0] for k in range(len(steps))]
-        every = [self._call(self.routes.layouts[i], s) for s, (i, _) in zip(steps, first, strict=True)]
+        every = [
+            self._call(self.routes.layouts[i], s) for s, (i, _) in zip(steps, first, strict=True)
+        ]
         latency, _ = self.routes.costs
         calls = np.array([*every, 0.0])[kind]
         return np.where(latency.min(axis=0) > 0, calls, 0.0)

@@ -16,8 +16,8 @@ from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.redistribution import plan_redistribution
-from shardir.algebra.routes import Routes, routes, spellings
-from shardir.algebra.steps import step_seconds
+from shardir.algebra.routes import Routes, parts, routes, spellings
+from shardir.algebra.steps import step_seconds, steps_seconds
 from shardir.cost.clusters import load
 
 Paths = tuple[list[Layout], np.ndarray[Any, np.dtype[np.float64]]]
@@ -125,7 +125,8 @@ def test_no_path_over_any_layouts_is_faster(
 def test_no_path_over_the_layouts_of_a_table_is_faster(
     cluster: str, sizes: tuple[int, ...], shape: Shape
 ) -> None:
-    """Between all of them, also of uneven shards; each move priced by its record."""
+    """Between all of them, also of uneven shards; each move priced by its record. Paths by way of
+    other layouts take as long as their moves, and less than those."""
     devices = prod(sizes)
     mesh = Mesh("m", tuple(zip("abc", sizes, strict=False)), load(cluster).part(devices))
     known = routes(mesh, len(shape))
@@ -133,4 +134,29 @@ def test_no_path_over_the_layouts_of_a_table_is_faster(
     layouts, seconds = shortest_paths(mesh, shape, [known.axes])
     order = [known.index[layout] for layout in layouts]
     paths, _ = known.paths(shape, 4)
-    np.testing.assert_allclose(paths[np.ix_(order, order)], seconds, rtol=1e-8)
+    for i, j in known.cut_paths(shape, 4)[0].tolist():
+        steps = known.steps_of(shape, 4, i, j)
+        by_steps = steps_seconds(mesh, shape, known.layouts[i], tuple(steps), 4)
+        assert len(steps) > 1
+        np.testing.assert_allclose(paths[i, j], by_steps, rtol=1e-9)
+    found = paths[np.ix_(order, order)]
+    shorter = found < seconds * (1 - 1e-8)
+    assert shorter.any() == bool(len(known.cut_paths(shape, 4)[0]))
+    np.testing.assert_allclose(found[~shorter], seconds[~shorter], rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "sizes"), [("pod2048", (8, 8)), ("pod2048", (32,)), ("h200", (2, 8))], ids=str
+)
+def test_bounds_leave_out_no_shorter_path(cluster: str, sizes: tuple[int, ...]) -> None:
+    """Of paths by way of a cut axis, against those that are found without bounds."""
+    mesh = Mesh("m", tuple(zip("ab", sizes, strict=False)), load(cluster).part(prod(sizes)))
+    known, found = (Routes(mesh, 2, "sum", mesh.names, cuts=parts(mesh)) for _ in range(2))
+    found.cut.__dict__["_bounds"] = tuple(np.zeros_like(table) for table in known.cut._bounds)
+    improved = 0
+    for size in (1, 16, 500):
+        shape = (mesh.size * size, mesh.size)
+        lengths = known.seconds(shape, 4)
+        np.testing.assert_allclose(lengths, found.seconds(shape, 4), rtol=1e-7)
+        improved += len(known.cut_paths(shape, 4)[0])
+    assert improved

@@ -92,6 +92,14 @@ MUTANTS = [
         "test/algebra/test_plan_redistribution.py::test_no_path_through_a_third_layout_is_faster",
     ),
     Mutant(
+        "no axis of a table is cut",
+        "A path between layouts of whole axes is by way of no layout over a part of one.",
+        "shardir/algebra/routes.py",
+        'cuts = cut if reduction == "sum" and rank <= MAX_CUT_RANK else ()',
+        "cuts = ()",
+        "test/algebra/test_plan_redistribution.py::test_no_path_through_a_third_layout_is_faster",
+    ),
+    Mutant(
         "the bound of a reduce-scatter is too high",
         "The lower bound of a plan counts one message too many for each group.",
         "shardir/algebra/bound.py",
