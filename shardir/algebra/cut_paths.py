@@ -1,12 +1,12 @@
-"""Shortest paths between layouts over whole axes by way of layouts over a part of one axis.
+"""Shortest paths between layouts over full axes by way of layouts over a part of one axis.
 
     <a = 2, b = 8>: [{}, {}], partial sum {a} -> [{}, {}]
-    all_reduce over {a}                                       by single moves over whole axes
+    all_reduce over {a}                                       by single moves over full axes
     all_slice over {b:(1)4}, all_reduce, all_gather           a quarter of the bytes reduced
 
 A table over all parts of all axes has too many layouts for the search, which needs all paths of
 each shape. So in each of the tables here one axis is cut in two, at a divisor of its size, or axes
-are cut twice where these tables are few; they are joined at the layouts over whole axes, and
+are cut twice where these tables are few; they are joined at the layouts over full axes, and
 exchanges start or end at one of those.
 
 The time of a path is at least the lowest latency of all paths between its ends, and their lowest
@@ -31,14 +31,14 @@ from shardir.algebra.route_tables import PREFERENCE, RouteTable
 from shardir.algebra.traffic import Flags, Indices
 
 MAX_CUT_LAYOUTS = 50_000
-"""The maximum number of layouts of all tables with cut axes, times that of the layouts over whole
+"""The maximum number of layouts of all tables with cut axes, times that of the layouts over full
 axes at which exchanges start or end."""
 
 MAX_CUT_ORDERED = 600
 """The maximum number of layouts of a table with cut axes in all orders."""
 
 
-class MoveArrays(NamedTuple):
+class CutMoveArrays(NamedTuple):
     """Moves, by the layouts before them: the numbers of both layouts, whether it is an exchange,
     the latencies and rates of its forms, [form, move], and the table that has it."""
 
@@ -95,7 +95,7 @@ class Graph(NamedTuple):
         return found, last.reshape(found.shape)
 
 
-class Path(NamedTuple):
+class CutPath(NamedTuple):
     """A path: the numbers of its ends, its time, and the numbers of its moves."""
 
     source: int
@@ -133,21 +133,21 @@ def _cut_axes(mesh: Mesh, rank: int, axes: Axes, limit: int) -> list[Axes]:
 
 
 class CutPaths:
-    """The paths between the `ends`, numbers of layouts over whole axes, by way of `layouts`, of
+    """The paths between the `ends`, numbers of layouts over full axes, by way of `layouts`, of
     which the ends are the first.
 
     Args:
-        axes: whole.
+        axes: not cut yet.
         index: the numbers of layouts.
     """
 
     def __init__(
         self, mesh: Mesh, rank: int, reduction: str, axes: Axes, index: Mapping[Layout, int]
     ):
-        self._mesh, whole = mesh, RouteTable(mesh, rank, reduction, axes)
-        among = [l for l in whole.index if l in index]
+        self._mesh, uncut = mesh, RouteTable(mesh, rank, reduction, axes)
+        among = [l for l in uncut.index if l in index]
         self.ends = np.array([index[l] for l in among], dtype=np.int64)
-        self._tables = [whole]
+        self._tables = [uncut]
         for cut in _cut_axes(mesh, rank, axes, MAX_CUT_LAYOUTS // len(among)):
             table = RouteTable(mesh, rank, reduction, cut, among, MAX_CUT_ORDERED)
             if not {*table.index} <= {*index}:
@@ -160,25 +160,25 @@ class CutPaths:
         self._numbers = [np.array([self._index[l] for l in t.index]) for t in self._tables]
 
     @cached_property
-    def moves(self) -> MoveArrays:
+    def moves(self) -> CutMoveArrays:
         """All moves between the layouts."""
-        found, n = list[MoveArrays](), len(self.ends)
+        found, n = list[CutMoveArrays](), len(self.ends)
         for k, (table, numbers) in enumerate(zip(self._tables, self._numbers, strict=True)):
             latency, rate = table.costs
             i, j = np.nonzero(np.isfinite(latency).any(axis=0))
-            if k:  # all have the moves over whole axes
+            if k:  # all have the moves over full axes
                 some = (numbers[i] >= n) | (numbers[j] >= n)
                 i, j = i[some], j[some]
             costs = latency[:, i, j], rate[:, i, j]
             ends = numbers[i], numbers[j]
-            found.append(MoveArrays(*ends, table.exchanged[i, j], *costs, np.full(len(i), k)))
+            found.append(CutMoveArrays(*ends, table.exchanged[i, j], *costs, np.full(len(i), k)))
         forms = max(len(some.latency) for some in found)
         every = [
             np.concatenate([x if x.ndim == 1 else _with_forms(x, forms) for x in same], axis=-1)
             for same in zip(*found, strict=True)
         ]
         order = np.argsort(every[0], kind="stable")
-        return MoveArrays(*(x[..., order] for x in every))
+        return CutMoveArrays(*(x[..., order] for x in every))
 
     @cached_property
     def parts(self) -> Table:
@@ -197,10 +197,10 @@ class CutPaths:
         order = np.argsort(moves.after, kind="stable")
         before, after = moves.after[order], moves.before[order]
         graph, found = Graph.of(before, after, len(self.layouts)), list[Table]()
-        whole = (before < n) & (after < n)
+        uncut = (before < n) & (after < n)
         for costs in (moves.latency, moves.rate):
             weight, known = costs.min(axis=0)[order], np.full((n, n), inf)
-            known[before[whole], after[whole]] = weight[whole]
+            known[before[uncut], after[uncut]] = weight[uncut]
             np.fill_diagonal(known, 0.0)
             for k in range(n):
                 np.minimum(known, known[:, [k]] + known[k], out=known)
@@ -208,7 +208,7 @@ class CutPaths:
         latency, rate = found
         return latency, np.where(np.isfinite(rate), rate, 0)
 
-    def shorter(self, shape: Shape, itemsize: int, lengths: Table) -> list[Path]:
+    def shorter(self, shape: Shape, itemsize: int, lengths: Table) -> list[CutPath]:
         """Return the paths by way of layouts with a cut axis, where they take less than other paths
         of these seconds: [from, to], of ends."""
         if len(self._tables) == 1:
@@ -229,7 +229,7 @@ class CutPaths:
             np.maximum(limit, known[:, end, None] - left[:, end], out=limit)
         limit *= 1 - 4 * PREFERENCE
         last = self._graph.reached(weight, lengths, limit)[1]
-        found, paths = set[tuple[int, ...]](), list[Path]()
+        found, paths = set[tuple[int, ...]](), list[CutPath]()
         for start, end in np.argwhere(last[:, :n] >= 0).tolist():
             path, now = list[int](), end
             while (move := int(last[start, now])) >= 0:
@@ -241,7 +241,7 @@ class CutPaths:
         for path in sorted(found):
             if len(path) > 1:
                 ends = int(moves.before[path[0]]), int(moves.after[path[-1]])
-                paths.append(Path(*ends, float(seconds[[*path]].sum()), path))
+                paths.append(CutPath(*ends, float(seconds[[*path]].sum()), path))
         return paths
 
     def step(self, move: int) -> CollectiveStep:

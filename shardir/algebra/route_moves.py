@@ -113,7 +113,7 @@ class NumberedMoves:
 
     Attributes:
         ends: the numbers of the layouts before and after each move: [move, end].
-        alike: the numbers of the moves that are equal but for their layouts.
+        equal: the numbers of the moves that are equal but for their layouts.
         kinds: the number of each move among the `distinct` ones, which are of the first dimensions.
     """
 
@@ -132,10 +132,10 @@ class NumberedMoves:
                     self.index[i, j] = len(self.moves)
                     self.moves.append(named)
         self.ends: Indices = np.array([*self.index], dtype=np.int64).reshape(-1, 2)
-        alike: dict[NamedMove, list[int]] = {}
+        equal: dict[NamedMove, list[int]] = {}
         for k, named in enumerate(self.moves):
-            alike.setdefault(named, []).append(k)
-        self.alike = [*alike.values()]
+            equal.setdefault(named, []).append(k)
+        self.equal = [*equal.values()]
         numbers: dict[NamedMove, int] = {}
         kinds = [numbers.setdefault(first_dims(m), len(numbers)) for m in self.moves]
         self.kinds: Indices = np.array(kinds, dtype=np.int64)

@@ -184,7 +184,7 @@ class RouteTable:
     def named(self) -> Iterator[tuple[Indices, CollectiveStep]]:
         """The named moves that are equal but for their layouts: the indices of the layouts before
         and after each, and one of them."""
-        for same in self._moves.alike:
+        for same in self._moves.equal:
             ends = self._moves.ends[same]
             yield ends, self.move(*ends[0].tolist())
 
@@ -234,7 +234,7 @@ class RouteTable:
 
     @cached_property
     def exchanged(self) -> Flags:
-        """Whether the move between two layouts is an exchange: [from, to]."""
+        """The moves that are exchanges: [from, to]."""
         found = np.zeros(self._exchanged.shape, dtype=np.bool_)
         found[*self._exchanges.T] = True
         return found

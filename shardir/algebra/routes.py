@@ -24,7 +24,7 @@ import numpy as np
 
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.counted_exchanges import CountedExchanges
-from shardir.algebra.cut_paths import CutPaths, Path
+from shardir.algebra.cut_paths import CutPath, CutPaths
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.exchange_costs import Table
 from shardir.algebra.layout import Layout, Shape
@@ -270,7 +270,7 @@ class Routes:
         """Insert the shorter paths by way of a cut axis; return the number of each, and its moves.
         With all paths before it, an inserted edge shortens those that go over it once."""
         numbers, ends = np.full(via.shape, -1, dtype=np.int16), np.array([], dtype=np.int64)
-        found = list[Path]()
+        found = list[CutPath]()
         if self._cuts:
             ends = self.cut.ends
             found = self.cut.shorter(shape, itemsize, seconds[np.ix_(ends, ends)])

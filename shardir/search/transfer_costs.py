@@ -245,11 +245,11 @@ class TransferCosts:
         latency, rate = cut.moves.latency[:, every], cut.moves.rate[:, every] * size
         steps = [cut.step(k) for k in every.tolist()]
         before = cut.moves.before[every]
-        alike: dict[BucketKey, list[int]] = {}
+        same: dict[BucketKey, list[int]] = {}
         for i, step in enumerate(steps):
             if step.record.fusible and step.communicates(mesh):
-                alike.setdefault(bucket_key(itemsize, step, 0), []).append(i)
-        for some in alike.values():
+                same.setdefault(bucket_key(itemsize, step, 0), []).append(i)
+        for some in same.values():
             step, part = steps[some[0]], cut.parts[before[some]]
             call = self._call(cut.layouts[before[some[0]]], step)
             packing = np.minimum(copying(1, mesh) * part * size, call)

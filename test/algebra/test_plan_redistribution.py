@@ -90,7 +90,7 @@ FOUND = {
 """Cases in which a plan took longer: a part of a full axis that is not moved, uneven shards over a
 full axis that neither layout has, an exchange of such shards, an axis that crosses two levels,
 searches that ended early, primes of an axis in one order alone, new partial axes in one dimension
-alone, full axes that a path leaves whole."""
+alone, full axes that no path cuts."""
 
 
 def test_an_axis_that_neither_layout_cuts_is_cut() -> None:

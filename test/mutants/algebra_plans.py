@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         "no axis of a table is cut",
-        "A path between layouts of whole axes is by way of no layout over a part of one.",
+        "A path between layouts of full axes is by way of no layout over a part of one.",
         "shardir/algebra/routes.py",
         'cuts = cut if reduction == "sum" and rank <= MAX_CUT_RANK else ()',
         "cuts = ()",

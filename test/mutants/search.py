@@ -160,8 +160,8 @@ MUTANTS = [
         "gathers in buckets are copied",
         "The bound packs what moves without a buffer, for which a program only calls the library.",
         "shardir/search/transfer_costs.py",
-        "overhead if d else inf for d",
-        "inf for d",
+        "mesh.cluster_or_default.overhead if step.record.is_direct(transfer) else inf",
+        "inf",
         "test/search/test_buckets.py",
     ),
     Mutant(
