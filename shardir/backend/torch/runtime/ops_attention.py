@@ -80,33 +80,38 @@ def _attention_of(
         mask = _four(mask)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     q, k, v = map(_four, (q, k, v))
-    operands = (q, k, v, mask)
     if torch.compiler.is_compiling():
-        forms = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in operands]
-        chosen = _chosen_of_forms(forms, is_causal, scale, enable_gqa)
+        operands = [(x.shape, x.stride(), x.dtype, x.device) for x in (q, k, v)]
+        masked = None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device)
+        chosen = _chosen_of_forms(operands, masked, is_causal, scale, enable_gqa)
     else:
-        chosen = _chosen(operands, is_causal, scale, enable_gqa)
+        chosen = _chosen(q, k, v, mask, is_causal, scale, enable_gqa)
     kernel = _KERNELS.get((q.device.type, chosen), _MATH)
     return _Attention(kernel, q, k, v, mask, is_causal, scale)
 
 
 def _chosen(
-    operands: Sequence[Tensor | None], is_causal: bool, scale: float, enable_gqa: bool
-) -> int:
-    """The number of the kernel that torch chooses for q, k, v and a mask."""
-    *qkv, mask = operands
-    qkv = [x.detach().requires_grad_() for x in qkv if x is not None]
-    return torch._fused_sdp_choice(*qkv, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float,
+    enable_gqa: bool,
+) -> int:  # fmt: skip
+    """The number of the kernel that torch chooses."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    return torch._fused_sdp_choice(
+        q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
 
 
 @torch.compiler.assume_constant_result
 def _chosen_of_forms(
-    forms: Sequence[tuple | None], is_causal: bool, scale: float, enable_gqa: bool
+    operands: Sequence[tuple], mask: tuple | None, is_causal: bool, scale: float, enable_gqa: bool
 ) -> int:
-    """The same of tensors of these sizes, strides, types and devices; a graph of torch.compile
+    """The same for tensors of these sizes, strides, types and devices: a graph of torch.compile
     cannot ask, so it is asked while the graph is made."""
-    operands = [x and torch.empty_strided(*x[:2], dtype=x[2], device=x[3]) for x in forms]
-    return _chosen(operands, is_causal, scale, enable_gqa)
+    q, k, v, *masks = (
+        torch.empty_strided(size, stride, dtype=dtype, device=device)
+        for size, stride, dtype, device in [*operands, *([] if mask is None else [mask])]
+    )
+    return _chosen(q, k, v, masks[0] if masks else None, is_causal, scale, enable_gqa)
 
 
 def _four(x: Tensor) -> Tensor:
