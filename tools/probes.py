@@ -65,7 +65,7 @@ SLOW = {
     "gelu_grad": ("{0}, {1}", "xx", "x"), "relu_grad": ("{0}, {1}", "xx", "x"),
     "softmax": ("{0} axis 1", "x", "x"), "softmax_grad": ("{0}, {1} axis 1", "xx", "x"),
     "layer_norm": ("{0}, {1}, {2} eps 1.0e-5", "xww", "x"),
-    "layer_norm_grad": ("{0}, {1}, {2} eps 1.0e-5", "xwx", "xww"),
+    "layer_norm_grad": ("{0}, {1}, {2}, {3}, {4}", "xwxcc", "xww"),
     "gather": ("{0}, {1} axis 0", "xi", "x"), "concat": ("{0}, {1} axis 0", "xx", "d"),
 }  # fmt: skip
 """Ops whose time the roofline does not have. Each is a subject, of a ratio of the cluster."""

@@ -4,9 +4,6 @@ by the full report, overlap included.
     auto <= presets     the programs of products of presets that fit into the memory, from layouts
                         of their arguments: propagation infers the others, and the pipeline `train`
                         differentiates them
-    auto <= presets, split rows
-                        the same where presets split the rows of a loss, a softmax or a norm, with
-                        a part of STATISTICS for what `train` saves there
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,11 +18,6 @@ from shardir.analysis.functions import mesh_of
 from shardir.cost import report
 from shardir.rewriting.functions import bodies
 from shardir.search.presets import Product, ProductOfPresets, Structure, products
-
-STATISTICS = 1.002
-"""The part by which the pipeline `train` may be faster where rows are split: it differentiates the
-sharded op, and so computes the statistics of its rows once; `auto` differentiates first, and
-computes them twice."""
 
 
 def mesh_of_step(module: ModuleOp) -> Mesh:
@@ -43,17 +35,6 @@ def existing(module: ModuleOp) -> list[Product]:
     return [p for p in products(mesh) if ProductOfPresets(p, structure, mesh).exists]
 
 
-def splits_rows(module: ModuleOp, presets: Product) -> bool:
-    """Whether presets split a dimension along which an op has statistics."""
-    ((f, _),) = bodies(module)
-    structure = Structure(f)
-    plan = ProductOfPresets(presets, structure, mesh_of_step(module))
-    return any(
-        not op.factors().replicate.isdisjoint(plan.split(roles))
-        for op, roles in structure.roles.items()
-    )
-
-
 def claims(module: ModuleOp, some: Iterable[Product]) -> Iterator[tuple[str, float]]:
     """Yield the ratio of each claim for some products of presets."""
     auto = seconds(module, "auto")
@@ -64,7 +45,4 @@ def claims(module: ModuleOp, some: Iterable[Product]) -> Iterator[tuple[str, flo
         (cost,) = report(compile(written).module)
         if memory is not None and cost.memory.peak > memory:
             continue
-        if splits_rows(module, presets):
-            yield "auto <= presets, split rows", ratio(auto, cost.seconds * STATISTICS)
-        else:
-            yield "auto <= presets", ratio(auto, cost.seconds)
+        yield "auto <= presets", ratio(auto, cost.seconds)

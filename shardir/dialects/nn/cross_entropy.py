@@ -240,10 +240,10 @@ class CrossEntropyOp(_CrossEntropy):
         if share:
             spread = b.scale(b.reduce(shifted, "mean", [last]), share)
             target = b.add(b.scale(target, 1 - share), spread)
-        logarithms = b.value(LogOp, total)
-        found = [where(b, counts, b.sub(b.reshape(logarithms, shape[:-1]), target))]
+        logarithms = b.value(LogOp, b.reshape(total, shape[:-1]))
+        found = [where(b, counts, b.sub(logarithms, target))]
         if self.log_softmax is not None:
-            found.append(b.sub(shifted, logarithms))
+            found.append(b.sub(shifted, b.reshape(logarithms, (*shape[:-1], 1))))
         return found
 
 
