@@ -23,7 +23,7 @@ from shardir.algebra.traffic import Indices, solutions
 
 class EvenBound:
     """The bounds of a tensor that the mesh's size divides in each dimension, between layouts over
-    the sub-axes of `spelling`; all reductions are sums."""
+    the sub-axes of `spelling`; all reductions are of one kind."""
 
     def __init__(
         self, mesh: Mesh, shape: Shape, itemsize: int, spelling: Spelling, places: PrimePlaces

@@ -22,7 +22,7 @@ SLICE, MAKE_PARTIAL, ROOTED, GATHER, ALL_TO_ALL, REDUCE, SCATTER = range(EXCHANG
 
 
 class MoveArrays(NamedTuple):
-    """MoveArrays: the number of the layout at one end of each, the layout at the other, and the
+    """Moves: the number of the layout at one end of each, the layout at the other, and the
     parameters of `EvenTimes.seconds`."""
 
     numbers: Indices

@@ -80,3 +80,16 @@ def test_a_product_does_not_depend_on_the_order_of_elements_in_memory(
         assert made.shape == exact.shape and made.is_contiguous()
         assert ((made - exact).abs() <= (k + 1) * 2**-24 * most).all()
         assert by_onednn or torch.equal(made, F.linear(x, weight, bias))
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+@pytest.mark.parametrize("shape", [(4, 0), (0, 5), (2, 4, 0), (2, 0, 5)])
+def test_a_product_of_empty_shards_is_that_of_torch(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops_products, "onednn_is_faster", lambda: True)
+    x = torch.randn(shape)
+    for weight in (torch.randn(3, shape[-1]), torch.randn(shape[-1], 3).mT):
+        for bias in (None, torch.randn(3)):
+            made = ops_products.linear(x, weight, bias)
+            torch.testing.assert_close(made, F.linear(x, weight, bias))

@@ -27,19 +27,14 @@ def cross_entropy(shape: Shape, index: str = "i64", **options: float | int) -> l
     name += "".join(f"-{n}" for n in options)
     kinds = ("normal", f"below:{shape[-1]}")
     props = {n: a for n, a in by("none", **options).items() if n != "reduction"}
-    both, wide = props | {"log_softmax": nn.UNIT}, ("f64", "f32")
-    found = [
+    both = props | {"log_softmax": nn.UNIT}
+    return [
         Case(name, nn.CrossEntropyOp, (shape, labels), props=props, kinds=kinds),
         Case(f"{name}-both", nn.CrossEntropyOp, (shape, labels), props=both, kinds=kinds,
              gradient=False),
-        Case(name, nn.CrossEntropyGradOp, (shape, labels, shape[:-1]), wide, props, kinds=kinds,
+        Case(name, nn.CrossEntropyGradOp, (shape, labels, shape[:-1]), props=props, kinds=kinds,
              gradient=False),
     ]  # fmt: skip
-    if not options:
-        given = (("f32", shape), labels, shape[:-1])
-        found.append(Case(f"{name}-narrow", nn.CrossEntropyGradOp, given, ("bf16", "f16"), props,
-                          kinds=kinds, gradient=False))  # fmt: skip
-    return found
 
 
 def of_labels(shape: Shape, index: str, reduction: str, **options: float | int) -> list[Case]:

@@ -139,8 +139,11 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
         """Return `gradient` of an op with one result."""
         raise self.no_gradient()
 
-    def no_gradient(self) -> ShardirError:
-        """The error that the op has no gradient."""
+    def no_gradient(self, result: str = "") -> ShardirError:
+        """The error that the op, or one of its results, has no gradient."""
+        if result:
+            found = f"expected a result with a gradient, got the {result} of {self.name}"
+            return ShardirError(coded("G8", found, use="put nn.stop_gradient after it"))
         found = f"expected an op with a gradient, got {self.name}"
         return ShardirError(coded("G8", found, use="put nn.stop_gradient before it"))
 

@@ -8,7 +8,7 @@
     %l, %log_p = nn.cross_entropy %z, %labels log_softmax
         : (tensor<8x3xf32>, tensor<8xi32>) -> (tensor<8xf32>, tensor<8x3xf32>)
 
-With `log_softmax` the second result has the logarithms of the probabilities, f32 of narrower
+With `log_softmax` the second result has the logarithms of the probabilities, of the type of the
 logits. The gradient reads them in place of the logits, so a cross entropy that is differentiated
 has them.
 """
@@ -37,13 +37,13 @@ from xdsl.irdl import (
 from shardir.algebra.factors import Factors
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
-from shardir.dialects.dist import tensor
+from shardir.dialects.dist import layout_of, tensor, with_layout
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, TensorOp, Types, factor_names
 from shardir.dialects.nn.elementary import ExpOp, LogOp
 from shardir.dialects.nn.indexing import PickGradOp, PickOp, check_indices
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.nn.softmax import shifted_exp
-from shardir.dialects.nn.types import float_element, statistic_of, statistic_type, unsharded_type
+from shardir.dialects.nn.types import float_element, unsharded_type
 
 if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
@@ -137,13 +137,11 @@ class CrossEntropyGradOp(_CrossEntropy):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        log_p, labels, dy = operands
-        _, shape = cls.check(operands, props)
-        out = tensor(float_element(cls.name, [dy]), shape)
-        if dy.get_shape() != labels.get_shape() or log_p != statistic_type(out, 0):
-            found = f"expected dy of one element per label, and log_p as wide as f32, got {dy} "
-            raise ShardirError(coded("T1", f"{found}and {log_p}"))
-        return [out]
+        element, shape = cls.check(operands, props)
+        if operands[2] != tensor(element, shape[:-1]):
+            found = f"expected dy with one {element} per label, got {operands[2]}"
+            raise ShardirError(coded("T1", found))
+        return [tensor(element, shape)]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -161,7 +159,7 @@ class CrossEntropyGradOp(_CrossEntropy):
         hot = np.arange(classes) == safe[..., None]
         target = (1 - share) * hot + (share / classes if share else 0)
         out = (np.exp(log_p) - target) * dy[..., None]
-        return np.where(counts[..., None], out, 0).astype(dy.dtype)
+        return np.where(counts[..., None], out, 0).astype(log_p.dtype)
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         t = unsharded_type(self.log_p)
@@ -195,8 +193,8 @@ class CrossEntropyOp(_CrossEntropy):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         element, shape = cls.check(operands, props)
-        more = [statistic_type(operands[0], 0)] if "log_softmax" in props else []
-        return [tensor(element, shape[:-1]), *more]
+        log_p = [tensor(element, shape)] if "log_softmax" in props else []
+        return [tensor(element, shape[:-1]), *log_p]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -221,12 +219,14 @@ class CrossEntropyOp(_CrossEntropy):
     def saving(self) -> tuple[Props, dict[str, TensorType]] | None:
         if self.log_softmax is not None:
             return None
-        return {"log_softmax": UnitAttr()}, {"log_p": statistic_of(self.logits, 0)}
+        t, layout = unsharded_type(self.logits), layout_of(self.logits)
+        log_p = t if layout is None else with_layout(t, layout.complete)
+        return {"log_softmax": UnitAttr()}, {"log_p": log_p}
 
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         dy, *more = cotangents
         if self.log_p is None or dy is None or any(d is not None for d in more):
-            raise self.no_gradient()
+            raise self.no_gradient("logarithms")
         props = options_of(self.properties)
         return b.value(CrossEntropyGradOp, self.log_p, self.labels, dy, props=props), None
 

@@ -177,7 +177,7 @@ class LayerNormOp(TensorOp):
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         dy, *more = cotangents
         if dy is None or any(d is not None for d in more):
-            raise self.no_gradient()
+            raise self.no_gradient("statistics")
         return b.results(LayerNormGradOp, self.x, self.weight, dy, *self.saved)
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:

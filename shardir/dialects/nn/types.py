@@ -76,11 +76,11 @@ def _without_layout(t: Attribute) -> TensorType:
 
 
 def statistic_type(t: TensorType, dims: int) -> TensorType:
-    """The type of a statistic of each row of a value of type t, the last `dims` dimensions, or of
-    each element (0): f32 where the value is narrower."""
-    element, shape = t.element_type, t.get_shape()
+    """The type of a statistic of each row of a value of type t, the last `dims` dimensions: f32
+    where the value is narrower."""
+    element = t.element_type
     narrow = isinstance(element, BFloat16Type | Float16Type)
-    return tensor(f32 if narrow else element, shape[: len(shape) - dims])
+    return tensor(f32 if narrow else element, t.get_shape()[:-dims])
 
 
 def statistic_of(value: SSAValue, dims: int) -> TensorType:
@@ -88,8 +88,7 @@ def statistic_of(value: SSAValue, dims: int) -> TensorType:
     found, layout = statistic_type(unsharded_type(value), dims), layout_of(value)
     if layout is None:
         return found
-    kept = layout.dims[: len(layout.dims) - dims]
-    return with_layout(found, replace(layout, dims=kept).complete)
+    return with_layout(found, replace(layout, dims=layout.dims[:-dims]).complete)
 
 
 def same_element(operands: Types) -> Attribute:

@@ -29,11 +29,11 @@ def linear(
 
 def _is_by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN computes a product: it takes matrices whose rows, or columns, are in one piece
-    and apart. torch.compile makes kernels of its own."""
+    and apart, and no empty sums. torch.compile makes kernels of its own."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not onednn_is_faster():
         return False
     (rows, columns), (row, column) = weight.shape, weight.stride()
-    return (column == 1 and row >= columns) or (row == 1 and column >= rows)
+    return columns > 0 and ((column == 1 and row >= columns) or (row == 1 and column >= rows))
 
 
 @cache
@@ -42,6 +42,7 @@ def onednn_is_faster() -> bool:
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.cpu.get_capabilities()["cpu_name"].startswith("AMD")
     )

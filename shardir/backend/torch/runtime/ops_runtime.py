@@ -217,42 +217,36 @@ def cross_entropy(
     logits: Tensor, labels: Tensor, total: int, ignore: int | None = None, smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The loss of each row of `total` classes, 0 where the label is `ignore`, and the logarithms of
-    the probabilities, f32 of narrower logits."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    log_p = torch.log_softmax(logits, -1, dtype=wide)
+    the probabilities."""
+    log_p = torch.log_softmax(logits, -1)
     ids = in_range(labels, total, ignore)
     counts = None if ignore is None else ids != ignore
     at = ids if counts is None else ids.where(counts, 0)
     out = log_p.gather(-1, at.unsqueeze(-1)).squeeze(-1).neg()
     if smoothing:
         out = out * (1 - smoothing) - log_p.mean(-1) * smoothing
-    out = out if counts is None else out.where(counts, 0.0)
-    return out.to(logits.dtype), log_p
+    return out if counts is None else out.where(counts, 0.0), log_p
 
 
 def cross_entropy_grad(
     log_p: Tensor, labels: Tensor, dy: Tensor, ignore: int | None = None, smoothing: float = 0.0,
     into: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """(e^log_p - target) dy, of the type of dy, where the target is 1 at the label, smoothed; 0
-    where the label is `ignore`."""
+    """(e^log_p - target) dy, where the target is 1 at the label, smoothed; 0 where the label is
+    `ignore`."""
     if ignore is not None:
         counts = labels != ignore
         labels, dy = labels.where(counts, 0), dy.where(counts, 0.0)
-    classes, at, dy = log_p.shape[-1], labels.long().unsqueeze(-1), dy.unsqueeze(-1)
+    classes, at = log_p.shape[-1], labels.long().unsqueeze(-1)
     if torch.compiler.is_compiling():  # one kernel: an index in place would be in its way
         hot = torch.arange(classes, device=log_p.device) == at
         target = hot.to(log_p.dtype) * (1.0 - smoothing) + smoothing / classes
-        return ((log_p.exp() - target) * dy).to(dy.dtype)
-    narrow = log_p.dtype != dy.dtype
-    p = torch.exp(log_p, out=None if narrow else into)
+        return (log_p.exp() - target) * dy.unsqueeze(-1)
+    p = torch.exp(log_p, out=into)
     p.scatter_add_(-1, at, p.new_full((), smoothing - 1.0).expand(at.shape))  # checks the labels
     if smoothing:
         p.sub_(smoothing / classes)
-    if not narrow:
-        return p.mul_(dy)
-    out = torch.empty_like(p, dtype=dy.dtype) if into is None else into
-    return torch.mul(p, dy, out=out)
+    return p.mul_(dy.unsqueeze(-1))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
