@@ -42,7 +42,7 @@ def onednn_is_faster() -> bool:
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.cpu.get_capabilities()["cpu_name"].startswith("AMD")
     )
