@@ -49,7 +49,7 @@ FEW_PRICED_SOLUTIONS = 5
 MAX_PART_ENTRIES = 1 << 19
 """The entries of the tables of the problems that are solved for parts, in all."""
 
-MAX_PART_SOLUTIONS = 256
+MAX_PART_SOLUTIONS = 64
 """How many problems are solved for parts, in all, at most."""
 
 
