@@ -114,12 +114,7 @@ class EvenSearch:
     def _joined(self, to_target: EvenPaths, limit: float) -> tuple[int, int]:
         """Return the ends of the paths that the exchange of the fastest plan joins; -1 and -1 where
         none takes less than `limit` seconds."""
-        from_source, mesh, size, found = (
-            self.from_source,
-            self.problem.mesh,
-            self.times.size,
-            (-1, -1),
-        )
+        from_source, size, found = self.from_source, self.times.size, (-1, -1)
         heads, tails = self._ends(to_target, limit)
         if not len(heads):
             return found
@@ -127,7 +122,7 @@ class EvenSearch:
             self._splits(paths.layouts.splits, some)
             for paths, some in ((from_source, heads), (to_target, tails))
         )
-        exchanges = ManyExchanges(mesh, old, new)
+        exchanges = ManyExchanges(self.problem.mesh, old, new)
         for start in range(0, len(heads), MAX_EXCHANGES):
             i, j = (x[start : start + MAX_EXCHANGES] for x in (heads, tails))
             sums = from_source.so_far[i] + to_target.so_far[j]

@@ -45,7 +45,7 @@ SmallIndices = np.ndarray[Any, np.dtype[np.int16]]
 Paths = tuple[Table, SmallIndices]
 """The lengths of the shortest paths, and the first layout of each: [from, to]."""
 
-Solved = tuple[Table, SmallIndices, SmallIndices, Indices]
+Solved = tuple[Table, SmallIndices, Indices, Indices]
 """The same, with the number of a path by way of a cut axis where it is shorter than a single move,
 else -1: [from, to]; and the moves of these paths, -1 after the last: [path, place]."""
 
@@ -266,10 +266,10 @@ class Routes:
 
     def _with_cuts(
         self, shape: Shape, itemsize: int, seconds: Table, via: SmallIndices
-    ) -> tuple[SmallIndices, Indices]:
+    ) -> tuple[Indices, Indices]:
         """Insert the shorter paths by way of a cut axis; return the number of each, and its moves.
         With all paths before it, an inserted edge shortens those that go over it once."""
-        numbers, ends = np.full(via.shape, -1, dtype=np.int16), np.array([], dtype=np.int64)
+        numbers, ends = np.full(via.shape, -1), np.array([], dtype=np.int64)
         found = list[CutPath]()
         if self._cuts:
             ends = self.cut.ends

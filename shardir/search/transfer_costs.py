@@ -296,11 +296,8 @@ class TransferCosts:
         if hops is None:
             return None
         size, total, found = prod(shape) * itemsize, 0.0, dict[BucketKey, float]()
-        each, even, mesh = (
-            self.routes.each(shape, itemsize),
-            self.routes.even(shape),
-            self.routes.mesh,
-        )
+        each, even = self.routes.each(shape, itemsize), self.routes.even(shape)
+        mesh = self.routes.mesh
         for i, j in hops:
             steps = self.routes.steps_of(shape, itemsize, i, j)
             latency, rate = (costs[:, i, j] for costs in self.routes.costs)

@@ -52,6 +52,22 @@ MUTANTS = [
         "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k softmax",
     ),
     Mutant(
+        "a layer norm saves its deviation",
+        "Where a row is split, the statistics have the deviation in place of its reciprocal.",
+        "shardir/dialects/nn/layer_norm.py",
+        "for v in (mean, b.value(ReciprocalOp, root))]",
+        "for v in (mean, root)]",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k layer_norm",
+    ),
+    Mutant(
+        "a cross entropy saves its shifted logits",
+        "Where classes are split, the logarithms lack that of the sum.",
+        "shardir/dialects/nn/cross_entropy.py",
+        "found.append(b.sub(shifted, b.reshape(logarithms, (*shape[:-1], 1))))",
+        "found.append(shifted)",
+        "test/dialects/test_ops.py::test_one_device_and_all_ranks_are_torch -k cross_entropy",
+    ),
+    Mutant(
         "the running variance is biased",
         "batch_norm updates its running variance by the biased one.",
         "shardir/dialects/nn/norms.py",

@@ -225,8 +225,9 @@ class CrossEntropyOp(_CrossEntropy):
 
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         dy, *more = cotangents
-        if self.log_p is None or dy is None or any(d is not None for d in more):
+        if dy is None or any(d is not None for d in more):
             raise self.no_gradient("logarithms")
+        assert self.log_p is not None
         props = options_of(self.properties)
         return b.value(CrossEntropyGradOp, self.log_p, self.labels, dy, props=props), None
 
