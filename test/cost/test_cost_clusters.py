@@ -1,12 +1,15 @@
 """Ready-made clusters, and clusters in files."""
 
+import re
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 import shardir
-from shardir.algebra.cluster import DEFAULT, Cluster, Level
-from shardir.algebra.notation import parse_cluster
+from shardir.algebra.cluster import DEFAULT, HOST_LINK, Cluster, Level
+from shardir.algebra.notation import NotationError, parse_cluster
 from shardir.cost.clusters import READY, load, names
 from shardir.diagnostics import ShardirError
 
@@ -29,6 +32,19 @@ def test_a_ready_made_cluster_is_a_program_and_a_value(name: str) -> None:
     assert f"@{name} <{cluster}>" in shardir.compile(text, "").text
     mesh = f"dist.mesh @m <d = {DEVICES[name]}> on @{name}\n"
     assert shardir.compile(text + mesh, "").text
+
+
+def test_a_cluster_of_any_of_the_fields_is_read_as_it_is_written() -> None:
+    """Each two fields without the others, and all."""
+    full = load("shm")
+    fields = str(replace(full, interference=0.5, host=HOST_LINK)).partition("], ")
+    each = re.findall(r"[a-z]\w+ (?:= [^{}, ]+(?: {[^}]*})?|{[^}]*})", fields[2])
+    assert len(each) == 11
+    for some in [*combinations(each, 2), each]:
+        text = ", ".join([f"{fields[0]}]", *some])
+        assert str(parse_cluster(text)) == text
+    with pytest.raises(NotationError, match="expected a cluster"):
+        parse_cluster(f"{fields[0]}], {each[1]}, {each[0]}")
 
 
 def test_levels_are_slower_the_further_out() -> None:
