@@ -177,7 +177,7 @@ def test_the_occupancy_is_the_share_in_which_a_device_is_at_work(
     cores may be at work for longer than a collective takes."""
     times = dict(zip((p.name for p in PROBES), map(float, seconds_on(KNOWN)), strict=True))
     at_work = {p.name: share * (times[p.name] - times[p.beyond]) for p in PROBES if p.beyond}
-    fitted = fitted_cluster.fitted(GIVEN, compiled(), times, START, at_work).cluster
+    fitted = fitted_cluster.fitted(GIVEN, compiled(), times, KNOWN, at_work).cluster
     assert fitted.occupancy == pytest.approx(found, rel=1e-2)
     assert numbers(fitted) == pytest.approx(numbers(KNOWN), rel=1e-2)
 
