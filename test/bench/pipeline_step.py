@@ -76,11 +76,18 @@ def _naps(name: str) -> list[float]:
     return list(costs_of_stages(layers, mesh, cuts).forward)
 
 
+def _costs(naps: Sequence[float], transfer: float) -> PipelineCosts:
+    """The costs of stages that sleep: the first has no gradient of inputs, and both naps in W."""
+    first, *others = naps
+    moved = (transfer,) * len(others)
+    return PipelineCosts(
+        tuple(naps), (0.0, *others), (2 * first, *others), moved, memory=tuple(naps)
+    )
+
+
 def _found(name: str) -> SearchedSchedule:
     """The schedule that is searched for."""
-    naps = tuple(_naps(name))
-    moved = (TRANSFER,) * (len(naps) - 1)
-    return search(RANKS, MICROBATCHES, PipelineCosts(naps, naps, naps, moved, naps))
+    return search(RANKS, MICROBATCHES, _costs(_naps(name), TRANSFER))
 
 
 def _compiled(model: torch.nn.Module, name: str, folder: Path, **options: Any) -> Any:
@@ -175,12 +182,10 @@ def _record(found: dict[str, Any], model: str, name: str) -> dict[str, Any]:
         "loss_error": found[ours]["loss_error"],
     }  # fmt: skip
     if model == "sleeping":
-        naps = tuple(_naps(name))
         if name in SCHEDULES:
             placement = schedule(name, RANKS, MICROBATCHES, SCHEDULES[name]).placement
         else:
             placement = _found(name).schedule.placement
-        free = (0.0,) * (len(naps) - 1)
-        costs = PipelineCosts(naps, naps, naps, free, naps)
+        costs = _costs(_naps(name), 0.0)
         record["bound ms"] = 1e3 * lower_bound(placement, MICROBATCHES, costs)
     return record
