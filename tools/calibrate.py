@@ -180,13 +180,11 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], floa
         program = compiled.save(folder / "program")
         run = Options(backend=options.backend, timeout=options.timeout)
         traces = list[list[RankCalls]]()
-        found = times(
-            [program], options.rounds, options.turn, run, show, traces.extend, ["processor"]
-        )
+        found = times([program], options.rounds, options.turn, run, show, traces.extend)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = other_load(before, os.getloadavg()[0], options.ranks, cores or 1)
     memory = _memory() // options.ranks if cpu else torch.cuda.get_device_properties(0).total_memory
-    seconds = medians(compiled, found[0], traces[0])
+    seconds = medians(given, compiled, found[0], traces[0])
     at_work = working(compiled, found[0], traces[0]) if cpu and not links else None
     start = unmeasured(options.ranks, memory, links)
     calibration = fitted(given, compiled, seconds, start, at_work)

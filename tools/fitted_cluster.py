@@ -23,7 +23,6 @@ from shardir.tools.probes import (
     VIEWED,
     Probe,
     against,
-    beyond,
 )
 
 if TYPE_CHECKING:
@@ -81,14 +80,15 @@ def fitted(
 
     probes = [p for p in given if p.name != OPS]
     measured = [times[p.name] for p in probes]
-    predict = of_functions(compiled.module, [p.name for p in probes if not p.text])
+    exposed = [p.exposed for p in probes if p.text]
+    predict = of_functions(compiled.module, [p.name for p in probes if not p.text], exposed)
     called = [bool(p.text) for p in probes]
     small = {
         i: at_work[p.name]
         for i, p in enumerate(probes)
         if p.about == LEVEL and p.size == SMALLEST and at_work and p.name in at_work
     }
-    found = fit(predict, measured, start, against(probes), called, beyond(probes), small)
+    found = fit(predict, measured, start, against(probes), called, small)
     ratios = {
         p: float(ratio)
         for p, ratio in zip(probes, found.predicted / measured, strict=True)
@@ -102,50 +102,37 @@ def fitted(
 
 
 def medians(
-    compiled: "Compiled", measured: Mapping[str, Sequence[float]], ranks: Sequence[RankCalls]
-) -> dict[str, float]:
-    """Return the median seconds of calls of each function, and the seconds of the ops of OPS."""
+    given: Sequence[Probe], compiled: "Compiled", measured: Mapping[str, Sequence[float]],
+    ranks: Sequence[RankCalls],
+) -> dict[str, float]:  # fmt: skip
+    """Return the median seconds of calls of each function, or what these take beyond the work of
+    their computation, but at least the rank's own work, if they are exposed; and the seconds of
+    work of the ops of OPS, by the names of their results."""
     found = {name: median(seconds) for name, seconds in measured.items()}
-    return found | times_of_ops(compiled, ranks, found[OPS])
+    spent = _spent(compiled, ranks, list(measured))
+    for name in (p.name for p in given if p.exposed):
+        mine = _in_collectives(spent[name])
+        found[name] = max(found[name] - sum(spent[name].values()) + mine, mine)
+    ops = ((op.results[0].name_hint, s) for op, s in spent[OPS].items() if op.results)
+    return found | {name: s for name, s in ops if name}
 
 
 def working(
     compiled: "Compiled", measured: Mapping[str, Sequence[float]], ranks: Sequence[RankCalls]
 ) -> dict[str, float]:
-    """Return the seconds in which a rank is itself at work in the collectives of each function:
-    those of the processor, times what a function without collectives takes for each of them, since
-    the ranks that share its cores have such work too."""
+    """Return the seconds in which a rank is itself at work in the collectives of each function."""
     spent = _spent(compiled, ranks, list(measured))
-    scale = median(measured[OPS]) / sum(spent[OPS].values())
-    return {
-        name: scale * sum(s for op, s in found.items() if isinstance(op, dist.CollectiveOp))
-        for name, found in spent.items()
-    }
+    return {name: _in_collectives(ops) for name, ops in spent.items()}
 
 
-def times_of_ops(
-    compiled: "Compiled", ranks: Sequence[RankCalls], seconds: float
-) -> dict[str, float]:
-    """Return the seconds of the ops of OPS by the names of their results, from recorded calls of
-    the ranks, in seconds of the processor.
-
-    Args:
-        seconds: of a call, of which each op has the share that it has of the processor's seconds:
-            where ranks share cores, an op takes longer than these by what the other ranks compute.
-    """
-    found = _spent(compiled, ranks, [OPS])[OPS]
-    scale = seconds / sum(found.values())
-    return {
-        name: scale * spent
-        for op, spent in found.items()
-        if op.results and (name := op.results[0].name_hint)
-    }
+def _in_collectives(spent: Mapping[Operation, float]) -> float:
+    return sum(s for op, s in spent.items() if isinstance(op, dist.CollectiveOp | dist.WaitOp))
 
 
 def _spent(
     compiled: "Compiled", ranks: Sequence[RankCalls], functions: Sequence[str]
 ) -> dict[str, dict[Operation, float]]:
-    """Return the median seconds of the processor of each op in recorded calls of functions."""
+    """Return the median seconds of work of each op in recorded calls of functions."""
     from shardir.backend.torch.measured import ProgramLines
 
     lines = ProgramLines(compiled.module)
@@ -166,7 +153,12 @@ def relative(
     largest = {p.about: max(q.size for q in given if q.about == p.about) for p in given}
     costs = [c for c in report(compiled.module, cluster) if c.name != OPS]
     ops = [p.name for p in probes if not p.text]
-    shares = [1 - c.computation / c.seconds for c in costs] + [1.0] * len(ops)
+    exposed = {p.name for p in given if p.exposed}
+    shares = [
+        sum(op.seconds for op in c.ops if op.communicates)
+        / (c.seconds - (c.computation if c.name in exposed else 0.0))
+        for c in costs
+    ] + [1.0] * len(ops)
     terms, seconds = [], []
     for probe, found, share in zip(probes, terms_of(compiled.module, ops), shares, strict=True):
         bound = probe.about not in (*NO_BYTES, *dict(cluster.ops))

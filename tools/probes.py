@@ -1,12 +1,12 @@
 """The programs that shard-calibrate measures, as text: one module.
 
-Each collective has functions of its own. It is called between ops that sweep caches, as in a
-program: called one after the other collectives find their code and buffers there, and no rank has
-to be woken, and take half of the time or less. What it takes is beyond the same function without
-it. The probes of computation are ops of one function, OPS, in an order in which neighbours are of
-other kinds and have other operands, of about the same size: an op that is called again and again
-finds its code and its operands in caches, and is up to three times as fast as in a program. The
-first operand is made by an op before it, as in a program.
+Each collective has functions of its own. It is called between ops of several kinds that sweep
+caches, as in a program: called one after the other collectives find their code and buffers there,
+and no rank has to be woken, and take half of the time or less. What counts is what a call takes
+beyond its computation (`exposed`, as in traces). The probes of computation are ops of one function,
+OPS, in an order in which neighbours are of other kinds and have other operands, of about the same
+size: an op that is called again and again finds its code and its operands in caches, and is up to
+three times as fast as in a program. The first operand is made by an op before it, as in a program.
 
 All ranks run them at once, as they run a program, so a probe measures a rank's share of cores,
 caches and links.
@@ -19,6 +19,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from shardir.algebra.cluster import BYTES
+from shardir.algebra.collectives import COLLECTIVES as RECORDS
 from shardir.algebra.collectives import AxisState, between
 
 ROW = 256
@@ -27,21 +28,36 @@ ROW = 256
 SMALLEST = 1 << 12
 """The bytes of the smallest value."""
 
-CALLS = 2
-"""The number of calls of its collective in a function."""
+CALLS, CLOSE = 2, 4
+"""The number of calls of its collective in a function: between other ops; one after the other."""
+
+SEVERAL = 8
+"""The number of values that are moved together."""
 
 OPS = "computed"
 """The function of the probes of computation."""
 
 SWEEPING = 384
-"""The side of the squares that are negated between collectives: 1.2 MB, of operand and result."""
+"""The side of the squares on which ops of several kinds are between collectives: 0.6 MB. After one
+kind alone a gather of 4 KB on 4 ranks takes half of the processor's time that it takes in
+programs."""
+
+MIXED = (
+    "nn.neg {0} : ({1}) -> {1}",
+    "nn.softmax {0} axis 1 : ({1}) -> {1}",
+    "nn.mul {0}, %w : ({1}, {1}) -> {1}",
+    "nn.gelu {0} : ({1}) -> {1}",
+    "nn.transpose {0} perm <1, 0> : ({1}) -> {1}",
+    "nn.add {0}, %w : ({1}, {1}) -> {1}",
+)
+"""These ops, of an operand and its type."""
 
 BESIDE, WIDE = (1, 4), 256
 """The numbers of products computed while a collective is in flight, and their side."""
 
-APART, LATE = 4, 3
-"""The numbers of products before a collective after which ranks are apart, and of such collectives:
-no two products have the same weight, as in a program."""
+APART, LATE = (1, 4, 16), 3
+"""The numbers of products before a collective after which ranks are apart, and the number of such
+collectives: no two products have the same weight, as in a program."""
 
 LARGEST = {"f64": 1 << 20, "f32": 1 << 20, "bf16": 1 << 18, "f16": 1 << 18}
 """Bytes of f32 of the largest square of each type on a CPU, where some types are very slow."""
@@ -101,16 +117,16 @@ result's layout."""
 class Probe:
     """A function of the module, its subject (an element type, `memory`, `overhead`,
     `interference`, `skew`, a collective, or the name of an op), and the approximate bytes of its
-    values. Of a probe `against` another one the ratio of both times counts, of one `beyond` another
-    the difference; that other one has no subject. A probe of computation has no text: its name is
-    that of an op's result in OPS."""
+    values. Of a probe `against` another one, which has no subject, the ratio of both times counts;
+    of one that is `exposed` what it takes beyond its computation. A probe of computation has no
+    text: its name is that of an op's result in OPS."""
 
     name: str
     about: str
     size: int
     text: str
     against: str = ""
-    beyond: str = ""
+    exposed: bool = False
 
 
 def module(probes: Sequence[Probe], ranks: int) -> str:
@@ -128,17 +144,8 @@ def probes(ranks: int, most: int, cpu: bool = True) -> list[Probe]:
 
 def against(probes: Sequence[Probe]) -> dict[int, int]:
     """Return the indices of probes against others, with the indices of these."""
-    return _other(probes, [p.against for p in probes])
-
-
-def beyond(probes: Sequence[Probe]) -> dict[int, int]:
-    """Return the indices of probes beyond others, with the indices of these."""
-    return _other(probes, [p.beyond for p in probes])
-
-
-def _other(probes: Sequence[Probe], names: Sequence[str]) -> dict[int, int]:
     indices = {p.name: i for i, p in enumerate(probes)}
-    return {i: indices[name] for i, name in enumerate(names) if name}
+    return {i: indices[p.against] for i, p in enumerate(probes) if p.against}
 
 
 def groups(ranks: int) -> list[int]:
@@ -257,13 +264,8 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
     """Yield each collective in all groups of n neighbours at once. The size is that of the largest
     shape of a value: before an all-reduce, after an all-gather."""
     axes = "r" if n == ranks else f"r:({ranks // n}){n}"
-    swept, wide = _type((SWEEPING, SWEEPING)), _type((WIDE, WIDE))
+    wide = _type((WIDE, WIDE))
     for size in sizes(most):
-        without = _ProbeFunction(f"between_{n}_{size}", [("w", swept)])
-        value = "%w"
-        for _ in range(CALLS):
-            value = without.op(f"nn.neg {value} : ({swept}) -> {swept}", swept)
-        yield without.probe("", size)
         rows, row = (-(-k // n) * n for k in (size // (ROW * 4), ROW))  # equal shards
         full, sums = _type((rows, row)), _type((rows, row), partial=axes)
         mine = _type((1, rows, row), dims=(axes, "", ""))
@@ -273,21 +275,15 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
         pairs = ", ".join(f"{i}, {(i + 1) % n}" for i in range(n))
         for kind, text, before, after in COLLECTIVES:
             source, target = types[before], types[after]
-            along = text.rpartition(" dim ")[2] if " dim " in text else ""
-            given = mine if source is sums else source
-            f = _ProbeFunction(f"{kind}{along}_{n}_{size}", [("x", given), ("w", swept)])
-            other = "%w"
-            for _ in range(CALLS):
-                other = f.op(f"nn.neg {other} : ({swept}) -> {swept}", swept)
-                value = "%x"
-                if source is sums:
-                    value = f.op(f"nn.reduce <sum> %x dims <0> : ({mine}) -> {sums}", sums)
-                call = text.format(value).replace("PAIRS", pairs)
-                f.op(
-                    f"dist.{kind} {call} over <{axes}> : ({source}) -> {target}",
-                    target,
-                )
-            yield f.probe(kind, size, beyond=without.name)
+            text = f"dist.{kind} {text.replace('PAIRS', pairs)} over <{axes}>"
+            along = text.partition(" dim ")[2][:1]
+            of_kind = _CollectiveProbes(kind, f"{kind}{along}_{n}_{size}", size, text)
+            of_kind.types = (mine if source is sums else source, source, target)
+            yield of_kind.called("", CALLS, 1, 1)
+            if size == SMALLEST:
+                yield of_kind.called("close_", 1, CLOSE, 1)
+            if size in (SMALLEST, 16 * SMALLEST) and RECORDS[kind].fusible:
+                yield of_kind.called("several_", CALLS, 1, SEVERAL)
         for products in BESIDE:
             about = f"{products}_{n}_{size}"
             for name, started in ((f"apart_{about}", ""), (f"beside_{about}", " async")):
@@ -306,24 +302,61 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
                 f.results = [(gathered, full), (product, wide)]
                 against = f"apart_{about}" if started else ""
                 yield f.probe("interference" if started else "", size, against)
-        yield _late(n, size, axes, (by_rows, full), wide)
+        if size == SMALLEST:
+            yield from (_late(n, k, axes, (by_rows, full), wide) for k in APART)
 
 
-def _late(n: int, size: int, axes: str, gathered: tuple[str, str], square: str) -> Probe:
-    """Return gathers of a value each of which begins after products that take much longer than the
-    wait for the last rank."""
-    weights = [f"w{i}" for i in range(APART * LATE)]
+class _CollectiveProbes:
+    """The probes of a kind of collective: its text with a field for the operands, and the types of
+    an argument, an operand and a result."""
+
+    types: tuple[str, str, str]
+
+    def __init__(self, kind: str, name: str, size: int, text: str):
+        self.kind, self.name, self.size, self.text = kind, name, size, text
+
+    def called(self, how: str, times: int, close: int, values: int) -> Probe:
+        """Return the probe with other ops before, so many times, `close` calls with so many
+        values."""
+        given, source, target = self.types
+        square = _type((SWEEPING, SWEEPING))
+        arguments = [(f"x{i}", given) for i in range(close * values)]
+        f = _ProbeFunction(how + self.name, [*arguments, ("w", square)])
+        results, other = list[tuple[str, str]](), "%w"
+        for _ in range(times):
+            for text in MIXED:
+                other = f.op(text.replace("{0}", other).replace("{1}", square), square)
+            operands = [f"%{name}" for name, _ in arguments]
+            if source != given:
+                operands = [
+                    f.op(f"nn.reduce <sum> {x} dims <0> : ({given}) -> {source}", source)
+                    for x in operands
+                ]
+            for i in range(0, len(operands), values):
+                types = (", ".join([each] * values) for each in (source, target))
+                call = self.text.format(", ".join(operands[i : i + values]))
+                f.op(f"{call} : ({') -> ('.join(types)})", target, values)
+                results += f.results
+        f.op(f"nn.reduce <sum> {other} dims <0, 1> : ({square}) -> {_type(())}", _type(()))
+        f.results += results  # what no result needs is no part of a program
+        return f.probe(self.kind, self.size, exposed=True)
+
+
+def _late(n: int, products: int, axes: str, gathered: tuple[str, str], square: str) -> Probe:
+    """Return gathers of a value each of which begins after products that take longer than the wait
+    for the last rank."""
+    weights = [f"w{i}" for i in range(products * LATE)]
     by_rows, full = gathered
-    f = _ProbeFunction(f"late_{n}_{size}", [("x", by_rows), *((w, square) for w in weights)])
+    f = _ProbeFunction(f"late_{n}_{products}", [("x", by_rows), *((w, square) for w in weights)])
     product, results = "%w0", []
     for i, weight in enumerate(weights, 1):
         f.op(f"nn.matmul {product}, %{weight} : ({square}, {square}) -> {square}", square)
         product = f.last
-        if i % APART == 0:
+        if i % products == 0:
             f.op(f"dist.all_gather %x dim 0 over <{axes}> : ({by_rows}) -> {full}", full)
             results += f.results
     f.results = [*results, (product, square)]
-    return f.probe("skew", size)
+    return f.probe("skew", SMALLEST, exposed=True)
 
 
 class _ProbeFunction:
@@ -344,17 +377,18 @@ class _ProbeFunction:
         self.lines.append(f"  {', '.join(names)} = {text}")
         return self.last
 
-    def probe(self, about: str, size: int, against: str = "", beyond: str = "") -> Probe:
+    def probe(self, about: str, size: int, against: str = "", exposed: bool = False) -> Probe:
         inputs = ((n, t, _drawn(t, n in self.filled)) for n, t in self.arguments)
         given = ", ".join(f"%{n}: {t} {{train.input = {drawn}}}" for n, t, drawn in inputs)
         values, types = (", ".join(each) for each in zip(*self.results, strict=True))
-        attributes = "attributes {train.step} " if self.name == OPS else ""  # values are freed
+        is_step = self.results[0][1] == _type(())  # then values are freed after their last use
+        attributes = "attributes {train.step} " if is_step else ""
         text = (
             f"func.func @{self.name}({given}) -> ({types}) {attributes}{{\n"
             + "\n".join(self.lines)
             + f"\n  func.return {values} : {types}\n}}"
         )
-        return Probe(self.name, about, size, text, against, beyond)
+        return Probe(self.name, about, size, text, against, exposed)
 
 
 def _type(

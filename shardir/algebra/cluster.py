@@ -83,8 +83,8 @@ class Cluster:
         occupancy: the share of a collective's latencies in which the device itself is at work, so
             that it loses them even if it computes beside the collective: the share of o in the
             2 o + L of LogP (Culler et al., 1993).
-        skew: the seconds by which the last device begins a collective late, at most: no more than
-            it has computed since the one before.
+        skew: in seconds; the last device begins a collective sqrt(skew c) late after c seconds of
+            computation since the one before, or c if that is less.
     """
 
     levels: tuple[Level, ...]

@@ -52,7 +52,7 @@ class Fitted:
 def fit(
     predict: Predict, measured: Sequence[float] | Array, start: Cluster,
     against: Mapping[int, int] | None = None, called: Sequence[bool] | None = None,
-    beyond: Mapping[int, int] | None = None, at_work: Mapping[int, float] | None = None,
+    at_work: Mapping[int, float] | None = None,
 ) -> Fitted:  # fmt: skip
     """Return the cluster for which the model is closest to the measurements.
 
@@ -61,8 +61,6 @@ def fit(
         against: from measurements with a collective in flight to those of the same ops one after
             the other. The interference is fitted last, to their ratios; they count for nothing
             else.
-        beyond: from measurements to those of the same ops without a collective. What they take
-            more counts; these others count for nothing else.
         at_work: of some of them, of small values, the seconds in which a device is itself at work
             in the collective. The median of their shares of its time is the occupancy.
         called: which of the measurements are of calls, by default all; others are of ops.
@@ -70,13 +68,11 @@ def fit(
     y, pairs = np.asarray(measured), dict(against or {})
     beside, apart = list(pairs), list(pairs.values())
     of_call = np.ones(len(y)) if called is None else np.asarray(called, dtype=float)
-    more, less = list(beyond or {}), list((beyond or {}).values())
-    alone = np.setdiff1d(np.arange(len(y)), [*beside, *apart, *less])
+    alone = np.setdiff1d(np.arange(len(y)), [*beside, *apart])
 
     def seconds_of(cluster: Cluster, call: float) -> Array:
         seconds = call * of_call + np.asarray(predict(cluster))
         seconds[beside] *= y[apart] / seconds[apart]
-        seconds[more] += y[less] - seconds[less]
         return seconds
 
     x = _nearest(
@@ -84,9 +80,9 @@ def fit(
         np.array([CALL, *_vector(start)]), y[alone],
     )  # fmt: skip
     found, call = _cluster(start, x[1:]), float(x[0])
-    if at_work and beyond:
-        modelled = np.asarray(predict(found))
-        shares = [s / (modelled[i] - modelled[beyond[i]]) for i, s in at_work.items()]
+    if at_work:
+        modelled = predict(replace(found, skew=0.0))  # for the last device no other is at work
+        shares = [s / modelled[i] for i, s in at_work.items()]
         found = replace(found, occupancy=min(1.0, float(np.median(shares))))
     if pairs and start.interference:
         (share,) = _nearest(
@@ -147,10 +143,18 @@ def _term(cost: OpCost, everywhere: bool) -> int:
     return 3 if kind == "all_reduce" and everywhere else 1
 
 
-def of_functions(module: ModuleOp, ops: Sequence[str] = ()) -> Predict:
+def of_functions(
+    module: ModuleOp, ops: Sequence[str] = (), exposed: Sequence[bool] = ()
+) -> Predict:
     """Return the model of the functions of a module in the local view, in their order, and then of
-    the ops whose results have these names, in place of the function that has them."""
+    the ops whose results have these names, in place of the function that has them.
+
+    Args:
+        exposed: of which functions it is that of what they take beyond their computation; by
+            default of none.
+    """
     called, apart = _measured(module, ops)
+    parts = exposed or [False] * len(called)
     meshes = {mesh for _, mesh in (*called, *apart)}
     counted: dict[tuple[int, ...], tuple[list[list[Work]], list[Work]]] = {}
     """The work of each function and op, by the units of the cluster: it depends on nothing else of
@@ -164,10 +168,11 @@ def of_functions(module: ModuleOp, ops: Sequence[str] = ()) -> Predict:
                 [work for op, mesh in apart for work in works_of([op], on[mesh])],
             )
         calls, alone = counted[cluster.units]
-        seconds = [
-            elapsed((w.cost(on[mesh]) for w in works), on[mesh])
-            for works, (_, mesh) in zip(calls, called, strict=True)
-        ]
+        seconds = list[float]()
+        for works, (_, mesh), part in zip(calls, called, parts, strict=True):
+            costs = [w.cost(on[mesh]) for w in works]
+            computed = sum(c.seconds for c in costs if not c.communicates) if part else 0.0
+            seconds.append(elapsed(costs, on[mesh]) - computed)
         costs = (w.cost(on[mesh]) for w, (_, mesh) in zip(alone, apart, strict=True))
         return [*seconds, *(cost.seconds for cost in costs)]
 

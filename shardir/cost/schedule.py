@@ -13,16 +13,23 @@ from the host a is lost to nothing. A `dist.wait` ends when the collective ends:
 
 So a collective and a computation of c seconds beside it take max(s, lost + c).
 
-A collective begins when the last device of its group does. Devices that compute the same do not end
-at the same time where they share cores, so that device is `skew` late, or as much as it has
-computed since all have waited for a collective if that is less: now is then
-now + min(skew, computed).
+A collective begins when the last device of its group does. Where devices share cores, those that
+compute the same are held up again and again, each at other times, so that they are the further
+apart the longer they have computed since all have waited for a collective: as random walks, by the
+root of that time. The last one is sqrt(`skew` computed) late, or as much as it has computed if that
+is less:
+
+    late    = min(computed, sqrt(skew computed));  now += late
+
+A function begins after a run of it, as steps do: what it has computed since its last collective
+counts for the first.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -54,10 +61,10 @@ class TimedOp(NamedTuple):
 
 def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
     """Yield the ops in the order of the program, each with its times."""
-    on = mesh.cluster_or_default
+    on, costs = mesh.cluster_or_default, list(costs)
     now, free, ends = 0.0, dict[str, float](), dict[Operation, tuple[float, float | None]]()
     """When each that is started ends, and when the last device is there, unless it is a copy."""
-    computed = 0.0  # since devices have waited for each other
+    computed = _after_collectives(costs) if on.skew else 0.0  # since devices have waited for others
     new = partial(tuple.__new__, TimedOp)  # half the time of TimedOp()
     for c in costs:
         op, _, _, seconds, axes, form, latency = c
@@ -74,7 +81,7 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
                 now = until
         else:
             name = level_of(mesh, axes)
-            late = min(on.skew, computed) if axes else 0.0
+            late = min(computed, sqrt(on.skew * computed)) if axes else 0.0
             begin = max(now + late, free.get(name, 0.0))
             end = free[name] = begin + seconds
             if dist.is_started(op):
@@ -84,6 +91,16 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
             else:
                 now, computed = end, 0.0 if axes else computed
         yield new((c, reached, now, begin, end, name, late))
+
+
+def _after_collectives(costs: Sequence[OpCost]) -> float:
+    """Return the seconds of computation after the last collective that devices wait for."""
+    seconds = 0.0
+    for c in reversed(costs):
+        if type(c.op) is dist.WaitOp or (c.form and c.axes and not dist.is_started(c.op)):
+            break
+        seconds += 0.0 if c.form else c.seconds
+    return seconds
 
 
 def length(times: Iterable[TimedOp]) -> float:

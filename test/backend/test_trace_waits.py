@@ -4,7 +4,7 @@ import pytest
 
 import shardir
 from shardir.backend.torch.measured import MeasuredCall
-from shardir.backend.torch.traces import SKEW, Differences, differences
+from shardir.backend.torch.traces import EXPOSED, SKEW, Differences, differences
 from shardir.cost.simulator import COMPUTE, SimulatedEvent, simulate
 
 SUM = """
@@ -13,6 +13,26 @@ dist.mesh @m <a = 4>
 #sum = #dist.local<@m, [{}], partial sum {a}>
 func.func @f(%x: tensor<8xf32, #sum>) -> tensor<8xf32, #one> {
   %y = dist.all_reduce <sum> %x over <a> : (tensor<8xf32, #sum>) -> tensor<8xf32, #one>
+  func.return %y : tensor<8xf32, #one>
+}
+"""
+
+BETWEEN = """
+dist.mesh @m <a = 4>
+#one = #dist.local<@m, [{}]>
+#sum = #dist.local<@m, [{}], partial sum {a}>
+func.func @f(%x: tensor<8xf32, #sum>) -> tensor<8xf32, #one> {
+  %y = dist.all_reduce <sum> %x over <a> : (tensor<8xf32, #sum>) -> tensor<8xf32, #one>
+  %z = nn.exp %y : (tensor<8xf32, #one>) -> tensor<8xf32, #one>
+  %u = dist.broadcast %z from 0 over <a> : (tensor<8xf32, #one>) -> tensor<8xf32, #one>
+  func.return %u : tensor<8xf32, #one>
+}
+"""
+ALONE = """
+dist.mesh @m <a = 4>
+#one = #dist.local<@m, [{}]>
+func.func @f(%x: tensor<8xf32, #one>) -> tensor<8xf32, #one> {
+  %y = nn.exp %x : (tensor<8xf32, #one>) -> tensor<8xf32, #one>
   func.return %y : tensor<8xf32, #one>
 }
 """
@@ -50,7 +70,38 @@ def test_waits_for_other_ranks_are_apart(
     spans: list[tuple[float, float]], exposed: float, others: float
 ) -> None:
     found = of_spans(*spans)
-    assert found.exposed[1] == pytest.approx(exposed)
+    (mine,) = [d for d in found.parts if d.kind == EXPOSED]
     (skew,) = [d for d in found.parts if d.what == SKEW]
+    assert mine.measured == pytest.approx(exposed)
     assert skew.measured == pytest.approx(others)
     assert sum(d.measured for d in found.parts) == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("work", "more"), [(1.5, 0.5), (0.5, -0.5)])
+def test_computation_takes_its_work_and_the_rest_is_for_others(work: float, more: float) -> None:
+    """Two collectives of 1 s with an op of 1 s between, which takes more or less while others
+    compute or wait."""
+    (simulation,) = simulate(shardir.compile(BETWEEN, "").module)
+    first, product, second = simulation.cost.ops
+    call = MeasuredCall(0.0, 3.0, [
+        event for begin, cost in enumerate((first, product, second))
+        for event in (
+            SimulatedEvent(COMPUTE, begin, begin + 1, cost, waits=cost.communicates),
+            *[SimulatedEvent("links: machine", begin, begin + 1, cost)] * cost.communicates,
+        )
+    ], [], {(product.op, 0): work})  # fmt: skip
+    found = differences(simulation, [[call]] * 4)
+    parts = {d.what: d.measured for d in found.parts}
+    assert parts[product.op.name] == found.computed[1] == work
+    assert parts[SKEW] == pytest.approx(-more)
+    assert found.exposed == pytest.approx((simulation.seconds - product.seconds, 3 - work))
+    assert sum(d.measured for d in found.parts) == pytest.approx(3)
+
+
+def test_where_nothing_communicates_nothing_is_exposed() -> None:
+    (simulation,) = simulate(shardir.compile(ALONE, "").module)
+    (op,) = simulation.cost.ops
+    call = MeasuredCall(0.0, 3.0, [SimulatedEvent(COMPUTE, 1.0, 2.0, op)], [], {(op.op, 0): 1.0})
+    found = differences(simulation, [[call]] * 4)
+    assert found.exposed == (0.0, 0.0)
+    assert found.computed[1] == 1.0

@@ -54,10 +54,9 @@ def calibrated() -> Cluster:
         folder_of_probes = probing.save(Path(folder) / "probes")
         traces = list[list[RankCalls]]()
         (measured,) = times(
-            [folder_of_probes], *PROBING, Options(timeout=TIMEOUT), on_traces=traces.extend,
-            clocks=["processor"],
-        )  # fmt: skip
-    seconds = medians(probing, measured, traces[0])
+            [folder_of_probes], *PROBING, Options(timeout=TIMEOUT), on_traces=traces.extend
+        )
+    seconds = medians(given, probing, measured, traces[0])
     at_work = working(probing, measured, traces[0])
     return fitted(given, probing, seconds, unmeasured(RANKS, MEMORY), at_work).cluster
 

@@ -152,9 +152,9 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
         measured, *steps = times(
             folders, ROUNDS, TURN, Options(timeout=TIMEOUT),
             lambda done: log(f"round {done}/{ROUNDS}"), traces.extend,
-            ["processor", *[""] * len(found)],
+            [True, *[False] * len(found)],
         )  # fmt: skip
-    by_probe = medians(probing, measured, traces[0])
+    by_probe = medians(every_probe, probing, measured, traces[0])
     at_work = working(probing, measured, traces[0])
     calibration = fitted(every_probe, probing, by_probe, unmeasured(RANKS, MEMORY), at_work)
     log(f"fitted to the probes: {escape(str(calibration.cluster))}")

@@ -87,7 +87,7 @@ def records(
             if measured and rounds:
                 write(measured / f"{b}.json", known, every[b])
     for backend, each in every.items():
-        seconds = medians(probing, each.seconds[0], each.calls[0])
+        seconds = medians(every_probe, probing, each.seconds[0], each.calls[0])
         at_work = working(probing, each.seconds[0], each.calls[0])
         calibration = fitted(every_probe, probing, seconds, unmeasured(RANKS, MEMORY), at_work)
         log(f"{backend}, fitted to the probes: {escape(str(calibration.cluster))}")
@@ -110,7 +110,6 @@ def _rounds(
     seconds = times(
         folders, rounds, TURN, Options(backend=backend, timeout=TIMEOUT),
         lambda done: log(f"{backend}: round {done}/{rounds}"), traces.extend,
-        ["processor", *["wall"] * (len(folders) - 1)],
     )  # fmt: skip
     return before + Rounds(seconds, traces)
 
@@ -130,12 +129,13 @@ def _compared(
         parts[model].append(all)
         r = {
             "backend": backend, "model": model, "strategy": strategy,
-            **_beside("step", all.predicted, median(rounds.seconds[i]["step"])),
-            **_beside("exposed", *all.exposed),
+            **_beside("step", all.predicted, step := median(rounds.seconds[i]["step"])),
+            **_beside("exposed", all.exposed[0], all.beyond(step)),
         }  # fmt: skip
         for number, (half, differs) in enumerate(zip(halves, of_halves, strict=True)):
-            r[f"step_half{number}_ms"] = median(half.seconds[i]["step"]) * 1e3
-            r[f"exposed_half{number}_ms"] = differs.exposed[1] * 1e3
+            step = median(half.seconds[i]["step"])
+            r[f"step_half{number}_ms"] = step * 1e3
+            r[f"exposed_half{number}_ms"] = differs.beyond(step) * 1e3
         out.append(r)
     for model, of_model in parts.items():
         for line in worst(of_model):

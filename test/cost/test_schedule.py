@@ -120,6 +120,8 @@ BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in 
     [
         ([BLOCKING["x"]], 0.032, 0.0),  # nothing is computed before it
         ([f"%p = {PRODUCT}", BLOCKING["x"]], 0.128 + 0.1 + 0.032, 0.1),
+        # in the run before
+        ([BLOCKING["x"], f"%p = {PRODUCT}"], 0.128 + 0.1 + 0.032, 0.1),
         # all are there after the first, over whichever axis
         ([f"%p = {PRODUCT}", BLOCKING["x"], BLOCKING["u"]], 0.128 + 0.1 + 0.064, 0.1),
         ([f"%p = {PRODUCT}", BLOCKING["x"], f"%q = {PRODUCT}", BLOCKING["u"]], 0.52, 0.2),
@@ -130,14 +132,14 @@ BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in 
          0.384, 0.0),
         # that did not bring devices together
         ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", f"%r = {PRODUCT}", wait("g"),
-          BLOCKING["u"]], 0.384 + 0.132, 0.1),
+          BLOCKING["u"]], 0.384 + 3**0.5 * 0.1 + 0.032, 3**0.5 * 0.1),
     ],
 )  # fmt: skip
 def test_a_collective_begins_with_the_last_device_which_is_late(
     lines: list[str], seconds: float, late: float
 ) -> None:
-    """By 0.1 s, unless it has computed less; a product takes 0.128 s."""
-    found = cost("\n".join(lines), skew=0.1)
+    """By 0.1 s after a product, which takes 0.128 s: the root of 0.128 times the skew."""
+    found = cost("\n".join(lines), skew=0.1**2 / 0.128)
     assert found.seconds == pytest.approx(seconds)
     assert found.late == pytest.approx(late)
     waits = [c for c in found.ops if c.communicates]

@@ -68,11 +68,11 @@ MUTANTS = [
         "test/tools/test_shard_calibrate.py::test_errors_are_of_the_ratio_either_way",
     ),
     Mutant(
-        "an op takes the processor's seconds",
-        "Where ranks share cores ops are priced as if each rank had a core.",
+        "a collective takes what is around it",
+        "A probe of a collective counts the work of the ops between its calls.",
         "tools/fitted_cluster.py",
-        "scale = seconds / sum(found.values())",
-        "scale = 1.0",
-        "test/tools/test_shard_calibrate.py -k share",
+        "found[name] - sum(spent[name].values()) + mine",
+        "found[name]",
+        "test/tools/test_shard_calibrate.py -k take_their_work",
     ),
 ]

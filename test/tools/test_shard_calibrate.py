@@ -1,5 +1,6 @@
 """shard-calibrate: its probes, the errors that it reports, and its command line."""
 
+import re
 from itertools import product
 from math import log
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import shardir
 from shardir.cost import Coefficients, report
 from shardir.tools import calibrate, fitted_cluster
-from shardir.tools.probes import OPS, groups, module, probes, sizes
+from shardir.tools.probes import CLOSE, MIXED, OPS, groups, module, probes, sizes
 
 
 def test_groups_and_sizes() -> None:
@@ -29,20 +30,33 @@ def test_probes_are_programs_on_any_number_of_ranks(ranks: int) -> None:
     assert extents == set(groups(ranks))
 
 
-def test_ops_have_their_share_of_the_seconds_of_a_call() -> None:
-    """Each line takes a microsecond of the processor, and a call two seconds."""
-    given = probes(2, 1 << 12)
-    compiled = shardir.compile(module(given, 2), "")
+def recorded(compiled: shardir.Compiled, name: str) -> dict[str, list[int] | int]:
+    """A call of a function in which each line takes some time, and a microsecond of work."""
     lines = compiled.program.splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith(f"def {OPS}("))
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"def {name}("))
     last = next(i for i, line in enumerate(lines) if i > first and line.startswith("    return"))
-    numbers = [i + 1 for i in range(first, last) if lines[i].startswith("    v")]
-    times = [1000 * i for i in range(len(numbers))]
-    call = {"begin": 0, "end": 1000 * len(numbers), "lines": numbers, "times": times, "spans": []}
-    found = fitted_cluster.times_of_ops(compiled, [{OPS: [call] * 3}] * 2, 2.0)
-    assert found.keys() >= {p.name for p in given if not p.text and p.size}  # others are in loops
-    assert len(found) == len(numbers)
-    assert [*found.values()] == [pytest.approx(2.0 / len(numbers))] * len(numbers)
+    numbers = [i + 1 for i in range(first, last) if re.match(r"\s+(v\d|_)[\w, ]* = ", lines[i])]
+    times, work = [9 * i * i for i in range(len(numbers))], [1000] * len(numbers)
+    return {
+        "begin": 0, "end": 10**9, "lines": numbers, "times": times, "work": work, "spans": []
+    }  # fmt: skip
+
+
+def test_ops_take_their_work_and_collectives_what_a_call_takes_beyond_it() -> None:
+    """Of a microsecond for each op, collectives included, a call of 100 microseconds and one that
+    others have let end early, of which counts what the rank is itself at work for."""
+    long, early = "all_reduce_2_4096", "close_all_gather0_2_4096"
+    given = [p for p in probes(2, 1 << 12) if p.name in (long, early, OPS) or not p.text]
+    compiled = shardir.compile(module(given, 2), "")
+    calls = {p.name: [recorded(compiled, p.name)] * 3 for p in given if p.text}
+    seconds = {long: [1e-4], early: [1e-6], OPS: [1.0]}
+    found = fitted_cluster.medians(given, compiled, seconds, [calls] * 2)
+    ops = [p.name for p in given if not p.text and p.size]  # others are in loops
+    assert ops and [found[name] for name in ops] == pytest.approx([1e-6] * len(ops))
+    assert found[long] == pytest.approx(1e-4 - (2 * len(MIXED) + 2 + 1) * 1e-6)
+    assert found[early] == pytest.approx(CLOSE * 1e-6)
+    worked = fitted_cluster.working(compiled, seconds, [calls] * 2)
+    assert [worked[name] for name in (long, early)] == pytest.approx([2e-6, CLOSE * 1e-6])
 
 
 def test_errors_are_of_the_ratio_either_way() -> None:

@@ -13,6 +13,7 @@ simulated ones (`shardir/cost/simulator.py`):
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from xdsl.dialects.builtin import ModuleOp
@@ -40,18 +41,30 @@ HANDED = (
 simulated does not have, and constants, of which equal ones are one in the program."""
 
 
-MeasuredOp = tuple[Operation, float, float]
-"""An op in a call, with its begin and end in seconds."""
+class MeasuredOp(NamedTuple):
+    """An op in a call: its begin and end, and its seconds of work (`runtime_trace.py`), on a GPU
+    those from its begin to its end."""
+
+    op: Operation
+    begin: float
+    end: float
+    work: float
+
+
+OpRun = tuple[Operation, int]
+"""An op, and the number of its run in a call."""
 
 
 class MeasuredCall(NamedTuple):
-    """A call of a function on a rank: its begin and end in seconds, its events, and the spans of a
-    step in stages, as they are recorded."""
+    """A call of a function on a rank: its begin and end in seconds, its events, the spans of a step
+    in stages, as they are recorded, and the seconds of work of its computation, where these are not
+    those of its events."""
 
     begin: float
     end: float
     events: list[SimulatedEvent]
     spans: list[list[Any]]
+    work: Mapping[OpRun, float] = MappingProxyType({})
 
 
 class ProgramLines:
@@ -97,48 +110,49 @@ class ProgramLines:
             runs = list(self._with_others(self._runs(call)))
             events = sorted(_events(runs, costs, mesh), key=lambda e: e.begin)
             spans = [[*what, a * NANO, b * NANO] for *what, a, b in call["spans"]]
-            yield MeasuredCall(call["begin"] * NANO, call["end"] * NANO, events, spans)
+            work = dict(_numbered_work(runs))
+            yield MeasuredCall(call["begin"] * NANO, call["end"] * NANO, events, spans, work)
 
     def _with_others(self, runs: Iterator[MeasuredOp]) -> Iterator[MeasuredOp]:
         """Yield the ops, and those after them that have no line: what adds a bias to a product, and
         the updates in the call of one before them."""
-        for op, begin, end in runs:
-            yield op, begin, end
-            after = op.next_op
+        for run in runs:
+            yield run
+            after = run.op.next_op
             while (
                 after is not None
                 and after not in self._lined
                 and (biased(after) is not None or is_updated_before(after))
             ):
-                yield after, end, end
+                yield MeasuredOp(after, run.end, run.end, 0.0)
                 after = after.next_op
 
     def medians(self, recorded: Iterable[dict[str, Any]]) -> dict[Operation, float]:
-        """Return the median seconds of each op in recorded calls of a function."""
+        """Return the median seconds of work of each op in recorded calls of a function."""
         found: dict[Operation, list[float]] = {}
         for call in recorded:
-            for op, begin, end in self._runs(call):
-                found.setdefault(op, []).append(end - begin)
+            for run in self._runs(call):
+                found.setdefault(run.op, []).append(run.work)
         return {op: median(seconds) for op, seconds in found.items()}
 
     def _runs(self, call: Mapping[str, Any]) -> Iterator[MeasuredOp]:
         """Yield the ops of a call with their begin and end; an op has one line or several."""
         counts, last = Counter[int](), 0
         op: Operation | None = None
-        begin = end = 0.0
-        for line, a, b in zip(
-            call["lines"], call["times"], [*call["times"][1:], call["end"]], strict=True
-        ):
+        begin = end = work = 0.0
+        ends = [*call["times"][1:], call["end"]]
+        spent = call["work"] or [b - a for a, b in zip(call["times"], ends, strict=True)]
+        for line, a, b, s in zip(call["lines"], call["times"], ends, spent, strict=True):
             ops, run = self._ops.get(line), counts[line]
             counts[line] += 1
             now = ops[run % len(ops)] if ops else None
             if now is not op or line <= last:  # an earlier line of the same op: its next run
                 if op is not None:
-                    yield op, begin, end
-                begin = a * NANO
-            op, end, last = now, b * NANO, line
+                    yield MeasuredOp(op, begin, end, work)
+                begin, work = a * NANO, 0.0
+            op, end, last, work = now, b * NANO, line, work + s * NANO
         if op is not None:
-            yield op, begin, end
+            yield MeasuredOp(op, begin, end, work)
 
 
 def _run(f: FuncOp) -> Iterator[Operation]:
@@ -158,7 +172,7 @@ def _events(
         dict[Operation, float](),
         list[tuple[float, float, OpCost]](),
     )
-    for op, begin, end in runs:
+    for op, begin, end, _ in runs:
         of = op.started if isinstance(op, dist.WaitOp) else op
         cost = costs.get(of) or OpCost(of, 0, 0, 0.0)
         yield SimulatedEvent(COMPUTE, begin, end, cost, waits=cost.communicates)
@@ -171,3 +185,11 @@ def _events(
     for begin, end, cost in sorted(flights, key=lambda flight: flight[:2]):
         row = rows.free(row_of(level_of(mesh, cost.axes)), begin, end)
         yield SimulatedEvent(row, begin, end, cost)
+
+
+def _numbered_work(runs: list[MeasuredOp]) -> Iterator[tuple[OpRun, float]]:
+    """Yield the seconds of work of each run of each op of a call."""
+    counts = Counter[Operation]()
+    for op, _, _, work in runs:
+        yield (op, counts[op]), work
+        counts[op] += 1

@@ -3,7 +3,7 @@ differ."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 from xdsl.ir import Operation
@@ -11,7 +11,7 @@ from xdsl.ir import Operation
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh, axes_text
 from shardir.backend.runs import RankCalls
-from shardir.backend.torch.measured import MeasuredCall, ProgramLines
+from shardir.backend.torch.measured import MeasuredCall, OpRun, ProgramLines
 from shardir.cost.report import table
 from shardir.cost.simulator import ARRIVALS, COMPUTE, SimulatedEvent, Simulation, simulate
 from shardir.cost.trace import (
@@ -34,19 +34,16 @@ SPAN_ROWS = {"arrival": ARRIVALS, "send": "sends"}
 REST = "waits for other stages, and the runtime"
 """What a call takes besides ops and collectives."""
 
-SKEW = "waits for other ranks in collectives"
+SKEW = "waits for other ranks"
 """Of the time in a collective that until the last rank of the group begins it, and that from when
 half of its ranks have left it: where ranks share cores, they do not compute at the same time, and
-those that leave first hold up the others."""
+those that leave first hold up the others. And by how much computation takes longer than its work,
+or less, while others wait."""
 
-EXPOSED = "exposed"
+COMPUTATION, EXPOSED = "computation", "exposed"
 
 PartName = tuple[str, str]
 """A kind of op, and what it is: computation, or exposed communication."""
-
-CollectiveRun = tuple[Operation, int]
-"""A collective, and the number of its run in a call."""
-
 
 GroupSpan = tuple[float, float]
 """When the last rank of a group begins a collective, and when half of them have left it."""
@@ -72,10 +69,20 @@ class Differences(NamedTuple):
     calls: int
     predicted: float
     measured: float
-    exposed: tuple[float, float]
-    """The predicted and measured seconds in which a device waits for collectives and copies,
-    without those for ranks that begin one later."""
+    computed: tuple[float, float]
+    """The predicted and measured seconds of its computation: measured those of work, the median of
+    all calls, of each the mean of all ranks."""
     parts: list[PartDifference]
+
+    @property
+    def exposed(self) -> tuple[float, float]:
+        """The predicted and measured seconds of a call beyond its computation."""
+        return self.predicted - self.computed[0], self.beyond(self.measured)
+
+    def beyond(self, seconds: float) -> float:
+        """Return the seconds of a call of so many seconds beyond its computation; 0 where nothing
+        communicates."""
+        return seconds - self.computed[1] if any(p.kind == EXPOSED for p in self.parts) else 0.0
 
     def __str__(self) -> str:
         head = (
@@ -182,7 +189,9 @@ def differences(simulation: Simulation, ranks: Sequence[Sequence[MeasuredCall]])
     for calls in zip(*ranks, strict=True):
         spans = _group_spans(calls, simulation.cost.mesh)
         for rank, call in enumerate(calls):
-            measured[rank].append(_by_part(call.events, call.end - call.begin, spans[rank]))
+            measured[rank].append(
+                _by_part(call.events, call.end - call.begin, spans[rank], call.work)
+            )
     parts = dict.fromkeys(
         part for found in (*predicted, *(c for calls in measured for c in calls)) for part in found
     )
@@ -197,22 +206,22 @@ def differences(simulation: Simulation, ranks: Sequence[Sequence[MeasuredCall]])
         )
 
     found = sorted(map(of, parts), key=lambda d: -abs(d.measured - d.predicted))
-    exposed = [d for d in found if d.kind == EXPOSED]
+    computed = [mean(map(_computed, rank_parts)) for rank_parts in zip(*measured, strict=True)]
     return Differences(
         simulation.cost.name, len(ranks), len(ranks[0]), seconds,
         mean(c.end - c.begin for calls in ranks for c in calls),
-        (sum(d.predicted for d in exposed), sum(d.measured for d in exposed)), found,
+        (mean(map(_computed, predicted)), median(computed)), found,
     )  # fmt: skip
 
 
-def _group_spans(calls: Sequence[MeasuredCall], mesh: Mesh) -> list[dict[CollectiveRun, GroupSpan]]:
+def _group_spans(calls: Sequence[MeasuredCall], mesh: Mesh) -> list[dict[OpRun, GroupSpan]]:
     """Return for each rank when the last rank of its group begins each collective of a call, and
     when half of them have left it."""
     spans = [
         {(e.cost.op, k): (e.begin, e.end) for e, k in _numbered(call.events) if e.row != COMPUTE}
         for call in calls
     ]
-    found: list[dict[CollectiveRun, GroupSpan]] = [{} for _ in calls]
+    found: list[dict[OpRun, GroupSpan]] = [{} for _ in calls]
     axes = {e.cost.op: e.cost.axes for call in calls for e in call.events if e.row != COMPUTE}
     for group in {group for over in axes.values() for group in mesh.groups(over)}:
         for rank in group:
@@ -237,12 +246,15 @@ def _numbered(events: Sequence[SimulatedEvent]) -> Iterator[tuple[SimulatedEvent
 def _by_part(
     events: Sequence[SimulatedEvent],
     seconds: float,
-    spans: Mapping[CollectiveRun, GroupSpan] | None = None,
+    spans: Mapping[OpRun, GroupSpan] | None = None,
+    work: Mapping[OpRun, float] | None = None,
 ) -> dict[PartName, float]:  # fmt: skip
     """Return the seconds of each kind of op on the row of computation, and the rest of all.
 
     Args:
         spans: of the group of each collective (`_group_spans`): waits outside are for other ranks.
+        work: of computation, where its seconds are not those of its events; the difference is due
+            to other ranks.
     """
     found = defaultdict[PartName, float](float)
     for e, k in _numbered(events):
@@ -254,16 +266,22 @@ def _by_part(
             all_there, left = spans.get((e.cost.op, run), (begin, end))
             begin = min(max(begin, all_there), end)
             end = max(min(end, left), begin)
-            found[SKEW, ""] += begin - e.begin + e.end - end
-        found[_part(e)] += end - begin
+        mine = end - begin if e.waits else (work or {}).get((e.cost.op, k), end - begin)
+        found[SKEW, ""] += e.end - e.begin - mine
+        found[_part(e)] += mine
     found[REST, ""] = seconds - sum(found.values())
     return found
+
+
+def _computed(parts: Mapping[PartName, float]) -> float:
+    """Return the seconds of computation."""
+    return sum(s for (_, kind), s in parts.items() if kind == COMPUTATION)
 
 
 def _part(e: SimulatedEvent) -> tuple[str, str]:
     if e.late:
         return SKEW, ""
     if not e.waits:
-        return e.cost.op.name, "computation"
+        return e.cost.op.name, COMPUTATION
     over = f" over {axes_text(e.cost.axes)}" if e.cost.axes else ""
     return f"{e.cost.op.name}{over}", EXPOSED

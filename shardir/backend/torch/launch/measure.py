@@ -24,7 +24,7 @@ def times(
     options: Options,
     on_round: Callable[[int], object] | None = None,
     on_traces: Callable[[list[list[RankCalls]]], object] | None = None,
-    clocks: Sequence[str] = (),
+    traced: Sequence[bool] = (),
 ) -> MeasuredTimes:
     """Call every function of the programs for about `seconds` in each round.
 
@@ -33,8 +33,7 @@ def times(
         on_round: called with the number of rounds done.
         on_traces: called with the recorded calls of the ranks of each program, in which the times
             of lines are recorded too: two in each round. Without it there are none.
-        clocks: of each program the clock of these times, "wall", or "processor" for the seconds
-            that the processor works for a rank; "" to record none. By default "wall".
+        traced: of which programs they are recorded; by default of all.
 
     Raises:
         LaunchError: the programs cannot run together, or a rank failed.
@@ -59,7 +58,7 @@ def times(
             "programs": [str(p.directory.resolve()) for p in plans],
             "rounds": rounds,
             "seconds": seconds,
-            "traced": list(clocks) or ["wall" if on_traces else ""] * len(plans),
+            "traced": list(traced) or [on_traces is not None] * len(plans),
         }
         (here / "turns.json").write_text(json.dumps(turns))
         Ranks(here / f"{MEASURING}.py", sizes.pop(), options).run(take)

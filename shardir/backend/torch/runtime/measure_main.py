@@ -3,10 +3,10 @@
 Started by measure.py, which puts it beside the runtime's files, with turns.json:
 
     {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02,
-     "traced": ["wall", ""]}
+     "traced": [true, false]}
 
 Programs are emitted directories. In each round each function has a turn of about `seconds`:
-as many calls as fit, at least one, in sequence. A step that reads rows of files takes its inputs
+as many calls as fit, at least four, in sequence. A step that reads rows of files takes its inputs
 as a run does, those of the first step on; any other has the same inputs in all calls. Rank 0
 reports, beside what runtime_main.py
 does,
@@ -14,9 +14,8 @@ does,
     {"event": "round", "done": 3, "of": 5}
     {"event": "times", "program": 0, "function": "step", "seconds": [0.0031, 0.003]}
 
-a call's mean of each round. `traced` has the clock of each program whose calls are to be traced,
-`wall` or `processor`: it has two more calls in each round, with the times of its lines:
-trace0/rank0.json, ... beside turns.json (runtime_trace.py).
+a call's mean of each round. A program that is `traced` has two more calls in each round, with the
+times of its lines: trace0/rank0.json, ... beside turns.json (runtime_trace.py).
 """
 
 import json
@@ -39,8 +38,10 @@ from runtime_process import as_rank, join_ranks, make_groups
 from runtime_trace import Recorder
 
 HERE = Path(__file__).parent
-MAX_CALLS = 2000
-"""The number of calls in a turn, at most."""
+MIN_CALLS, MAX_CALLS = 4, 2000
+"""The number of calls in a turn, at least and at most. A turn is from the first rank that begins to
+the last that ends, after a barrier, which ranks that share cores leave milliseconds apart: of
+several calls, as of a run of steps, that is a smaller part."""
 
 TRIES = 3
 """The number of single calls whose minimum time decides the number of calls in a turn."""
@@ -59,7 +60,7 @@ class Timed:
         self.calls = 1
         once = min(self.alone() for _ in range(TRIES))
         most = _most(runner.mesh, [once])[0]
-        self.calls = max(1, min(MAX_CALLS, math.ceil(seconds / most)))
+        self.calls = max(MIN_CALLS, min(MAX_CALLS, math.ceil(seconds / most)))
 
     def alone(self) -> float:
         """Return the time of a turn on this rank, in seconds."""
@@ -84,10 +85,10 @@ class Timed:
 class Traced:
     """The calls of a program in which the times of lines are recorded."""
 
-    def __init__(self, program: int, runner: Runner, calls: int, clock: str):
+    def __init__(self, program: int, runner: Runner, calls: int):
         self.runner, folder = runner, HERE / f"trace{program}"
         folder.mkdir(exist_ok=True)
-        self.recorder = Recorder(calls, folder, runner.mesh.device, clock == "processor")
+        self.recorder = Recorder(calls, folder, runner.mesh.device)
         plan = runner.plan
         self.functions = self.recorder.functions(plan, plan.directory / "program.py")
 
@@ -141,8 +142,8 @@ def work(options: RunOptions, events: Events) -> None:
         functions = {f.name: getattr(module, f.python) for f in plan.functions}
         runner = Runner(plan, mesh, functions, options.seed, events)
         timed += [Timed(number, runner, f, turns["seconds"]) for f in plan.functions]
-        if clock := turns["traced"][number]:
-            traced[number] = Traced(number, runner, 2 * turns["rounds"], clock)
+        if turns["traced"][number]:
+            traced[number] = Traced(number, runner, 2 * turns["rounds"])
     for number in range(turns["rounds"]):
         for one in timed:
             one.seconds.append(one.turn())

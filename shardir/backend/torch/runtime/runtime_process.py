@@ -138,9 +138,14 @@ def retain_memory() -> None:
 def _share_cores() -> None:
     """Take longer turns on a core where ranks share cores: small collectives are five times
     faster."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if hasattr(os, "SCHED_BATCH") and local > len(os.sched_getaffinity(0)):
+    if hasattr(os, "SCHED_BATCH") and ranks_of_a_core() > 1:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def ranks_of_a_core() -> float:
+    """Return the number of ranks of this machine that share a core, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1.0, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) / (cores or 1))
 
 
 def memory(device: torch.device) -> int:

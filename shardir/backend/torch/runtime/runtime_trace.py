@@ -5,12 +5,14 @@ itself is as it is, and a run without a trace takes no time for it. SHARDIR_TRAC
 each function the last K calls are written to rank0.json, rank1.json, ... of the folder:
 
     {"functions": {"step": [{"begin": 17, "end": 99, "lines": [31, 33], "times": [18, 40],
-                             "spans": [["part", "F", 0, 1, 18, 55]]}]}}
+                             "work": [20, 50], "spans": [["part", "F", 0, 1, 18, 55]]}]}}
 
-Times are in nanoseconds of the machine's clock: a mark's is that at which its line begins. Spans
-are those of steps in stages: `part` with kind, stage and microbatch; `send`, and `arrival`, the
-wait for a value, with its name, the other rank, and the microbatch. On a GPU times are those of its
-stream.
+Times are in nanoseconds of the machine's clock: a mark's is that at which its line begins. `work`
+is what each line takes while all ranks work: where they share cores, the time that the processor
+works for this rank, in all threads, times the number of ranks of a core; else that time, and at
+most the line's. Spans are those of steps in stages: `part` with kind, stage and microbatch; `send`,
+and `arrival`, the wait for a value, with its name, the other rank, and the microbatch. On a GPU
+times are those of its stream, and there is no `work`.
 
 A part of the runtime; needs only torch.
 """
@@ -22,12 +24,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from runtime_events import TRACE
 from runtime_plan import ProgramPlan
+from runtime_process import ranks_of_a_core
 
 MARK = "the mark of a line"
 """The global name of the function that a mark calls: no identifier, so no program has it."""
@@ -39,19 +43,17 @@ class Recorder:
     Args:
         calls: their number.
         folder: where they are written to.
-        processor: whether times are the processor's for this rank, where the device is a CPU: of
-            ranks and other processes that share its cores they have no part.
     """
 
-    def __init__(self, calls: int, folder: Path, device: torch.device, processor: bool = False):
+    def __init__(self, calls: int, folder: Path, device: torch.device):
         self.folder = folder
         self.calls: dict[str, deque[dict[str, Any]]] = {}
         self._most = calls
         self._lines: list[int] = []
         self._times: list[Any] = []
+        self._worked: list[int] = []
         self._spans: list[list[Any]] = []
-        host = _ProcessorClock() if processor else _HostClock()
-        self._clock = _StreamClock() if device.type == "cuda" else host
+        self._clock = _StreamClock() if device.type == "cuda" else _HostClock()
 
     def functions(self, plan: ProgramPlan, path: Path) -> dict[str, Callable]:
         """Return the functions of a program, which is in a file, with marks."""
@@ -65,9 +67,11 @@ class Recorder:
 
     def _mark(self) -> Callable[[int], None]:
         line, at, now = self._lines.append, self._times.append, self._clock.now
+        worked, work = self._worked.append, self._clock.work
 
         def mark(number: int) -> None:
             line(number)
+            worked(work())
             at(now())
 
         return mark
@@ -75,19 +79,26 @@ class Recorder:
     @contextmanager
     def call(self, function: str) -> Iterator[None]:
         """Record a call of a function."""
-        for found in (self._lines, self._times, self._spans):
+        for found in (self._lines, self._times, self._worked, self._spans):
             found.clear()
         begin = self._clock.now()
         yield
-        end = self._clock.now()
+        end, worked = self._clock.now(), [*self._worked, self._clock.work()]
         begin, end, *times = self._clock.nanoseconds([begin, end, *self._times])
         spans = [
             [*what, *self._clock.nanoseconds([span_begin, span_end])]
             for *what, span_begin, span_end in self._spans
         ]
-        self.calls.setdefault(function, deque(maxlen=self._most)).append(
-            {"begin": begin, "end": end, "lines": list(self._lines), "times": times, "spans": spans}
-        )
+        spent = (b - a for a, b in pairwise(worked))
+        if (share := ranks_of_a_core()) > 1:
+            work = [share * s for s in spent]
+        else:
+            work = [min(s, b - a) for s, (a, b) in zip(spent, pairwise([*times, end]), strict=True)]
+        call = {
+            "begin": begin, "end": end, "lines": list(self._lines), "times": times, "spans": spans,
+            "work": work if isinstance(self._clock, _HostClock) else [],
+        }  # fmt: skip
+        self.calls.setdefault(function, deque(maxlen=self._most)).append(call)
 
     @contextmanager
     def span(self, *what: Any) -> Iterator[None]:
@@ -103,18 +114,13 @@ class Recorder:
 
 
 class _HostClock:
-    """The time of the host."""
+    """The time of the host, and that which the process has run, in all threads."""
 
     now = staticmethod(time.perf_counter_ns)
+    work = staticmethod(time.process_time_ns)
 
     def nanoseconds(self, marks: list[int]) -> list[int]:
         return marks
-
-
-class _ProcessorClock(_HostClock):
-    """The time that the process has run, in all threads: Gloo moves bytes in threads of its own."""
-
-    now = staticmethod(time.process_time_ns)
 
 
 class _StreamClock:
@@ -123,6 +129,9 @@ class _StreamClock:
     def __init__(self) -> None:
         torch.cuda.synchronize()
         self._first, self._at = self.now(), time.perf_counter_ns()
+
+    def work(self) -> int:
+        return 0
 
     def now(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
