@@ -11,9 +11,10 @@ for all solutions that keep to the limit.
 2. The solution for a price may be over the limit, or far below it. So each is changed until it
    keeps to the limit, and as long as it gets cheaper (adjust.py); not those of large problems.
 3. Where the best solution is not near the bound, and the problem is small, its solutions are
-   divided into two parts: a variable has one value, or one of the others. It is one that differs
-   between the solutions of the cheapest mix. Each part has prices and a bound of its own; the part
-   with the lowest bound is divided next (branch and bound).
+   divided into two parts: a variable has one value, or one of the others. Of those that differ
+   between the solutions of the cheapest mix it is the one whose bytes differ most in price. Each
+   part has prices and a bound of its own; the part with the lowest bound is divided next (branch
+   and bound).
 """
 
 from collections.abc import Callable, Sequence
@@ -46,11 +47,14 @@ MAX_ADJUSTED = 2500
 FEW_PRICED_SOLUTIONS = 5
 """How many problems with prices are solved for larger ones, at most."""
 
-MAX_PART_ENTRIES = 1 << 19
+MAX_PART_ENTRIES = 1 << 20
 """The entries of the tables of the problems that are solved for parts, in all."""
 
-MAX_PART_SOLUTIONS = 64
+MAX_PART_SOLUTIONS = 128
 """How many problems are solved for parts, in all, at most."""
+
+UNKEPT = 2
+"""For how many of them one counts as long as no solution keeps to the limit: perhaps none does."""
 
 
 class _Known(NamedTuple):
@@ -69,6 +73,7 @@ class _Part:
         bound: of the cost of its solutions that keep to the limit.
         known: some of its solutions.
         mix: those of the cheapest mix, and the solution for the last prices.
+        price: the last prices of a byte: of the arguments alone, then at each op.
     """
 
     bound: float
@@ -76,6 +81,7 @@ class _Part:
     allowed: list[np.ndarray] = field(compare=False)
     known: list[_Known] = field(compare=False)
     mix: list[list[int]] = field(compare=False, default_factory=list)
+    price: Table = field(compare=False, default_factory=lambda: np.zeros(0))
 
 
 def solve_within(
@@ -133,7 +139,8 @@ class _LimitedSearch:
                 values = [*part.allowed[:v], np.array(allowed), *part.allowed[v + 1 :]]
                 half = _Part(part.bound, numbers, values, inside)
                 numbers += 1
-                self.remaining -= self._price(half, min(PART_SOLUTIONS, self.remaining))
+                solved = self._price(half, min(PART_SOLUTIONS, self.remaining))
+                self.remaining -= solved if self.best else UNKEPT * solved
                 if self._is_open(half):
                     heappush(parts, half)
                 else:
@@ -162,9 +169,9 @@ class _LimitedSearch:
             costs = np.array([k.cost for k in part.known])
             excess = np.array([k.live[at] / self.limit - 1 for k in part.known])
             price, weights = prices(costs, excess.reshape(len(costs), len(at)), self.ceiling)
-            each = np.zeros(self.ops)
-            each[at] = price / self.limit
-            problem = priced(self.problem, self.held, each)
+            part.price = np.zeros(self.ops)
+            part.price[at] = price / self.limit
+            problem = priced(self.problem, self.held, part.price)
             found = self.solve(problem if part.number == 0 else problem.restricted(part.allowed))
             choice = [int(a[x]) for a, x in zip(part.allowed, found.choice, strict=True)]
             part.bound = max(part.bound, found.bound - float(price.sum()))
@@ -172,7 +179,7 @@ class _LimitedSearch:
             part.mix = [choice, *mixed]
             self._offer(choice, part.mix)
             if self.best is not None:
-                self._offer(self.best.choice, part.mix)
+                self._offer(self.best.choice, [choice])
             is_known = any(choice == k.choice for k in part.known)
             if is_known or not self._is_open(part):
                 return i + 1
@@ -202,23 +209,29 @@ class _LimitedSearch:
                 at.append(peak)
 
     def _dividing(self, part: _Part) -> int:
-        """Return the variable by which a part is divided: the one whose bytes differ most between
-        the solutions of the mix; if none differs, the one with most values."""
+        """Return the variable by which a part is divided: the one whose bytes differ most in price
+        between the solutions of the mix; if none differs, the one with most values."""
         differing = [
             v for v in range(len(part.allowed)) if len({choice[v] for choice in part.mix}) > 1
         ]
         if not differing:
             return max(range(len(part.allowed)), key=lambda v: len(part.allowed[v]))
+        total = np.concatenate(([0.0], np.cumsum(part.price)))
 
         def spread(v: int) -> float:
-            held = [self._bytes(v, choice[v]) for choice in part.mix]
-            return max(held) - min(held)
+            paid = [self._price_of(v, choice[v], total) for choice in part.mix]
+            return max(paid) - min(paid)
 
         return max(differing, key=spread)
 
-    def _bytes(self, v: int, value: int) -> float:
-        """Return the most bytes that a value of a variable may hold."""
+    def _price_of(self, v: int, value: int, total: Table) -> float:
+        """Return the price of the most bytes that a value of a variable may hold.
+
+        Args:
+            total: the prices of a byte at all ops before each.
+        """
         return sum(
-            float(h.bytes.take(value, axis=h.variables.index(v)).max())
+            float(total[h.span.end + 2] - total[h.span.start + 1])
+            * float(h.bytes.take(value, axis=h.variables.index(v)).max())
             for h in self.adjuster.holding[v]
         )
