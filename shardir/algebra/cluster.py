@@ -192,6 +192,16 @@ class Cluster:
         """The ratio of the time of each op, by its name, to that of the roofline."""
         return TimeRatios(self.ops)
 
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """The flop/s of each element type."""
+        return dict(self.flops)
+
+    @cached_property
+    def operand_rates(self) -> dict[str, float]:
+        """The bytes/s of the operands of products, by element type."""
+        return dict(self.operands)
+
     @property
     def host_link(self) -> HostLink:
         """The link of a device to the memory of its host."""

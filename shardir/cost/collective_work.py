@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from xdsl.dialects.builtin import TensorType
@@ -77,9 +77,10 @@ ValueStep = tuple[Shape, Layout, CollectiveStep, int]
 bytes of an element."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CollectiveWork:
-    """The work of a collective on a mesh: the step of each of its values."""
+    """The work of a collective on a mesh: the step of each of its values. Collectives of one
+    signature share it."""
 
     mesh: Mesh
     steps: tuple[ValueStep, ...]
@@ -88,6 +89,7 @@ class CollectiveWork:
     def together(self) -> Together:
         return together(self.steps, self.mesh)
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - a fit asks for each many times, of one mesh at a time
     def together_on(self, mesh: Mesh) -> Together:
         """Return the times on a mesh whose cluster has the same levels, of any speed."""
         return self.together if mesh is self.mesh else together(self.steps, mesh)

@@ -189,9 +189,11 @@ def _nearest(
     def error(z: Array) -> Array:
         return np.log(np.maximum(model(np.exp(z)), NEGLIGIBLE) / y)
 
+    at_start = error(begin)
+
     def counts(i: int) -> bool:
         trials = (np.where(np.arange(len(begin)) == i, begin + d, begin) for d in (REACH, -REACH))
-        return any((error(np.minimum(z, np.log(most))) != error(begin)).any() for z in trials)
+        return any((error(np.minimum(z, np.log(most))) != at_start).any() for z in trials)
 
     def at(some: Array) -> Array:
         z = begin.copy()

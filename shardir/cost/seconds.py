@@ -121,10 +121,10 @@ def computation_seconds(
 ) -> float:
     """Return the seconds of an op of a kind, for `flops` in an element type and `touched`
     bytes."""
-    rates = dict(cluster.flops or DEFAULT.flops)
+    rates = cluster.rates or DEFAULT.rates
     computing = flops / (rates.get(element) or min(rates.values()))
     moving = touched / cluster.memory_bandwidth if cluster.memory_bandwidth else 0.0
-    rate = dict(cluster.operands).get(element) if issubclass(kind, PRODUCTS) else None
+    rate = cluster.operand_rates.get(element) if issubclass(kind, PRODUCTS) else None
     spent = max(computing, moving) if rate is None else computing + touched / rate
     return cluster.op_times[kind.name] * spent + cluster.overhead
 

@@ -173,7 +173,7 @@ class GeluGradOp(ActivationGrad):
         if self.exact is not None:
             bell = np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
             return dy * (0.5 * (1 + erf(x / math.sqrt(2))) + x * bell)
-        t = np.tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x**3))
+        t = np.tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x))
         inner = SQRT_2_OVER_PI * (1 + 3 * GELU_CUBIC * x**2)
         return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t**2) * inner)
 
@@ -192,7 +192,7 @@ class GeluOp(Activation):
         x = arrays[0]
         if self.exact is not None:
             return 0.5 * x * (1 + erf(x / math.sqrt(2)))
-        return 0.5 * x * (1 + np.tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x**3)))
+        return 0.5 * x * (1 + np.tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)))
 
 
 @op_definition
