@@ -48,10 +48,11 @@ def close(got, want, element):
 
 RUNS = [(c, c.elements[i % len(c.elements)]) for i, c in enumerate(CASES)]
 """Each case with one of its element types, which alternate."""
+EACH = extent(2, 4)
 SPLIT = [run for op in dict.fromkeys(c.op for c in CASES)
          for mine in [[r for r in RUNS if r[0].op is op]]
-         for run in mine[:: -(-len(mine) // 4)]]  # fmt: skip
-"""Up to four cases of each op."""
+         for run in mine[:: -(-len(mine) // EACH)]]  # fmt: skip
+"""Up to EACH cases of each op."""
 
 
 def module_of(line):

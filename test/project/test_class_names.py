@@ -4,6 +4,7 @@ tests import."""
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 
 from sources import tree
 from vocabulary import ROOT
@@ -23,7 +24,7 @@ ALIASED = ast.Subscript | ast.BinOp | ast.Attribute | ast.Name
 def types(module: ast.Module) -> Iterator[tuple[str, int]]:
     """Yield the name and the line of each class, and of each alias: `Callees = dict[str, Function]`
     at the top of a module, in mixed case."""
-    for node in ast.walk(module):
+    for node in statements(module):
         if isinstance(node, ast.ClassDef):
             yield node.name, node.lineno
     for node in module.body:
@@ -33,6 +34,16 @@ def types(module: ast.Module) -> Iterator[tuple[str, int]]:
                     yield name, node.lineno
 
 
+def statements(of: ast.AST) -> Iterator[ast.stmt]:
+    """Yield all statements below a node, but no expressions, which are most of a tree."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for node in getattr(of, field, ()):
+            if isinstance(node, ast.stmt):
+                yield node
+            yield from statements(node)
+
+
+@cache
 def found() -> dict[str, list[str]]:
     """Return the places of each type name; a leading underscore makes no other name."""
     places: defaultdict[str, list[str]] = defaultdict(list)

@@ -49,11 +49,15 @@ if LONG:  # the examples have a BERT and a GPT, of tiny sizes
     MADE["bert"] = lambda mesh: programs.bert(**TINY, mesh=mesh)
 
 
+LIKE_OTHERS = {"bert", "encoder_decoder", "pangu_alpha"}
+"""Their layers are those of realformer and of the transformer layer below."""
+
+
 def examples() -> list[str]:
     """Return the names of the training steps in the global view."""
     codes = {p.stem: COMMENT.sub("", p.read_text()) for p in sorted(EXAMPLES.glob("*.ir"))}
     found = [n for n, code in codes.items() if "train.step" in code and "#dist.local" not in code]
-    return extent([n for n in found if n != "bert"], found)  # whose layers realformer has
+    return extent([n for n in found if n not in LIKE_OTHERS], found)
 
 
 def assert_auto_is_fastest(module: ModuleOp) -> None:

@@ -20,15 +20,16 @@ from shardir.search.preset_entries import NAMES
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
-search = bench.load("search")
+search, programs = bench.load("search"), bench.load("programs")
 
 SMALL = {"batch": 4, "seq": 8, "hidden": 16, "heads": 4, "vocab": 16}
 EVERY = [*NAMES, "megatron(tp) * fsdp(dp)", "megatron+sequence(tp) * fsdp(dp)"]
 
 
-def planned(plan: str) -> ModuleOp:
-    """A step with a plan, differentiated."""
-    module = parse(search.LAYOUT.sub("", search.gpt(layers=1, mesh=(2, 2), **SMALL)))
+def planned(plan: str, text: str = "") -> ModuleOp:
+    """A step with a plan, differentiated: of a GPT, if it is of no other program."""
+    text = text or search.gpt(layers=1, mesh=(2, 2), **SMALL)
+    module = parse(search.LAYOUT.sub("", text))
     ApplyPlan(plan=plan).apply(Context(), module)
     return applied(module, "distributed-autodiff")
 
@@ -64,10 +65,11 @@ def test_the_objective_of_a_preset_is_the_time_of_its_program(plan: str) -> None
 
 def test_gathered_parameters_are_not_saved_within_a_limit_of_memory() -> None:
     """The program keeps to the memory, and gathers are made again, marked or not."""
-    free = planned("zero3")
+    text = programs.mlp(layers=2, batch=16, dim=32, hidden=64, mesh=(2, 2))
+    free = planned("zero3", text)
     SearchStrategies().apply(Context(), free)
     most = program_bytes(free)
-    module = planned("zero3")
+    module = planned("zero3", text)
     SearchStrategies(memory=most - 1).apply(Context(), module)
     assert program_bytes(module) < most
     ((f, _),) = bodies(module)

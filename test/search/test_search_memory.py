@@ -127,7 +127,7 @@ def test_below_every_plan_a_small_one_is_found(seed: int):
     assert plans[tuple(found.choice)] <= 1.2 * low
 
 
-@pytest.mark.parametrize("case", extent([36, 39, 7103], [17, 36, 39, 45, 7103, 20000003]))
+@pytest.mark.parametrize("case", extent([36, 7103], [17, 36, 39, 45, 7103, 20000003]))
 def test_plans_are_those_of_a_mixed_integer_program(case: int):
     """Of programs in which prices alone, or at the largest peak alone, lead to plans that are 5 to
     25 % slower."""
