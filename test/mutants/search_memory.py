@@ -20,14 +20,6 @@ MUTANTS = [
         "test/search/test_offloads.py::test_copies_wait_for_the_link",
     ),
     Mutant(
-        "only the largest peak has a price",
-        "A solution over the limit adds a price at one op, so that the prices are found too late.",
-        "shardir/search/memory_limit.py",
-        "for peak in order[:MAX_PEAKS].tolist():",
-        "for peak in order[:1].tolist():",
-        "test/search/test_search_memory.py::test_plans_are_those_of_a_mixed_integer_program",
-    ),
-    Mutant(
         "buffers of all redistributions of an op are at once",
         "Operands that are redistributed one after the other count as if all were on the way.",
         "shardir/search/transients.py",
