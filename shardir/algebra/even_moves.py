@@ -57,6 +57,9 @@ class EvenMoves:
         self.run_masks = spelling.masks(self.runs)
         self.target = np.array([spelling.code(axes) for axes in problem.target.dims])
         self.partial = spelling.bitmask(problem.target.partial)
+        self.divides = None
+        if not problem.is_even:
+            self.divides = np.array([n % spelling.extents == 0 for n in problem.shape])
         self._orders: dict[int, tuple[Indices, Indices]] = {}
 
     def of(self, layouts: Layouts) -> MoveArrays:
@@ -66,11 +69,27 @@ class EvenMoves:
             same = np.flatnonzero(layouts.partial == partial)
             found += self._reductions(layouts, same, partial)
         found.append(self._exchanges(layouts))
-        return _arrays(found)
+        return self._nested(layouts, _arrays(found))
 
     def to(self, layouts: Layouts) -> MoveArrays:
         """Return the local moves and all-gathers that lead to layouts."""
-        return _arrays([*self._local_to(layouts), *self._gathers_to(layouts)])
+        found = [*self._local_to(layouts), *self._gathers_to(layouts)]
+        return self._nested(layouts, _arrays(found))
+
+    def _nested(self, layouts: Layouts, moves: MoveArrays) -> MoveArrays:
+        """Return the moves that are possible with uneven shards: shards over more axes are within
+        those over fewer where both divide the dimension, or it was unsharded. Others are gathered
+        by exchanges."""
+        if self.divides is None:
+            return moves
+        here, there = layouts.splits[moves.numbers], moves.others.splits
+        fine = self.spelling.masks(np.maximum(here, there))
+        nest = (here == there) | (np.minimum(here, there) == 0)
+        nest |= self.divides[np.arange(self.rank), fine]
+        possible, gathers = nest.all(axis=1), moves.kinds == GATHER
+        changed = gathers & ~possible
+        moves.kinds[changed], moves.axes[changed], moves.dims[changed] = EXCHANGE, 0, -1
+        return moves.some(np.flatnonzero(possible | changed | (moves.kinds == EXCHANGE)))
 
     def _appended(self, splits: Indices, dim: int, axes: Indices) -> Indices:
         """Return splits of which one dimension is split over these axes too."""

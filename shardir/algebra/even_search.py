@@ -31,12 +31,19 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.split_arrays import SplitArrays
+from shardir.algebra.steps import step_seconds
 from shardir.algebra.traffic import Indices
 
 WEIGHT = 1.5
 
 MAX_EXPANDED = 500
 """The number of layouts from which moves to the target are made, at the maximum."""
+
+MAX_DIFFERENCE = 1e-9
+"""The relative difference of an estimated and a counted time that is none."""
+
+MAX_COUNTED = 8
+"""The number of plans of uneven shards by an exchange between both ends that are counted."""
 
 MAX_EXCHANGES = 200_000
 """The maximum number of exchanges that are priced at once, which limits the memory."""
@@ -55,24 +62,27 @@ class EvenSearch:
         self.bound = EvenBound(mesh, shape, itemsize, spelling, places)
         source, target = map(spelling.of_layout, (problem.source, problem.target))
         self.source, self.target = source, target
-        self.from_source = EvenPaths(
-            spelling, source, self.moves.of, self._after,
-            lambda layouts: self.bound.seconds(layouts, target), WEIGHT,
-        )  # fmt: skip
+        self.from_source = self._started()
         """The paths from the source."""
+
+    def _started(self) -> EvenPaths:
+        return EvenPaths(
+            self.spelling, self.source, self.moves.of, self._after,
+            lambda layouts: self.bound.seconds(layouts, self.target), WEIGHT,
+        )  # fmt: skip
 
     @staticmethod
     def fits(problem: RedistributionProblem) -> bool:
-        """Whether all layouts on the way are of even shards and of one reduction, a layout is a
-        number of 63 bits, and exchanges have a closed form: no inner link is slower than an outer
-        one."""
+        """Whether all layouts on the way are of usual shards and of one reduction, a layout is a
+        number of 63 bits, and exchanges of even shards have a closed form: no inner link is slower
+        than an outer one."""
         k, rank = len(_axes(problem)), len(problem.shape)
         primes = problem.mesh.size.bit_length()  # at the maximum
         speeds = [level.bandwidth for level in problem.mesh.cluster_or_default.levels]
         one = {l.reduction for l in (problem.source, problem.target) if l.partial}
         bits = max(k.bit_length() * (k + rank) + k, primes.bit_length() * primes)
         closed = speeds == sorted(speeds, reverse=True)
-        return problem.is_even and closed and len(one) < 2 and bits < 64
+        return rank > 0 and problem.is_regular and closed and len(one) < 2 and bits < 64
 
     def _after(self, layouts: Layouts, moves: MoveArrays) -> Table:
         """Return the times of moves from layouts."""
@@ -99,25 +109,48 @@ class EvenSearch:
         assert at is not None, "a path has been found"
         return self._steps_to(at)
 
-    def meeting(self, limit: float) -> list[CollectiveStep]:
+    def correct(self, steps: list[CollectiveStep]) -> bool:
+        """Count the exchanges of a plan of uneven shards, and start again if one takes longer than
+        estimated; return whether one does."""
+        if self.problem.is_even:
+            return False
+        now, slower = self.problem.source, False
+        for step in steps:
+            if step.kind == "exchange":
+                ends = [self.spelling.of_layout(layout) for layout in (now, step.layout)]
+                estimated = float(self.times.exchanges(*ends)[0])
+                counted = self._counted(now, step)
+                slower |= counted > estimated * (1 + MAX_DIFFERENCE)
+                first, last = (int(self.spelling.keys(end)[0]) for end in ends)
+                self.times.counted[first, last] = counted
+            now = step.layout
+        if slower:
+            self.from_source = self._started()
+        return slower
+
+    def _counted(self, now: Layout, step: CollectiveStep) -> float:
+        return step_seconds(self.problem.mesh, self.problem.shape, now, step, self.times.itemsize)
+
+    def meetings(self, limit: float) -> list[list[CollectiveStep]]:
         """Return the fastest plan of a path that has been found, an exchange, and a path of local
-        steps and all-gathers, if it takes less than `limit` seconds; else no steps."""
+        steps and all-gathers, if it takes less than `limit` seconds; of uneven shards some plans of
+        which the fastest is to be found by counting."""
         to_target = EvenPaths(
             self.spelling, self.target, self.moves.to, self._before,
             lambda layouts: self.bound.seconds(self.source, layouts),
         )  # fmt: skip
         while to_target.expanded < MAX_EXPANDED and to_target.expand(limit):
             pass
-        first, last = self._joined(to_target, limit)
-        return self._steps_by(to_target, first, last) if first >= 0 else []
+        return [self._steps_by(to_target, *ends) for ends in self._joined(to_target, limit)]
 
-    def _joined(self, to_target: EvenPaths, limit: float) -> tuple[int, int]:
-        """Return the ends of the paths that the exchange of the fastest plan joins; -1 and -1 where
-        none takes less than `limit` seconds."""
-        from_source, size, found = self.from_source, self.times.size, (-1, -1)
+    def _joined(self, to_target: EvenPaths, limit: float) -> list[tuple[int, int]]:
+        """Return the ends of the paths that the exchanges of the fastest plans join, of those that
+        take less than `limit` seconds."""
+        from_source, size = self.from_source, self.times.size
+        found, count = list[tuple[float, int, int]](), 1 if self.problem.is_even else MAX_COUNTED
         heads, tails = self._ends(to_target, limit)
         if not len(heads):
-            return found
+            return []
         (old, source), (new, target) = (
             self._splits(paths.layouts.splits, some)
             for paths, some in ((from_source, heads), (to_target, tails))
@@ -133,10 +166,13 @@ class EvenSearch:
             i, j, sums = i[some], j[some], sums[some]
             latency, rate = exchanges.costs(source[i], target[j])
             seconds = np.where(np.isnan(rate), np.inf, latency + rate * size) + sums
-            k = int(seconds.argmin()) if len(seconds) else -1
-            if len(seconds) and seconds[k] < limit:
-                limit, found = float(seconds[k]), (int(i[k]), int(j[k]))
-        return found
+            best = np.argsort(seconds, kind="stable")[:count]
+            best = best[seconds[best] < limit]
+            rows = (seconds[best].tolist(), i[best].tolist(), j[best].tolist())
+            found = sorted([*found, *zip(*rows, strict=True)])[:count]
+            if len(found) == count:
+                limit = found[-1][0]
+        return [(head, tail) for _, head, tail in found]
 
     def _ends(self, to_target: EvenPaths, limit: float) -> tuple[Indices, Indices]:
         """Return each two ends that are partial over the same axes, and whose paths together take

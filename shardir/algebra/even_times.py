@@ -1,5 +1,6 @@
-"""Times of moves between layouts of even shards, for many of them at once: arrays of the numbers
-that the records give one by one (`step_seconds`).
+"""Times of moves between layouts, for many of them at once: arrays of the numbers that the records
+give one by one (`step_seconds`). Of exchanges of uneven shards they are estimates by the largest
+shards, but for those that are counted.
 
     {c} gathered from [{a}, {b, c}]      the forms of {c} alone, by the share of a device
     an exchange                          by the places of the old and the new splits
@@ -44,8 +45,15 @@ class EvenTimes:
         self.shape, self.itemsize, self.size = shape, itemsize, prod(shape) * itemsize
         base, levels = mesh.size + 1, range(len(mesh.cluster_or_default.levels))
         spans = sum(spelling.over_levels(lambda level, k=k: level == k) * base**k for k in levels)
+        extents, sizes = spelling.extents, np.array(shape, dtype=np.int64)[:, None]
+        self._shares = -(-sizes // extents) / sizes
+        """The share of each dimension that the largest shard has, by the axes that split it."""
+        self._divides = sizes % extents == 0
+        self._sizes = sorted({0, *shape})
         self._span_numbers = np.unique(spans, return_inverse=True)[1]
         """A number for each set of axes: equal where groups have as many devices of each level."""
+        self.counted: dict[tuple[int, int], float] = {}
+        """The times of exchanges of uneven shards that are counted, by the keys of both layouts."""
         self._forms: dict[int, list[tuple[float, float]]] = {}
         cluster, primes = self.mesh.cluster_or_default, self.places.primes
         self._byte_seconds = [1 / level.bandwidth for level in cluster.levels]
@@ -79,7 +87,7 @@ class EvenTimes:
             )
         exchanged = np.flatnonzero(kinds == EXCHANGE)
         if len(exchanged):
-            found[exchanged] = self._exchanges(before[exchanged], after[exchanged])
+            found[exchanged] = self.exchanges(before[exchanged], after[exchanged])
         return found
 
     def _named(
@@ -91,26 +99,46 @@ class EvenTimes:
         first = dims.clip(max=1)
         first[:, 1] = np.where((first == 1).all(axis=1), 2, first[:, 1])
         keys = ((orders * EXCHANGE + kinds) * 4 + first[:, 0] + 1) * 4 + first[:, 1] + 1
+        have, want = (spelling.masks(x.splits) for x in (before, after))
+        padded = self._padded(have, want, dims)
+        keys = (keys * len(self._sizes) + padded[:, 0]) * len(self._sizes) + padded[:, 1]
         distinct, example, at = np.unique(keys, return_index=True, return_inverse=True)
         for key, i in zip(distinct.tolist(), example.tolist(), strict=True):
             if key not in self._forms:
-                self._forms[key] = self._forms_of(int(kinds[i]), int(axes[i]), *first[i].tolist())
+                sizes = tuple([self._sizes[k] for k in padded[i].tolist()])
+                dim, concat = first[i].tolist()
+                start, end = KINDS[int(kinds[i])]
+                move = NamedMove(start, end, spelling.spelled(int(axes[i])), dim, concat)
+                self._forms[key] = self._forms_of(move, sizes if any(sizes) else ())
         some = [self._forms[key] for key in distinct.tolist()]
         count = max(map(len, some))
         costs = np.array([each + [each[-1]] * (count - len(each)) for each in some])
-        have, want = (spelling.extents[spelling.masks(x.splits)] for x in (before, after))
-        sizes = self.size / np.minimum(have, want).prod(axis=1)
+        share = np.maximum(self._share(have), self._share(want)).prod(axis=1)
         latency, rate = costs[at].transpose(2, 1, 0)
-        found: Table = (latency + rate * sizes).min(axis=0)
+        found: Table = (latency + rate * (self.size * share)).min(axis=0)
         return found
 
-    def _forms_of(self, kind: int, axes: int, dim: int, concat: int) -> list[tuple[float, float]]:
-        """Return the latency and the rate of each form of a named collective, for a tensor that no
-        other axes split."""
-        move = NamedMove(*KINDS[kind], self.spelling.spelled(axes), dim, concat)
-        return [(form.latency, form.rate) for form in named_forms(self.mesh, first_dims(move))]
+    def _share(self, masks: Indices) -> Table:
+        """Return the share of each dimension that the largest shard has: [layout, dimension]."""
+        found: Table = self._shares[np.arange(masks.shape[1]), masks]
+        return found
 
-    def _exchanges(self, before: Layouts, after: Layouts) -> Table:
+    def _padded(self, have: Indices, want: Indices, dims: Indices) -> Indices:
+        """Return the numbers of the sizes of the dimensions of moves that are not split evenly,
+        before or after; of others, and of dimension -1, 0: [move, 2]."""
+        each = np.arange(have.shape[1])
+        even = self._divides[each, have] & self._divides[each, want]
+        numbers = np.array([self._sizes.index(n) for n in self.shape], dtype=np.int64)
+        uneven = np.pad(np.where(even, 0, numbers), ((0, 0), (0, 1)))
+        found: Indices = np.take_along_axis(uneven, dims, 1)
+        return found
+
+    def _forms_of(self, move: NamedMove, sizes: Shape) -> list[tuple[float, float]]:
+        """Return the latency and the rate of each form of a named collective, for a tensor that no
+        other axes split, as `named_forms` does."""
+        return [(f.latency, f.rate) for f in named_forms(self.mesh, first_dims(move), sizes)]
+
+    def exchanges(self, before: Layouts, after: Layouts) -> Table:
         """Return the times of exchanges (exchange_costs.py)."""
         spelling, primes = self.spelling, self.places.primes
         old, new = spelling.masks(before.splits), spelling.masks(after.splits)
@@ -120,21 +148,25 @@ class EvenTimes:
         n = extents[moving]
         copies = n // extents[moving & has]
         places = self.places.compared(before.splits, after.splits)
-        within = [
-            np.where(places.paired & far, 0, 1 / primes.extents[places.gone & far])
-            for far in self._far
-        ]
+        empty = self._shares[np.arange(len(self.shape)), old] * extents[old] >= 2
+        lost = union(np.where(empty, self.places.of_sets[old], 0))  # most devices have nothing
+        paired, gone = places.paired | places.gone & lost, places.gone & ~lost
+        within = [np.where(paired & far, 0, 1 / primes.extents[gone & far]) for far in self._far]
         receiving = sum(
             (within[k + 1] - within[k]) * seconds for k, seconds in enumerate(self._byte_seconds)
         )
         used = self.places.of_sets[had]
         wanted = primes.extents[places.gone_of_new & ~used]
         kept = np.where(places.paired_of_new & used, 0, 1 / primes.extents[places.gone_of_new])
-        sent = np.maximum(copies / wanted - kept, 0) / extents[had]
+        sent = np.maximum(copies / wanted - kept, 0) * self._share(old).prod(axis=1)
         latency = self._factor * self._rounds[moving]
         received = self._byte_factor * receiving + self._copying * (1 - within[0])
-        rate = received / extents[has] + self._copying * 2 * sent
+        rate = received * self._share(new).prod(axis=1) + self._copying * 2 * sent
         found: Table = latency + rate * self.size
+        if self.counted:
+            first, last = (spelling.keys(layouts) for layouts in (before, after))
+            for ends, seconds in self.counted.items():
+                found[(first == ends[0]) & (last == ends[1])] = seconds
         for i in np.flatnonzero(~places.known).tolist():
             now, then = (spelling.layout(x[i]) for x in (before, after))
             step = CollectiveStep("exchange", exchange_axes(now, then), then)

@@ -45,7 +45,9 @@ class RedistributionProblem:
             each = [self.mesh.cut((name,), sub_axes) for name in full_axes(self.mesh)]
             found.update(((a,), None) for axes in each for a in axes)
             if any(n % self.mesh.size for n in self.shape):
-                found.update(dict.fromkeys(each))
+                for axes in each:
+                    ends = combinations(range(len(axes) + 1), 2)
+                    found.update(dict.fromkeys(axes[i:j] for i, j in ends))
         return tuple(found)
 
     @property
@@ -125,9 +127,14 @@ class RedistributionProblem:
     def is_even(self) -> bool:
         """Whether all layouts on the way have closed forms of costs: the mesh's size divides each
         dimension, the sub-axes do not cross, and values are reduced by all devices."""
-        even = all(n and n % self.mesh.size == 0 for n in self.shape)
+        return self.is_regular and all(n % self.mesh.size == 0 for n in self.shape)
+
+    @cached_property
+    def is_regular(self) -> bool:
+        """Whether layouts on the way may be numbers (even_codes.py): shards have the usual sizes,
+        sub-axes do not cross, and values are reduced by all devices."""
         usual = not any(map(sizes_of, (*self.source.dims, *self.target.dims)))
-        return even and usual and not self.crosses and self.source.reduction != "any"
+        return usual and all(self.shape) and not self.crosses and self.source.reduction != "any"
 
     def spelled(self, now: Layout) -> Layout:
         """Return a layout in the form in which equal ones are equal."""

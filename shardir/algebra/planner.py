@@ -34,7 +34,11 @@ MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
 first it searches for a plan that takes at most twice the minimum time, then for the fastest."""
 
 MAX_EXPANDED = 1500
-"""The number of layouts of even shards from which moves are made at the maximum."""
+"""The number of layouts from which moves are made as arrays at the maximum."""
+
+MAX_CORRECTIONS = 5
+"""The number of searches of uneven shards at the maximum, each with the counted times of the
+exchanges of the plan before it."""
 
 MEETING = 1.2
 """The weight before whose search plans that meet in an exchange are tried (meeting.py): the fastest
@@ -119,10 +123,14 @@ class Search:
         if self.memory is None and EvenSearch.fits(self.problem):
             assert self.best is not None, "an exchange is a plan"
             even = EvenSearch(self.problem, self.itemsize)
-            _, seconds = even.run(self.best[0], MAX_EXPANDED)
-            if seconds < self.best[0]:
-                self.offer(even.steps())
-            if steps := even.meeting(self.best[0] * IMPROVEMENT):
+            for _ in range(MAX_CORRECTIONS):
+                _, seconds = even.run(self.best[0], MAX_EXPANDED)
+                if seconds >= self.best[0]:
+                    break
+                self.offer(steps := even.steps())
+                if not even.correct(steps):
+                    break
+            for steps in even.meetings(self.best[0] * IMPROVEMENT):
                 self.offer(steps)
             return False  # its end proves no more than that no single moves are faster
         for weight in MAX_PRICED:

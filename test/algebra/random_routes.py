@@ -103,12 +103,14 @@ def time_of(mesh: Mesh, shape: Shape, layout: Layout, steps: list[CollectiveStep
     return total
 
 
-def even_problems(cluster: str, count: int) -> Iterator[tuple[RedistributionProblem, Random]]:
-    """Random redistributions on a ready-made cluster whose mesh divides each dimension, with the
-    source of what else is random about them."""
+def even_problems(
+    cluster: str, count: int, extra: int = 0
+) -> Iterator[tuple[RedistributionProblem, Random]]:
+    """Random redistributions on a ready-made cluster whose mesh divides each dimension without
+    `extra` elements, with the source of what else is random about them."""
     for case in range(count):
         random = Random(f"{cluster} {case}")
         mesh, rank = laws.random_mesh(cluster, random), random.choice([1, 2, 3])
-        shape = tuple(mesh.size * random.choice([1, 3, 16]) for _ in range(rank))
+        shape = tuple(mesh.size * random.choice([1, 3, 16]) + extra for _ in range(rank))
         ends = (laws.random_layout(mesh, rank, random) for _ in range(2))
         yield RedistributionProblem.of(mesh, shape, *ends), random

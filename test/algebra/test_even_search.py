@@ -15,11 +15,11 @@ from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.even_search import EvenSearch
 from shardir.algebra.even_times import EXCHANGE, KINDS
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.layout import Layout
+from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.plan_costs import PlanCosts
-from shardir.algebra.redistribution import estimated_seconds
+from shardir.algebra.redistribution import estimated_seconds, plan_redistribution
 from shardir.algebra.routes import Routes
 from shardir.algebra.steps import steps_seconds
 from shardir.cost.clusters import load
@@ -74,6 +74,41 @@ def test_moves_times_and_bounds_are_those_of_the_records(cluster: str) -> None:
                     assert found[move.layout] <= exact.seconds(now, move) * (1 + 1e-11), str(move)
             now = random.choice(moves).layout if moves else now
     assert compared > 300
+
+
+@pytest.mark.parametrize("cluster", ["pod2048", "gloo"])
+def test_moves_of_uneven_shards_take_the_times_of_their_records(cluster: str) -> None:
+    """Each that is no exchange leads to the layout of its record, at the price of the padded
+    shards."""
+    compared = 0
+    for problem, random in even_problems(cluster, extent(40, 300), extra=1):
+        assert EvenSearch.fits(problem)
+        search, exact, now = EvenSearch(problem, 4), PlanCosts(problem, 4), problem.source
+        one = search.spelling.of_layout(now)
+        made = search.moves.of(one)
+        seconds = search.times.seconds(
+            one[made.numbers], made.others, made.kinds, made.axes, made.dims
+        )
+        named = np.flatnonzero(made.kinds != EXCHANGE).tolist()
+        for i in random.sample(named, min(len(named), 20)):
+            axes = search.spelling.spelled(int(made.axes[i]))
+            (start, end), (dim, concat) = KINDS[made.kinds[i]], made.dims[i].tolist()
+            step = problem.move(start, end, now, axes, dim, concat)
+            assert step.layout == search.spelling.layout(made.others[i])
+            assert seconds[i] == pytest.approx(exact.seconds(now, step), rel=1e-11), str(step)
+            compared += 1
+    assert compared > 100
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_scalars_and_vectors_are_planned_over_sub_axes(extra: int) -> None:
+    """On 2,048 devices, whose axes have no tables; a reduction over half of an axis."""
+    mesh = Mesh("m", (("a", 4), ("b", 8), ("c", 8), ("d", 8)), load("pod2048").part(2048))
+    for shape in ((), (2048 + extra,)):
+        complete = replicated("m", len(shape))
+        partial = complete.with_partial((Axis("b", 1, 2),), "sum")
+        found = plan_redistribution(shape, "f32", mesh, partial, complete)
+        assert [step.kind for step in found.steps] == ["all_reduce"]
 
 
 def dijkstra(problem: RedistributionProblem) -> float:
