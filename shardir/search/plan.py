@@ -103,7 +103,7 @@ def _searched(
     for hosted in dict.fromkeys((frozenset[SSAValue](), lowered.hosted)):
         solves = solver(gap / 2, bounds=False)
         within = partial(plan_within, graph, hosted, gap=gap, solve=solves, choices=[])
-        _try_within(found, within)
+        try_within(found, within)
     few = len(plan.candidates) <= MAX_TRIED_OPS or found.best is None
     if lowered.budgets and few and found.may_be_faster(plan):
         found.offer(plan)
@@ -214,7 +214,7 @@ class PlansWithin:
         return seconds < self.lowered.cost(self.best).seconds * IMPROVEMENT
 
 
-def _try_within(found: PlansWithin, within: Callable[[int], StrategyPlan]) -> None:
+def try_within(found: PlansWithin, within: Callable[[int], StrategyPlan]) -> None:
     """Offer plans whose counted bytes are moved to where their programs keep to the limit.
 
     Args:

@@ -82,7 +82,7 @@ MUTANTS = [
         "shardir/search/plan.py",
         "if found.best is first and allowed < low <= high < inf:",
         "if found.best is not first and allowed < low <= high < inf:",
-        "test/search/test_uncounted_bytes.py -k shorter",
+        "test/search/test_uncounted_bytes.py -k between",
     ),
     Mutant(
         "equal columns have their smallest message",
@@ -234,7 +234,7 @@ MUTANTS = [
         "shardir/search/candidates.py",
         "for each in (split, ordered):",
         "for each in (split,):",
-        "test/search/test_pins.py",
+        "test/search/test_candidates.py -k annotated",
     ),
     Mutant(
         "columns of presets are found again for each value",

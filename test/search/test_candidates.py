@@ -1,11 +1,12 @@
 """The candidates of ops: each takes the time of its lowered program."""
 
 from collections.abc import Hashable
+from itertools import product
 from random import Random
 
 import pytest
 from extent import extent
-from harness import MESH, apply, function, laid_out, program
+from harness import MESH, Arg, apply, function, laid_out, layouts, program
 from op_cases import CASES
 from op_layouts import is_elementwise
 from xdsl.ir import SSAValue
@@ -79,3 +80,15 @@ def test_a_candidate_that_is_left_out_is_slower_than_another_with_redistribution
                     if not is_fixed or (c.operands, c.results) == (other.operands, other.results)
                 ), (case, c.strategy)  # fmt: skip
     assert left_out
+
+
+def test_a_product_takes_an_annotated_operand_as_it_is():
+    """In every layout, with the axes of a dimension in any order."""
+    args = Arg("f32", (8, 4)), Arg("f32", (4, 8))
+    module = program(args, lambda builder, x, y: builder.einsum("ij,jk->ik", x, y))
+    for i, annotated in product(range(2), layouts(2)):
+        given = [annotated if j == i else None for j in range(2)]
+        op = function(laid_out(module, MESH, given), "f").body.block.first_op
+        assert isinstance(op, TensorOp)
+        taken = [c.operands[i] for c in CandidateSource(MESH).of(op, False)]
+        assert annotated in taken, (i, annotated)

@@ -2,6 +2,8 @@
 
 import re
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from extent import extent
@@ -15,6 +17,7 @@ from shardir.api import Compiled
 from shardir.cost import memory_of
 from shardir.diagnostics import ShardirError
 from shardir.rewriting.functions import bodies
+from shardir.search.plan import PlansWithin, try_within
 from shardir.search.transfer_peaks import transfer_peaks
 from shardir.tools import bench
 
@@ -58,11 +61,50 @@ def measured(found: Compiled) -> int:
     return memory_of(f, mesh).peak
 
 
-@pytest.mark.parametrize("text", [CONVOLUTIONS, SHORTER], ids=["convolutions", "shorter"])
+PROGRAMS = [pytest.param(CONVOLUTIONS, id="convolutions"), pytest.param(SHORTER, id="shorter")]
+
+
+@pytest.mark.parametrize("text", extent(PROGRAMS[:1], PROGRAMS))
 def test_a_plan_is_found_where_what_is_not_counted_needs_more_than_the_limit(text: str) -> None:
     """The first program needs 250,000 B more than what is counted, another one 46,256 B; of the
     shorter function that with the fewest counted bytes needs 300,000 B too."""
     assert measured(search(text, 60_000)) <= 60_000
+
+
+def offered(needed: dict[int, int], limit: int) -> PlansWithin:
+    """The search within a limit among plans, each with the bytes that are counted, and those that
+    its program needs; the more are counted, the faster it is."""
+
+    def cost(plan: Any) -> Any:
+        memory = SimpleNamespace(peak=needed[plan.live_bytes])
+        return SimpleNamespace(seconds=1 / plan.live_bytes, memory=memory)
+
+    def within(allowed: int) -> Any:
+        counted = max((n for n in needed if n <= allowed), default=min(needed))
+        return SimpleNamespace(live_bytes=counted)
+
+    lowered: Any = SimpleNamespace(budgets=False, cost=cost)
+    found = PlansWithin(lowered, limit, lambda _: None)
+    try_within(found, within)
+    return found
+
+
+def test_a_plan_between_two_that_need_more_than_the_limit_is_found() -> None:
+    """Of three plans the one with the fewest counted bytes, and that with the most, need more than
+    the limit beside what is counted: the limit on the count that leads to neither is in between."""
+    random = Random("between")
+    for _ in range(50):
+        fewest = random.randint(1000, 10_000)
+        most = random.randint(fewest * 6 // 5, fewest * 10)
+        middle = random.randint(fewest + 1, int((fewest + 0.97 * most) / 2))
+        limit = random.randint(most, 2 * most)
+        needed = {
+            fewest: limit + fewest + random.randint(1, limit),
+            middle: random.randint(middle, limit),
+            most: max(limit + most, limit * most // fewest) + random.randint(1, limit),
+        }
+        found = offered(needed, limit)
+        assert found.best is not None and found.best.live_bytes == middle, (needed, limit)
 
 
 def test_the_smallest_program_is_found_where_nothing_fits() -> None:
