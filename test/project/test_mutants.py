@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from fnmatch import fnmatch
 from itertools import pairwise
 
 import pytest
@@ -48,6 +49,15 @@ def _check_tests(m: Mutant) -> None:
     assert recorded.digest == m.digest, f"expected the record of {m}, got an older one; {refresh}"
     check(recorded.test)
     assert recorded.test.startswith(tuple(selected)), m.name
+
+
+def test_each_folder_of_tests_is_collected(pytestconfig: pytest.Config) -> None:
+    patterns = pytestconfig.getini("norecursedirs")
+    left_out = [
+        file for file in (ROOT / "test").rglob("test_*.py")
+        if any(fnmatch(folder, p) for folder in file.relative_to(ROOT).parts[:-1] for p in patterns)
+    ]  # fmt: skip
+    assert not left_out
 
 
 def test_each_package_has_mutants_of_its_own():
