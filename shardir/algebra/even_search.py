@@ -39,6 +39,10 @@ WEIGHT = 1.5
 MAX_EXPANDED = 500
 """The number of layouts from which moves to the target are made, at the maximum."""
 
+MAX_ONE_BY_ONE = 16
+"""The number of devices up to which layouts of uneven shards are searched one by one: there arrays
+take twice as long, in all of a search for strategies that splits unevenly."""
+
 MAX_DIFFERENCE = 1e-9
 """The relative difference of an estimated and a counted time that is none."""
 
@@ -82,7 +86,9 @@ class EvenSearch:
         one = {l.reduction for l in (problem.source, problem.target) if l.partial}
         bits = max(k.bit_length() * (k + rank) + k, primes.bit_length() * primes)
         closed = speeds == sorted(speeds, reverse=True)
-        return rank > 0 and problem.is_regular and closed and len(one) < 2 and bits < 64
+        many = problem.is_even or problem.mesh.size > MAX_ONE_BY_ONE
+        usual = many and problem.is_regular and closed
+        return rank > 0 and usual and len(one) < 2 and bits < 64
 
     def _after(self, layouts: Layouts, moves: MoveArrays) -> Table:
         """Return the times of moves from layouts."""

@@ -87,8 +87,8 @@ MUTANTS = [
         "scalars are searched in arrays",
         "The search of many layouts at once begins for a value without dimensions.",
         "shardir/algebra/even_search.py",
-        "return rank > 0 and problem.is_regular",
-        "return problem.is_regular",
+        "return rank > 0 and usual",
+        "return usual",
         "test/algebra/test_even_search.py",
     ),
     Mutant(
