@@ -23,7 +23,8 @@ from shardir.syntax.files import scratch_folder, write_text
 from shardir.tools.arguments import output_file, positive, seconds
 from shardir.tools.commands import command
 from shardir.tools.fitted_cluster import Calibration, fitted, medians, text, unmeasured, working
-from shardir.tools.probes import SMALLEST, module, probes
+from shardir.tools.probe_functions import SMALLEST
+from shardir.tools.probes import module, probes
 
 EXAMPLE = """example:
   shard-calibrate --ranks 4 -o here.ir     one to two minutes, on a quiet machine

@@ -14,16 +14,9 @@ from shardir.algebra.collectives import AxisState, between
 from shardir.backend.runs import RankCalls
 from shardir.cost import Coefficients, clusters, report
 from shardir.dialects import dist
-from shardir.tools.probes import (
-    COLLECTIVES,
-    OPS,
-    REDUCE,
-    SLOW,
-    SMALLEST,
-    VIEWED,
-    Probe,
-    against,
-)
+from shardir.tools.collective_probes import COLLECTIVES
+from shardir.tools.probe_functions import SMALLEST, Probe
+from shardir.tools.probes import OPS, REDUCE, SLOW, VIEWED, against
 
 if TYPE_CHECKING:
     from shardir.api import Compiled

@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "no group has all ranks",
         "shard-calibrate does not measure collectives between all ranks.",
-        "tools/probes.py",
+        "tools/collective_probes.py",
         "range(2, ranks + 1) if",
         "range(2, ranks) if",
         "test/tools/test_shard_calibrate.py::test_groups_and_sizes",

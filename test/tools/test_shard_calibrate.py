@@ -10,7 +10,9 @@ import pytest
 import shardir
 from shardir.cost import Coefficients, report
 from shardir.tools import calibrate, fitted_cluster
-from shardir.tools.probes import CLOSE, MIXED, OPS, groups, module, probes, sizes
+from shardir.tools.collective_probes import CLOSE, MIXED, groups
+from shardir.tools.probe_functions import sizes
+from shardir.tools.probes import OPS, module, probes
 
 
 def test_groups_and_sizes() -> None:

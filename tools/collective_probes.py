@@ -1,0 +1,161 @@
+"""The probes of collectives: functions that call each between ops that sweep caches, one after the
+other, with several values, beside products, and late.
+
+Called one after the other collectives find their code and buffers in caches, and no rank has to be
+woken: they take half of the time that they take in a program, or less. So others are called between
+ops of several kinds, and what counts is what a call takes beyond its computation (`exposed`, as in
+traces).
+"""
+
+from collections.abc import Iterator
+
+from shardir.algebra.collectives import COLLECTIVES as RECORDS
+from shardir.algebra.collectives import AxisState, between
+from shardir.tools.probe_functions import ROW, SMALLEST, Probe, ProbeFunction, sizes, type_text
+
+CALLS, CLOSE = 2, 4
+"""The number of calls of its collective in a function: between other ops; one after the other."""
+
+SEVERAL = 8
+"""The number of values that are moved together."""
+
+SWEEPING = 384
+"""The side of the squares on which ops of several kinds are between collectives: 0.6 MB. After one
+kind alone a gather of 4 KB on 4 ranks takes half of the processor's time that it takes in
+programs."""
+
+MIXED = (
+    "nn.neg {0} : ({1}) -> {1}",
+    "nn.softmax {0} axis 1 : ({1}) -> {1}",
+    "nn.mul {0}, %w : ({1}, {1}) -> {1}",
+    "nn.gelu {0} : ({1}) -> {1}",
+    "nn.transpose {0} perm <1, 0> : ({1}) -> {1}",
+    "nn.add {0}, %w : ({1}, {1}) -> {1}",
+)
+"""These ops, of an operand and its type."""
+
+BESIDE, WIDE = (1, 4), 256
+"""The numbers of products computed while a collective is in flight, and their side."""
+
+APART, LATE = (1, 4, 16), 3
+"""The numbers of products before a collective after which ranks are apart, and the number of such
+collectives: no two products have the same weight, as in a program."""
+
+REPLICATED, SHARDED, PARTIAL, _ = AxisState
+
+COLLECTIVES = (
+    (between(PARTIAL, REPLICATED).name, "<sum> {}", "partial", "replicated"),
+    (between(SHARDED, REPLICATED).name, "{} dim 0", "rows", "replicated"),
+    (between(SHARDED, REPLICATED).name, "{} dim 1", "columns", "replicated"),
+    (between(PARTIAL, SHARDED).name, "<sum> {} dim 0", "partial", "rows"),
+    (between(PARTIAL, SHARDED).name, "<sum> {} dim 1", "partial", "columns"),
+    (between(SHARDED, SHARDED).name, "{} split 1 concat 0", "rows", "columns"),
+    ("exchange", "{}", "columns", "rows"),
+    ("permute", "{} pairs <PAIRS>", "rows", "rows"),
+)
+"""Each measured collective: its text with a field for the operand, and the operand's and the
+result's layout."""
+
+
+def groups(ranks: int) -> list[int]:
+    """Return the sizes of groups of neighbours that divide the ranks."""
+    return [n for n in range(2, ranks + 1) if ranks % n == 0]
+
+
+def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
+    """Yield each collective in all groups of n neighbours at once. The size is that of the largest
+    shape of a value: before an all-reduce, after an all-gather."""
+    axes = "r" if n == ranks else f"r:({ranks // n}){n}"
+    wide = type_text((WIDE, WIDE))
+    for size in sizes(most):
+        rows, row = (-(-k // n) * n for k in (size // (ROW * 4), ROW))  # equal shards
+        full, sums = type_text((rows, row)), type_text((rows, row), partial=axes)
+        mine = type_text((1, rows, row), dims=(axes, "", ""))
+        by_rows = type_text((rows // n, row), dims=(axes, ""))
+        by_columns = type_text((rows, row // n), dims=("", axes))
+        types = {"replicated": full, "partial": sums, "rows": by_rows, "columns": by_columns}
+        pairs = ", ".join(f"{i}, {(i + 1) % n}" for i in range(n))
+        for kind, text, before, after in COLLECTIVES:
+            source, target = types[before], types[after]
+            text = f"dist.{kind} {text.replace('PAIRS', pairs)} over <{axes}>"
+            along = text.partition(" dim ")[2][:1]
+            of_kind = _CollectiveProbes(kind, f"{kind}{along}_{n}_{size}", size, text)
+            of_kind.types = (mine if source is sums else source, source, target)
+            yield of_kind.called("", CALLS, 1, 1)
+            if size == SMALLEST:
+                yield of_kind.called("close_", 1, CLOSE, 1)
+            if size in (SMALLEST, 16 * SMALLEST) and RECORDS[kind].fusible:
+                yield of_kind.called("several_", CALLS, 1, SEVERAL)
+        for products in BESIDE:
+            about = f"{products}_{n}_{size}"
+            for name, started in ((f"apart_{about}", ""), (f"beside_{about}", " async")):
+                f = ProbeFunction(name, [("x", by_rows), ("w", wide)])
+                f.op(
+                    f"dist.all_gather %x dim 0 over <{axes}>{started} : ({by_rows}) -> {full}",
+                    full,
+                )
+                gathered, product = f.last, "%w"
+                for _ in range(products):
+                    f.op(f"nn.matmul {product}, %w : ({wide}, {wide}) -> {wide}", wide)
+                    product = f.last
+                if started:
+                    f.op(f"dist.wait {gathered} : ({full}) -> {full}", full)
+                    gathered = f.last
+                f.results = [(gathered, full), (product, wide)]
+                against = f"apart_{about}" if started else ""
+                yield f.probe("interference" if started else "", size, against)
+        if size == SMALLEST:
+            yield from (_late(n, k, axes, (by_rows, full), wide) for k in APART)
+
+
+class _CollectiveProbes:
+    """The probes of a kind of collective: its text with a field for the operands, and the types of
+    an argument, an operand and a result."""
+
+    types: tuple[str, str, str]
+
+    def __init__(self, kind: str, name: str, size: int, text: str):
+        self.kind, self.name, self.size, self.text = kind, name, size, text
+
+    def called(self, how: str, times: int, close: int, values: int) -> Probe:
+        """Return the probe with other ops before, so many times, `close` calls with so many
+        values."""
+        given, source, target = self.types
+        square = type_text((SWEEPING, SWEEPING))
+        arguments = [(f"x{i}", given) for i in range(close * values)]
+        f = ProbeFunction(how + self.name, [*arguments, ("w", square)])
+        results, other = list[tuple[str, str]](), "%w"
+        for _ in range(times):
+            for text in MIXED:
+                other = f.op(text.replace("{0}", other).replace("{1}", square), square)
+            operands = [f"%{name}" for name, _ in arguments]
+            if source != given:
+                operands = [
+                    f.op(f"nn.reduce <sum> {x} dims <0> : ({given}) -> {source}", source)
+                    for x in operands
+                ]
+            for i in range(0, len(operands), values):
+                types = (", ".join([each] * values) for each in (source, target))
+                call = self.text.format(", ".join(operands[i : i + values]))
+                f.op(f"{call} : ({') -> ('.join(types)})", target, values)
+                results += f.results
+        f.op(f"nn.reduce <sum> {other} dims <0, 1> : ({square}) -> {type_text(())}", type_text(()))
+        f.results += results  # what no result needs is no part of a program
+        return f.probe(self.kind, self.size, exposed=True)
+
+
+def _late(n: int, products: int, axes: str, gathered: tuple[str, str], square: str) -> Probe:
+    """Return gathers of a value each of which begins after products that take longer than the wait
+    for the last rank."""
+    weights = [f"w{i}" for i in range(products * LATE)]
+    by_rows, full = gathered
+    f = ProbeFunction(f"late_{n}_{products}", [("x", by_rows), *((w, square) for w in weights)])
+    product, results = "%w0", []
+    for i, weight in enumerate(weights, 1):
+        f.op(f"nn.matmul {product}, %{weight} : ({square}, {square}) -> {square}", square)
+        product = f.last
+        if i % products == 0:
+            f.op(f"dist.all_gather %x dim 0 over <{axes}> : ({by_rows}) -> {full}", full)
+            results += f.results
+    f.results = [*results, (product, square)]
+    return f.probe("skew", SMALLEST, exposed=True)
