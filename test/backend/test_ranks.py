@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import run_ranks
 
 from shardir.backend.runs import LaunchError, Options, RunError
 from shardir.backend.torch.launch.positions import Records
 from shardir.backend.torch.launch.ranks import Ranks, allow_files
-from shardir.backend.torch.runtime import FOLDER
+from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
 from shardir.backend.torch.runtime.runtime_events import event_of
 
 pytest.importorskip("torch")
@@ -202,3 +203,17 @@ def test_a_file_that_may_not_hold_the_positions_of_ranks_is_an_error(
         Records(2)
     with pytest.raises(LaunchError, match=r"positions of 1 ranks .*: File too large; allow longer"):
         Ranks(Path("program.py"), 1, Options()).run(print)
+
+
+def test_a_rank_imports_no_compiler(tmp_path: Path) -> None:
+    """torch.compile's takes a rank half a second, several times what its start takes otherwise."""
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import importlib, sys\n"
+        f"sys.path.append({str(FOLDER)!r})\n"
+        f"for file in {RUNTIME_FILES}:\n"
+        "    importlib.import_module(file.removesuffix('.py'))\n"
+        "assert 'ops_attention' in sys.modules and 'torch._dynamo' not in sys.modules\n"
+    )
+    (out,) = run_ranks(script, 1, [], 60)
+    assert out.endswith("(ended with 0)"), out

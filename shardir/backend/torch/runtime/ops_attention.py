@@ -83,7 +83,7 @@ def _attention_of(
     if torch.compiler.is_compiling():
         operands = [(x.shape, x.stride(), x.dtype, x.device) for x in (q, k, v)]
         masked = None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device)
-        chosen = _chosen_of_forms(operands, masked, is_causal, scale, enable_gqa)
+        chosen = chosen_of_forms(operands, masked, is_causal, scale, enable_gqa)
     else:
         chosen = _chosen(q, k, v, mask, is_causal, scale, enable_gqa)
     kernel = _KERNELS.get((q.device.type, chosen), _MATH)
@@ -101,12 +101,11 @@ def _chosen(
     )
 
 
-@torch.compiler.assume_constant_result
-def _chosen_of_forms(
+def chosen_of_forms(
     operands: Sequence[tuple], mask: tuple | None, is_causal: bool, scale: float, enable_gqa: bool
 ) -> int:
     """The same for tensors of these sizes, strides, types and devices: a graph of torch.compile
-    cannot ask, so it is asked while the graph is made."""
+    cannot ask, so it is asked while the graph is made (`CONSTANT` in runtime_compiled.py)."""
     q, k, v, *masks = (
         torch.empty_strided(size, stride, dtype=dtype, device=device)
         for size, stride, dtype, device in [*operands, *([] if mask is None else [mask])]

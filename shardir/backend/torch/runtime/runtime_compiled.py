@@ -18,6 +18,10 @@ AS_THEY_ARE = ("runtime", "runtime_exchange", "runtime_position", "ops_updates")
 """The modules whose functions are called as they are, where a program imports them: collectives,
 their positions, and updates, each of which is one kernel of torch already."""
 
+CONSTANT = (("ops_attention", "chosen_of_forms"),)
+"""The functions that are called while a graph is made. They are marked here, not where they are
+defined: torch's mark imports its compiler, for which a rank takes longer than for its start."""
+
 
 def compiled(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Callable]:
     """Return the functions of a program as torch.compile makes them at their first call.
@@ -31,6 +35,9 @@ def compiled(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Cal
     for module in AS_THEY_ARE:
         if module in sys.modules:
             _call_as_they_are(sys.modules[module])
+    for module, name in CONSTANT:
+        if found := sys.modules.get(module):
+            setattr(found, name, torch.compiler.assume_constant_result(getattr(found, name)))
     return {name: _compiled(f) if isfunction(f) else f for name, f in functions.items()}
 
 
