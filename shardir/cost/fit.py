@@ -18,14 +18,18 @@ from xdsl.ir import Operation
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.collectives import COLLECTIVES
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.traffic import Indices
 from shardir.cost.functions import functions, on_cluster
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, Work, works_of
 from shardir.cost.terms import Coefficients, Terms
 from shardir.dialects.nn.base import Array
 
-Predict = Callable[[Cluster], list[float]]
-"""The modelled seconds of each measurement on a cluster."""
+Predict = Callable[[Cluster, Sequence[int]], list[float]]
+"""The modelled seconds of some measurements, by their numbers, on a cluster."""
+
+Model = Callable[[Array, Indices], Array]
+"""The same for some parameters."""
 
 NEGLIGIBLE = 1e-18
 """The seconds of a parameter without influence: 1 EB/s or Eflop/s, or no latency."""
@@ -35,6 +39,9 @@ CALL = 1e-5
 
 REACH = np.log(1e6)
 """How far a parameter is moved to see whether a measurement depends on it."""
+
+STEP = 1.5e-8
+"""The relative step of a slope: the root of the rounding of a float."""
 
 MAX_EVALUATIONS, TOLERANCE = 30, 1e-6
 """The fit ends when the parameters, the error or its slope change by less than the tolerance."""
@@ -66,38 +73,44 @@ def fit(
         called: which of the measurements are of calls, by default all; others are of ops.
     """
     y, pairs = np.asarray(measured), dict(against or {})
-    beside, apart = list(pairs), list(pairs.values())
+    beside, apart = np.array([*pairs], dtype=int), np.array([*pairs.values()], dtype=int)
     of_call = np.ones(len(y)) if called is None else np.asarray(called, dtype=float)
-    alone = np.setdiff1d(np.arange(len(y)), [*beside, *apart])
+    every = np.arange(len(y))
+    alone = np.setdiff1d(every, [*beside, *apart])
 
-    def seconds_of(cluster: Cluster, call: float) -> Array:
-        seconds = call * of_call + np.asarray(predict(cluster))
-        seconds[beside] *= y[apart] / seconds[apart]
-        return seconds
+    def seconds_of(cluster: Cluster, call: float, some: Indices) -> Array:
+        return call * of_call[some] + np.asarray(predict(cluster, some.tolist()))
 
     x = _nearest(
-        lambda x: seconds_of(_cluster(start, x[1:]), x[0])[alone],
+        lambda x, some: seconds_of(_cluster(start, x[1:]), x[0], alone[some]),
         np.array([CALL, *_vector(start)]), y[alone],
     )  # fmt: skip
     found, call = _cluster(start, x[1:]), float(x[0])
     if at_work:
-        modelled = predict(replace(found, skew=0.0))  # for the last device no other is at work
-        shares = [s / modelled[i] for i, s in at_work.items()]
+        # for the last device no other is at work
+        modelled = predict(replace(found, skew=0.0), [*at_work])
+        shares = [s / modelled[i] for i, s in enumerate(at_work.values())]
         found = replace(found, occupancy=min(1.0, float(np.median(shares))))
+    scale = y[apart] / seconds_of(found, call, apart)
     if pairs and start.interference:
         (share,) = _nearest(
-            lambda share: seconds_of(replace(found, interference=float(share[0])), call)[beside],
+            lambda share, some: scale[some] * seconds_of(
+                replace(found, interference=float(share[0])), call, beside[some]
+            ),
             np.array([start.interference]), y[beside], most=1.0,
         )  # fmt: skip
         found = replace(found, interference=float(share))
-    return Fitted(found, call, seconds_of(found, call))
+    predicted = seconds_of(found, call, every)
+    predicted[beside] *= scale
+    return Fitted(found, call, predicted)
 
 
 def fit_relative(terms: Sequence[Terms], measured: Sequence[float]) -> Coefficients:
     """Return the coefficients, in seconds per byte, for which the relative model is closest."""
     columns, y = np.array([t.bytes for t in terms], dtype=float), np.asarray(measured)
     start = np.full(4, np.sum(y) / np.sum(columns))
-    return Coefficients(*map(float, _nearest(lambda x: columns @ x, start, y)))
+    found = _nearest(lambda x, some: columns[some] @ x, start, y)
+    return Coefficients(*map(float, found))
 
 
 def terms_of(module: ModuleOp, ops: Sequence[str] = ()) -> list[Terms]:
@@ -155,54 +168,72 @@ def of_functions(
     """
     called, apart = _measured(module, ops)
     parts = exposed or [False] * len(called)
-    meshes = {mesh for _, mesh in (*called, *apart)}
-    counted: dict[tuple[int, ...], tuple[list[list[Work]], list[Work]]] = {}
+    of = [mesh for _, mesh in (*called, *apart)]
+    meshes = {*of}
+    counted: dict[tuple[int, ...], list[list[Work]]] = {}
     """The work of each function and op, by the units of the cluster: it depends on nothing else of
     it."""
 
-    def predict(cluster: Cluster) -> list[float]:
+    def predict(cluster: Cluster, some: Sequence[int]) -> list[float]:
         on = {mesh: on_cluster(mesh, cluster) for mesh in meshes}
         if cluster.units not in counted:
-            counted[cluster.units] = (
-                [list(works_of(group, on[mesh])) for group, mesh in called],
-                [work for op, mesh in apart for work in works_of([op], on[mesh])],
-            )
-        calls, alone = counted[cluster.units]
+            counted[cluster.units] = [
+                *(list(works_of(group, on[mesh])) for group, mesh in called),
+                *(list(works_of([op], on[mesh])) for op, mesh in apart),
+            ]
         seconds = list[float]()
-        for works, (_, mesh), part in zip(calls, called, parts, strict=True):
-            costs = [w.cost(on[mesh]) for w in works]
-            computed = sum(c.seconds for c in costs if not c.communicates) if part else 0.0
-            seconds.append(elapsed(costs, on[mesh]) - computed)
-        costs = (w.cost(on[mesh]) for w, (_, mesh) in zip(alone, apart, strict=True))
-        return [*seconds, *(cost.seconds for cost in costs)]
+        for i in some:
+            mesh = on[of[i]]
+            costs = [w.cost(mesh) for w in counted[cluster.units][i]]
+            if i >= len(called):
+                seconds.append(sum(c.seconds for c in costs))
+                continue
+            computed = sum(c.seconds for c in costs if not c.communicates) if parts[i] else 0.0
+            seconds.append(elapsed(costs, mesh) - computed)
+        return seconds
 
     return predict
 
 
-def _nearest(
-    model: Callable[[Array], Array], start: Array, y: Array, most: float = np.inf
-) -> Array:
+def _nearest(model: Model, start: Array, y: Array, most: float = np.inf) -> Array:
     """Return the parameters, at most `most`, for which `model` is closest to y. One that no
     measurement depends on keeps its start value: else it would drift."""
-    begin = np.log(start)
+    begin, every = np.log(start), np.arange(len(y))
 
-    def error(z: Array) -> Array:
-        return np.log(np.maximum(model(np.exp(z)), NEGLIGIBLE) / y)
+    def error(z: Array, some: Indices = every) -> Array:
+        return np.log(np.maximum(model(np.exp(z), some), NEGLIGIBLE) / y[some])
+
+    def moved(z: Array, i: int, by: float) -> Array:
+        """The parameters with one that is moved, or moved back if it would be above `most`."""
+        z = z.copy()
+        z[i] += by if z[i] + by <= np.log(most) else -by
+        return z
 
     at_start = error(begin)
 
-    def counts(i: int) -> bool:
-        trials = (np.where(np.arange(len(begin)) == i, begin + d, begin) for d in (REACH, -REACH))
-        return any((error(np.minimum(z, np.log(most))) != at_start).any() for z in trials)
+    def depending(i: int) -> Indices:
+        trials = (error(moved(begin, i, by)) != at_start for by in (REACH, -REACH))
+        return np.flatnonzero(np.logical_or(*trials))
 
     def at(some: Array) -> Array:
         z = begin.copy()
         z[free] = some
         return z
 
-    free = [i for i in range(len(begin)) if counts(i)]
+    def jacobian(some: Array) -> Array:
+        """The slopes of the errors, of each parameter those that depend on it alone."""
+        z = at(some)
+        now, slopes = error(z), np.zeros((len(y), len(free)))
+        for column, i in enumerate(free):
+            there, rows = moved(z, i, STEP * max(1.0, abs(z[i]))), depend[i]
+            slopes[rows, column] = (error(there, rows) - now[rows]) / (there[i] - z[i])
+        return slopes
+
+    depend = {i: depending(i) for i in range(len(begin))}
+    free = [i for i, rows in depend.items() if rows.size]
     found = least_squares(
-        lambda some: error(at(some)), begin[free], bounds=(np.log(NEGLIGIBLE / 2), np.log(most)),
+        lambda some: error(at(some)), begin[free], jacobian,
+        bounds=(np.log(NEGLIGIBLE / 2), np.log(most)),
         xtol=TOLERANCE, ftol=TOLERANCE, gtol=TOLERANCE, max_nfev=MAX_EVALUATIONS,
     )  # fmt: skip
     return np.exp(at(found.x))

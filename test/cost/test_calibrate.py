@@ -62,7 +62,7 @@ def model() -> Predict:
 
 def seconds_on(cluster: Cluster) -> np.ndarray:
     """The modelled seconds of each probe."""
-    return np.array(model()(cluster))
+    return np.array(model()(cluster, range(len(PROBES))))
 
 
 # ---- the fit ----
@@ -190,7 +190,8 @@ def test_the_occupancy_is_the_share_in_which_a_device_is_at_work(
 
 def test_half_and_twice_are_as_far_off() -> None:
     """One parameter for two measurements, 1 s and 4 s, becomes 2 s, not 1.2 s."""
-    found = fit(lambda c: [c.overhead] * 2, [1.0, 4.0], Cluster(START.levels, overhead=1.0))
+    start = Cluster(START.levels, overhead=1.0)
+    found = fit(lambda c, some: [c.overhead] * len(some), [1.0, 4.0], start)
     assert found.cluster.overhead + found.call == pytest.approx(2.0, rel=1e-3)
 
 
@@ -247,7 +248,8 @@ def test_a_device_alone_is_measured_whatever_its_links(links: str, tmp_path: Pat
     given = probes(1, 1 << 22, False)
     made, known = shardir.compile(module(given, 1), ""), clusters.load("h100")
     names = [p.name for p in given if p.name != OPS]
-    times = dict(zip(names, of_functions(made.module, names)(known), strict=True))
+    modelled = of_functions(made.module, names)(known, range(len(names)))
+    times = dict(zip(names, modelled, strict=True))
     start = fitted_cluster.unmeasured(1, 10**9, clusters.load(links))
     found = fitted_cluster.fitted(given, made, times, start).cluster
     assert dict(found.flops) == pytest.approx(dict(known.flops), rel=1e-3)
