@@ -37,7 +37,7 @@ laws = bench.load("laws")
 # ---- right, and fast ----
 
 
-@settings(max_examples=extent(90, 400), deadline=None, derandomize=True)
+@settings(max_examples=extent(45, 400), deadline=None, derandomize=True)
 @given(routes_of(2, MESHES + LEVELLED))
 def test_each_rank_ends_with_its_shard(route: Route) -> None:
     mesh, shape, (source, target) = route
@@ -69,7 +69,7 @@ def test_shards_that_need_not_nest_become_partial_after_a_gather(rows: int) -> N
     np.testing.assert_array_equal(assemble(parts, target, mesh, (rows,)), value)
 
 
-@settings(max_examples=extent(90, 300), deadline=None, derandomize=True)
+@settings(max_examples=extent(45, 300), deadline=None, derandomize=True)
 @given(routes_of(3, MESHES))
 def test_no_detour_is_faster(route: Route) -> None:
     mesh, shape, (a, b, c) = route

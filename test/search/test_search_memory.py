@@ -191,7 +191,7 @@ JOINT_GAP = 0.01
 """How much slower a plan with recompute may be: that of the solver, 0.2 %, and of repetitions."""
 
 SMALL = {"batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 32}
-GPT, MLP = programs.gpt(layers=2, mesh=(2, 4), **SMALL), programs.mlp(layers=1)
+GPT, MLP = programs.gpt(layers=1, mesh=(2, 4), **SMALL), programs.mlp(layers=1)
 
 
 def planned(memory: int, model: str = GPT) -> ModuleOp:

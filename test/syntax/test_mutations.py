@@ -13,7 +13,7 @@ from mutations import EXAMPLES, WAYS, check, compiled, prepared
 from shardir.diagnostics import ParseErrors
 from shardir.syntax.parser import default_parser, parse
 
-MUTANTS = extent(200, 2000)
+MUTANTS = extent(100, 2000)
 BLOCK = 20
 
 
