@@ -22,7 +22,9 @@
    the memory of a device; a line on stderr has its time and a lower bound. Of a forward part alone
    it has the forward actions.
 6. Of a stage for which it has the actions I and W, the backward part is two functions: I makes what
-   others wait for, W the other gradients of weights, and the fewest bytes are kept in between.
+   others wait for, W the other gradients of weights, and the fewest bytes are kept in between. If
+   it has B too, of other microbatches, that is a third function, and `train.either` is what one of
+   them makes.
 7. Ranks that would wait for each other are an error (`train.check_order`), with the cycle.
 8. The mesh gets `stage` as its outermost axis, its cluster a level for it, whose links are like the
    outermost ones of a stage.
@@ -175,8 +177,7 @@ def split(module: ModuleOp, f: FuncOp, order: Schedule) -> None:
         Failure: a value passes in the wrong direction, a function has the name of a new one, or
             ranks would wait for each other.
     """
-    halved = {stage for stage, _ in order.splits_backward}
-    step = StagedStep(f, halved, mesh_of(f, module))
+    step = StagedStep(f, order, mesh_of(f, module))
     step.split()
     del f.attributes[train.PIPELINE]
     train.set_schedule(f, order)

@@ -28,7 +28,7 @@ from shardir.dialects.nn.base import Composite, TensorOp, decomposes, is_in_part
 
 OPS: list[type[TensorOp]] = [
     op for d in (nn.Nn, train.Train) for op in d.operations
-    if issubclass(op, TensorOp) and op not in (*train.LOOP, train.TransferOp)
+    if issubclass(op, TensorOp) and op not in (*train.LOOP, train.TransferOp, train.EitherOp)
 ]  # fmt: skip
 """The ops on tensors that can be alone in a function."""
 

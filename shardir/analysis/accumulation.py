@@ -68,20 +68,22 @@ def added_in_place(ops: Iterable[Operation]) -> dict[SSAValue, train.AccumulateO
         if not op.x.has_one_use():
             continue
         maker = op.x.owner
-        if isinstance(maker, CallOp) and isinstance(op.x, OpResult):
-            if (made := _returned(maker, op.x.index)) is not None and adds_to_its_sum(made):
-                found[op.x] = op
+        if isinstance(maker, CallOp | train.EitherOp):
+            for v in maker.operands if isinstance(maker, train.EitherOp) else [op.x]:
+                if (made := _returned(v)) is not None and adds_to_its_sum(made):
+                    found[v] = op
         elif isinstance(maker, Operation) and train.loop_of(maker) is train.loop_of(op):
             found |= {op.x: op} if adds_to_its_sum(op.x) else {}
     return found
 
 
-def _returned(op: CallOp, index: int) -> SSAValue | None:
+def _returned(result: SSAValue) -> SSAValue | None:
     """Return what the function of a stage that is called makes for a result, outside of loops."""
-    callee = train.callee_of(op)
+    op = result.owner
+    callee = train.callee_of(op) if isinstance(op, CallOp) else None
     end = None if callee is None else callee.body.block.last_op
-    if not isinstance(end, ReturnOp):
+    if not isinstance(end, ReturnOp) or not isinstance(result, OpResult):
         return None
-    v = end.operands[index]
+    v = end.operands[result.index]
     maker = v.owner
     return v if isinstance(maker, Operation) and train.loop_of(maker) is None else None

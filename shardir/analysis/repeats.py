@@ -19,7 +19,7 @@ from xdsl.ir import Operation, OpResult
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import Array, TensorOp
 from shardir.dialects.signatures import SignatureMemo
-from shardir.dialects.train import LOOP, BackwardOp, TransferOp
+from shardir.dialects.train import LOOP, BackwardOp, EitherOp, TransferOp
 
 MIN_BLOCKS = 3
 """The fewest equal blocks that are a loop; two are easier to read one after the other."""
@@ -33,7 +33,7 @@ PERIODS = 16
 REPEATED = TensorOp | dist.CollectiveOp | dist.WaitOp | dist.RingProductOp
 """Ops that are in blocks."""
 
-OWN = (*LOOP, TransferOp)
+OWN = (*LOOP, TransferOp, EitherOp)
 """Ops that are in no block: of other loops, and of steps in stages, whose functions have blocks."""
 
 Place = tuple[int, int, int]

@@ -15,7 +15,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import Action, PipelineCosts, Schedule, lower_bound
 from shardir.cost.memory import LiveStorages
 from shardir.cost.seconds import cost_of
-from shardir.cost.stage_graph import StageGraph
+from shardir.cost.stage_graph import StageGraph, apart
 from shardir.cost.stages import TimedRun, times_of_step
 from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
@@ -39,6 +39,7 @@ def pipeline_costs(
     for begin, end, run in (t for runs in times or times_of_step(f, mesh).ranks for t in runs):
         if (action := run.action) is not None:
             seconds[action.stage, action.kind] = end - begin
+    seconds = apart(seconds)
 
     def of(*kinds: str) -> tuple[float, ...]:
         return tuple(sum(seconds.get((s, kind), 0.0) for kind in kinds) for s in stages)
@@ -77,10 +78,14 @@ def _transfer(f: FuncOp, mesh: Mesh, source: int, target: int) -> float:
     another."""
     found = [0.0]
     for op in f.body.block.ops:
-        if isinstance(op, train.TransferOp) and op.source.value.data == source:
-            in_loop = isinstance(call := op.x.owner, CallOp) and _action(call) is not None
-            if in_loop and target in op.targets.data and (cost := cost_of(op, mesh)) is not None:
-                found.append(cost.seconds)
+        if (
+            isinstance(op, train.TransferOp)
+            and op.source.value.data == source
+            and target in op.targets.data
+            and _is_in_loop(op.x)
+            and (cost := cost_of(op, mesh)) is not None
+        ):
+            found.append(cost.seconds)
     return max(found)
 
 
@@ -91,6 +96,12 @@ def _action(op: CallOp) -> Action | None:
         return None
     kind, stage = train.action_of(callee), train.stage_of(callee)
     return None if kind is None or stage is None else Action(stage, kind)
+
+
+def _is_in_loop(v: SSAValue) -> bool:
+    """Whether a function in the loop makes a value."""
+    op = v.owner
+    return isinstance(op, train.EitherOp) or (isinstance(op, CallOp) and _action(op) is not None)
 
 
 class _HeldBytes:
@@ -123,8 +134,8 @@ class _HeldBytes:
 
     def _storage(self, v: SSAValue) -> SSAValue | None:
         """Return the result of a call in the loop in whose memory a value is; None of others."""
-        while isinstance(v.owner, train.TransferOp):
-            v = v.owner.x
+        while isinstance(v.owner, train.TransferOp | train.EitherOp):
+            v = v.owner.operands[-1]
         op = v.owner
         if not isinstance(op, CallOp) or _action(op) is None:
             return None

@@ -294,6 +294,8 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
     match op:
         case ReturnOp() | train.Mark():
             return None
+        case train.EitherOp():
+            return NoWork(op)
         case train.TransferOp():
             return Receipt(op, size_of(op.out), (Axis(train.STAGE_AXIS),))
         case TensorOp():

@@ -17,6 +17,17 @@ StageNode = tuple[int, str]
 """A stage, and the kind of the action that runs its function: F, I, B or W."""
 
 
+def apart(seconds: Mapping[StageNode, float]) -> dict[StageNode, float]:
+    """Return the seconds of functions without B of stages that have I and W too: what W takes is
+    what B takes more than I, where that is less, so that the two take no longer than B."""
+    found = dict(seconds)
+    for stage, kind in seconds:
+        if kind == "B" and {(stage, "I"), (stage, "W")} <= seconds.keys():
+            more = max(found.pop((stage, "B")) - found[stage, "I"], 0.0)
+            found[stage, "W"] = min(found[stage, "W"], more)
+    return found
+
+
 class StageGraph(NamedTuple):
     """The functions of a microbatch.
 
@@ -33,10 +44,12 @@ class StageGraph(NamedTuple):
     def of(cls, runs: StepRuns, mesh: Mesh, times: Iterable[Iterable[TimedRun]]) -> Self:
         """Return the graph of a step. `times`: its runs on each rank, of `times_of_step`."""
         known = {t.run.op: t.end - t.begin for timed in times for t in timed}
-        seconds = {node: known.get(op, 0.0) for node, op in runs.actions.items()}
-        nodes = {op: node for node, op in runs.actions.items()}
+        timed = {node: known.get(op, 0.0) for node, op in runs.actions.items()}
+        seconds = apart(timed)
+        nodes = {op: (s, kind if (s, kind) in seconds else "I")
+                 for (s, kind), op in runs.actions.items()}  # fmt: skip
         before: dict[StageNode, dict[StageNode, float]] = {node: {} for node in seconds}
-        for node, op in runs.actions.items():
+        for op, node in nodes.items():
             for read in runs.reads(StageRun(op, 0)):
                 for maker in (nodes[run.op] for run in read.runs if run.op in nodes):
                     costs = (cost_of(transfer, mesh) for transfer in read.transfers)

@@ -114,8 +114,9 @@ class _StepTimes:
                 assert cost is not None
                 if isinstance(op, train.TransferOp):
                     self.transfers[op] = cost.seconds
-                elif (maker := self.calls.maker(op.x)) is not None:
-                    sums[maker].append(cost)
+                else:
+                    for maker in self.calls.makers(op.x):
+                        sums[maker].append(cost)
         for op, callee in calls.callees.items():
             works = works_of(ops_of(callee.body.block), mesh)
             self.ops[op] = tuple(schedule([*(w.cost(mesh) for w in works), *sums[op]], mesh))
@@ -173,8 +174,10 @@ class _StepStorages:
         self.sizes = {v: size_of(v) for v in self.parts}
         self.root: dict[SSAValue, SSAValue] = {}
         self.extra: dict[CallOp, tuple[int, int]] = {}
-        """The bytes that a function needs besides its arguments: in its first run, and in others,
-        which add products to sums."""
+        """The bytes that a function needs besides its arguments: in a run that begins sums, and in
+        others, which add products to them."""
+        self.added: dict[CallOp, list[SSAValue]] = {}
+        """The sums to which the function of a call adds products."""
         self.sums: dict[SSAValue, list[SSAValue]] = {}
         """The sums of a value over the microbatches."""
         self.received: dict[SSAValue, int] = {}
@@ -188,6 +191,9 @@ class _StepStorages:
                 sums = [v for result, v in made if result in added]
                 later = LiveStorages(callee, mesh, elsewhere=sums) if sums else None
                 self._call(op, callee, LiveStorages(callee, mesh), later)
+                self.added[op] = [added[v].out for v in op.results if v in added]
+            elif isinstance(op, train.EitherOp):
+                self._unite(op)
             elif isinstance(op, train.OfMicrobatches):
                 self.sums.setdefault(op.x, []).append(op.out)
                 is_sum = isinstance(op, train.AccumulateOp)
@@ -221,6 +227,12 @@ class _StepStorages:
                 self.sizes[result] = live.sizes.get(own, size_of(v))
                 self.parts[result] = "activations" if forward else "temporaries"
 
+    def _unite(self, op: train.EitherOp) -> None:
+        """Let what two functions make, each for some microbatches, be in one storage."""
+        one, other = map(self.storage, op.operands)
+        same = [v for v, root in self.root.items() if root is one]
+        self.root |= dict.fromkeys((*same, one, op.out), other)
+
     def storage(self, v: SSAValue) -> SSAValue:
         """Return the value that the storage of one is made for."""
         return self.root.get(v, v)
@@ -228,8 +240,8 @@ class _StepStorages:
     def size(self, root: SSAValue, rank: int) -> int:
         """Return the bytes of a storage on a rank: on another one than makes it, of what it
         receives."""
-        maker = self.calls.maker(root)
-        made_here = maker is None or self.calls.rank(maker) == rank
+        makers = self.calls.makers(root)
+        made_here = not makers or self.calls.rank(makers[0]) == rank
         return self.sizes[root] if made_here else self.received.get(root, self.sizes[root])
 
     def memory(self, rank: int) -> MemoryUse:
@@ -258,10 +270,11 @@ class _StepStorages:
 
     def _extra(self, runs: Sequence[StageRun]) -> list[int]:
         """Return the bytes that each run needs besides what its rank holds."""
-        seen, found = set[CallOp](), list[int]()
+        begun, found = set[SSAValue](), list[int]()
         for run in runs:
-            found.append(self.extra[run.op][run.op in seen])
-            seen.add(run.op)
+            sums = self.added.get(run.op, [])
+            found.append(self.extra[run.op][begun.issuperset(sums)])
+            begun.update(sums)
         return found
 
     def held(self, rank: int) -> dict[SSAValue, int]:
@@ -315,7 +328,7 @@ class _Spans:
             if (read := self.step.calls.read(v, run.microbatch)) is not None:
                 self.hold(read.made, self.at)
         self.at += 1
-        for v in run.op.results:
+        for v in self.step.calls.results(run.op):
             self.begin(Made(v, run.microbatch))
             for total in self.step.sums.get(v, ()):
                 self.found.setdefault((total, None), (min(self.at, self.end), self.end))

@@ -1,24 +1,24 @@
 """The split of a step, whose ops have stages, into functions of the stages (split-stages)."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import count
 
-from xdsl.dialects.builtin import FunctionType, IntegerAttr, i64
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
+from xdsl.dialects.builtin import FunctionType
+from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.algebra.schedules import Schedule
 from shardir.analysis.aliasing import shared
 from shardir.analysis.functions import name_of, named
 from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects import train
 from shardir.dialects.blocks import ops_of
-from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.backward_parts import ops_of_weights
 from shardir.rewriting.stages import complete, copy_to_readers, first, largest, last
+from shardir.rewriting.step_body import StageOps, StageTransfers, StepBody
 
 PARTS = ("begin", "forward", "backward", "update")
 """The parts of a step: before the loop over microbatches, its two parts, and after it."""
@@ -36,7 +36,7 @@ ACTIONS = {
     "forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W",
 }  # fmt: skip
 """The actions of schedules that run the parts in the loop. Of some stages the backward part is
-two."""
+two, or both: one function for some microbatches, and two for others."""
 
 ORDER = {part: at for at, parts in enumerate((
     ("begin",), ("forward",), ("backward", "backward_input"), ("backward_weight",), ("update",),
@@ -49,33 +49,17 @@ BETWEEN = (
 """Ops that stay in the step."""
 
 
-@dataclass
-class _StageOps:
-    """The ops of a stage in a part, which become a function; `level`: the times that a value of the
-    part has passed between stages before it."""
-
-    part: str
-    stage: int
-    level: int
-    ops: list[Operation] = field(default_factory=list)
-    inputs: list[SSAValue] = field(default_factory=list)
-    outputs: list[SSAValue] = field(default_factory=list)
-    """The values that the ops read of others, and those that others read."""
-    function: FuncOp | None = None
-
-
-StageTransfers = dict[SSAValue, tuple[int, list[int]]]
-"""Of values the stage that makes each, and the others that read it."""
-
-
 class StagedStep:
     """The split of a step, whose ops keep their order in the functions."""
 
-    def __init__(self, f: FuncOp, halved: Collection[int], mesh: Mesh | None):
-        self.f, self.block, self.halved, self.mesh = f, f.body.block, halved, mesh
+    def __init__(self, f: FuncOp, order: Schedule, mesh: Mesh | None):
+        self.f, self.block, self.order, self.mesh = f, f.body.block, order, mesh
         self.functions: list[FuncOp] = []
         self.parts: dict[Operation, str] = {}
         self.levels: dict[Operation, int] = {}
+        self.copies: dict[SSAValue, SSAValue] = {}
+        """Of what copies of ops make what these make: of a backward part that is one function for
+        some microbatches, and two for others."""
 
     def split(self) -> None:
         """Replace the ops by calls.
@@ -142,9 +126,11 @@ class StagedStep:
         return stage_of(op)
 
     def _halve(self) -> None:
-        """Give the ops of the backward part of stages with actions I and W one of them."""
+        """Give the ops of the backward part of stages with actions I and W one of them; where other
+        microbatches have B, copies of the ops are that."""
         storages = self._storages()
-        for stage in self.halved:
+        kinds = {(a.stage, a.kind) for order in self.order.orders for a in order}
+        for stage in (stage for stage, kind in sorted(kinds) if kind == "I"):
             ops = [op for op in self._own("backward") if stage_of(op) == stage]
             own = {*ops}
             awaited = [
@@ -153,6 +139,17 @@ class StagedStep:
             ]  # fmt: skip
             late = {*ops_of_weights(ops, awaited, storages)}
             self.parts |= {op: f"backward_{'weight' if op in late else 'input'}" for op in ops}
+            if (stage, "B") in kinds and 0 < len(late) < len(ops):
+                self._copy(ops)
+
+    def _copy(self, ops: Sequence[Operation]) -> None:
+        """Copy the backward part of a stage before it."""
+        copies: dict[SSAValue, SSAValue] = {}
+        for op in ops:
+            new = op.clone(copies)
+            self.block.insert_op_before(new, ops[0])
+            self.parts[new] = "backward"
+        self.copies |= {copy: v for v, copy in copies.items()}
 
     def _storages(self) -> dict[SSAValue, SSAValue]:
         """Return the storages of the values that ops in the loop make."""
@@ -166,17 +163,17 @@ class StagedStep:
                     found[v] = found[views[v]]
         return found
 
-    def _groups(self) -> list[_StageOps]:
+    def _groups(self) -> list[StageOps]:
         """Return the ops of each stage in each part, in an order in which they can run."""
-        found: dict[tuple[int, int, int], _StageOps] = {}
+        found: dict[tuple[int, int, int, str], StageOps] = {}
         for op, part in self.parts.items():
             if isinstance(op, BETWEEN):
                 continue
             stage, level = stage_of(op), self._level(op)
             assert stage is not None
             order = -stage if part.startswith("backward") else stage
-            key = ORDER[part], level, order
-            found.setdefault(key, _StageOps(part, stage, level)).ops.append(op)
+            key = ORDER[part], level, order, part
+            found.setdefault(key, StageOps(part, stage, level)).ops.append(op)
         return [found[key] for key in sorted(found)]
 
     def _level(self, op: Operation) -> int:
@@ -217,7 +214,7 @@ class StagedStep:
         if errors:
             raise Failure(errors)
 
-    def _transfers(self, groups: Sequence[_StageOps]) -> StageTransfers:
+    def _transfers(self, groups: Sequence[StageOps]) -> StageTransfers:
         """Return the transfers of the values that stages read of others."""
         arguments: dict[SSAValue, set[int]] = {}
         found: dict[SSAValue, set[int]] = {}
@@ -246,15 +243,20 @@ class StagedStep:
         assert isinstance(last, ReturnOp)
         return list(zip(last.operands, train.updated_arguments(self.f), strict=True))
 
-    @staticmethod
-    def _find_ends(group: _StageOps) -> None:
+    def _find_ends(self, group: StageOps) -> None:
         own = set(group.ops)
         made = dict.fromkeys(v for op in group.ops for v in op.results)
         read = (v for op in group.ops for v in op.operands)
         group.inputs = list(dict.fromkeys(v for v in read if v not in made))
-        group.outputs = [v for v in made if any(use.operation not in own for use in v.uses)]
+        copied = {self.copies[v].owner for v in made if v in self.copies}
+        group.outputs = [
+            v for v in made if any(
+                use.operation not in own and use.operation not in copied
+                for use in self.copies.get(v, v).uses
+            )
+        ]  # fmt: skip
 
-    def _outline(self, group: _StageOps) -> FuncOp:
+    def _outline(self, group: StageOps) -> FuncOp:
         """Move the ops of a group to a function of their own."""
         block = Block(arg_types=[v.type for v in group.inputs])
         within: dict[SSAValue, SSAValue] = dict(zip(group.inputs, block.args, strict=True))
@@ -279,14 +281,14 @@ class StagedStep:
         self.functions.append(f)
         return f
 
-    def _function_name(self, group: _StageOps) -> str:
+    def _function_name(self, group: StageOps) -> str:
         is_end = group.part == "update" and not train.is_step(self.f)
         base = f"{name_of(self.f)}_{'end' if is_end else group.part}_{group.stage}"
         taken = {name_of(f) for f in self.functions}
         names = (f"{base}_{n}" if n else base for n in count())
         return next(name for name in names if name not in taken)
 
-    def _lend(self, f: FuncOp, group: _StageOps) -> None:
+    def _lend(self, f: FuncOp, group: StageOps) -> None:
         """Mark the arguments that a function replaces, so that it may write to their memory."""
         attributes, roles = train.arg_attrs(self.f), train.arguments(self.f)
         given: list[dict[str, Attribute]] = [{} for _ in group.inputs]
@@ -302,12 +304,12 @@ class StagedStep:
             train.set_arg_attrs(f, given)
             train.set_result_attrs(f, made)
 
-    def _rebuild(self, groups: Sequence[_StageOps], transfers: StageTransfers) -> None:
+    def _rebuild(self, groups: Sequence[StageOps], transfers: StageTransfers) -> None:
         """Write the calls and the transfers, between the ops that stay."""
         stays = ops_of(self.block)
         for op in stays:
             op.detach()
-        body = _StepBody(self.block, transfers)
+        body = StepBody(self.block, transfers, self.copies)
         before: dict[type[Operation], int] = {
             mark: ORDER[part] for mark, part in (
                 (train.MicrobatchesOp, "begin"), (train.BackwardOp, "forward"),
@@ -328,46 +330,3 @@ class StagedStep:
             if isinstance(op, train.EndMicrobatchesOp):
                 for other in late:
                     body.transfer(other.results[0])
-
-
-class _StepBody:
-    """The body of a step in stages under construction."""
-
-    def __init__(self, block: Block, transfers: StageTransfers):
-        self.block, self.transfers = block, transfers
-        self.values: dict[SSAValue, SSAValue] = {}
-        """The values of the step that functions make: results of calls, or of transfers."""
-
-    def call(self, group: _StageOps) -> None:
-        """Call the function of a group, and transfer what it makes."""
-        assert group.function is not None
-        operands = [self.values.get(v, v) for v in group.inputs]
-        op = CallOp(name_of(group.function), operands, [v.type for v in group.outputs])
-        op.location = group.function.location
-        self.block.add_op(op)
-        for v, result in zip(group.outputs, op.results, strict=True):
-            result.name_hint = v.name_hint
-            self.values[v] = result
-        for v in group.outputs:
-            self.transfer(v)
-
-    def add(self, op: Operation) -> None:
-        """Add an op that stays."""
-        op.operands = [self.values.get(v, v) for v in op.operands]
-        self.block.add_op(op)
-
-    def transfer(self, v: SSAValue) -> None:
-        """Transfer a value to the stages that read it, if others do."""
-        if v not in self.transfers:
-            return
-        source, targets = self.transfers[v]
-        made = self.values.get(v, v)
-        op = train.TransferOp.create(
-            operands=[made], result_types=[v.type],
-            properties={"source": IntegerAttr(source, i64), "targets": dims_attr(*targets)},
-        )  # fmt: skip
-        if isinstance(made.owner, Operation):
-            op.location = made.owner.location
-        op.out.name_hint = v.name_hint
-        self.block.add_op(op)
-        self.values[v] = op.out

@@ -2,7 +2,7 @@
 of a device.
 
 The costs are those of a step in which the backward part of each stage is two functions, for I and
-W; where W directly follows I in what the search finds, they are one. What a rank needs besides
+W; where the step takes no longer with B in their place, they are one. What a rank needs besides
 microbatches, such as parameters and what a function needs while it runs, is what the model of
 memory finds for a schedule beyond the bytes of its microbatches. It is not the same for all
 schedules: if what is found needs more than a device has, the search runs again with the larger

@@ -104,27 +104,45 @@ def test_filling_keeps_the_order_of_forward_parts_and_stays_within_memory() -> N
     assert too_small == 2, "looped-bfs, whose first gradients are of the last microbatch"
 
 
-def test_halves_are_one_action_where_nothing_waits_for_it() -> None:
-    merges = kept = 0
+def test_halves_are_one_action_where_the_step_takes_no_longer() -> None:
+    """Of each microbatch for itself: B in the place of I or of W, and nothing else is moved."""
+    mixed = 0
     for name, ranks, chunks in (("1f1b", 3, 1), ("interleaved", 2, 2), ("zb-h1", 3, 1)):
-        joined = schedule(name, ranks, 6, chunks)
-        costs = PipelineCosts.equal(ranks, chunks, REAL, 0.1)
-        halves = tuple(
-            tuple(part for a in order for part in (
-                [a._replace(kind="I"), a._replace(kind="W")] if a.kind == "B" else [a]
-            )) for order in joined.orders
-        )  # fmt: skip
-        split = replace(joined, orders=halves)
-        found = merged(split, costs)
-        check(found)
-        assert simulate(found, costs).makespan <= simulate(split, costs).makespan + 1e-9
-        for stage in range(found.stages):
-            kinds = {a.kind for o in found.orders for a in o if a.stage == stage}
-            assert kinds in ({"F", "B"}, {"F", "I", "W"})
-            merges += "B" in kinds
-            kept += "B" not in kinds
-        assert "B" in {a.kind for o in found.orders for a in o if a.stage == 0}
-    assert merges and kept
+        for overhead in (0.0, 0.2):
+            costs = replace(PipelineCosts.equal(ranks, chunks, REAL, 0.1), overhead=overhead)
+            given = schedule(name, ranks, 6, chunks)
+            halves = tuple(
+                tuple(part for a in order for part in (
+                    [a._replace(kind="I"), a._replace(kind="W")] if a.kind == "B" else [a]
+                )) for order in given.orders
+            )  # fmt: skip
+            split = replace(given, orders=halves)
+            found = merged(split, costs)
+            check(found)
+            before, after = simulate(split, costs), simulate(found, costs)
+            assert after.makespan <= before.makespan + 1e-9
+            assert holds(found, costs, before.peak_bytes)
+            for order, base in zip(found.orders, halves, strict=True):
+                assert [a for a in order if a.kind != "B"] == [a for a in base if a in order]
+            joined = {(a.stage, a.microbatch) for o in found.orders for a in o if a.kind == "B"}
+            mixed += any({(s, k) in joined for k in range(6)} == {True, False}
+                         for s in range(found.stages))  # fmt: skip
+            assert {(0, k) for k in range(6)} <= joined, "no stage waits for the first one"
+    assert mixed
+
+
+def test_a_search_with_an_overhead_of_actions_has_fewer_of_them() -> None:
+    plain = PipelineCosts.equal(3, 2, (1.2, 1.2, 1.2), 0.1)
+    costs, memory = replace(plain, overhead=0.1), [4.0] * 3
+    found = search(3, 6, costs, memory, evaluations=50)
+    check(found.schedule)
+    assert holds(found.schedule, costs, memory)
+    assert found.bound <= found.timeline.makespan + 1e-9
+    without = search(3, 6, plain, memory, evaluations=50).schedule
+    assert found.timeline.makespan < simulate(merged(without, costs), costs).makespan
+    assert len(found.schedule.splits_backward) < len(without.splits_backward)
+    with pytest.raises(ShardirError, match="costs of overhead that are 0 or more, got -1"):
+        replace(plain, overhead=-1.0)
 
 
 def test_orders_by_priorities_run_within_memory() -> None:

@@ -42,8 +42,10 @@ from shardir.algebra.schedules import (
 from shardir.search.chunk_shares import searched_split
 from shardir.search.stage_costs import UnitCosts, costs_of_stages
 
-RANKS, MICROBATCHES, NAP, TRANSFER, TIMEOUT = 4, pipeline_models.BATCH, 0.02, 1e-3, 900
-"""TRANSFER: seconds of a message that the search of a schedule reckons with."""
+RANKS, MICROBATCHES, NAP, TIMEOUT = 4, pipeline_models.BATCH, 0.02, 900
+OVERHEAD, TRANSFER = 0.6e-3, 0.4e-3
+"""The seconds beside the nap of a part, and of a message, that the search of a schedule reckons
+with."""
 LAYERS = 24
 """The layers of `sleeping`, of which `split` makes stages."""
 SCHEDULES = {"1f1b": 1, "interleaved": 2, "zbv": 2}
@@ -76,18 +78,19 @@ def _naps(name: str) -> list[float]:
     return list(costs_of_stages(layers, mesh, cuts).forward)
 
 
-def _costs(naps: Sequence[float], transfer: float) -> PipelineCosts:
+def _costs(naps: Sequence[float], overhead: float, transfer: float) -> PipelineCosts:
     """The costs of stages that sleep: the first has no gradient of inputs, and both naps in W."""
-    first, *others = naps
-    moved = (transfer,) * len(others)
+    each = [nap + overhead for nap in naps]
+    moved = (transfer,) * (len(each) - 1)
     return PipelineCosts(
-        tuple(naps), (0.0, *others), (2 * first, *others), moved, memory=tuple(naps)
-    )
+        tuple(each), (0.0, *each[1:]), (naps[0] + each[0], *each[1:]), moved, tuple(naps),
+        overhead=overhead,
+    )  # fmt: skip
 
 
 def _found(name: str) -> SearchedSchedule:
     """The schedule that is searched for."""
-    return search(RANKS, MICROBATCHES, _costs(_naps(name), TRANSFER))
+    return search(RANKS, MICROBATCHES, _costs(_naps(name), OVERHEAD, TRANSFER))
 
 
 def _compiled(model: torch.nn.Module, name: str, folder: Path, **options: Any) -> Any:
@@ -186,6 +189,6 @@ def _record(found: dict[str, Any], model: str, name: str) -> dict[str, Any]:
             placement = schedule(name, RANKS, MICROBATCHES, SCHEDULES[name]).placement
         else:
             placement = _found(name).schedule.placement
-        costs = _costs(_naps(name), 0.0)
+        costs = _costs(_naps(name), 0.0, 0.0)
         record["bound ms"] = 1e3 * lower_bound(placement, MICROBATCHES, costs)
     return record

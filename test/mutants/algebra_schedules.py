@@ -30,9 +30,9 @@ MUTANTS = [
     Mutant(
         "a gradient waits for those of weights",
         "I and W of a stage are one action also where the step takes longer.",
-        "shardir/algebra/schedules/searching.py",
-        "        if simulate(tried, costs).makespan <= end:\n",
-        "        if end:\n",
+        "shardir/algebra/schedules/merging.py",
+        "if (end := self._end(orders)) > self.end * (1 + ROUNDING):",
+        'if (end := self._end(orders)) == float("inf"):',
         "test/algebra/test_schedule_search.py",
     ),
     Mutant(

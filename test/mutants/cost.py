@@ -298,7 +298,7 @@ MUTANTS = [
         "products are never made beside their sums",
         "In its first run, which makes the sums, a function needs no memory for its products.",
         "shardir/cost/stages.py",
-        "[run.op in seen]",
+        "[begun.issuperset(sums)]",
         "[True]",
         "test/filecheck/choose-recompute/stages_budget.ir",
     ),

@@ -237,6 +237,14 @@ MUTANTS = [
         "test/filecheck/insert-redistributions/host.ir",
     ),
     Mutant(
+        "either of two functions is the first",
+        "What is read of a stage with B, I and W is taken to be that of B for each microbatch.",
+        "shardir/dialects/train/stage_runs.py",
+        'return (kind == "B") != ((stage, microbatch) in self.schedule.splits_backward)',
+        'return kind == "B"',
+        "test/filecheck/split-stages",
+    ),
+    Mutant(
         "functions do not wait",
         "The proof of a step forgets that a function waits for what other ranks send.",
         "shardir/dialects/train/stage_proof.py",

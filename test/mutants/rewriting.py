@@ -199,7 +199,7 @@ MUTANTS = [
     Mutant(
         "stages read what others have not sent",
         "split-stages transfers a value to the first stage that reads it alone.",
-        "shardir/rewriting/staged_step.py",
+        "shardir/rewriting/step_body.py",
         "        source, targets = self.transfers[v]\n",
         "        source, targets = self.transfers[v]\n        targets = targets[:1]\n",
         "test/filecheck -k split-stages",

@@ -14,6 +14,7 @@ from torch import nn
 from xdsl.dialects.func import CallOp, FuncOp
 
 import shardir
+from shardir.algebra.schedules import schedule
 from shardir.analysis.functions import mesh_of
 from shardir.backend.runs import Options
 from shardir.backend.torch.launch.report import Progress, run_and_check
@@ -199,18 +200,38 @@ def test_a_plan_says_of_which_stage_a_block_is() -> None:
     assert again.text == program.text
 
 
+def _mixed(name: str, ranks: int, microbatches: int, folder: Path) -> str:
+    """The pipeline of a named schedule with B in place of I and W of every other microbatch."""
+    chunks = 2 if name == "zbv" else 1
+    orders = "\n".join(
+        ",".join(
+            str(a._replace(kind="B")) if a.kind == "I" and (a.microbatch or 0) % 2 else str(a)
+            for a in order if a.kind != "W" or (a.microbatch or 0) % 2 == 0
+        )
+        for order in schedule(name, ranks, microbatches, chunks).orders
+    )  # fmt: skip
+    file = folder / "mixed.csv"
+    file.write_text(orders)
+    return f'train{{schedule="{file}"}}'
+
+
 PIPELINES = [
     "1f1b, ranks = 2", "zbv, ranks = 2, chunks = 2", "interleaved, ranks = 2, chunks = 2",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("pipeline", extent(PIPELINES[:1], PIPELINES))
+@pytest.mark.parametrize("pipeline", extent(["mixed"], ["mixed", *PIPELINES]))
 def test_random_values_do_not_depend_on_stages(pipeline: str, tmp_path: Path) -> None:
-    """The key of dropout passes from microbatch to microbatch, and from stage to stage."""
-    layers = 4 if "chunks" in pipeline else 2
+    """The key of dropout passes from microbatch to microbatch, and from stage to stage. Of the
+    mixed schedule the backward part is one function for some microbatches, and two for others."""
+    layers = 2 if pipeline == PIPELINES[0] else 4
+    staged = {"stages": pipeline}
+    if pipeline == "mixed":
+        order = _mixed("zbv", 2, MICROBATCHES, tmp_path)
+        staged = {"stages": PIPELINES[1], "pipeline": order}
     found = [
         _trained(_compiled(_model(layers, 0.2), **options), tmp_path)
-        for options in ({"stages": pipeline}, {"mode": "stand_alone"})
+        for options in (staged, {"mode": "stand_alone"})
     ]
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
     for name, w in found[1][1].items():
@@ -262,6 +283,8 @@ def test_straight_line_form_computes_what_the_table_does(
 ) -> None:
     """With a state that passes from microbatch to microbatch, a tied embedding, and a value that
     passes over stages. The ranks do the same in the same order: all bits are equal."""
+    if pipeline == PIPELINES[1]:
+        options = {"pipeline": _mixed("zbv", 2, MICROBATCHES, tmp_path)}
     program = _compiled(_model(4, 0.2), stages=pipeline, **options)
     found: list[dict[str, Any]] = []
     for form in (False, True):
@@ -339,12 +362,15 @@ def _by_the_model(program: Any) -> list[tuple[dict[str, int], set[str]]]:
     return found
 
 
-HOLDS = [("1f1b", 8, [3, 2, 1]), ("zb-h1", 8, [3, 3, 3]), ("gpipe", 4, [4, 4, 4])]
+HOLDS = [
+    ("1f1b", 8, [3, 2, 1]), ("zb-h1", 8, [3, 3, 3]), ("gpipe", 4, [4, 4, 4]),
+    ("mixed zb-h1", 8, [3, 3, 2]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schedule", "microbatches", "expected"), extent(HOLDS[:1], HOLDS))
+@pytest.mark.parametrize(("name", "microbatches", "expected"), extent(HOLDS[:1], HOLDS))
 def test_a_rank_holds_as_many_microbatches_as_its_schedule_says(
-    schedule: str, microbatches: int, expected: list[int], tmp_path: Path
+    name: str, microbatches: int, expected: list[int], tmp_path: Path
 ) -> None:
     """In 1F1B those between its forward and its backward part, which are as many as stages follow;
     in ZB-H1 those before the gradients of weights. Sends are part of it: what a rank has sent is
@@ -352,7 +378,9 @@ def test_a_rank_holds_as_many_microbatches_as_its_schedule_says(
     The receive of what a rank reads next is posted before: that of a microbatch more.
     """
     accumulate = f"mean, microbatches = {microbatches}"
-    program = _compiled(_model(4), stages=f"{schedule}, ranks = 3", accumulate=accumulate)
+    mixed = {"pipeline": _mixed("zb-h1", 3, microbatches, tmp_path)} if "mixed" in name else {}
+    stages = f"{name.removeprefix('mixed ')}, ranks = 3"
+    program = _compiled(_model(4), stages=stages, accumulate=accumulate, **mixed)
     out = program.save(tmp_path / "out")
     with (out / "runtime_stages.py").open("a") as file:
         file.write(HELD)

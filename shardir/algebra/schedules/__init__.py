@@ -22,9 +22,9 @@ from shardir.algebra.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
     from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
+    from shardir.algebra.schedules.merging import merged
     from shardir.algebra.schedules.searching import (
         SearchedSchedule,
-        merged,
         named_schedules,
         placements,
         search,
@@ -63,7 +63,8 @@ __all__ = [
 
 _LATER = {
     "costs": ("PipelineCosts", "lower_bound"),
-    "searching": ("SearchedSchedule", "merged", "named_schedules", "placements", "search"),
+    "merging": ("merged",),
+    "searching": ("SearchedSchedule", "named_schedules", "placements", "search"),
     "simulation": ("PipelineTimeline", "simulate"),
     "transfers": ("check_transfers", "with_transfers"),
 }

@@ -17,7 +17,8 @@ class PipelineCosts:
 
     `transfer` has the seconds of results of forward parts between adjacent stages that are on
     different ranks, one number fewer than stages; `transfer_back` those of gradients, by default
-    the same.
+    the same. `overhead` is the seconds of an action beside its work, which are part of the others:
+    B takes them once, I and W twice.
     """
 
     forward: tuple[float, ...]
@@ -26,12 +27,14 @@ class PipelineCosts:
     transfer: tuple[float, ...]
     memory: tuple[float, ...]
     transfer_back: tuple[float, ...] | None = None
+    overhead: float = 0.0
 
     def __post_init__(self) -> None:
         stages = len(self.forward)
         for name, numbers in vars(self).items():
             if numbers is None:
                 continue
+            numbers = (numbers,) * len(self.forward) if name == "overhead" else numbers
             between = name.startswith("transfer")
             expected = stages - 1 if between else stages
             if len(numbers) != expected or not stages:
@@ -50,6 +53,12 @@ class PipelineCosts:
     @property
     def stages(self) -> int:
         return len(self.forward)
+
+    @property
+    def saved(self) -> tuple[float, ...]:
+        """The seconds that B takes less than I and W."""
+        pairs = zip(self.input, self.weight, strict=True)
+        return tuple(min(self.overhead, i, w) for i, w in pairs)
 
     def delays(self, placement: Sequence[int]) -> tuple[list[float], list[float]]:
         """Return the seconds from the end of each stage but the last to the begin of the next one,
@@ -99,9 +108,10 @@ def lower_bound(
     waits for the rest of that time. In the same way, after its last input gradient there remain
     the stages before its first one (`tail`), in which the rank computes at most the weight
     gradients that fit into its memory. The step cannot end earlier than the microbatch with all
-    stages in turn, either.
+    stages in turn, either. W counts as what B takes more than I.
     """
     stages = range(len(placement))
+    weight = [w - n for w, n in zip(costs.weight, costs.saved, strict=True)]
     hops, hops_back = ([*each, 0.0] for each in costs.delays(placement))
     # The time at which the first microbatch can begin on each stage, and its gradient can arrive.
     arrives = [0.0, *accumulate(f + h for f, h in zip(costs.forward, hops, strict=True))]
@@ -109,15 +119,15 @@ def lower_bound(
     for s in reversed(stages[:-1]):
         returns[s] = returns[s + 1] + costs.input[s + 1] + hops_back[s]
     tails = [0.0, *accumulate(i + h for i, h in zip(costs.input, hops_back, strict=True))]
-    first_weight = costs.weight[0]
+    first_weight = weight[0]
     bound = returns[0] + costs.input[0] + first_weight
     for rank in set(placement):
         own = [s for s in stages if placement[s] == rank]
-        work = microbatches * sum(costs.forward[s] + costs.input[s] + costs.weight[s] for s in own)
+        work = microbatches * sum(costs.forward[s] + costs.input[s] + weight[s] for s in own)
         head, back = arrives[own[0]], min(returns[s] for s in own)
         limit = None if memory is None else memory[rank]
         forwards = [(costs.forward[s], costs.memory[s]) for s in own]
-        weights = [(costs.weight[s], costs.memory[s]) for s in own]
+        weights = [(weight[s], costs.memory[s]) for s in own]
         waits = back - head - min(back - head, _most(forwards, microbatches, limit))
         tail = tails[own[0]] + (first_weight if own[0] else 0.0)
         waits += max(0.0, tail - _most(weights, microbatches, limit))

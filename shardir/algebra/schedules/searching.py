@@ -3,14 +3,15 @@ where ranks wait, and from orders by priorities, improved by local search.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import NamedTuple
 
 from shardir.algebra.schedules.actions import Action
 from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
-from shardir.algebra.schedules.filling import ROUNDING, Filled, Filling, split_orders
+from shardir.algebra.schedules.filling import Filled, Filling, split_orders
+from shardir.algebra.schedules.merging import improved, merged
 from shardir.algebra.schedules.named import NAMES, schedule
 from shardir.algebra.schedules.priorities import by_priority
 from shardir.algebra.schedules.schedule import Schedule
@@ -27,6 +28,9 @@ PRIORITIES = ("FIW", "IFW")
 """The orders of urgency of `by_priority`."""
 EVALUATIONS = 600
 """The number of trials of the local search, on each placement."""
+MERGING = 30
+"""The trials of the local search with B for I and W, as a multiple of those before: it does not
+fill orders, and takes a thirtieth of the time."""
 
 
 @dataclass(frozen=True)
@@ -130,32 +134,10 @@ def search(
             "schedule needs"
         )
     _, origin, best = min(found, key=lambda each: each[0])
+    if costs.overhead:
+        limit, trials = limits[best.placement], evaluations * MERGING
+        best = improved(merged(best, costs), costs, limit, min(bounds), trials)
     return SearchedSchedule(best, simulate(best, costs), origin, min(bounds))
-
-
-def merged(schedule: Schedule, costs: PipelineCosts) -> Schedule:
-    """Return a schedule with B for I and W on the stages where W directly follows I for each
-    microbatch, and the step does not take longer when the gradient is sent at the end of B."""
-    end = simulate(schedule, costs).makespan * (1 + ROUNDING)
-    for stage in range(schedule.stages):
-        orders = tuple(map(lambda order, s=stage: _with_backward(order, s), schedule.orders))
-        if any(a.stage == stage and a.kind in "IW" for order in orders for a in order):
-            continue
-        tried = replace(schedule, orders=orders)
-        if simulate(tried, costs).makespan <= end:
-            schedule = tried
-    return schedule
-
-
-def _with_backward(order: Sequence[Action], stage: int) -> tuple[Action, ...]:
-    """Return an order with B for each I of a stage that its W directly follows."""
-    found: list[Action] = []
-    for a in order:
-        if a.stage == stage and a.kind == "W" and found and found[-1] == a._replace(kind="I"):
-            found[-1] = a._replace(kind="B")
-        else:
-            found.append(a)
-    return tuple(found)
 
 
 def named_schedules(ranks: int, microbatches: int, chunks: int) -> dict[str, Schedule]:

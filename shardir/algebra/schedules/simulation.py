@@ -129,7 +129,8 @@ class PipelineModel:
         self.needs: list[int] = []
         self.makes: list[int] = []
         self.delay: list[float] = []
-        both = tuple(i + w for i, w in zip(costs.input, costs.weight, strict=True))
+        pairs = zip(costs.input, costs.weight, costs.saved, strict=True)
+        both = tuple(i + w - saved for i, w, saved in pairs)
         for kind, seconds in zip(
             COMPUTE, (costs.forward, costs.input, costs.weight, both), strict=True
         ):

@@ -104,6 +104,7 @@ from shardir.dialects.train.stages import (
     SEARCH,
     STAGE,
     STAGE_AXIS,
+    EitherOp,
     PipelineAttr,
     TransferOp,
     action_attrs,
@@ -155,7 +156,7 @@ LOOP: list[type[TensorOp]] = [
 
 Train = Dialect(
     "train",
-    [StepOp, GradientOp, ForwardOp, *MARKS, *LOOP, TransferOp, *UPDATES, *SCALARS],
+    [StepOp, GradientOp, ForwardOp, *MARKS, *LOOP, TransferOp, EitherOp, *UPDATES, *SCALARS],
     [*ATTRS, OptimizerAttr, SyncAttr, PipelineAttr],
 )
 
@@ -192,6 +193,7 @@ __all__ = [
     "CenteredRmsDirectionOp",
     "ClipAttr",
     "CollectOp",
+    "EitherOp",
     "EndLoop",
     "EndMicrobatchesOp",
     "EndRepeatOp",

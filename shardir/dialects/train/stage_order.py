@@ -94,17 +94,17 @@ class StageOrder:
 
     def edges(self) -> list[tuple[int, int]]:
         """Return the directed pairs of ranks between which values pass."""
-        makers = {v: self.runs.maker(v) for v in self.runs.transfers}
-        sources = {v: self.runs.rank(op) for v, op in makers.items() if op is not None}
+        makers = {v: self.runs.makers(v) for v in self.runs.transfers}
+        sources = {v: self.runs.rank(ops[0]) for v, ops in makers.items() if ops}
         return sorted({(rank, t) for v, rank in sources.items() for t in self.targets(v)})
 
     def messages(self, v: SSAValue, microbatch: int | None) -> list[StageMessage]:
         """Return the messages with a value that a run makes, or with a sum of such values."""
         targets = self.targets(v)
-        maker = self.runs.maker(v) if targets else None
-        if maker is None:
+        makers = self.runs.makers(v) if targets else []
+        if not makers:
             return []
-        return [StageMessage(Made(v, microbatch), self.runs.rank(maker), t) for t in targets]
+        return [StageMessage(Made(v, microbatch), self.runs.rank(makers[0]), t) for t in targets]
 
     def awaited(self, reads: Iterable[Read], rank: int) -> list[StageMessage]:
         """Return the messages with values of the loop that a rank reads."""
@@ -117,7 +117,7 @@ class StageOrder:
 
     def sent(self, run: StageRun) -> list[StageMessage]:
         """Return the messages with what a run in the loop makes."""
-        return [m for v in run.op.results for m in self.messages(v, run.microbatch)]
+        return [m for v in self.runs.results(run.op) for m in self.messages(v, run.microbatch)]
 
     def states(self, rank: int) -> list[Read]:
         """Return what a rank has after the loop of the states that the loop carries, as the last

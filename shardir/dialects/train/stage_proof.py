@@ -115,12 +115,12 @@ def _ranks(f: FuncOp) -> int:
 
 
 def _missing_runs(runs: StepRuns) -> Iterator[str]:
-    """Yield an error for each function that does not run once for each microbatch."""
+    """Yield an error for each function that does not run once for each of its microbatches."""
     for (stage, kind), op in runs.actions.items():
         loop = runs.loop(runs.rank(op))
         times = Counter(run.microbatch for run in loop if run.op is op)
         for k in range(runs.count):
-            if times[k] != 1:
+            if times[k] != 1 and runs.is_due(op, k):
                 name, action = op.callee.string_value(), f"{stage}{kind}{k}"
                 found = f"expected {action}, which runs @{name}, once, got it {times[k]} times"
                 yield coded("G16", found, use=f"write {action}")

@@ -14,10 +14,20 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.schedules import Action, Schedule
 from shardir.dialects.train.loops import CarriedOp, CarryOp
 from shardir.dialects.train.microbatches import AccumulateOp, MicrobatchesOp, OfMicrobatches
-from shardir.dialects.train.stages import TransferOp, action_of, callee_of, schedule_of, stage_of
+from shardir.dialects.train.stages import (
+    EitherOp,
+    TransferOp,
+    action_of,
+    callee_of,
+    schedule_of,
+    stage_of,
+)
 
 HALVES = {"B": "IW"}
 """The actions that one is, of a stage without a function of its own for it."""
+
+BACKWARD = "BIW"
+"""The actions of the backward part: one, or the other two."""
 
 
 class StageRun(NamedTuple):
@@ -45,7 +55,8 @@ class StageRun(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A value of a run, or the sum of such values over the microbatches: what is transferred."""
+    """A value of a run, or the sum of such values over the microbatches: what is transferred. What
+    two functions make, each for some microbatches, is the one value of `train.either`."""
 
     value: SSAValue
     microbatch: int | None
@@ -79,6 +90,8 @@ class StepRuns:
         """The sums of the loop, and then the collected values."""
         self.transfers: dict[SSAValue, list[TransferOp]] = {}
         """The transfers of each value."""
+        self.named: dict[SSAValue, SSAValue] = {}
+        """Of a result that is one of two, the value of either."""
         self.count = self.schedule.microbatches
         outside = self.before
         for op in f.body.block.ops:
@@ -98,6 +111,8 @@ class StepRuns:
                 self.sums.append(op)
             elif isinstance(op, TransferOp):
                 self.transfers.setdefault(op.x, []).append(op)
+            elif isinstance(op, EitherOp):
+                self.named |= dict.fromkeys(op.operands, op.out)
         self.sums.sort(key=lambda op: not isinstance(op, AccumulateOp))
 
     def rank(self, op: CallOp) -> int:
@@ -114,6 +129,19 @@ class StepRuns:
                     found.append(StageRun(op, microbatch))
         return found
 
+    def is_due(self, op: CallOp, microbatch: int) -> bool:
+        """Whether a call runs for a microbatch: of a stage with functions for B and for I and W
+        those that its schedule has."""
+        kind, stage = action_of(self.callees[op]), self.stages[op]
+        others = {k for k in BACKWARD if (stage, k) in self.actions}
+        if kind not in others or "B" not in others or len(others) == 1:
+            return True
+        return (kind == "B") != ((stage, microbatch) in self.schedule.splits_backward)
+
+    def results(self, op: CallOp) -> list[SSAValue]:
+        """Return what a call makes, of two functions that make a value the value of either."""
+        return [self.named.get(v, v) for v in op.results]
+
     def runs(self, rank: int) -> list[StageRun]:
         """Return all that a rank runs, in its order."""
         before, after = (
@@ -122,12 +150,14 @@ class StepRuns:
         )
         return [*before, *self.loop(rank), *after]
 
-    def maker(self, v: SSAValue) -> CallOp | None:
-        """Return the call that makes a value, or the addends of a sum, wherever it has been
-        transferred since; None of an argument, or of a part of one."""
+    def makers(self, v: SSAValue) -> list[CallOp]:
+        """Return the calls of a stage that make a value, or the addends of a sum, wherever it has
+        been transferred since: one, or those of `train.either`; none of an argument, or of a part
+        of one."""
         while isinstance(v.owner, TransferOp | OfMicrobatches):
             v = v.owner.x
-        return v.owner if isinstance(v.owner, CallOp) else None
+        found = v.owner.operands if isinstance(v.owner, EitherOp) else [v]
+        return [x.owner for x in found if isinstance(x.owner, CallOp)]
 
     def read(self, v: SSAValue, microbatch: int | None) -> Read | None:
         """Return what a run for a microbatch, or outside the loop, reads as an operand; None of an
@@ -136,11 +166,12 @@ class StepRuns:
         microbatches: Iterable[int | None] = [microbatch]
         total: SSAValue | None = None
         while isinstance(op := v.owner, Operation):
-            if isinstance(op, CallOp):
-                if self.is_outside(op):
+            if isinstance(op, CallOp | EitherOp):
+                if isinstance(op, CallOp) and self.is_outside(op):
                     microbatches = [None]
-                runs = tuple(StageRun(op, k) for k in microbatches)
-                made = Made(v, runs[0].microbatch) if total is None else Made(total, None)
+                runs = tuple(StageRun(self._maker(v, k), k) for k in microbatches)
+                value = self.named.get(v, v)
+                made = Made(value, runs[0].microbatch) if total is None else Made(total, None)
                 return Read(made, runs, tuple(transfers))
             if isinstance(op, TransferOp):
                 transfers.append(op)
@@ -158,6 +189,11 @@ class StepRuns:
                 break
             v = op.operands[0]
         return None
+
+    def _maker(self, v: SSAValue, microbatch: int | None) -> CallOp:
+        """Return the call that makes a value for a microbatch."""
+        first, *others = self.makers(v)
+        return next(op for op in (*others, first) if not others or self.is_due(op, microbatch or 0))
 
     def is_outside(self, op: CallOp) -> bool:
         """Whether a call is before or after the loop."""

@@ -15,6 +15,7 @@ each stage, and writes the schedule on the step: a line for each rank, in torch'
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
+import numpy as np
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr, TensorType, i64
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -26,7 +27,7 @@ from shardir.algebra.schedules import NAMES, Schedule
 from shardir.diagnostics import NotationError, coded, did_you_mean
 from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device
-from shardir.dialects.nn.elementwise import Unary
+from shardir.dialects.nn.elementwise import Binary, Unary
 from shardir.dialects.nn.properties import DimsAttr
 from shardir.dialects.symbols import find_symbol
 from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, complete
@@ -99,6 +100,21 @@ class TransferOp(Unary):
                     use="name the stages that read the value",
                 )
             )
+
+
+@op_definition
+class EitherOp(Binary):
+    """x of a microbatch whose backward part is one action, B; y of one with the actions I and W"""
+
+    name = "train.either"
+    LINEAR: ClassVar[str] = "sum"
+    FLOPS: ClassVar[int] = 0
+    assembly_format = f"$lhs `or` $rhs {STRATEGY}"
+
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        x, y = arrays
+        same = np.array_equal(x, y, equal_nan=True)
+        return x if same else x + np.nan  # one of the functions that make them is wrong
 
 
 def stage_of(op: Operation) -> int | None:
@@ -179,6 +195,12 @@ def check_stages(f: FuncOp) -> None:
                 if stage not in places.get(v, {stage}):
                     raise VerifyException(_unknown(v, stage, places[v]))
             places |= {v: {stage} for v in op.results}
+        elif isinstance(op, EitherOp):
+            one, other = (places.get(v, set()) for v in op.operands)
+            if one != other or len(one) != 1:
+                found = f"expected two results of functions of a stage, got {one} and {other}"
+                raise VerifyException(coded("G14", found))
+            places[op.out] = one
         elif len(op.operands) == 1 and (v := op.operands[0]) in places:
             maker = v.owner  # a sum is where its addends are made
             made = {maker.source.value.data} if isinstance(maker, TransferOp) else places[v]

@@ -192,7 +192,7 @@ class StagesScope:
                 self.carried[self._name(op.out)] = [self._name(op.x)]
             case train.CarryOp():
                 self.carried[self._name(op.carried)] += [self._name(op.x), self._name(op.out)]
-            case train.Mark() | ReturnOp():
+            case train.Mark() | train.EitherOp() | ReturnOp():
                 pass
             case _:
                 message = f"expected calls in a step in stages, got {op.name}"
@@ -200,7 +200,9 @@ class StagesScope:
 
     def _name(self, v: SSAValue) -> str:
         if v not in self.known:
-            self.known[v] = self.names.new(v.name_hint)
+            either = (u.operation for u in v.uses if isinstance(u.operation, train.EitherOp))
+            same = next((op.out for op in either), None)
+            self.known[v] = self.names.new(v.name_hint) if same is None else self._name(same)
         return self.known[v]
 
     def _type(self, v: SSAValue, source: int, targets: Sequence[int]) -> str:

@@ -15,7 +15,6 @@ def step_on_rank_0(mesh, x, w1):
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xdsl.dialects.func import CallOp
 from xdsl.ir import BlockArgument, SSAValue
 
 from shardir.backend.torch.emit import names
@@ -94,14 +93,14 @@ class RankText:
         given = [self._variable(Made(v, None)) if v in self.totals else "None" for v in sums]
         given += [self._text(v, run.microbatch) for v in run.op.operands]
         k = None if self.runs.is_outside(run.op) else run.microbatch
-        made = [self._variable(Made(v, k)) for v in run.op.results]
+        made = [self._variable(Made(v, k)) for v in self.runs.results(run.op)]
         lines = [f"    # {run}"] if run.action is not None else []
         called = self.text.functions[run.op.callee.string_value()]
         head = f"{', '.join(made)} = " if made else ""
         lines += joined(f"    {head}{called}(", ["mesh", *given], ")", 0)
         self._add(lines, {*made, *(g for g in given if g.isidentifier() and g != "None")})
         for total in self.runs.sums:
-            if total.x in run.op.results:
+            if total.x in self.runs.results(run.op):
                 self._add_up(total, self._variable(Made(total.x, k)), run.microbatch or 0)
 
     def _add_up(self, total: train.OfMicrobatches, x: str, k: int) -> None:
@@ -114,7 +113,7 @@ class RankText:
             lines = [*(first if count == 1 else []), f"    {name}[{k}] = {x}"]
         else:
             made = {1: f"{name} = {x}", 2: f"{name} = {name} + {x}"}
-            if total.x in self.text.added:  # it is the sum
+            if total in self.text.added.values():  # it is the sum
                 count = 1
             lines = [f"    {made.get(count, f'{name} += {x}')}"]
         self._add(lines, {name, x})
@@ -160,9 +159,9 @@ class RankText:
                 case train.OfMicrobatches():
                     return self._variable(Made(v, None))
                 case _:
-                    op = v.owner
-                    assert isinstance(op, CallOp)
-                    return self._variable(Made(v, None if self.runs.is_outside(op) else k))
+                    v = self.runs.named.get(v, v)
+                    outside = self.runs.is_outside(self.runs.makers(v)[0])
+                    return self._variable(Made(v, None if outside else k))
         return self.arguments[v]
 
     def _variable(self, made: Made) -> str:
