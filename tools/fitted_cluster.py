@@ -30,7 +30,7 @@ LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
 IMPLAUSIBLE_RATE = 1e17
 """Bytes/s or flop/s, above those of any device: the rate had no influence on the fit."""
 
-OF_LINKS = ("levels", "interference", "occupancy", "collectives", "bytes", "skew")
+OF_LINKS = ("levels", "interference", "occupancy", "collectives", "bytes", "skew", "call")
 """The fields of a cluster that only devices that communicate have an influence on."""
 
 OPERANDS = ("f64", "f32")
@@ -39,6 +39,9 @@ operands, and in those at which they count less."""
 
 UNMEASURED_SKEW = 5e-4
 """The start value of the skew, in seconds."""
+
+UNMEASURED_CALL = 1e-4
+"""The start value of the time of a collective's call, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ def unmeasured(ranks: int, memory: int, links: Cluster | None = None) -> Cluster
     kinds = dict.fromkeys(kind for kind, *_ in COLLECTIVES if kind != LEVEL)
     return replace(
         device, levels=(Level("machine", ranks, level.bandwidth, level.latency),),
-        interference=0.5, skew=UNMEASURED_SKEW,
+        interference=0.5, skew=UNMEASURED_SKEW, call=UNMEASURED_CALL,
         collectives=tuple((kind, 1.0) for kind in kinds),
         bytes=tuple((kind, 1.0) for kind in kinds if RECORDS[kind].reduces),
     )  # fmt: skip
@@ -228,6 +231,7 @@ def _short(c: Cluster) -> Cluster:
         interference=round(c.interference, 2),
         occupancy=round(c.occupancy, 2),
         skew=short(c.skew),
+        call=short(c.call),
         operands=tuple((name, short(rate)) for name, rate in c.operands),
         collectives=tuple((name, short(times)) for name, times in c.collectives),
         bytes=tuple((name, short(times)) for name, times in c.bytes),

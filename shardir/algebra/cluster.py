@@ -4,7 +4,7 @@
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
     memory = 80000000000 {bandwidth = 3.35e+12}, flops {bf16 = 9.89e+14, f32 = 6.7e+13},
     operands {f32 = 1e+12}, overhead = 4e-06, interference = 0.1, occupancy = 0.1, skew = 0.0001,
-    collectives {all_reduce = 0.8}, bytes {all_reduce = 1.5}, ops {nn.gelu = 1.2},
+    call = 1e-06, collectives {all_reduce = 0.8}, bytes {all_reduce = 1.5}, ops {nn.gelu = 1.2},
     host {bandwidth = 2.5e+10, latency = 1e-05}
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
@@ -85,6 +85,7 @@ class Cluster:
             2 o + L of LogP (Culler et al., 1993).
         skew: in seconds; the last device begins a collective sqrt(skew c) late after c seconds of
             computation since the one before, or c if that is less.
+        call: of a collective, in seconds beside those of its messages, however many these are.
     """
 
     levels: tuple[Level, ...]
@@ -100,6 +101,7 @@ class Cluster:
     skew: float = 0.0
     occupancy: float = 0.0
     bytes: tuple[tuple[str, float], ...] = ()
+    call: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ShardirError for a figure that a cluster cannot have."""
@@ -127,6 +129,7 @@ class Cluster:
             ("overhead", self.overhead),
             ("latency of the host's link", self.host_link.latency),
             ("skew", self.skew),
+            ("time of a call", self.call),
         ):
             if not 0 <= seconds < inf:
                 raise ShardirError(
@@ -154,6 +157,8 @@ class Cluster:
             parts.append(f"occupancy = {_number(self.occupancy)}")
         if self.skew:
             parts.append(f"skew = {_number(self.skew)}")
+        if self.call:
+            parts.append(f"call = {_number(self.call)}")
         if self.collectives:
             parts.append(f"collectives {{{_numbers(self.collectives)}}}")
         if self.bytes:

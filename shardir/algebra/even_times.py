@@ -58,6 +58,7 @@ class EvenTimes:
         cluster, primes = self.mesh.cluster_or_default, self.places.primes
         self._byte_seconds = [1 / level.bandwidth for level in cluster.levels]
         self._factor, self._copying = cluster.times["exchange"], copying(1, self.mesh)
+        self._call = cluster.call
         self._byte_factor = cluster.byte_times["exchange"]
         latencies = np.array([level.latency for level in cluster.levels])
         messages = np.array([rounds(n) for n in spelling.extents.tolist()])
@@ -159,7 +160,7 @@ class EvenTimes:
         wanted = primes.extents[places.gone_of_new & ~used]
         kept = np.where(places.paired_of_new & used, 0, 1 / primes.extents[places.gone_of_new])
         sent = np.maximum(copies / wanted - kept, 0) * self._share(old).prod(axis=1)
-        latency = self._factor * self._rounds[moving]
+        latency = self._call + self._factor * self._rounds[moving]
         received = self._byte_factor * receiving + self._copying * (1 - within[0])
         rate = received * self._share(new).prod(axis=1) + self._copying * 2 * sent
         found: Table = latency + rate * self.size

@@ -48,6 +48,7 @@ class ManyExchanges:
         self.axes = common(old.axes, new.axes)
         self.levels = mesh.cluster_or_default.levels
         self.factor = mesh.cluster_or_default.times["exchange"]
+        self.call = mesh.cluster_or_default.call
         self.byte_factor = mesh.cluster_or_default.byte_times["exchange"]
         self._numbers = old.over(self.axes), new.over(self.axes)
         self.changes = _differ(*self._numbers)
@@ -87,7 +88,7 @@ class ManyExchanges:
         reach = np.where(changed, self.old.reach[source], 0).max(axis=1, initial=0)
         messages = np.frexp(n - 1)[1]  # the bits of n - 1, as `rounds`
         each = np.array([level.latency for level in self.levels])
-        found: Table = self.factor * (messages * each[reach])
+        found: Table = self.factor * (messages * each[reach]) + np.where(n > 1, self.call, 0.0)
         return found
 
     def _wanted(self, target: Indices) -> Table:

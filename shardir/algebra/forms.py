@@ -72,14 +72,14 @@ def levels_of(mesh: Mesh, axes: Axes) -> Levels:
 @lru_cache(maxsize=65536)
 def forms_of(kind: str, forms: Callable[[Levels], Forms], mesh: Mesh, axes: Axes) -> Forms:
     """Return the forms of a kind of collective over `axes` that are the fastest for some size, with
-    the cluster's factor for the kind."""
+    the cluster's factor for the kind and its time of a call."""
     levels = levels_of(mesh, axes)
     if not levels:
         return NO_COMMUNICATION
     on = mesh.cluster_or_default
     times, bytes = on.times[kind], on.byte_times[kind]
     fastest = undominated(forms(levels))
-    return tuple(Form(f.name, times * f.latency, bytes * f.rate) for f in fastest)
+    return tuple(Form(f.name, on.call + times * f.latency, bytes * f.rate) for f in fastest)
 
 
 def fastest(forms: Forms, size: float) -> Form:

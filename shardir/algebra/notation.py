@@ -211,13 +211,13 @@ class NotationValues:
         return _once("bytes", c)
 
     def cluster(self, c: list[Any]) -> Cluster:
-        *levels, memory, rates, operands, overhead, interference, occupancy, skew = c[:-4]
+        *levels, memory, rates, operands, overhead, interference, occupancy, skew, call = c[:-4]
         kinds, bytes, slow, link = c[-4:]
         size, bandwidth = memory or (None, None)
         return Cluster(
             tuple(levels), size, rates or (), bandwidth, overhead or 0.0, interference or 0.0,
             kinds or (), slow or (), link, operands or (), skew or 0.0, occupancy or 0.0,
-            bytes or (),
+            bytes or (), call or 0.0,
         )  # fmt: skip
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
@@ -234,6 +234,9 @@ class NotationValues:
 
     def skew(self, c: list[Any]) -> float:
         return _figure(c[0], "skew", float(c[0]))
+
+    def call(self, c: list[Any]) -> float:
+        return _figure(c[0], "call", float(c[0]))
 
     def overhead(self, c: list[Any]) -> float:
         return _figure(c[0], "overhead", float(c[0]))
@@ -341,15 +344,15 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
 def parse_cluster(text: str) -> Cluster:
     """`levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000 {bandwidth =
     3.35e+12}, flops {f32 = 6.7e+13}, operands {f32 = 1e+12}, overhead = 4e-06,
-    interference = 0.1, occupancy = 0.1, skew = 0.0001, collectives {all_reduce = 0.8},
-    bytes {all_reduce = 1.5}, host {bandwidth = 2.5e+10, latency = 1e-05}` -> Cluster. Raises
-    NotationError."""
+    interference = 0.1, occupancy = 0.1, skew = 0.0001, call = 1e-06,
+    collectives {all_reduce = 0.8}, bytes {all_reduce = 1.5},
+    host {bandwidth = 2.5e+10, latency = 1e-05}` -> Cluster. Raises NotationError."""
     return _parse(
         text,
         "cluster",
         "a cluster: levels [name = count {bandwidth = B/s, latency = s}, ...], "
         "memory = bytes {bandwidth = B/s}, flops {f32 = flop/s, ...}, operands {f32 = B/s, ...}, "
-        "overhead = s, interference = share, occupancy = share, skew = s, "
+        "overhead = s, interference = share, occupancy = share, skew = s, call = s, "
         "collectives {all_reduce = factor, ...}, bytes {all_reduce = factor, ...}, "
         "host {bandwidth = B/s, latency = s}",
     )

@@ -134,8 +134,10 @@ def costs_of_stages(
         sums_of_stages(each, cuts) for each in (costs.seconds, costs.forward, costs.weight)
     )
     both = zip(seconds, forward, weight, strict=True)
-    outermost = mesh.cluster_or_default.levels[-1]
-    moved = tuple(outermost.latency + costs.crossing[i] / outermost.bandwidth for i in cuts[1:-1])
+    on = mesh.cluster_or_default
+    *_, outermost = on.levels
+    latency = on.call + outermost.latency
+    moved = tuple(latency + costs.crossing[i] / outermost.bandwidth for i in cuts[1:-1])
     return PipelineCosts(
         forward, tuple(max(0.0, s - f - w) for s, f, w in both), weight, moved,
         tuple(memory) or (0.0,) * len(seconds),

@@ -90,8 +90,9 @@ def test_forms_by_hand() -> None:
 
 def test_ratios_of_a_kind_by_hand() -> None:
     """Half of an all-reduce's latencies, and one and a half of the time of its bytes; others as
-    they are."""
-    on = replace(CLUSTER, collectives=(("all_reduce", 0.5),), bytes=(("all_reduce", 1.5),))
+    they are, but for the time of a call, of which each form has one."""
+    kinds, bytes = (("all_reduce", 0.5),), (("all_reduce", 1.5),)
+    on = replace(CLUSTER, collectives=kinds, bytes=bytes, call=3e-5)
     mesh = replace(MESH, cluster=on)
     for kind, forms, latency, rate in (
         ("all_reduce", all_reduce, 0.5, 1.5), ("all_gather", all_gather, 1.0, 1.0)
@@ -100,7 +101,7 @@ def test_ratios_of_a_kind_by_hand() -> None:
             *(forms_of(kind, forms, m, TP) for m in (mesh, MESH)), strict=True
         ):
             assert found.name == before.name
-            assert found[1:] == pytest.approx((latency * before.latency, rate * before.rate))
+            assert found[1:] == pytest.approx((3e-5 + latency * before.latency, rate * before.rate))
 
 
 def test_hierarchies_by_hand() -> None:
@@ -123,7 +124,7 @@ def test_hierarchies_by_hand() -> None:
         {"levels": (Level("l", 4, float("nan"), 1e-6),)}, {"memory_bandwidth": 0.0},
         {"memory": 0}, {"overhead": -1.0}, {"overhead": float("inf")},
         {"overhead": float("nan")}, {"interference": 2.0},
-        {"skew": -1.0}, {"skew": float("inf")}, {"operands": (("f32", 0.0),)},
+        {"skew": -1.0}, {"skew": float("inf")}, {"call": -1.0}, {"operands": (("f32", 0.0),)},
         {"occupancy": 1.5}, {"bytes": (("all_reduce", 0.0),)},
         {"flops": (("f32", 0.0),)}, {"collectives": (("all_reduce", -1.0),)},
     ],

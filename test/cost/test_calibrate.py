@@ -29,6 +29,7 @@ KNOWN = Cluster(
     ops=tuple((kind, 1.5 + i) for i, kind in enumerate(SLOW)),
     operands=(("f64", 3e9), ("f32", 5e9)),
     skew=1e-4,
+    call=8e-5,
     bytes=(("all_reduce", 1.2), ("reduce_scatter", 1.5)),
 )
 GIVEN = probes(4, 1 << 22)
@@ -46,7 +47,8 @@ def numbers(c: Cluster) -> list[float]:
     rates = [rate for _, rate in c.flops + c.operands]
     times = [times for _, times in c.collectives + c.bytes + c.ops]
     return [
-        level.bandwidth, level.latency, *times, *rates, c.memory_bandwidth, c.overhead, c.skew
+        level.bandwidth, level.latency, *times, *rates, c.memory_bandwidth, c.overhead, c.skew,
+        c.call,
     ]  # fmt: skip
 
 

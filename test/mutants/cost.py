@@ -23,8 +23,8 @@ MUTANTS = [
         "the bytes of a collective have the ratio of its latencies",
         "A cluster's ratio of bytes has no influence on the forms of a collective.",
         "shardir/algebra/forms.py",
-        "Form(f.name, times * f.latency, bytes * f.rate)",
-        "Form(f.name, times * f.latency, times * f.rate)",
+        "on.call + times * f.latency, bytes * f.rate",
+        "on.call + times * f.latency, times * f.rate",
         "test/algebra/test_forms.py -k ratios",
     ),
     Mutant(
