@@ -20,6 +20,14 @@ MUTANTS = [
         "test/cost/test_schedule.py -k at_work",
     ),
     Mutant(
+        "the call of a collective has no price",
+        "What a collective takes beside its messages is left out.",
+        "shardir/algebra/forms.py",
+        "on.call + times * f.latency",
+        "times * f.latency",
+        "test/algebra/test_forms.py -k ratios",
+    ),
+    Mutant(
         "the bytes of a collective have the ratio of its latencies",
         "A cluster's ratio of bytes has no influence on the forms of a collective.",
         "shardir/algebra/forms.py",
