@@ -15,6 +15,7 @@ from shardir.algebra.schedules import (
     Schedule,
     lower_bound,
     schedule,
+    search,
     simulate,
 )
 from shardir.diagnostics import ShardirError
@@ -204,6 +205,18 @@ def test_the_bound_of_equal_stages_is_the_formula() -> None:
             placements.append([*range(ranks), *reversed(range(ranks))])
         for placement in placements:
             assert lower_bound(placement, 32, c) == pytest.approx(expected)
+
+
+def test_few_microbatches_meet_the_bound() -> None:
+    """Fewer than there are ranks: the last stage computes F and I of all of them, between the first
+    results of all other stages and the last gradient's way back; at last is W of the first."""
+    for ranks, count, chunks, transfer in ((4, 2, 2, 0.1), (8, 4, 1, 0.0), (8, 4, 2, 0.1)):
+        c = PipelineCosts.equal(ranks, chunks, (1.0, 1.15, 0.85), transfer)
+        way = (c.stages - 1) * (2.15 / chunks + 2 * transfer)
+        expected = way + count * 2.15 / chunks + 0.85 / chunks
+        loop = [s % ranks for s in range(c.stages)]
+        assert lower_bound(loop, count, c) == pytest.approx(expected)
+        assert search(ranks, count, c).gap == 0.0
 
 
 def test_named_schedules_meet_the_bound_where_they_are_optimal() -> None:

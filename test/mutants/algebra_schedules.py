@@ -44,6 +44,14 @@ MUTANTS = [
         "test/algebra/test_schedule_simulation.py -k figures",
     ),
     Mutant(
+        "the last gradient is of the last stage",
+        "Of some stages of a rank the way back of the last gradient is counted from the last one.",
+        "shardir/algebra/schedules/costs.py",
+        "tails[some[0]] + first_weight)",
+        "tails[some[-1]] + first_weight)",
+        "test/algebra/test_schedule_simulation.py -k bound",
+    ),
+    Mutant(
         "no weight gradients hide the end of a pipeline",
         "The bound of a schedule's time counts the way of the last gradient as a wait.",
         "shardir/algebra/schedules/costs.py",

@@ -109,6 +109,11 @@ def lower_bound(
     the stages before its first one (`tail`), in which the rank computes at most the weight
     gradients that fit into its memory. The step cannot end earlier than the microbatch with all
     stages in turn, either. W counts as what B takes more than I.
+
+    Of the rank's stages from any one on, the forward parts and input gradients alone take their
+    time too, with the wait for the first gradient, and the stages before the first of them remain
+    after the last gradient. With fewer microbatches than ranks that is the larger bound: the last
+    stage computes F and I of all microbatches, and the last gradient passes all other stages.
     """
     stages = range(len(placement))
     weight = [w - n for w, n in zip(costs.weight, costs.saved, strict=True)]
@@ -132,6 +137,12 @@ def lower_bound(
         tail = tails[own[0]] + (first_weight if own[0] else 0.0)
         waits += max(0.0, tail - _most(weights, microbatches, limit))
         bound = max(bound, head + work + waits)
+        for some in (own[k:] for k in range(len(own))):
+            head, back = arrives[some[0]], min(returns[s] for s in some)
+            forwards = [(costs.forward[s], costs.memory[s]) for s in some]
+            waits = back - head - min(back - head, _most(forwards, microbatches, limit))
+            work = microbatches * sum(costs.forward[s] + costs.input[s] for s in some)
+            bound = max(bound, head + work + waits + tails[some[0]] + first_weight)
     return bound
 
 

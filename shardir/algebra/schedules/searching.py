@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shardir.algebra.schedules.actions import Action
 from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
-from shardir.algebra.schedules.filling import Filled, Filling, split_orders
+from shardir.algebra.schedules.filling import ROUNDING, Filled, Filling, split_orders
 from shardir.algebra.schedules.merging import improved, merged
 from shardir.algebra.schedules.named import NAMES, schedule
 from shardir.algebra.schedules.priorities import by_priority
@@ -49,7 +49,8 @@ class SearchedSchedule:
     @property
     def gap(self) -> float:
         """The relative difference of the makespan and the bound."""
-        return self.timeline.makespan / self.bound - 1 if self.bound else 0.0
+        gap = self.timeline.makespan / self.bound - 1 if self.bound else 0.0
+        return 0.0 if abs(gap) < ROUNDING else gap
 
     @property
     def summary(self) -> str:
