@@ -55,8 +55,8 @@ MUTANTS = [
         "no weight gradients hide the end of a pipeline",
         "The bound of a schedule's time counts the way of the last gradient as a wait.",
         "shardir/algebra/schedules/costs.py",
-        "waits += max(0.0, tail - _most(weights, microbatches, limit))",
-        "waits += tail",
+        "tail = max(0.0, tail - _most(weights, microbatches, limit))",
+        "tail = max(0.0, tail)",
         "test/algebra/test_schedule_simulation.py -k bound",
     ),
     Mutant(

@@ -126,23 +126,25 @@ def lower_bound(
     tails = [0.0, *accumulate(i + h for i, h in zip(costs.input, hops_back, strict=True))]
     first_weight = weight[0]
     bound = returns[0] + costs.input[0] + first_weight
+
+    def end(some: Sequence[int], seconds: float, limit: float | None) -> float:
+        """The earliest end of so many seconds of a rank's work on some of its stages, gradients
+        among it."""
+        head, back = arrives[some[0]], min(returns[s] for s in some)
+        forwards = [(costs.forward[s], costs.memory[s]) for s in some]
+        return head + seconds + max(0.0, back - head - _most(forwards, microbatches, limit))
+
     for rank in set(placement):
         own = [s for s in stages if placement[s] == rank]
-        work = microbatches * sum(costs.forward[s] + costs.input[s] + weight[s] for s in own)
-        head, back = arrives[own[0]], min(returns[s] for s in own)
         limit = None if memory is None else memory[rank]
-        forwards = [(costs.forward[s], costs.memory[s]) for s in own]
+        work = microbatches * sum(costs.forward[s] + costs.input[s] + weight[s] for s in own)
         weights = [(weight[s], costs.memory[s]) for s in own]
-        waits = back - head - min(back - head, _most(forwards, microbatches, limit))
         tail = tails[own[0]] + (first_weight if own[0] else 0.0)
-        waits += max(0.0, tail - _most(weights, microbatches, limit))
-        bound = max(bound, head + work + waits)
+        tail = max(0.0, tail - _most(weights, microbatches, limit))
+        bound = max(bound, end(own, work, limit) + tail)
         for some in (own[k:] for k in range(len(own))):
-            head, back = arrives[some[0]], min(returns[s] for s in some)
-            forwards = [(costs.forward[s], costs.memory[s]) for s in some]
-            waits = back - head - min(back - head, _most(forwards, microbatches, limit))
             work = microbatches * sum(costs.forward[s] + costs.input[s] for s in some)
-            bound = max(bound, head + work + waits + tails[some[0]] + first_weight)
+            bound = max(bound, end(some, work, limit) + tails[some[0]] + first_weight)
     return bound
 
 
