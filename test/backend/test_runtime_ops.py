@@ -192,7 +192,7 @@ def test_collectives_retain_no_memory() -> None:
     that are freed and made again: these would need new pages."""
     path = str(Path(buffers.__file__).parent)
     program = f"""
-import ctypes, sys
+import ctypes, os, sys
 sys.path.append({path!r})
 import runtime_process, torch, torch.distributed as dist
 runtime_process.retain_memory()
@@ -206,7 +206,8 @@ for i in range(400):
     if i == 200:
         before = mallinfo().field_7  # bytes in use
     dist.all_reduce(x)
-print(mallinfo().field_7 - before)
+print(mallinfo().field_7 - before, flush=True)
+os._exit(0)  # a thread of the process group may abort an interpreter that is finalized
 """
     environment = {k: v for k, v in os.environ.items() if k != "TORCH_FR_BUFFER_SIZE"}
     done = subprocess.run(
