@@ -13,6 +13,7 @@ is no single move: there would be too many. So the fastest paths to the target a
 all exchanges between both ends are priced at once (exchange_costs.py).
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -50,7 +51,12 @@ MAX_COUNTED = 8
 """The number of plans of uneven shards by an exchange between both ends that are counted."""
 
 MAX_EXCHANGES = 200_000
-"""The maximum number of exchanges that are priced at once, which limits the memory."""
+"""The number of exchanges that are priced at once, or those from one layout, which limits the
+memory."""
+
+FIRST_ENDS = 64
+"""The number of paths at either end, partial over the same axes, whose plans are priced first: a
+fast plan that is found soon leaves few others."""
 
 
 class EvenSearch:
@@ -151,48 +157,57 @@ class EvenSearch:
 
     def _joined(self, to_target: EvenPaths, limit: float) -> list[tuple[int, int]]:
         """Return the ends of the paths that the exchanges of the fastest plans join, of those that
-        take less than `limit` seconds."""
-        from_source, size = self.from_source, self.times.size
-        found, count = list[tuple[float, int, int]](), 1 if self.problem.is_even else MAX_COUNTED
-        heads, tails = self._ends(to_target, limit)
-        if not len(heads):
-            return []
+        take less than `limit` seconds. The plans of the first ends limit all others."""
+        count = 1 if self.problem.is_even else MAX_COUNTED
+        best = list[tuple[float, int, int]]()
+        for ends in (FIRST_ENDS, None):
+            found = self._best(to_target, self._ends(to_target, limit, ends), limit, count)
+            best = sorted({*best, *found})[:count]
+            if len(best) == count:
+                limit = best[-1][0]
+        return [(head, tail) for _, head, tail in best]
+
+    def _best(
+        self, to_target: EvenPaths, ends: list[tuple[Indices, Indices]], limit: float, count: int
+    ) -> list[tuple[float, int, int]]:
+        """Return the fastest plans of less than `limit` seconds: of each these, and both ends."""
+        from_source, size, found = self.from_source, self.times.size, list[tuple[float, int, int]]()
+        if not ends:
+            return found
         (old, source), (new, target) = (
-            self._splits(paths.layouts.splits, some)
-            for paths, some in ((from_source, heads), (to_target, tails))
+            self._splits(paths.layouts.splits, np.concatenate(some))
+            for paths, some in zip((from_source, to_target), zip(*ends, strict=True), strict=True)
         )
         exchanges = ManyExchanges(self.problem.mesh, old, new)
-        for start in range(0, len(heads), MAX_EXCHANGES):
-            i, j = (x[start : start + MAX_EXCHANGES] for x in (heads, tails))
-            sums = from_source.so_far[i] + to_target.so_far[j]
-            some = sums < limit  # which is less than before, perhaps
-            i, j, sums = i[some], j[some], sums[some]
-            latency, rate = exchanges.lowest(source[i], target[j])
-            some = latency + rate * size + sums < limit
-            i, j, sums = i[some], j[some], sums[some]
-            latency, rate = exchanges.costs(source[i], target[j])
-            seconds = np.where(np.isnan(rate), np.inf, latency + rate * size) + sums
-            best = np.argsort(seconds, kind="stable")[:count]
-            best = best[seconds[best] < limit]
-            rows = (seconds[best].tolist(), i[best].tolist(), j[best].tolist())
-            found = sorted([*found, *zip(*rows, strict=True)])[:count]
-            if len(found) == count:
-                limit = found[-1][0]
-        return [(head, tail) for _, head, tail in found]
+        for heads, tails in ends:
+            for i, j in _pairs(from_source.so_far, to_target.so_far, heads, tails, limit):
+                sums = from_source.so_far[i] + to_target.so_far[j]
+                latency, rate = exchanges.lowest(source[i], target[j])
+                some = latency + rate * size + sums < limit
+                i, j, sums = i[some], j[some], sums[some]
+                latency, rate = exchanges.costs(source[i], target[j])
+                seconds = np.where(np.isnan(rate), np.inf, latency + rate * size) + sums
+                best = np.argsort(seconds, kind="stable")[:count]
+                best = best[seconds[best] < limit]
+                rows = (seconds[best].tolist(), i[best].tolist(), j[best].tolist())
+                found = sorted([*found, *zip(*rows, strict=True)])[:count]
+                if len(found) == count:
+                    limit = found[-1][0]
+        return found
 
-    def _ends(self, to_target: EvenPaths, limit: float) -> tuple[Indices, Indices]:
-        """Return each two ends that are partial over the same axes, and whose paths together take
-        less than `limit` seconds."""
-        found, from_source = [np.zeros((2, 0), dtype=np.int64)], self.from_source
-        heads, tails = (np.flatnonzero(x.so_far + x.left < limit) for x in (from_source, to_target))
-        for partial in {*to_target.layouts.partial[tails].tolist()}:
-            i = heads[from_source.layouts.partial[heads] == partial]
-            i = i[np.argsort(from_source.so_far[i], kind="stable")]
-            j = tails[to_target.layouts.partial[tails] == partial]
-            each = np.nonzero(np.add.outer(from_source.so_far[i], to_target.so_far[j]) < limit)
-            found.append(np.stack([i[each[0]], j[each[1]]]))
-        first, last = np.concatenate(found, axis=1)
-        return first, last
+    def _ends(
+        self, to_target: EvenPaths, limit: float, count: int | None
+    ) -> list[tuple[Indices, Indices]]:
+        """Return the layouts of both ends by which a plan may take less than `limit` seconds, that
+        are partial over the same axes: of each the first `count` by that bound."""
+        from_source, found = self.from_source, list[tuple[Indices, Indices]]()
+        heads, tails = (_within(paths, limit) for paths in (from_source, to_target))
+        for partial in np.unique(to_target.layouts.partial[tails]):
+            i = heads[from_source.layouts.partial[heads] == partial][:count]
+            j = tails[to_target.layouts.partial[tails] == partial][:count]
+            if len(i):
+                found.append((i, j))
+        return found
 
     def _splits(self, splits: Indices, some: Indices) -> tuple[SplitArrays, Indices]:
         """Return the splits of a dimension that occur in some layouts, and for each layout their
@@ -236,6 +251,30 @@ class EvenSearch:
         reduction = self.spelling.reduction if end is AxisState.PARTIAL else ""
         spelled = self.spelling.spelled(axes)
         return self.problem.move(start, end, now, spelled, dim, concat, reduction)
+
+
+def _within(paths: EvenPaths, limit: float) -> Indices:
+    """Return the layouts by which a plan may take less than `limit` seconds, in the order of that
+    bound."""
+    bounds = paths.so_far + paths.left
+    found = np.flatnonzero(bounds < limit)
+    return found[np.argsort(bounds[found], kind="stable")]
+
+
+def _pairs(
+    before: Table, after: Table, heads: Indices, tails: Indices, limit: float
+) -> Iterator[tuple[Indices, Indices]]:
+    """Yield each head and tail whose times `before` and `after` an exchange are less than `limit`
+    together, in parts of about MAX_EXCHANGES, or of all those of a head."""
+    heads = heads[np.argsort(before[heads], kind="stable")]
+    tails = tails[np.argsort(after[tails], kind="stable")]
+    counts = np.searchsorted(after[tails], limit - before[heads])
+    parts = np.cumsum(counts) // MAX_EXCHANGES
+    for part in np.unique(parts):
+        some = parts == part
+        each = counts[some]
+        starts = np.repeat(np.cumsum(each) - each, each)
+        yield np.repeat(heads[some], each), tails[np.arange(len(starts)) - starts]
 
 
 def _axes(problem: RedistributionProblem) -> Axes:

@@ -9,8 +9,9 @@ two sub-axes must be equal. This holds if no inner link is slower than an outer 
 """
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import pairwise
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from shardir.algebra.steps import step_forms
 from shardir.algebra.traffic import Flags, Indices, within
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
+
+Array = np.ndarray[Any, Any]
 
 
 def exchange_costs(
@@ -65,31 +68,43 @@ class ManyExchanges:
         fetched = _Overlaps(fine, self.new.primes)
         for level in range(-1, len(self.levels) - 1):
             near = within(mesh, level, fine.owners)
-            far = np.array([piece not in near for piece in fine.owners], dtype=np.bool_)
-            lacks = (fetched.paired & far).any(axis=2)
-            found.append(np.where(lacks, 0, 1 / np.where(far, fetched.parts, 1).prod(axis=2)))
+            far = [i for i, piece in enumerate(fine.owners) if piece not in near]
+            lacks = fetched.paired[far].any(axis=0)
+            found.append(np.where(lacks, 0, 1 / fetched.parts[far].prod(axis=0)))
         return found, fetched.known
 
     def lowest(self, source: Indices, target: Indices) -> tuple[Table, Table]:
         """Return lower bounds of the costs: those without packing, which are found in less time."""
         tables, _ = self.shares
-        reached = [table[source, target].prod(axis=1) for table in tables]
-        reached.append(np.ones(len(source)))
+        ends = _ends(source, target, self.new)
+        reached = [*(_product(table, ends) for table in tables), np.ones(1)]
         receiving = sum(
             (b - a) / level.bandwidth
             for (a, b), level in zip(pairwise(reached), self.levels, strict=True)
         )
-        return self.latencies(source, target), self.byte_factor * receiving / self._wanted(target)
+        return self._latencies(ends), self.byte_factor * receiving / self._wanted(target)
 
     def latencies(self, source: Indices, target: Indices) -> Table:
         """Return the latency of each exchange, of shards of any sizes."""
-        changed = self.changes[source, target]
-        n = np.where(changed, self.old.extents[source], 1).prod(axis=1)  # devices in the group
-        reach = np.where(changed, self.old.reach[source], 0).max(axis=1, initial=0)
+        return self._latencies(_ends(source, target, self.new))
+
+    def _latencies(self, ends: list[Indices]) -> Table:
+        reach = np.maximum.reduce(_entries(self._reach, ends), initial=0)
+        n = _product(self._devices, ends)
         messages = np.frexp(n - 1)[1]  # the bits of n - 1, as `rounds`
         each = np.array([level.latency for level in self.levels])
         found: Table = self.factor * (messages * each[reach]) + np.where(n > 1, self.call, 0.0)
         return found
+
+    @cached_property
+    def _devices(self) -> Table:
+        """The devices along the axes of an old split that changes, else 1: [old, new]."""
+        return np.where(self.changes, self.old.extents[:, None], 1.0)
+
+    @cached_property
+    def _reach(self) -> Indices:
+        """The level over whose links these communicate: [old, new]."""
+        return np.where(self.changes, self.old.reach[:, None], 0)
 
     def _wanted(self, target: Indices) -> Table:
         """Return the numbers of shards after the exchanges."""
@@ -116,8 +131,8 @@ class ManyExchanges:
         """Return the latency of each exchange, and the seconds for each byte of the global tensor;
         NaN where there is no closed form."""
         latency, rate = self.lowest(source, target)
-        changed = self.changes[source, target]
-        n = np.where(changed, self.old.extents[source], 1).prod(axis=1)
+        ends, changed = _ends(source, target, self.new), self.changes[source, target]
+        n = _product(self._devices, ends)
         before = 1 / self.old.extents[source].prod(axis=1)
 
         # the maximum that a device sends: to all that want it, or less what it keeps
@@ -126,14 +141,14 @@ class ManyExchanges:
         has = in_new[target].any(axis=1)
         moving = (in_old[source] & changed[..., None]).any(axis=1)
         copies = n / np.where(moving & has, sizes, 1).prod(axis=1)
-        parts, paired, backward = self._backward.of(target, source)
-        used = in_old[:, self._of_new][source].any(axis=1)
-        wanted = before / np.where(used, 1, parts).prod(axis=1) * copies
-        kept = np.where((paired & used).any(axis=1), 0, before / parts.prod(axis=1))
+        parts, paired, backward = self._backward.of(_ends(target, source, self.old))
+        used = in_old[:, self._of_new][source].any(axis=1).T
+        wanted = before / np.where(used, 1, parts).prod(axis=0) * copies
+        kept = np.where((paired & used).any(axis=0), 0, before / parts.prod(axis=0))
         sent = np.maximum(wanted - kept, 0)
 
         (stays, *_), forward = self.shares
-        lacking = 1 - stays[source, target].prod(axis=1)
+        lacking = 1 - _product(stays, ends)
         rate += copying(1, self.mesh) * (2 * sent + lacking / self._wanted(target))
         known = forward[source, target].all(axis=1) & backward & self.closed
         return np.where(known, latency, np.nan), np.where(known, rate, np.nan)
@@ -151,17 +166,17 @@ def exchange_forms(mesh: Mesh, ends: tuple[tuple[Axes, Axes], ...]) -> Forms:
 
 class _Overlaps:
     """For each old and new split: by each axis, the number of parts into which it divides what a
-    device has of a new shard, and whether an index along it must be equal to one along another; by
-    the owners of the old ones."""
+    device has of a new shard, and whether an index along it must be equal to one along another:
+    [axis, old, new], of the owners of the old ones."""
 
     def __init__(self, old: PrimeSplits, new: PrimeSplits):
         every = common(old.prime_axes, new.prime_axes)
         sizes = np.array([*(prime.size for prime in every), 0], dtype=np.int64)
         before = renumbered(old.primes, old.prime_axes, every)
         after = renumbered(new.primes, new.prime_axes, every)
-        self.parts = np.ones((len(before), len(after), len(old.owners)))
+        self.parts = np.ones((len(old.owners), len(before), len(after)))
         self.paired = np.zeros(self.parts.shape, dtype=np.bool_)
-        self.known = np.ones(self.parts.shape[:2], dtype=np.bool_)
+        self.known = np.ones(self.parts.shape[1:], dtype=np.bool_)
         for place in range(before.shape[1]):
             rows = np.flatnonzero(before[:, place] >= 0)
             have, axis = before[rows, place], old.owner[rows, place]
@@ -169,14 +184,32 @@ class _Overlaps:
             some = have[:, None]
             gone, differs = want < 0, (want >= 0) & (some != want)
             self.known[rows] &= ~differs | (sizes[some] == sizes[want])
-            self.parts[rows, :, axis] *= np.where(gone, sizes[some], 1)
-            self.paired[rows, :, axis] |= differs
+            self.parts[axis, rows] *= np.where(gone, sizes[some], 1)
+            self.paired[axis, rows] |= differs
 
-    def of(self, old: Indices, new: Indices) -> tuple[Table, Flags, Flags]:
-        """Return these of all dimensions together, and whether they are known: [exchange, axis]."""
-        parts = self.parts[old, new].prod(axis=1)
-        known = np.logical_and.reduce(self.known[old, new], axis=1)
-        return parts, np.logical_or.reduce(self.paired[old, new], axis=1), known
+    def of(self, ends: list[Indices]) -> tuple[Table, Flags, Flags]:
+        """Return these of all dimensions together, [axis, exchange], and whether they are known."""
+        paired = np.logical_or.reduce(_entries(self.paired, ends))
+        known = np.logical_and.reduce(_entries(self.known, ends))
+        return _product(self.parts, ends), paired, known
+
+
+def _ends(source: Indices, target: Indices, new: SplitArrays) -> list[Indices]:
+    """Return for each dimension the places of the exchanges in a table [old, new]."""
+    count, rank = len(new.splits), max(source.shape[1], target.shape[1])
+    return [source[:, d] * count + target[:, d] for d in range(rank)]
+
+
+def _entries(table: Array, ends: list[Indices]) -> list[Array]:
+    """Return for each dimension the entries of a table [..., old, new] for exchanges."""
+    *first, old, new = table.shape
+    flat = table.reshape(*first, old * new)
+    return [flat.take(end, axis=-1) for end in ends]
+
+
+def _product(table: Table, ends: list[Indices]) -> Table:
+    """Return the products of these over all dimensions."""
+    return reduce(mul, _entries(table, ends), np.ones(1))
 
 
 def _differ(old: Indices, new: Indices) -> Flags:

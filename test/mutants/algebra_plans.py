@@ -44,6 +44,14 @@ MUTANTS = [
         "test/algebra/test_meeting.py::test_a_meeting_is_the_fastest_plan_with_an_exchange",
     ),
     Mutant(
+        "only the first paths meet in an exchange",
+        "Of the paths that an exchange may join, those with the lowest bounds alone are tried.",
+        "shardir/algebra/even_search.py",
+        "for ends in (FIRST_ENDS, None):",
+        "for ends in (FIRST_ENDS,):",
+        "test/algebra/test_meeting.py::test_a_meeting_is_the_fastest_plan_with_an_exchange",
+    ),
+    Mutant(
         "bounds of many layouts count pairs of sub-axes as none",
         "In a search all devices have already what only those with equal indices along two have.",
         "shardir/algebra/even_bound.py",
