@@ -21,7 +21,8 @@
    is available, which frees that early. Those of one layer (repeated parts of their sequence) are
    fused first, then those of several, until a bucket is full: until its latency is small beside its
    time (cost/buckets.py).
-9. A gather after the first update of a value from before it may be fused with others where the
+9. A gather after the first update of a value from before it (or of what is gathered or cast of such
+   a value, which moves with it) may be fused with others where the
    first of their results is needed, in buckets that are full as those of rule 8 are.
 10. The gathers of a layer are fused where the first of them was, if peak memory is then at most the
    larger of that before and the memory of a device of the cluster, or the budget of
@@ -175,7 +176,7 @@ def _merge_gathers(f: FuncOp, mesh: Mesh, max_bytes: int) -> bool:
         size, kind = sum(map(size_of, op.outs)), (_key(op, loops), layers[op])
         after, together = Span(start, at[op] - 1), collective_work(op, mesh).together
         parts.append(Bucket((at[op],), after, size, together, kind))
-    merged = _Merging(block, ops)
+    merged = _Merging(block, ops, loops)
     for bucket in (buckets := fused(parts, max_bytes)):
         merged.add(bucket, early=True)
     return bool(buckets)
@@ -206,17 +207,25 @@ def _fuse(
             others.append(alone)
     if not (found := fused_by_kind(indexed) or fused(others, max_bytes)):
         return False
-    merged = _Merging(block, ops)
+    merged = _Merging(block, ops, loops)
     for bucket in found:
         merged.add(bucket)
     return True
 
 
-def _waits(op: dist.FusibleOp, at: Mapping[Operation, int], update: int) -> bool:
-    """Whether it is a gather after the first update of values from before it."""
-    if not isinstance(op, dist.AllGatherOp) or at[op] < update:
+def _waits(op: Operation, at: Mapping[Operation, int], update: int) -> bool:
+    """Whether it is a gather after the first update of values from before it, or of what is
+    gathered or cast of such ones."""
+    if not isinstance(op, dist.AllGatherOp) or dist.is_started(op) or at[op] < update:
         return False
-    return all(isinstance(v.owner, Block) or at[v.owner] < update for v in op.values)
+    todo = list(op.values)
+    for v in todo:
+        maker = v.owner
+        if isinstance(maker, Operation) and at[maker] >= update:
+            if not isinstance(maker, dist.AllGatherOp | nn.ConvertOp) or not _is_movable(maker):
+                return False
+            todo += maker.operands
+    return True
 
 
 def _users(op: Operation) -> list[Operation]:
@@ -261,41 +270,69 @@ def _key(op: dist.FusibleOp, loops: Loops) -> Key:
 class _Merging:
     """Buckets of a block, which become one collective each."""
 
-    def __init__(self, block: Block, ops: Sequence[Operation]):
-        self.block, self.ops = block, ops
+    def __init__(self, block: Block, ops: Sequence[Operation], loops: Loops):
+        self.block, self.ops, self.loops = block, ops, loops
         self.at: dict[Operation, tuple[int, ...]] = {op: (i,) for i, op in enumerate(ops)}
         """Positions: of what has moved after an op longer ones, that begin with that op's."""
+        self._last: dict[Operation, tuple[Operation, int]] = {}
+        """The last op that has moved after one, and how many have."""
 
     def add(self, bucket: Bucket, early: bool = False) -> None:
         """Replace collectives by one on all of their operands, where the last of them is that is
-        before a result is needed (`early`: the first); casts and collectives of results that are
-        before it move after it."""
+        before a result is needed (`early`: the first), or where the last operand is available.
+        Casts and collectives of whose results it is move before it, and those of its results
+        after it."""
         at, end = self.at, bucket.after.end
         ops = [op for i in sorted(bucket.members) if isinstance(op := self.ops[i], dist.FusibleOp)]
+        makers, roots = self._makers(ops)
         if early:
             there = min(ops, key=at.__getitem__)
         else:
-            there = max((op for op in ops if at[op][0] <= end), key=at.__getitem__)
+            before = [op for op in ops if at[op][0] <= end]
+            there = max((*before, *roots), key=at.__getitem__)
+        for op in sorted((op for op in makers if at[op] > at[there]), key=at.__getitem__):
+            op.detach()
+            self._put_after(there, op)
         results = [v for op in ops for v in op.results]
         operands, types = [v for op in ops for v in op.values], [v.type for v in results]
+        first = ops[0]
         new = (
             Rewriter()
-            .before(there)
-            .create(type(there), operands, types, there.properties, there.attributes, results)
+            .before(first)
+            .create(type(first), operands, types, first.properties, first.attributes, results)
         )
         for old, out in zip(results, new.results, strict=True):
             old.replace_all_uses_with(out)
-        at[new] = at[there]
+        new.detach()
+        self._put_after(there, new)
         moved: set[Operation] = set()
         todo: list[Operation] = [new]
         for op in todo:
             more = {u for u in _users(op) if at[u] < at[new]} - moved
             moved |= more
             todo += more
-        last: Operation = new
-        for n, op in enumerate(sorted(moved, key=at.__getitem__)):
+        for op in sorted(moved, key=at.__getitem__):
             op.detach()
-            self.block.insert_op_after(op, last)
-            at[op], last = (*at[new], n), op
+            self._put_after(there, op)
         for op in ops:
             erase(op)
+
+    def _put_after(self, there: Operation, op: Operation) -> None:
+        """Insert an op after one, and after those that have been."""
+        last, n = self._last.get(there, (there, 0))
+        self.block.insert_op_after(op, last)
+        self._last[there], self.at[op] = (op, n + 1), (*self.at[there], n)
+
+    def _makers(self, ops: Iterable[Operation]) -> tuple[set[Operation], set[Operation]]:
+        """Return the casts and collectives of whose results some collectives are, and the ops after
+        which the operands of all of these are available."""
+        makers, roots, todo = set[Operation](), set[Operation](), list(ops)
+        for op in todo:
+            for maker in (v.owner for v in op.operands):
+                if _is_movable(maker):
+                    if maker not in makers:
+                        makers.add(maker)
+                        todo.append(maker)
+                elif isinstance(maker, Operation):
+                    roots.add(self.loops.available_after(maker, op))
+        return makers, roots

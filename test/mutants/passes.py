@@ -92,6 +92,22 @@ MUTANTS = [
         "test/filecheck/fuse-communication/layers.ir",
     ),
     Mutant(
+        "buckets are before their last operands",
+        "fuse-communication puts a bucket where its last collective was, whose operand may be later.",
+        "passes/fuse_communication.py",
+        "there = max((*before, *roots), key=at.__getitem__)",
+        "there = max(before, key=at.__getitem__)",
+        "test/filecheck/fuse-communication/late_gathers.ir",
+    ),
+    Mutant(
+        "gathers of what is gathered remain alone",
+        "fuse-communication fuses no gather for an update with others if it is of a gathered value.",
+        "passes/fuse_communication.py",
+        "if not isinstance(maker, dist.AllGatherOp | nn.ConvertOp) or not _is_movable(maker):",
+        "if True:",
+        "test/filecheck/fuse-communication/chains.ir",
+    ),
+    Mutant(
         "layers are gathered whatever the memory",
         "fuse-communication gathers a layer at once where that raises the peak of memory.",
         "passes/fuse_communication.py",
