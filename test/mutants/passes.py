@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         "buckets are before their last operands",
-        "fuse-communication puts a bucket where its last collective was, whose operand may be later.",
+        "A bucket is put where its last collective was, perhaps before an operand.",
         "passes/fuse_communication.py",
         "there = max((*before, *roots), key=at.__getitem__)",
         "there = max(before, key=at.__getitem__)",
@@ -101,7 +101,7 @@ MUTANTS = [
     ),
     Mutant(
         "gathers of what is gathered remain alone",
-        "fuse-communication fuses no gather for an update with others if it is of a gathered value.",
+        "fuse-communication fuses no gather for an update with others if it is of a gathered one.",
         "passes/fuse_communication.py",
         "if not isinstance(maker, dist.AllGatherOp | nn.ConvertOp) or not _is_movable(maker):",
         "if True:",
