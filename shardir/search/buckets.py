@@ -92,6 +92,7 @@ class LateTransfer(NamedTuple):
 def solve_with_buckets(
     problem: Callable[[LatencyShares], CostProblem],
     transfers: Callable[[Sequence[int]], list[LateTransfer]],
+    credit: Callable[[Sequence[int]], float],
     smallest: LatencyShares,
     prices: BucketPrices,
     solve: Solve,
@@ -103,6 +104,8 @@ def solve_with_buckets(
     Args:
         problem: returns the problem with some shares.
         transfers: returns a solution's transfers that may be in buckets.
+        credit: returns the part of a solution's cost before the update that shares with credits
+            leave out.
         smallest: shares with which no solution costs more than in its buckets.
         scalings: the largest number of plans after the first.
     """
@@ -114,6 +117,7 @@ def solve_with_buckets(
         chosen = transfers(found.choice)
         seconds, agreeing = shared_seconds(chosen, prices)
         missing = seconds - priced(chosen, prices, shares)
+        missing += credit(found.choice) if shares.credits else 0.0
         return Solution(found.choice, found.objective + missing, found.bound), agreeing, missing
 
     best, shares, missing = plan(smallest)
@@ -133,7 +137,7 @@ def solve_with_buckets(
 def smallest_shares(max_transfers: int, bytes_: int = 0) -> LatencyShares:
     """Return shares with which no plan of so many transfers, of tensors of so many bytes, costs
     more than in its buckets: in each the shares add up to one at most."""
-    return LatencyShares(1 / max(max_transfers, 1), bytes=bytes_)
+    return LatencyShares(1 / max(max_transfers, 1), bytes=bytes_, credits=True)
 
 
 def next_shares(shares: LatencyShares) -> list[LatencyShares]:

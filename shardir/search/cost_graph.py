@@ -15,6 +15,7 @@ redistribution for each of them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -35,6 +36,7 @@ from shardir.search.domination import Fixed
 from shardir.search.edges import Edge
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.live_bytes import LONG_LIVED_OPS, storages_of
+from shardir.search.operand_credits import Credits, Use
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import ValueTransfer, transfer_seconds
@@ -89,6 +91,7 @@ class CostGraph:
         for v, end in ties.items():
             self._tied.setdefault(end, []).append(v)
         self._users: dict[SSAValue, list[Operation]] = {}
+        self._uses: dict[Operation, list[Use]] = {}
         self._tables: dict[tuple, Table] = {}
         self._layouts: dict[tuple, ValueLayouts] = {}
         self._twice: dict[int, tuple[Candidates, Candidates]] = {}
@@ -291,6 +294,7 @@ class CostGraph:
         reduced = self._update - 1 if made < self._update <= here else here
         positions = Positions(made, reduced, here, last)
         self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
+        self._uses.setdefault(op, []).append(Use(ends, key, t, layouts, candidates, at, runs))
 
         if self.transients is not None:
             self.transients.add(
@@ -356,12 +360,29 @@ class CostGraph:
     def problem_with(self, shares: LatencyShares) -> CostProblem:
         """Return the problem in which transfers pay these shares of buckets."""
         found = CostProblem([*self.problem.unary], {**self.problem.pairs})
+        if shares.credits:
+            for ends, credit in self._credits:
+                found.add(*ends, credit)
         tables: dict[tuple, Table] = {}
         for edge in self.bucket_edges:
             if edge.key not in tables:
                 tables[edge.key] = edge.table(shares)
             found.add(*edge.ends, tables[edge.key])
         return found
+
+    @cached_property
+    def _credits(self) -> list[tuple[tuple[int, int], Table]]:
+        """What the collectives before the update gain in buckets, at most: as sums over pairs."""
+        found = Credits(self.mesh, self.table)
+        for op, uses in self._uses.items():
+            if not self._late([op]):
+                found.add(uses)
+        return found.tables()
+
+    def credit(self, choice: Sequence[int]) -> float:
+        """Return the part of a solution's cost that its smallest shares leave out before the
+        update."""
+        return -sum(float(table[choice[i], choice[j]]) for (i, j), table in self._credits)
 
     def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution that may be in buckets."""

@@ -131,7 +131,7 @@ def fastest_plan(graph: CostGraph, solve: Solve) -> StrategyPlan:
 def _solved(graph: CostGraph, solve: Solve, scalings: int) -> tuple[Solution, LatencyShares]:
     """Return the best solution that is found, and the shares of its buckets."""
     return solve_with_buckets(
-        graph.problem_with, graph.bucket_transfers, graph.smallest_shares,
+        graph.problem_with, graph.bucket_transfers, graph.credit, graph.smallest_shares,
         TransferPrices(graph.mesh), solve, scalings,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ layouts that split it evenly the times of all paths are found at once; others ar
 one by one, by the steps of fuse-communication.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import estimated_seconds, plan
 from shardir.algebra.routes import Flags, Indices, Routes, Table, routes
-from shardir.algebra.steps import elements, step_seconds
-from shardir.cost.collective_work import together
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.search.bucket_kinds import ALL_KINDS, NO_KIND, Kinds, kind_of
 from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
+from shardir.search.step_prices import StepPrice, step_price
 
 
 class ValueTransfer(NamedTuple):
@@ -76,21 +76,28 @@ def path_seconds(
     """Return `transfer_seconds` where the planner has a path in a table; elsewhere infinity."""
     shape, size = t.get_shape(), itemsize(t)
     found = np.full((len(sources), len(targets)), inf)
-    for reduction in {l.reduction for l in (*sources, *targets)}:
-        costs = transfer_costs(mesh, len(shape), reduction)
-        if costs is None:
-            continue
-        rows = [i for i, l in enumerate(sources) if l in costs.index]
-        columns = [j for j, l in enumerate(targets) if l in costs.index]
-        table = costs.seconds(shape, size, shares)[
-            np.ix_(
-                [costs.index[sources[i]] for i in rows],
-                [costs.index[targets[j]] for j in columns],
-            )
-        ]
-        among = np.ix_(rows, columns)
+    for costs, rows, columns, among in numbered(mesh, t, sources, targets):
+        table = costs.seconds(shape, size, shares)[np.ix_(rows, columns)]
         found[among] = np.minimum(found[among], table)
     return found
+
+
+def numbered(
+    mesh: Mesh, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]
+) -> Iterator[tuple["TransferCosts", Indices, Indices, Any]]:
+    """Yield the tables of a tensor's paths, the numbers in each of the sources and targets that it
+    has, and the places of these."""
+    for reduction in {l.reduction for l in (*sources, *targets)}:
+        costs = transfer_costs(mesh, len(t.get_shape()), reduction)
+        if costs is not None:
+            rows = [i for i, l in enumerate(sources) if l in costs.index]
+            columns = [j for j, l in enumerate(targets) if l in costs.index]
+            yield (
+                costs,
+                np.array([costs.index[sources[i]] for i in rows], np.int64),
+                np.array([costs.index[targets[j]] for j in columns], np.int64),
+                np.ix_(rows, columns),
+            )
 
 
 def bucket_price(
@@ -104,50 +111,6 @@ def bucket_price(
     costs = transfer_costs(mesh, len(shape), reduction)
     found = costs.in_buckets(shape, size, source, target, shares) if costs else None
     return found or _planned(mesh, shape, size, source, target, shares)
-
-
-class StepPrice(NamedTuple):
-    """The price of a step, alone and in a bucket.
-
-    Attributes:
-        alone: its time.
-        forms: of each the bucket, its latency, and the seconds of the operand's bytes and packing;
-            none of a step that is never fused.
-        bytes: of the operand on one device.
-    """
-
-    alone: float
-    forms: tuple[tuple[BucketKey, float, float], ...]
-    bytes: int
-
-    def with_shares(self, shares: LatencyShares, mesh: Mesh) -> tuple[float, BucketKey | None]:
-        """Return the time with shares of buckets, and the bucket; None if it is not in one."""
-        best, bucket, size = self.alone, None, np.array(float(self.bytes))
-        for key, latency, rest in self.forms:
-            part = float(shares.of_operands(key, size, mesh))
-            if part < inf and latency * part + rest < best:
-                best, bucket = latency * part + rest, key
-        return best, bucket
-
-    def latency(self, bucket: BucketKey) -> float:
-        return next(latency for key, latency, _ in self.forms if key == bucket)
-
-
-@lru_cache(maxsize=65536)
-def step_price(
-    mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
-) -> StepPrice:
-    """Return the price of a step of any tensor, also of uneven shards, as fuse-communication
-    finds it."""
-    alone, size = step_seconds(mesh, shape, before, step, itemsize), elements(mesh, shape, before)
-    if not (step.record.fusible and step.communicates(mesh)):
-        return StepPrice(alone, (), size * itemsize)
-    values = together([(shape, before, step, itemsize)], mesh)
-    forms = tuple(
-        (bucket_key(itemsize, step, i), form.latency, sending + values.packing[0])
-        for i, (form, sending) in enumerate(zip(values.forms, values.sending[0], strict=True))
-    )
-    return StepPrice(alone, forms, size * itemsize)
 
 
 def _planned(
@@ -354,6 +317,54 @@ class TransferCosts:
             for form in range(forms) for step in steps
         ]  # fmt: skip
         return np.array(found).reshape(forms, len(steps), len(sources))
+
+    def on_paths(
+        self, shape: Shape, itemsize: int, sources: Indices, targets: Indices,
+        kinds: Kinds = NO_KIND,
+    ) -> tuple[Kinds, Table]:  # fmt: skip
+        """Return of the path from each source to each target, both layouts by their numbers, the
+        kinds of its fusible collectives: [source, target, collective]; and the latencies of those
+        that are of some kinds of the target, [target, collective], in seconds: [source, target].
+        All kinds and infinity where there is no path, or one by way of a cut axis."""
+        now, ends = np.broadcast_arrays(sources[:, None], targets)
+        lengths, via = self.routes.paths(shape, itemsize)
+        even, (steps, number) = self.routes.even(shape), self._kinds
+        bits = np.array([*(kind_of(self.routes.mesh, step) for step in steps), NO_KIND])
+        cut, cut_bits, cut_latency = self._cut_kinds(shape, itemsize)
+        unknown = ~(even[now] & even[ends] & np.isfinite(lengths[now, ends]))
+        found, seconds = np.zeros((*now.shape, len(NO_KIND)), np.uint64), np.zeros(now.shape)
+        while (moving := (now != ends) & ~unknown).any():
+            after = np.where(moving, via[now, ends], now)
+            path, move = cut[now, after], np.where(moving, number[now, after], -1)
+            of_move = np.where(path[..., None] < 0, bits[move], cut_bits[path])
+            latency = np.where(path < 0, self._latencies[now, after], cut_latency[path])
+            found |= of_move
+            seconds += np.where((of_move & kinds).any(axis=-1), latency, 0.0)
+            now = after
+        return np.where(unknown[..., None], ALL_KINDS, found), np.where(unknown, inf, seconds)
+
+    def _cut_kinds(self, shape: Shape, itemsize: int) -> tuple[Indices, Kinds, Table]:
+        """Return the numbers of the paths by way of a cut axis, [from, to], -1 where there is none;
+        and of each the kinds of its collectives, and the sum of their latencies."""
+        if (moves := self._cut.get((shape, itemsize))) is None:
+            moves = self._cut[shape, itemsize] = self._cut_moves(shape, itemsize)
+        bits = np.zeros((len(moves.seconds) + 1, len(NO_KIND)), np.uint64)
+        latency, numbers = np.zeros(len(bits)), np.full((len(self.index),) * 2, -1)
+        for some, step, latencies, *_ in moves.kinds:
+            bits[some], latency[some] = kind_of(self.routes.mesh, step), latencies.max(axis=0)
+        numbers[*moves.ends.T] = np.arange(len(moves.ends))
+        of_path = np.bitwise_or.reduce(bits[moves.places], axis=1)
+        return (
+            numbers,
+            np.append(of_path, [NO_KIND], axis=0),
+            np.append(latency[moves.places].sum(axis=1), 0.0),
+        )
+
+    @cached_property
+    def _latencies(self) -> Table:
+        """The largest latency of the forms of each move: [from, to]."""
+        latency, _ = self.routes.costs
+        return np.where(np.isfinite(latency), latency, 0.0).max(axis=0)
 
     @cached_property
     def _kinds(self) -> tuple[list[CollectiveStep], np.ndarray[Any, np.dtype[np.int64]]]:

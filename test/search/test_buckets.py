@@ -97,7 +97,8 @@ class Instance:
             at = [Positions(start, start, start, end) for start, end in self.after]
             return list(map(LateTransfer, enumerate[Any](choice), at))
 
-        return solve_with_buckets(self.problem, transfers, smallest_shares(TENSORS), self, solve)
+        smallest = smallest_shares(TENSORS)
+        return solve_with_buckets(self.problem, transfers, lambda _: 0.0, smallest, self, solve)
 
     def cost(self, choice: Sequence[int]) -> float:
         """Return the cost of a choice with the best of all partitions into buffers."""

@@ -1,0 +1,58 @@
+"""The prices of single steps, alone and in buckets."""
+
+from functools import lru_cache
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.mesh import Mesh
+from shardir.algebra.steps import elements, step_seconds
+from shardir.cost.collective_work import together
+from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
+
+
+class StepPrice(NamedTuple):
+    """The price of a step, alone and in a bucket.
+
+    Attributes:
+        alone: its time.
+        forms: of each the bucket, its latency, and the seconds of the operand's bytes and packing;
+            none of a step that is never fused.
+        bytes: of the operand on one device.
+    """
+
+    alone: float
+    forms: tuple[tuple[BucketKey, float, float], ...]
+    bytes: int
+
+    def with_shares(self, shares: LatencyShares, mesh: Mesh) -> tuple[float, BucketKey | None]:
+        """Return the time with shares of buckets, and the bucket; None if it is not in one."""
+        best, bucket, size = self.alone, None, np.array(float(self.bytes))
+        for key, latency, rest in self.forms:
+            part = float(shares.of_operands(key, size, mesh))
+            if part < inf and latency * part + rest < best:
+                best, bucket = latency * part + rest, key
+        return best, bucket
+
+    def latency(self, bucket: BucketKey) -> float:
+        return next(latency for key, latency, _ in self.forms if key == bucket)
+
+
+@lru_cache(maxsize=65536)
+def step_price(
+    mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
+) -> StepPrice:
+    """Return the price of a step of any tensor, also of uneven shards, as fuse-communication
+    finds it."""
+    alone, size = step_seconds(mesh, shape, before, step, itemsize), elements(mesh, shape, before)
+    if not (step.record.fusible and step.communicates(mesh)):
+        return StepPrice(alone, (), size * itemsize)
+    values = together([(shape, before, step, itemsize)], mesh)
+    forms = tuple(
+        (bucket_key(itemsize, step, i), form.latency, sending + values.packing[0])
+        for i, (form, sending) in enumerate(zip(values.forms, values.sending[0], strict=True))
+    )
+    return StepPrice(alone, forms, size * itemsize)
