@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.routes import Table
 from shardir.analysis.loops import Loops
@@ -36,7 +36,7 @@ from shardir.search.domination import Fixed
 from shardir.search.edges import Edge
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.live_bytes import LONG_LIVED_OPS, storages_of
-from shardir.search.operand_credits import Credits, Use
+from shardir.search.operand_credits import Credit, Use, operand_credits
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
 from shardir.search.transfer_costs import ValueTransfer, transfer_seconds
@@ -91,7 +91,7 @@ class CostGraph:
         for v, end in ties.items():
             self._tied.setdefault(end, []).append(v)
         self._users: dict[SSAValue, list[Operation]] = {}
-        self._uses: dict[Operation, list[Use]] = {}
+        self._uses: dict[tuple[Operation, Attribute], list[Use]] = {}
         self._tables: dict[tuple, Table] = {}
         self._layouts: dict[tuple, ValueLayouts] = {}
         self._twice: dict[int, tuple[Candidates, Candidates]] = {}
@@ -294,7 +294,9 @@ class CostGraph:
         reduced = self._update - 1 if made < self._update <= here else here
         positions = Positions(made, reduced, here, last)
         self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
-        self._uses.setdefault(op, []).append(Use(ends, key, t, layouts, candidates, at, runs))
+        if not self._late([op]):
+            use = Use(ends, key, t, layouts, candidates, at, may_share, runs)
+            self._uses.setdefault((op, t.element_type), []).append(use)
 
         if self.transients is not None:
             self.transients.add(
@@ -371,13 +373,9 @@ class CostGraph:
         return found
 
     @cached_property
-    def _credits(self) -> list[tuple[tuple[int, int], Table]]:
-        """What the collectives before the update gain in buckets, at most: as sums over pairs."""
-        found = Credits(self.mesh, self.table)
-        for op, uses in self._uses.items():
-            if not self._late([op]):
-                found.add(uses)
-        return found.tables()
+    def _credits(self) -> list[Credit]:
+        """The credits of operands before the update."""
+        return operand_credits(self.mesh, self._uses.values())
 
     def credit(self, choice: Sequence[int]) -> float:
         """Return the part of a solution's cost that its smallest shares leave out before the

@@ -1,33 +1,40 @@
-"""What fuse-communication may gain by one collective for several operands of an op.
+"""The latencies that fuse-communication may save by one collective for several operands of an op.
 
     %x1 = dist.all_gather %x over <a>        %x1, %w1 = dist.all_gather %x, %w over <a>
     %w1 = dist.all_gather %w over <a>    ->  %y = nn.matmul %x1, %w1
     %y = nn.matmul %x1, %w1
 
 Before the update redistributions are priced one by one. Those of an op's operands are at the same
-place, so those of one kind may become one, which has one latency. For a bound all of them but one
-get their latencies back. Of a candidate of the op and a kind, the operand that keeps its latency is
-the one that needs such a collective from most of its layouts: one whose layout is annotated always
-does, or never. Any other gets it back if some operand may keep it. What it gets is a cost of the
-operand's layout and the candidate, as its redistribution is; of a copy that several ops share it is
-one of the copy, since that is made once.
+place, so collectives of one kind may become one. That takes one latency, and of each value the time
+of its bytes in the buffer: together no less than what any one of them takes alone, and the others
+without a latency. So the sum is a bound if all operands whose collectives may be of one kind with
+another's get their latencies back, but for one of each candidate. That one is the operand that
+would get most, on average of its layouts: plans in which no other moves then cost what they take.
+What an operand gets is a cost of its layout and the candidate, as its redistribution is; of a copy
+that several ops share it is one of the copy, which is made once.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from itertools import chain
+from operator import or_
 from typing import NamedTuple
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 
-from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.routes import Table
-from shardir.dialects.nn.types import itemsize
-from shardir.search.bucket_kinds import ALL_KINDS, Kinds, packed, rates_of
+from shardir.algebra.routes import Flags, Table
 from shardir.search.candidates import Candidates
-from shardir.search.transfer_costs import numbered, transfer_seconds
+from shardir.search.latency_shares import LatencyShares
+from shardir.search.transfer_costs import NO_KIND, KindSets, path_kinds, transfer_seconds
 from shardir.search.value_layouts import ValueLayouts, needed
+
+NO_LATENCY = LatencyShares(0.0)
+"""Shares with which collectives that may be fused take no latency."""
+
+Credit = tuple[tuple[int, int], Table]
+"""A negative cost of two variables, or of one that is named twice."""
 
 
 class Use(NamedTuple):
@@ -36,6 +43,7 @@ class Use(NamedTuple):
     Attributes:
         ends: the variables of the value or of its maker, and of the op.
         key: equal for equal tables.
+        may_share: whether it may use a copy that several ops share.
         runs: how often the value changes.
     """
 
@@ -45,106 +53,81 @@ class Use(NamedTuple):
     layouts: ValueLayouts
     candidates: Candidates
     at: Sequence[int]
+    may_share: bool
     runs: int
 
-    @property
-    def sources(self) -> list[Layout]:
-        return list(dict.fromkeys(l for l, _ in self.layouts))
 
-    @property
-    def needs(self) -> list[tuple[Layout, ...]]:
-        return [needed(c, self.at) for c in self.candidates]
+class OperandMoves(NamedTuple):
+    """The redistributions for a use: [layout, candidate].
 
-
-class Credits:
-    """The credits of uses on a mesh.
-
-    Args:
-        table: returns the table of a key, made once.
+    Attributes:
+        kinds: of their collectives.
+        saved: the seconds that they take less without latencies.
+        several: of which candidates there are several: [candidate].
+        copied: whether there is none, but a copy is used.
     """
 
-    def __init__(self, mesh: Mesh, table: Callable[[tuple, Callable[[], Table]], Table]):
-        self.mesh, self.table = mesh, table
-        self._rates: dict[tuple, Table] = {}
-        self._copies: dict[int, list[Table]] = {}
-        self._found: list[tuple[tuple[int, int], Table]] = []
+    kinds: KindSets
+    saved: Table
+    several: Flags
+    copied: Flags
 
-    def add(self, uses: Sequence[Use]) -> None:
-        """Add the operands of an op."""
-        for use in uses:
-            others = [u for u in uses if u.type.element_type == use.type.element_type]
-            if len(others) == 1 and all(len(need) == 1 for need in use.needs):
-                continue
-            key = others.index(use), *(u.key for u in others)
-            full = self.table((*key, "full"), partial(self.full, use, others))
-            if not full.any():
-                continue
-            copied = np.array([[l in need for need in use.needs] for _, l in use.layouts])
-            own = self.table((*key, "own"), lambda c=copied, full=full: np.where(c, 0.0, -full))
-            self._found.append((use.ends, own))
-            if copied.any():
-                copy = self.table(
-                    (*key, "copy"), lambda c=copied, full=full: np.where(c, full, 0.0).max(axis=1)
-                )
-                self._copies.setdefault(use.ends[0], []).append(copy)
-
-    def tables(self) -> list[tuple[tuple[int, int], Table]]:
-        """Return the credits as negative costs of two variables, which may be the same one."""
-        found = [*self._found]
-        for v, copies in self._copies.items():
-            key = "copies", *map(id, copies)
-            found.append(((v, v), self.table(key, lambda c=copies: np.diag(-np.max(c, axis=0)))))
-        return found
-
-    def full(self, use: Use, others: Sequence[Use]) -> Table:
-        """Return the credit of a use among others: [layout, candidate]."""
-        rates = np.stack([self.rates(other) for other in others])
-        keeps, needs = rates.argmax(axis=0) == others.index(use), use.needs
-        several = np.array([len(need) > 1 for need in needs])  # they may be of a kind too
-        kinds = packed((rates.max(axis=0) > 0) & (~keeps | several[:, None, None]))
-        sources = use.sources
-        found, row = np.zeros((len(sources), len(needs))), {l: i for i, l in enumerate(sources)}
-        pairs = [(i, l) for i, need in enumerate(needs) for l in need if kinds[i].any()]
-        if pairs:
-            of, targets = np.array([i for i, _ in pairs]), [l for _, l in pairs]
-            credit = path_latencies(self.mesh, use.type, sources, targets, kinds[of])
-            np.add.at(found, (slice(None), of), use.runs * credit)
-        return found[[row[l] for l, _ in use.layouts]]
-
-    def rates(self, use: Use) -> Table:
-        """Return from which part of its layouts a use needs collectives of each kind: [candidate,
-        collective, bit]."""
-        if use.key not in self._rates:
-            needs = use.needs
-            column = {l: i for i, l in enumerate(dict.fromkeys(l for need in needs for l in need))}
-            kinds = path_kinds(self.mesh, use.type, use.sources, [*column])
-            of_target = rates_of(kinds)
-            self._rates[use.key] = np.array(
-                [of_target[[column[l] for l in need]].max(axis=0) for need in needs]
-            )
-        return self._rates[use.key]
+    @staticmethod
+    def of(use: Use, mesh: Mesh) -> "OperandMoves":
+        sources, needs = [l for l, _ in use.layouts], [needed(c, use.at) for c in use.candidates]
+        column = {l: i for i, l in enumerate(dict.fromkeys(chain(*needs)))}
+        columns = [[column[l] for l in need] for need in needs]
+        of_target = path_kinds(mesh, use.type, sources, [*column])
+        alone, rest = (
+            transfer_seconds(mesh, use.type, sources, [*column], shares)
+            for shares in (None, NO_LATENCY)
+        )
+        saved, times = use.runs * (alone - rest), np.array([c.times for c in use.candidates])
+        return OperandMoves(
+            np.stack([np.bitwise_or.reduce(of_target[:, some], axis=1) for some in columns], 1),
+            np.stack([saved[:, some].sum(axis=1) for some in columns], 1) * times,
+            np.array([len(need) > 1 for need in needs]),
+            np.array([[use.may_share and l in need for need in needs] for _, l in use.layouts]),
+        )
 
 
-def path_kinds(
-    mesh: Mesh, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]
-) -> Kinds:
-    """Return the kinds of the fusible collectives on the paths from each source to each target:
-    [source, target, collective]; all of them where the planner has no path in a table."""
-    found = np.tile(ALL_KINDS, (len(sources), len(targets), 1))
-    for costs, rows, columns, among in numbered(mesh, t, sources, targets):
-        found[among] = costs.on_paths(t.get_shape(), itemsize(t), rows, columns)[0]
+def operand_credits(mesh: Mesh, ops: Iterable[Sequence[Use]]) -> list[Credit]:
+    """Return the credits of ops, of each the uses of values of one element type. Those of equal
+    uses are the same tables."""
+    found, of_uses = list[Credit](), dict[tuple, list[tuple[Table, Table]]]()
+    copies, of_copies = dict[int, list[Table]](), dict[tuple, Table]()
+    for uses in ops:
+        if len(uses) == 1 and len(uses[0].at) == 1:
+            continue
+        key = tuple([use.key for use in uses])
+        if key not in of_uses:
+            of_uses[key] = _credits([OperandMoves.of(use, mesh) for use in uses])
+        for use, (own, copy) in zip(uses, of_uses[key], strict=True):
+            if own.any():
+                found.append((use.ends, own))
+            if copy.any():
+                copies.setdefault(use.ends[0], []).append(copy)
+    for v, each in copies.items():
+        key = tuple(map(id, each))
+        if key not in of_copies:
+            of_copies[key] = np.diag(np.min(each, axis=0))
+        found.append(((v, v), of_copies[key]))
     return found
 
 
-def path_latencies(
-    mesh: Mesh, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout], kinds: Kinds
-) -> Table:
-    """Return the latencies of the fusible collectives on the path from each source to each target
-    that are of the kinds of the target, [target, collective], in seconds: of each no more than the
-    redistribution takes; all that it takes where the planner has no path in a table."""
-    found = transfer_seconds(mesh, t, sources, targets)
-    for costs, rows, columns, among in numbered(mesh, t, sources, targets):
-        of_targets = kinds[among[1][0]]
-        seconds = costs.on_paths(t.get_shape(), itemsize(t), rows, columns, of_targets)[1]
-        found[among] = np.minimum(found[among], seconds)
+def _credits(uses: Sequence[OperandMoves]) -> list[tuple[Table, Table]]:
+    """Return the credit of each use of an op, [layout, candidate], and that of its copy,
+    [layout]."""
+    of_any = [np.bitwise_or.reduce(use.kinds, axis=0) for use in uses]
+    gains, means = list[Table](), list[Table]()
+    for i, use in enumerate(uses):
+        others = reduce(or_, of_any[:i] + of_any[i + 1 :], NO_KIND)
+        gain = np.where((use.kinds & others != 0) | use.several, use.saved, 0.0)
+        gains.append(gain)
+        means.append(np.where(use.several, -1.0, gain.mean(axis=0)))
+    most = np.argmax(means, axis=0)
+    found = []
+    for i, (use, gain) in enumerate(zip(uses, gains, strict=True)):
+        credit = np.where((most == i) & ~use.several, 0.0, -gain)
+        found.append((np.where(use.copied, 0.0, credit), (use.copied * credit).min(axis=1)))
     return found

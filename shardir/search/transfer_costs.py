@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from math import inf, prod
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -26,9 +27,15 @@ from shardir.algebra.redistribution import estimated_seconds, plan
 from shardir.algebra.routes import Flags, Indices, Routes, Table, routes
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
-from shardir.search.bucket_kinds import ALL_KINDS, NO_KIND, Kinds, kind_of
 from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
 from shardir.search.step_prices import StepPrice, step_price
+
+KindSets = np.ndarray[Any, np.dtype[np.uint64]]
+"""Sets of kinds, as bits: two collectives that are of one bucket have the same bit; others may."""
+
+NO_KIND = np.uint64(0)
+
+ANY_KIND = ~NO_KIND
 
 
 class ValueTransfer(NamedTuple):
@@ -76,28 +83,36 @@ def path_seconds(
     """Return `transfer_seconds` where the planner has a path in a table; elsewhere infinity."""
     shape, size = t.get_shape(), itemsize(t)
     found = np.full((len(sources), len(targets)), inf)
-    for costs, rows, columns, among in numbered(mesh, t, sources, targets):
-        table = costs.seconds(shape, size, shares)[np.ix_(rows, columns)]
+    for costs, numbers, among in _numbered(mesh, t, sources, targets):
+        table = costs.seconds(shape, size, shares)[numbers]
         found[among] = np.minimum(found[among], table)
     return found
 
 
-def numbered(
+def _numbered(
     mesh: Mesh, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]
-) -> Iterator[tuple["TransferCosts", Indices, Indices, Any]]:
-    """Yield the tables of a tensor's paths, the numbers in each of the sources and targets that it
-    has, and the places of these."""
+) -> Iterator[tuple["TransferCosts", Any, Any]]:
+    """Yield the tables of a tensor's paths, the places in each from the sources that it has to the
+    targets that it has, and their places among all."""
     for reduction in {l.reduction for l in (*sources, *targets)}:
         costs = transfer_costs(mesh, len(t.get_shape()), reduction)
         if costs is not None:
             rows = [i for i, l in enumerate(sources) if l in costs.index]
             columns = [j for j, l in enumerate(targets) if l in costs.index]
-            yield (
-                costs,
-                np.array([costs.index[sources[i]] for i in rows], np.int64),
-                np.array([costs.index[targets[j]] for j in columns], np.int64),
-                np.ix_(rows, columns),
-            )
+            froms = [costs.index[sources[i]] for i in rows]
+            tos = [costs.index[targets[j]] for j in columns]
+            yield costs, np.ix_(froms, tos), np.ix_(rows, columns)
+
+
+def path_kinds(
+    mesh: Mesh, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]
+) -> KindSets:
+    """Return the kinds of the collectives on the path from each source to each target: those of
+    paths that are in no table may be of any."""
+    found = np.full((len(sources), len(targets)), ANY_KIND)
+    for costs, numbers, among in _numbered(mesh, t, sources, targets):
+        found[among] &= costs.kinds(t.get_shape(), itemsize(t))[numbers]
+    return found
 
 
 def bucket_price(
@@ -161,6 +176,7 @@ class TransferCosts:
         self._shared: tuple[LatencyShares | None, dict[tuple[Shape, int], Table]] = (None, {})
         self._uneven: dict[tuple[Shape, int], list[tuple[int, int]]] = {}
         self._cut: dict[tuple[Shape, int], CutMoves] = {}
+        self._kinds_of: dict[tuple[Shape, int], KindSets] = {}
 
     def seconds(self, shape: Shape, itemsize: int, shares: LatencyShares | None = None) -> Table:
         """Return the time of each path for a tensor of this shape: [from, to]; infinite from or to
@@ -183,6 +199,24 @@ class TransferCosts:
             each[*ends.T] = seconds
             tables[key] = self._along(shape, itemsize, each)
         return tables[key]
+
+    def kinds(self, shape: Shape, itemsize: int) -> KindSets:
+        """Return the kinds of the fusible collectives on each path: [from, to]; any on paths by way
+        of a cut axis, and where it has none."""
+        if (found := self._kinds_of.get((shape, itemsize))) is None:
+            steps, kind = self._kinds
+            bits = [1 << crc32(repr(bucket_key(0, step, 0)).encode()) % 64 for step in steps]
+            of_move = np.array([*bits, 0], np.uint64)[kind]
+            ends, _ = self.routes.cut_paths(shape, itemsize)
+            of_move[*ends.T] = ANY_KIND
+            lengths, _ = self.routes.paths(shape, itemsize)
+            even = self.routes.even(shape)
+            known = even[:, None] & even & np.isfinite(lengths)
+            found = np.where(known, NO_KIND, ANY_KIND)
+            for moving, now, after in self._moves(shape, itemsize):
+                found |= np.where(moving, of_move[now, after], NO_KIND)
+            self._kinds_of[shape, itemsize] = found
+        return found
 
     def _cut_paths(
         self, shape: Shape, itemsize: int, shares: LatencyShares
@@ -286,15 +320,21 @@ class TransferCosts:
 
     def _along(self, shape: Shape, itemsize: int, cost: Table) -> Table:
         """Return the sum of the moves' costs along each path."""
-        lengths, via = self.routes.paths(shape, itemsize)
-        n = len(via)
-        now, ends = np.indices((n, n))
+        lengths, _ = self.routes.paths(shape, itemsize)
         total = np.where(np.isinf(lengths), inf, 0.0)
+        for moving, now, after in self._moves(shape, itemsize):
+            total += np.where(moving, cost[now, after], 0.0)
+        return total
+
+    def _moves(self, shape: Shape, itemsize: int) -> Iterator[tuple[Flags, Indices, Indices]]:
+        """Yield the next move of each path, [from, to], as long as there are any: whether there is
+        one, and its ends."""
+        _, via = self.routes.paths(shape, itemsize)
+        now, ends = np.indices(via.shape)
         while (moving := now != ends).any():
             after = np.where(moving, via[now, ends], ends)
-            total += np.where(moving, cost[now, after], 0.0)
+            yield moving, now, after
             now = after
-        return total
 
     def _in_buckets(self, size: int, itemsize: int, shares: LatencyShares) -> Table:
         """Return the cost of each move of a tensor in a bucket: [form, from, to]."""
@@ -317,54 +357,6 @@ class TransferCosts:
             for form in range(forms) for step in steps
         ]  # fmt: skip
         return np.array(found).reshape(forms, len(steps), len(sources))
-
-    def on_paths(
-        self, shape: Shape, itemsize: int, sources: Indices, targets: Indices,
-        kinds: Kinds = NO_KIND,
-    ) -> tuple[Kinds, Table]:  # fmt: skip
-        """Return of the path from each source to each target, both layouts by their numbers, the
-        kinds of its fusible collectives: [source, target, collective]; and the latencies of those
-        that are of some kinds of the target, [target, collective], in seconds: [source, target].
-        All kinds and infinity where there is no path, or one by way of a cut axis."""
-        now, ends = np.broadcast_arrays(sources[:, None], targets)
-        lengths, via = self.routes.paths(shape, itemsize)
-        even, (steps, number) = self.routes.even(shape), self._kinds
-        bits = np.array([*(kind_of(self.routes.mesh, step) for step in steps), NO_KIND])
-        cut, cut_bits, cut_latency = self._cut_kinds(shape, itemsize)
-        unknown = ~(even[now] & even[ends] & np.isfinite(lengths[now, ends]))
-        found, seconds = np.zeros((*now.shape, len(NO_KIND)), np.uint64), np.zeros(now.shape)
-        while (moving := (now != ends) & ~unknown).any():
-            after = np.where(moving, via[now, ends], now)
-            path, move = cut[now, after], np.where(moving, number[now, after], -1)
-            of_move = np.where(path[..., None] < 0, bits[move], cut_bits[path])
-            latency = np.where(path < 0, self._latencies[now, after], cut_latency[path])
-            found |= of_move
-            seconds += np.where((of_move & kinds).any(axis=-1), latency, 0.0)
-            now = after
-        return np.where(unknown[..., None], ALL_KINDS, found), np.where(unknown, inf, seconds)
-
-    def _cut_kinds(self, shape: Shape, itemsize: int) -> tuple[Indices, Kinds, Table]:
-        """Return the numbers of the paths by way of a cut axis, [from, to], -1 where there is none;
-        and of each the kinds of its collectives, and the sum of their latencies."""
-        if (moves := self._cut.get((shape, itemsize))) is None:
-            moves = self._cut[shape, itemsize] = self._cut_moves(shape, itemsize)
-        bits = np.zeros((len(moves.seconds) + 1, len(NO_KIND)), np.uint64)
-        latency, numbers = np.zeros(len(bits)), np.full((len(self.index),) * 2, -1)
-        for some, step, latencies, *_ in moves.kinds:
-            bits[some], latency[some] = kind_of(self.routes.mesh, step), latencies.max(axis=0)
-        numbers[*moves.ends.T] = np.arange(len(moves.ends))
-        of_path = np.bitwise_or.reduce(bits[moves.places], axis=1)
-        return (
-            numbers,
-            np.append(of_path, [NO_KIND], axis=0),
-            np.append(latency[moves.places].sum(axis=1), 0.0),
-        )
-
-    @cached_property
-    def _latencies(self) -> Table:
-        """The largest latency of the forms of each move: [from, to]."""
-        latency, _ = self.routes.costs
-        return np.where(np.isfinite(latency), latency, 0.0).max(axis=0)
 
     @cached_property
     def _kinds(self) -> tuple[list[CollectiveStep], np.ndarray[Any, np.dtype[np.int64]]]:
