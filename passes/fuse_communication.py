@@ -16,7 +16,8 @@
    collective is later. Casts and collectives of its results move after a fused collective.
 6. A collective that is `async` stays as it is.
 7. Reductions after the first update that read no result of it or after it move before it, and so
-   do collectives without communication (slices), since some of them lead to reductions.
+   do the collectives whose results are only reduced, and those without communication (slices),
+   since some of them lead to reductions.
 8. A reduction whose result is smaller than its operand (reduce-scatter) moves to where the operand
    is available, which frees that early. Those of one layer (repeated parts of their sequence) are
    fused first, then those of several, until a bucket is full: until its latency is small beside its
@@ -96,15 +97,19 @@ def _sink_casts(block: Block, ops: Sequence[Operation]) -> bool:
 
 
 def _reduce_before_updates(block: Block, ops: Sequence[Operation]) -> bool:
-    """Move reductions and slices that read no result of an update before the first update; return
-    whether there are any."""
+    """Move reductions, the collectives before them and slices that read no result of an update
+    before the first update; return whether there are any."""
     moved = False
     first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
     later = {v for op in ops[first:] for v in op.results}
-    for op in of_kind(ops[first:], dist.CollectiveOp):
-        if dist.is_started(op):
-            continue
-        leads = op.record.reduces or not op.record.communicates
+    movable = [op for op in of_kind(ops[first:], dist.CollectiveOp) if not dist.is_started(op)]
+    leading = set[Operation]()
+    for op in reversed(movable):
+        users = _users(op)
+        if op.record.reduces or (users and leading.issuperset(users)):
+            leading.add(op)
+    for op in movable:
+        leads = op in leading or not op.record.communicates
         if leads and later.isdisjoint(op.operands):
             later.difference_update(op.results)
             op.detach()

@@ -32,17 +32,18 @@ class TransferPrices:
             by_host = have.host or target.host
             steps = () if by_host else plan(shape, mesh, have, target, size)
         found: list[LateCollective] = []
-        first = 0
-        for step in steps:
+        reductions = [i for i, step in enumerate(steps) if step.record.reduces]
+        first, last = 0, max(reductions, default=-1)
+        for i, step in enumerate(steps):
             smaller = elements(mesh, shape, step.layout) < elements(mesh, shape, have)
             shrinks, sends = step.record.reduces and smaller, step.communicates(mesh)
             gathers = step.kind == AllGather.name
-            waits = step.record.reduces or gathers or not sends
-            first = max(first, 0 if shrinks else 1 if waits else 2)
+            early = i <= last or gathers or not sends
+            first = max(first, 0 if shrinks else 1 if early else 2)
             if step.record.fusible and sends:
                 kind = t.element_type, step.kind, step.axes, step.dim, step.concat, step.reduction
                 forms = step_forms(mesh, shape, have, step)
-                shared = tuple(bucket_key(size, step, i) for i in range(len(forms)))
+                shared = tuple(bucket_key(size, step, form) for form in range(len(forms)))
                 values = together([(shape, have, step, size)], mesh)
                 bytes_ = elements(mesh, shape, have) * size
                 found.append(LateCollective(kind, shared, bytes_, values, shrinks, gathers, first))

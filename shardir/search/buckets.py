@@ -73,8 +73,9 @@ class LateCollective(NamedTuple):
 
 class Positions(NamedTuple):
     """The ops after which fuse-communication may put the steps of a transfer: reductions that free
-    memory as soon as the value is `made`; other reductions, gathers, and what sends nothing, when
-    it is `reduced`; others from `here` on; each after those before it, and at the `last`."""
+    memory as soon as the value is `made`; other reductions and the steps before one, gathers, and
+    what sends nothing, when it is `reduced`; others from `here` on; each after those before it, and
+    at the `last`."""
 
     made: int
     reduced: int

@@ -33,7 +33,7 @@ from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import LateTransfer, Positions, smallest_shares
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.domination import Fixed
-from shardir.search.edges import Edge
+from shardir.search.edges import Edge, User
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.live_bytes import LONG_LIVED_OPS, storages_of
 from shardir.search.operand_credits import Credit, Use, operand_credits
@@ -255,8 +255,9 @@ class CostGraph:
 
         key = id(candidates), "makes", i, id(layouts), runs
         users, at = self._users.get(v, []), self._at[op]
-        positions = Positions(at, at, at, self._first_use(users) - 1)
-        self._add(Edge(ends, key, 1, size_of(v), table, transfers, positions), users)
+        positions = Positions(at, at, at, len(self._at) - 1)
+        uses = [self._user(op, v) for op in users]
+        self._add(Edge(ends, key, 1, size_of(v), table, transfers, positions, uses), users)
 
         if self.transients is not None:
             key = id(candidates), i, id(layouts), t
@@ -303,6 +304,10 @@ class CostGraph:
                 self._at[op], ends, (*key, t), t, lambda: [needed(c, at) for c in candidates],
                 layouts,
             )  # fmt: skip
+
+    def _user(self, op: Operation, v: SSAValue) -> User:
+        at, variable = self._first_use([op]), self.op_variable.get(op)
+        return User(at, variable, self.candidates.get(op, ()), operand_indices(op, v))
 
     def _first_use(self, users: Sequence[Operation]) -> int:
         """Return the index of the first op that needs a value which is redistributed for some ops:

@@ -188,14 +188,15 @@ def test_bound_objective_and_lowered_programs_agree(cluster: str | None) -> None
     ("uneven", "h200", [10]),
     *extent([], [
         ("programs", "ascend910", [29, 53]),
+        ("layers", "pod2048", [21000003, 22000035]),
         *((law, cluster, range(30)) for law in ("layers", "uneven") for cluster in names()),
     ]),
 ])  # fmt: skip
 def test_objective_and_lowered_programs_have_the_same_buckets(
     law: str, cluster: str, numbers: Sequence[int]
 ) -> None:
-    """If tensors take several collectives, one after the other, in repeated layers, and of uneven
-    shards, also of explicit sizes."""
+    """If tensors take several collectives, one after the other, in repeated layers, where an op
+    needs a value that is gathered as it was, and of uneven shards, also of explicit sizes."""
     found = laws.check(law, cluster, numbers, print)
     assert found and not any(r["violations"] for r in found), found
 

@@ -108,6 +108,14 @@ MUTANTS = [
         "test/filecheck/fuse-communication/chains.ir",
     ),
     Mutant(
+        "reductions of what is gathered remain among updates",
+        "fuse-communication moves no gather before the update, though its result is only reduced.",
+        "passes/fuse_communication.py",
+        "if op.record.reduces or (users and leading.issuperset(users)):",
+        "if op.record.reduces:",
+        "test/filecheck/fuse-communication/chains.ir",
+    ),
+    Mutant(
         "layers are gathered whatever the memory",
         "fuse-communication gathers a layer at once where that raises the peak of memory.",
         "passes/fuse_communication.py",

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "each user waits for what is gathered",
+        "In the search's buckets a gather comes before ops that need the value as it was made.",
+        "shardir/search/edges.py",
+        "if self.variable is None or not _only_gathers(transfer):",
+        "if True:",
+        "test/search/test_buckets.py -k wait_for_a_gather",
+    ),
+    Mutant(
         "the bound of a pipeline is that of fewer ranks",
         "A bound of the seconds of all splits into stages is above the time of some.",
         "shardir/search/joint.py",

@@ -17,6 +17,8 @@ from shardir import compile
 from shardir.algebra.forms import Form
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.notation import parse_layout
+from shardir.algebra.strategy import Strategy
 from shardir.analysis.storages import Span
 from shardir.cost.clusters import load
 from shardir.cost.collective_work import Together
@@ -34,6 +36,8 @@ from shardir.search.buckets import (
     smallest_shares,
     solve_with_buckets,
 )
+from shardir.search.candidates import Candidate
+from shardir.search.edges import User
 from shardir.search.elimination import Solution, eliminate
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.problem import CostProblem
@@ -230,7 +234,38 @@ def test_collectives_may_be_first_where_fuse_communication_moves_them():
             i for name, i in found if name != "all_gather"
         ]
         seen.update(found)
-    assert {("reduce_scatter", i) for i in range(3)} <= seen
+    assert {("reduce_scatter", 0), ("reduce_scatter", 1), ("all_to_all", 2)} <= seen
+
+
+@pytest.mark.parametrize("needed", ["[{a}]", "[{}]", "[{b}]"])
+def test_ops_wait_for_a_gather_as_after_the_passes(needed: str) -> None:
+    """An op between two gathers keeps them apart, unless it needs the first value as it was made:
+    the slice of what is gathered cancels out."""
+    mesh = Mesh("m", (("a", 2), ("b", 2)))
+    a, r, n = (f"tensor<8xf32, #dist.layout<@m, {layout}>>" for layout in ("[{a}]", "[{}]", needed))
+    module = compile(
+        parse(f"""
+        dist.mesh @m <a = 2, b = 2>
+        func.func @f(%x: {a}) -> ({r}, {r}) {{
+          train.update
+          %y = nn.relu %x : ({a}) -> {a}
+          %g = dist.redistribute %y : ({a}) -> {r}
+          %n = dist.redistribute %g : ({r}) -> {n}
+          %u = nn.neg %n : ({n}) -> {n}
+          %s = dist.redistribute %u : ({n}) -> {a}
+          %v = nn.neg %s : ({a}) -> {a}
+          %h = dist.redistribute %v : ({a}) -> {r}
+          func.return %g, %h : {r}, {r}
+        }}"""),
+        "lower-to-spmd,simplify-communication,fuse-communication",
+    ).module
+    ((_, block),) = bodies(module)
+    fused = any(isinstance(op, dist.AllGatherOp) and len(op.outs) == 2 for op in block.ops)
+    made, gathered, layout = (parse_layout(f"@m, {l}") for l in ("[{a}]", "[{}]", needed))
+    strategy = Strategy(mesh.name, ((),))
+    user = User(1, 0, (Candidate(strategy, (layout,), (layout,), 0.0),), (0,))
+    transfer = ValueTransfer(TensorType(f32, [8]), made, gathered)
+    assert user.waits(transfer, [0]) is not fused
 
 
 def random_layout(mesh: Mesh, random: Random, partial: bool) -> Layout:
