@@ -292,4 +292,20 @@ MUTANTS = [
         "steps = ()",
         "test/cost/test_one_price.py::test_objective_and_lowered_programs_have_the_same_buckets",
     ),
+    Mutant(
+        "the bound has a latency for each operand",
+        "Operands of one op that are in one collective have a latency each in the bound.",
+        "shardir/search/buckets.py",
+        "credits=True",
+        "credits=False",
+        "test/search/test_operand_credits.py",
+    ),
+    Mutant(
+        "operands share latencies of other kinds",
+        "Operands whose collectives are of different kinds have one latency in the bound.",
+        "shardir/search/operand_credits.py",
+        "use.kinds & others != 0",
+        "use.kinds != 0",
+        "test/search/test_operand_credits.py",
+    ),
 ]
