@@ -368,7 +368,7 @@ class CostGraph:
         """Return the problem in which transfers pay these shares of buckets."""
         found = CostProblem([*self.problem.unary], {**self.problem.pairs})
         if shares.credits:
-            for ends, credit in self._credits:
+            for ends, credit in self.credits:
                 found.add(*ends, credit)
         tables: dict[tuple, Table] = {}
         for edge in self.bucket_edges:
@@ -378,14 +378,14 @@ class CostGraph:
         return found
 
     @cached_property
-    def _credits(self) -> list[Credit]:
+    def credits(self) -> list[Credit]:
         """The credits of operands before the update."""
         return operand_credits(self.mesh, self._uses.values())
 
     def credit(self, choice: Sequence[int]) -> float:
         """Return the part of a solution's cost that its smallest shares leave out before the
         update."""
-        return -sum(float(table[choice[i], choice[j]]) for (i, j), table in self._credits)
+        return -sum(float(table[choice[i], choice[j]]) for (i, j), table in self.credits)
 
     def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution that may be in buckets."""

@@ -26,8 +26,9 @@ from xdsl.dialects.builtin import TensorType
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.routes import Flags, Table
 from shardir.search.candidates import Candidates
+from shardir.search.kind_sets import NO_KIND, KindSets
 from shardir.search.latency_shares import LatencyShares
-from shardir.search.transfer_costs import NO_KIND, KindSets, path_kinds, transfer_seconds
+from shardir.search.transfer_costs import path_kinds, transfer_seconds
 from shardir.search.value_layouts import ValueLayouts, needed
 
 NO_LATENCY = LatencyShares(0.0)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from math import inf, prod
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -27,15 +26,9 @@ from shardir.algebra.redistribution import estimated_seconds, plan
 from shardir.algebra.routes import Flags, Indices, Routes, Table, routes
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.search.kind_sets import ANY_KIND, NO_KIND, KindSets, kind_bit
 from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
 from shardir.search.step_prices import StepPrice, step_price
-
-KindSets = np.ndarray[Any, np.dtype[np.uint64]]
-"""Sets of kinds, as bits: two collectives that are of one bucket have the same bit; others may."""
-
-NO_KIND = np.uint64(0)
-
-ANY_KIND = ~NO_KIND
 
 
 class ValueTransfer(NamedTuple):
@@ -205,7 +198,7 @@ class TransferCosts:
         of a cut axis, and where it has none."""
         if (found := self._kinds_of.get((shape, itemsize))) is None:
             steps, kind = self._kinds
-            bits = [1 << crc32(repr(bucket_key(0, step, 0)).encode()) % 64 for step in steps]
+            bits = [kind_bit(self.routes.mesh, step) for step in steps]
             of_move = np.array([*bits, 0], np.uint64)[kind]
             ends, _ = self.routes.cut_paths(shape, itemsize)
             of_move[*ends.T] = ANY_KIND

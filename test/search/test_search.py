@@ -21,6 +21,7 @@ from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import CandidateSource
+from shardir.search.cost_graph import CostGraph
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
@@ -152,8 +153,12 @@ SMALL = {"batch": 4, "seq": 8, "hidden": 16, "heads": 4, "vocab": 16}
 @pytest.mark.parametrize(
     ("sizes", "gap"), [({}, 0.01), (SMALL, 1e-9)], ids=["peers' sizes", "small"]
 )
-def test_the_objective_is_the_estimated_time_of_the_step(sizes: dict[str, int], gap: float):
-    """Megatron's plan is not faster. The cost of buckets leaves a gap."""
+def test_the_objective_is_the_estimated_time_of_the_step(
+    sizes: dict[str, int], gap: float, monkeypatch: pytest.MonkeyPatch
+):
+    """Megatron's plan is not faster. The cost of buckets leaves a gap; the bound is that of the
+    same sum as the objective here, in which operands of one op share no latency."""
+    monkeypatch.setattr(CostGraph, "credits", ())
     annotated = search.gpt(layers=2, mesh=(1, 4), **sizes)
     module = search.applied(search.LAYOUT.sub("", annotated), "distributed-autodiff")
     counted = objective(module, gap)
