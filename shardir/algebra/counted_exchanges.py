@@ -4,12 +4,12 @@
     the device at (0, 1) has [0, 3) and needs [3, 5): none of its own, both from the one at (1, 1)
 
 The numbers are those of `Exchange` (collectives/all_devices.py). Those along one dimension depend
-on its old and its new split alone: they are counted once for each two splits, on all devices. Those
-of a shard are products. Where shards are even there is a closed form (exchange_costs.py).
+on its size, and its old and its new split alone: they are counted once for each two splits, on all
+devices. Those of a shard are products. Where shards are even there is a closed form
+(exchange_costs.py).
 """
 
-from collections.abc import Iterable
-from functools import cached_property
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -18,83 +18,122 @@ from shardir.algebra.exchange_costs import ManyExchanges, Table
 from shardir.algebra.forms import copying
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
+from shardir.algebra.retained import RetainedTables
 from shardir.algebra.split_arrays import SplitArrays
 from shardir.algebra.traffic import Indices, within
 
 MAX_COUNTED = 1_000_000
 """The maximum number of exchanges, times devices, that are counted at once: limits the memory."""
 
+Counted = tuple[Table, Indices]
+"""For one size of a dimension: the elements that each device has, or finds on others, of a shard,
+[device, place], and the range of each device's shard, [split, device, end]."""
+
 
 class CountedExchanges:
-    """Exchanges of a tensor of global `shape` between layouts over `splits` of a dimension."""
+    """Exchanges of tensors between layouts over `splits` of a dimension, the first one none.
 
-    def __init__(self, mesh: Mesh, shape: Shape, splits: list[Axes]):
-        self.mesh = mesh
+    Args:
+        source, target: the numbers of the splits of all dimensions: [exchange, dimension].
+    """
+
+    def __init__(self, mesh: Mesh, splits: list[Axes], source: Indices, target: Indices):
+        self.mesh, self._source, self._target = mesh, source, target
         arrays = SplitArrays(mesh, splits)
         self._many = ManyExchanges(mesh, arrays, arrays)
-        self._axes = self._many.axes
-        self._sets = np.array([sum(1 << self._axes.index(a) for a in s) for s in splits])
-        self._crosses = mesh.clash(self._axes) is not None
-        counts = {n: _CountedDimension(mesh, n, splits) for n in shape}
-        self._counts = [counts[n] for n in shape]
+        self._latencies = self._many.latencies(source, target)
+        self._sets = np.array([sum(1 << self._many.axes.index(a) for a in s) for s in splits])
+        self._moving = np.where(source != target, self._sets[source], 0).sum(axis=1)
+        """The axes along which each exchange moves, as bits."""
+        self._crosses = mesh.clash(self._many.axes) is not None
+        self._dimension = _DimensionShards(mesh, splits)
+        levels = range(-1, len(mesh.cluster_or_default.levels) - 1)
+        self._held = [self._held_near(level) for level in levels]
+        every = self._dimension.holders(0, (), frozenset())
+        self._sizes = self._dimension.places(np.full_like(target, every), target)
+        if not self._crosses:
+            self._fetched, self._replicas = self._fetches()
+        self._counted = RetainedTables[Counted]()
 
-    def seconds(self, source: Indices, target: Indices, itemsize: int) -> Table:
-        """Return the time of each exchange.
+    def seconds(self, shape: Shape, itemsize: int, some: Indices) -> Table:
+        """Return the times of some exchanges of a tensor of global `shape`, by their numbers;
+        `itemsize` is the bytes of an element."""
+        latency, each = self.costs(shape, some)
+        return latency + itemsize * each
 
-        Args:
-            source, target: the numbers of the splits of all dimensions: [exchange, dimension].
-            itemsize: the bytes of an element.
-        """
-        counted = self.mesh.size ** (2 if self._crosses else 1)
-        chunk = max(MAX_COUNTED // counted, 1)
-        parts = [slice(i, i + chunk) for i in range(0, len(source), chunk)]
-        each = [self._without_latency(source[part], target[part]) for part in parts]
-        return self._many.latencies(source, target) + itemsize * np.concatenate([*each, ()])
+    def costs(self, shape: Shape, some: Indices) -> tuple[Table, Table]:
+        """Return the latencies of some exchanges of a tensor of global `shape`, by their numbers,
+        and their seconds for each byte of an element."""
+        counted = self._dimension.counted
+        each = [self._counted.get(n, partial(counted, n)) for n in shape]
+        chunk = max(MAX_COUNTED // self.mesh.size ** (2 if self._crosses else 1), 1)
+        parts = [some[i : i + chunk] for i in range(0, len(some), chunk)]
+        found = [self._without_latency(each, part) for part in parts]
+        return self._latencies[some], np.concatenate([*found, ()])
 
-    def _without_latency(self, source: Indices, target: Indices) -> Table:
+    def _without_latency(self, each: list[Counted], some: Indices) -> Table:
         """Return the seconds for each byte of an element, without latencies."""
         levels = self.mesh.cluster_or_default.levels
-        ends = [*zip(self._counts, source.T, target.T, strict=True)]
-        reached = [
-            _product(counts.held[k][old, new] for counts, old, new in ends)
-            for k in range(len(levels))
-        ]
-        reached.append(_product(counts.sizes[new] for counts, _, new in ends))
+        reached = [_product(each, places[some]) for places in (*self._held, self._sizes)]
         received = sum(
             (more - less) / level.bandwidth
             for (less, more), level in zip(pairwise(reached), levels, strict=True)
         )
-        found: Table = self._many.factor * np.max(received, axis=1)
-        if each := copying(1, self.mesh):
-            lacking = (reached[-1] - reached[0]).max(axis=1)
-            found += each * (2 * self._sent(source, target, reached[0]) + lacking)
+        found: Table = self._many.factor * np.max(received, axis=0)
+        if byte := copying(1, self.mesh):
+            lacking = (reached[-1] - reached[0]).max(axis=0)
+            found += byte * (2 * self._sent(each, some, reached[0]) + lacking)
         return found
 
-    def _sent(self, source: Indices, target: Indices, kept: Table) -> Table:
+    def _held_near(self, level: int) -> Indices:
+        """Return the places of what devices find of their new shards in their unit of a level, of
+        level -1 on themselves alone: [exchange, dimension]."""
+        fine = [self.mesh.cut(axes, self.mesh.level_sub_axes) for axes in self._dimension.splits]
+        near = [
+            self._dimension.holders(i, axes, within(self.mesh, level, axes))
+            for i, axes in enumerate(fine)
+        ]
+        return self._dimension.places(np.array(near)[self._source], self._target)
+
+    def _fetches(self) -> tuple[Indices, Table]:
+        """Return the places of what devices of a device's group have then of its old shard:
+        [exchange, dimension]; and the number of devices that fetch the same: [exchange]."""
+        axes, target = self._many.axes, self._target
+        group = self._moving & self._sets[target].sum(axis=1)
+        codes = (target << len(axes)) | (self._sets[target] & group[:, None])
+        distinct, at = np.unique(codes, return_inverse=True)
+        numbers = []
+        for code in distinct.tolist():
+            split, mask = divmod(code, 1 << len(axes))
+            free = frozenset(a for k, a in enumerate(axes) if mask >> k & 1)
+            numbers.append(self._dimension.holders(split, self._dimension.splits[split], free))
+        holders = np.array(numbers, dtype=np.int64)[at.reshape(target.shape)]
+        extents = [1.0]
+        for a in axes:
+            extents += [n * self.mesh.extent((a,)) for n in extents]
+        replicas = np.array(extents)[self._moving & ~group]
+        return self._dimension.places(holders, self._source), replicas
+
+    def _sent(self, each: list[Counted], some: Indices, kept: Table) -> Table:
         """Return the maximum number of elements that a device sends: those of its old shard that
         devices of its group have then, each as often as there are devices that fetch the same, but
         for those that it keeps."""
-        moving = np.where(source != target, self._sets[source], 0).sum(axis=1)
         if self._crosses:
-            return self._sent_to_each(source, target, moving, kept)
-        group = moving & self._sets[target].sum(axis=1)
-        fetched = _product(
-            counts.fetched(new, self._sets[new] & group, old)
-            for counts, old, new in zip(self._counts, source.T, target.T, strict=True)
-        )
-        replicas = self._extents[moving & ~group]
-        found: Table = (fetched * replicas[:, None] - kept).max(axis=1)
+            return self._sent_to_each(each, some, kept)
+        fetched = _product(each, self._fetched[some]) * self._replicas[some]
+        found: Table = (fetched - kept).max(axis=0)
         return found
 
-    def _sent_to_each(
-        self, source: Indices, target: Indices, moving: Indices, kept: Table
-    ) -> Table:
+    def _sent_to_each(self, each: list[Counted], some: Indices, kept: Table) -> Table:
         """Return the same where axes cross, so that replicas are not those along some axes: by what
-        each device sends to each of its group, that along the axes `moving`."""
-        fetched: Table = self._groups(moving)
-        for counts, old, new in zip(self._counts, source.T, target.T, strict=True):
-            fetched = fetched * counts.shared(old, new)
-        found: Table = (fetched.sum(axis=2) - kept).max(axis=1)
+        each device sends to each of its group, that along the axes on which it moves."""
+        fetched: Table = self._groups(self._moving[some])
+        ends = zip(each, self._source[some].T, self._target[some].T, strict=True)
+        for (_, shards), old, new in ends:
+            before, after = shards[old][:, :, None], shards[new][:, None]
+            start = np.maximum(before[..., 0], after[..., 0])
+            fetched = fetched * (np.minimum(before[..., 1], after[..., 1]) - start).clip(min=0)
+        found: Table = (fetched.sum(axis=2).T - kept).max(axis=0)
         return found
 
     def _groups(self, moving: Indices) -> Table:
@@ -104,95 +143,67 @@ class CountedExchanges:
         ranks, found = np.arange(self.mesh.size), []
         for mask in sets.tolist():
             base = ranks.copy()
-            for i, a in enumerate(self._axes):
+            for i, a in enumerate(self._many.axes):
                 if mask >> i & 1:
                     stride = self.mesh.stride(a)
                     base -= stride * (ranks // stride % self.mesh.extent((a,)))
             found.append(base[:, None] == base)
         return np.array(found)[at.reshape(-1)].astype(np.float64)
 
-    @cached_property
-    def _extents(self) -> Table:
-        """The extent of each set of axes."""
-        found = [1.0]
-        for a in self._axes:
-            found += [n * self.mesh.extent((a,)) for n in found]
-        return np.array(found)
 
+class _DimensionShards:
+    """The elements of devices along one dimension of any size, by each of its `splits`.
 
-class _CountedDimension:
-    """The elements that devices have along one dimension of `size`, by each split."""
+    Holders are the devices that differ from one along some axes only, by a split. What they have
+    together of its shard by another split is at a place, which does not depend on the size.
+    """
 
-    def __init__(self, mesh: Mesh, size: int, splits: list[Axes]):
+    def __init__(self, mesh: Mesh, splits: list[Axes]):
         self.mesh, self.splits = mesh, splits
         ranks = np.arange(mesh.size)
         self._indices = [_index(mesh, ranks, axes) for axes in splits]
-        self._edges = [
-            np.array([mesh.bounds(size, axes, k) for k in range(mesh.extent(axes))])
-            for axes in splits
-        ]
-        shards = zip(self._edges, self._indices, strict=True)
-        self._shards = np.array([edges[at] for edges, at in shards])
-        self._fetched: dict[tuple[int, int], int] = {}
-        self._rows: list[Indices] = []
+        self._units: list[dict[int, Indices]] = [{} for _ in splits]
+        """Of each split and its holders, by number: the unit of each shard. Holders together have
+        all shards of a unit."""
+        self._numbers: dict[tuple[int, frozenset[Axis]], int] = {}
 
-    @property
-    def sizes(self) -> Indices:
-        """The size of each device's shard: [split, device]."""
-        found: Indices = self._shards[..., 1] - self._shards[..., 0]
+    def holders(self, split: int, axes: Axes, free: frozenset[Axis]) -> int:
+        """Return the number of the holders that differ along the axes in `free` only, by a split,
+        which is spelled by `axes`."""
+        if (number := self._numbers.get((split, free))) is None:
+            number = self._numbers[split, free] = len(self._numbers)
+            k, stride, kept = np.arange(self.mesh.extent(axes)), 1, 1
+            units = np.zeros(len(k), dtype=np.int64)
+            for a in reversed(axes):
+                n = self.mesh.extent((a,))
+                if a not in free:
+                    units, kept = units + kept * (k // stride % n), kept * n
+                stride *= n
+            self._units[split][number] = units
+        return number
+
+    def places(self, holders: Indices, of: Indices) -> Indices:
+        """Return the places of what holders have of shards by the splits `of`."""
+        found: Indices = holders * len(self.splits) + of
         return found
 
-    @cached_property
-    def held(self) -> list[Indices]:
-        """The elements of new shards that devices find in their unit of each level (first on
-        themselves alone): [old split, new split, device]."""
-        fine = [self.mesh.cut(axes, self.mesh.level_sub_axes) for axes in self.splits]
-        return [
-            np.array([
-                self._held(i, axes, within(self.mesh, level, axes)) for i, axes in enumerate(fine)
-            ])
-            for level in range(-1, len(self.mesh.cluster_or_default.levels) - 1)
-        ]  # fmt: skip
-
-    def fetched(self, holders: Indices, masks: Indices, of: Indices) -> Indices:
-        """Return what devices of one group have, by the splits `holders`, of the shards by the
-        splits `of`: [exchange, device].
-
-        Args:
-            masks: the axes of `holders` that are in the group, as bits of all axes.
-        """
-        both, at = np.unique(np.stack([holders, masks], axis=1), axis=0, return_inverse=True)
-        axes = tuple(dict.fromkeys(a for split in self.splits for a in split))
-        rows = []
-        for i, mask in both.tolist():
-            if (i, mask) not in self._fetched:
-                group = frozenset(a for k, a in enumerate(axes) if mask >> k & 1)
-                self._fetched[i, mask] = len(self._rows)
-                self._rows.append(self._held(i, self.splits[i], group))
-            rows.append(self._fetched[i, mask])
-        return np.array(self._rows)[np.array(rows)[at.reshape(-1)], of]
-
-    def shared(self, old: Indices, new: Indices) -> Indices:
-        """Return the elements that are both in a device's old shard and in another's new one, for
-        all pairs of devices: [exchange, device, device]."""
-        before, after = self._shards[old][:, :, None], self._shards[new][:, None]
-        rows = np.minimum(before[..., 1], after[..., 1]) - np.maximum(before[..., 0], after[..., 0])
-        return rows.clip(min=0)
-
-    def _held(self, split: int, axes: Axes, free: frozenset[Axis]) -> Indices:
-        """Return what devices that differ along the axes in `free` only have together of each shard
-        of a device, by the split of the holders, which is spelled by `axes`: [split, device]."""
-        places, stride = np.zeros(len(self._edges[split]), dtype=np.int64), 1
-        k, kept = np.arange(len(places)), 1
-        for a in reversed(axes):
-            n = self.mesh.extent((a,))
-            if a not in free:
-                places, kept = places + kept * (k // stride % n), kept * n
-            stride *= n
-        start, stop = (self._edges[split][:, i, None, None] for i in (0, 1))
-        rows = np.minimum(stop, self._shards[..., 1]) - np.maximum(start, self._shards[..., 0])
-        near = places[:, None] == places[self._indices[split]]
-        return (rows.clip(min=0) * near[:, None]).sum(axis=0)
+    def counted(self, size: int) -> Counted:
+        """Return what is counted for a dimension of this size."""
+        extents = [self.mesh.extent(axes) for axes in self.splits]
+        edges = [
+            np.array([self.mesh.bounds(size, axes, k) for k in range(n)])
+            for axes, n in zip(self.splits, extents, strict=True)
+        ]
+        shards = np.array([e[at] for e, at in zip(edges, self._indices, strict=True)])
+        start, stop = shards.transpose(2, 1, 0)[:, :, None]  # [device, 1, split]
+        found = np.empty((self.mesh.size, len(self._numbers), len(self.splits)))
+        for e, at, units in zip(edges, self._indices, self._units, strict=True):
+            first, last = e.T[:, :, None]  # [shard, 1]
+            common = (np.minimum(last, stop) - np.maximum(first, start)).clip(min=0)
+            unit = np.array([*units.values()])[:, None]  # [holders, 1, shard]
+            together = (unit == unit[:, 0, at, None]).swapaxes(0, 1)
+            found[:, [*units]] = together.astype(np.float64) @ common  # [device, holders, split]
+        return found.reshape(self.mesh.size, -1), shards
 
 
 def _index(mesh: Mesh, ranks: Indices, axes: Axes) -> Indices:
@@ -204,9 +215,9 @@ def _index(mesh: Mesh, ranks: Indices, axes: Axes) -> Indices:
     return found
 
 
-def _product(counts: Iterable[Indices]) -> Table:
-    """Return the elements of shards, from the counts along each dimension: [exchange, device]."""
+def _product(each: list[Counted], places: Indices) -> Table:
+    """Return the elements at a place of each dimension together: [device, exchange]."""
     found = np.ones(1)
-    for each in counts:
-        found = found * each
+    for (counted, _), of_one in zip(each, places.T, strict=True):
+        found = found * counted.take(of_one, axis=1)
     return found

@@ -37,26 +37,22 @@ class NamedMove(NamedTuple):
         return between(self.start, self.end)
 
 
-def named_costs(
-    mesh: Mesh, moves: Sequence[tuple[NamedMove, Shape]], shares: Table
-) -> tuple[Table, Table]:
-    """Return the latency of each form of each move, and its seconds for each byte of the global
-    tensor: [form, move].
+def named_costs(mesh: Mesh, moves: Sequence[tuple[NamedMove, Shape]]) -> tuple[Table, Table]:
+    """Return the latency of each form of each move, and its seconds for each byte of a tensor that
+    no other axes split: [form, move].
 
     Args:
-        moves: each with the sizes of its `dim` and `concat`, 0 for one that is split evenly.
-        shares: the share of the tensor that a device has by all other axes, for each move.
+        moves: of the `first_dims`, each with the sizes of its `dim` and `concat`, 0 for one that is
+            split evenly.
     """
-    numbers: dict[tuple[NamedMove, Shape], int] = {}
-    kinds = [numbers.setdefault((first_dims(m), sizes), len(numbers)) for m, sizes in moves]
-    forms = [named_forms(mesh, *kind) for kind in numbers]
+    forms = [named_forms(mesh, *move) for move in moves]
     count = max(map(len, forms), default=1)
     each = np.array([
         [(form.latency, form.rate) for form in (*some, *[some[-1]] * (count - len(some)))]
         for some in forms
     ])  # fmt: skip
-    latency, rate = each.reshape(-1, count, 2)[kinds].T
-    return latency, rate * shares
+    latency, rate = each.reshape(-1, count, 2).T
+    return latency, rate
 
 
 def first_dims(move: NamedMove) -> NamedMove:

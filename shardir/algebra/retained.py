@@ -30,6 +30,9 @@ class RetainedTables(Generic[T]):
     def __init__(self):
         self._found: dict[Hashable, T] = {}
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._found
+
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the tables of a key, made if they are not there."""
         every = RetainedTables

@@ -114,6 +114,7 @@ class NumberedMoves:
     Attributes:
         ends: the numbers of the layouts before and after each move: [move, end].
         equal: the numbers of the moves that are equal but for their layouts.
+        dims: `dim` and `concat` of each move: [move, 2].
         kinds: the number of each move among the `distinct` ones, which are of the first dimensions.
     """
 
@@ -136,6 +137,7 @@ class NumberedMoves:
         for k, named in enumerate(self.moves):
             equal.setdefault(named, []).append(k)
         self.equal = [*equal.values()]
+        self.dims: Indices = np.array([m[3:] for m in self.moves], dtype=np.int64).reshape(-1, 2)
         numbers: dict[NamedMove, int] = {}
         kinds = [numbers.setdefault(first_dims(m), len(numbers)) for m in self.moves]
         self.kinds: Indices = np.array(kinds, dtype=np.int64)

@@ -4,8 +4,8 @@
     18 layouts, for both may split a dimension in either order. The edges are the single moves.
 
 By named collectives a dimension is split unevenly from being unsharded, and what moves is the
-largest shard. Exchanges of uneven shards have no closed form: they are counted on each device
-(counted_exchanges.py), of at most MAX_DEVICES.
+largest shard. Exchanges of uneven shards have no closed form, nor have some of even ones: they are
+counted on each device (counted_exchanges.py), of at most MAX_DEVICES.
 
 The forms of a move have a latency and a rate, which are equal for all shapes with even shards: they
 are found once for a mesh and a number of dimensions (named_costs.py, exchange_costs.py).
@@ -37,7 +37,7 @@ PREFERENCE = 1e-9
 it, and a path of several collectives must be faster than one of fewer by some of it."""
 
 MAX_DEVICES = 64
-"""The maximum number of devices on which exchanges of uneven shards are counted."""
+"""The maximum number of devices on which exchanges are counted."""
 
 
 class RouteTable:
@@ -98,10 +98,17 @@ class RouteTable:
     def _counted(self, shape: Shape, itemsize: int, even: Flags) -> tuple[Indices, Table]:
         """Return the indices of the layouts before and after each exchange from or to uneven
         shards, also where a named collective does the same, and its seconds."""
+        ends, exchanges = self._every_exchange
+        some = np.flatnonzero(~even[ends].all(axis=1))
+        return ends[some], exchanges.seconds(shape, itemsize, some)
+
+    @cached_property
+    def _every_exchange(self) -> tuple[Indices, CountedExchanges]:
+        """The indices of the layouts before and after each exchange, also where a named collective
+        does the same; and these exchanges."""
         splits, dims = self._splits
-        ends = np.argwhere(self._exchanged & ~(even[:, None] & even))
-        source, target = (dims[some] for some in ends.T)
-        return ends, CountedExchanges(self.mesh, shape, splits).seconds(source, target, itemsize)
+        ends = np.argwhere(self._exchanged)
+        return ends, CountedExchanges(self.mesh, splits, *(dims[some] for some in ends.T))
 
     def _uneven_costs(self, shape: Shape, even: Flags) -> tuple[Indices, tuple[Table, Table]]:
         """Return the indices of the layouts before and after each named move from or to one that
@@ -110,17 +117,20 @@ class RouteTable:
         share, divides = self._shares(shape)
         ends = self._named_ends
         before, after = (dims[i] for i in ends.T)
-        nest = (before == after) | (before == 0) | (after == 0)
-        nest |= divides[d, before] & divides[d, after]
-        usable = (~even)[ends].any(axis=1) & nest.all(axis=1)
-        padded = ~(divides[d, before] & divides[d, after])
-        some = np.flatnonzero(usable).tolist()
-        named = [self._spelled(self._moves.moves[k]) for k in some]
+        even_ends = divides[d, before] & divides[d, after]
+        nest = (before == after) | (before == 0) | (after == 0) | even_ends
+        some = np.flatnonzero((~even)[ends].any(axis=1) & nest.all(axis=1))
+        padded = np.append(~even_ends[some], np.zeros((len(some), 1), np.bool_), axis=1)
+        moved = self._moves.dims[some]
+        moved = np.where(np.take_along_axis(padded, moved, axis=1), moved, -1)
+        codes = np.concatenate([self._moves.kinds[some, None], moved], axis=1)
+        distinct, at = np.unique(codes, axis=0, return_inverse=True)
         moves = [
-            (move, tuple([shape[e] if e >= 0 and padded[k, e] else 0 for e in move[3:]]))
-            for k, move in zip(some, named, strict=True)
+            (self._distinct[kind], tuple([(*shape, 0)[e] for e in of]))
+            for kind, *of in distinct.tolist()
         ]
-        return ends[some], named_costs(self.mesh, moves, self._rest(share, before, after)[some])
+        latency, rate = named_costs(self.mesh, moves)
+        return ends[some], (latency[:, at], rate[:, at] * self._rest(share, before, after)[some])
 
     def _shares(self, shape: Shape) -> tuple[Table, Flags]:
         """Return the share of each dimension that the largest shard has by each split, and whether
@@ -145,14 +155,17 @@ class RouteTable:
         return move._replace(axes=spelled(move.axes, self.axes))
 
     @cached_property
+    def _distinct(self) -> list[NamedMove]:
+        return [self._spelled(move) for move in self._moves.distinct]
+
+    @cached_property
     def costs(self) -> tuple[Table, Table]:
         """The latencies and rates of the forms of moves between layouts that split a tensor evenly:
         [form, from, to]."""
         splits, dims = self._splits
         share = np.tile([1 / self.mesh.extent(axes) for axes in splits], (self.rank, 1))
         before, after = (dims[i] for i in self._named_ends.T)
-        distinct = [(self._spelled(move), ()) for move in self._moves.distinct]
-        named = named_costs(self.mesh, distinct, np.ones(len(distinct)))
+        named = named_costs(self.mesh, [(move, ()) for move in self._distinct])
         latencies, rates = (x[:, self._moves.kinds] for x in named)
         rates *= self._rest(share, before, after)
         n, count = len(self.index), len(latencies)
@@ -167,18 +180,18 @@ class RouteTable:
         splits, dims = self._splits
         source, target = (dims[ends] for ends in self._exchanges.T)
         latency, rate = exchange_costs(self.mesh, splits, splits, source, target)
-        for k in np.flatnonzero(np.isnan(rate)).tolist():
+        unknown = np.flatnonzero(np.isnan(rate))
+        if self.mesh.size <= MAX_DEVICES:
+            counted = CountedExchanges(self.mesh, splits, source[unknown], target[unknown])
+            shape = (self.mesh.size,) * self.rank  # all layouts split it evenly
+            latency[unknown], seconds = counted.costs(shape, np.arange(len(unknown)))
+            rate[unknown] = seconds / prod(shape)
+            return latency, rate
+        for k in unknown.tolist():
             before, after = (self.layouts[i].dims for i in self._exchanges[k])
             ends = sorted(both for both in zip(before, after, strict=True) if any(both))
             ((_, latency[k], rate[k]),) = exchange_forms(self.mesh, tuple(ends))
         return latency, rate
-
-    @cached_property
-    def moves(self) -> dict[tuple[int, int], CollectiveStep]:
-        """The move from one layout to another, of even shards, where there is one: by both
-        indices."""
-        exchanges = ((int(i), int(j)) for i, j in self._exchanges)
-        return {ends: self.move(*ends) for ends in (*self._moves.index, *exchanges)}
 
     @property
     def named(self) -> Iterator[tuple[Indices, CollectiveStep]]:

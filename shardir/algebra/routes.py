@@ -1,4 +1,4 @@
-"""Shortest paths between all layouts over full axes that split a tensor of one size evenly.
+"""Shortest paths between layouts over full axes that split a tensor of one size evenly.
 
 The layouts are those of a table (route_tables.py), and the edges its single moves. Axes are cut
 into sub-axes of primes where that gives few layouts: a path may split two dimensions over one axis,
@@ -14,11 +14,11 @@ A path may go through uneven shards. Between layouts that split the tensor evenl
 are in all orders (`is_complete`) the planner takes those from and to uneven shards too.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import groupby, pairwise, product
+from itertools import groupby, product
 from math import inf, prod
-from typing import Any
 
 import numpy as np
 
@@ -37,13 +37,8 @@ from shardir.algebra.route_tables import (
     PREFERENCE,
     RouteTable,
 )
+from shardir.algebra.shortest_paths import Paths, SmallIndices, all_paths, path_between, path_of
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
-
-SmallIndices = np.ndarray[Any, np.dtype[np.int16]]
-"""The indices of layouts, or of tables, in few bytes: there is one for each path."""
-
-Paths = tuple[Table, SmallIndices]
-"""The lengths of the shortest paths, and the first layout of each: [from, to]."""
 
 Solved = tuple[Table, SmallIndices, Indices, Indices]
 """The same, with the number of a path by way of a cut axis where it is shorter than a single move,
@@ -61,9 +56,9 @@ MAX_SPELLED_LAYOUTS = 200
 MAX_CUT_RANK = 3
 """The dimensions of a tensor, at most, of which paths go by way of layouts with a cut axis."""
 
-MAX_ROUNDING = 1e-12
-"""The largest relative rounding error of a path's time. Less than PREFERENCE, so that of paths of
-equal time the preferred one is taken."""
+PAIR = 5
+"""The layouts by way of which all paths are shortened in the time in which the path of one pair is
+found. So the paths of all pairs are found once those asked for one by one took as long."""
 
 
 @lru_cache(maxsize=256)
@@ -179,6 +174,8 @@ class Routes:
         self._numbers = [np.array([self.index[n] for n in t.index]) for t in self.tables]
         """The index of each layout of each table."""
         self._solved = RetainedTables[Solved]()
+        self._asked = Counter[tuple[Shape, int]]()
+        """How often a path of a shape was asked for."""
         self._each = RetainedTables[MoveTables]()
 
     def seconds(self, shape: Shape, itemsize: int) -> Table:
@@ -207,14 +204,12 @@ class Routes:
         even = source.even(self.mesh, shape) and target.even(self.mesh, shape)
         if not (even or self.is_complete):
             return None  # the paths need not be found
-        seconds, via = self.paths(shape, itemsize)
-        i, j = self.index[source], self.index[target]
-        if seconds[i, j] == inf:
-            return None
-        path = [i]
-        while path[-1] != j:
-            path.append(int(via[path[-1], j]))
-        return [*pairwise(path)]
+        i, j, key = self.index[source], self.index[target], (shape, itemsize)
+        self._asked[key] += 1
+        if self._cuts or key in self._solved or self._asked[key] * PAIR > len(self.layouts):
+            lengths, via = self.paths(shape, itemsize)
+            return path_of(via, i, j) if lengths[i, j] < inf else None
+        return path_between(*self._moves_of(shape, itemsize)[:2], i, j)
 
     def paths(self, shape: Shape, itemsize: int) -> Paths:
         """Return the estimated time of all paths, and the first layout of each of this object."""
@@ -234,6 +229,8 @@ class Routes:
     def steps_of(self, shape: Shape, itemsize: int, i: int, j: int) -> list[CollectiveStep]:
         """Return the moves from a layout to the next one on a path: one, or those of a path by way
         of a cut axis."""
+        if not self._cuts:
+            return [self.step(shape, itemsize, i, j)]
         *_, numbers, moves = self._solution(shape, itemsize)
         if (number := int(numbers[i, j])) < 0:
             return [self.step(shape, itemsize, i, j)]
@@ -245,23 +242,7 @@ class Routes:
         return CutPaths(self.mesh, self.rank, self.tables[0].reduction, self._cuts, self.index)
 
     def _solve(self, shape: Shape, itemsize: int) -> Solved:
-        """Find the shortest paths (Floyd and Warshall). Of equal ones that of fewer collectives is
-        preferred, then that without an exchange, which is an irregular all-to-all in libraries."""
-        each, exchanged = self._moves_of(shape, itemsize)[:2]
-        n, seconds = len(self.layouts), each.copy()
-        np.fill_diagonal(seconds, 0.0)
-        via = np.tile(np.arange(n, dtype=np.int16), (n, 1))
-        weight = np.where(exchanged, seconds * (1 + PREFERENCE), seconds)
-        for k in np.flatnonzero(np.isfinite(seconds).sum(axis=0) > 1):
-            first, then = weight[:, k], weight[k]
-            path = np.add.outer(first, then) * (1 + 3 * PREFERENCE)
-            path[first == 0] = then  # one move: the other part communicates nothing
-            path[:, then == 0] = first[:, None]
-            better = np.flatnonzero(path < weight * (1 - MAX_ROUNDING))
-            i, j = np.divmod(better, n)
-            weight.flat[better] = path.flat[better]
-            seconds.flat[better] = seconds[i, k] + seconds[k, j]
-            via.flat[better] = via[i, k]
+        seconds, via = all_paths(*self._moves_of(shape, itemsize)[:2])
         return seconds, via, *self._with_cuts(shape, itemsize, seconds, via)
 
     def _with_cuts(
@@ -314,7 +295,8 @@ class Routes:
             exchanged[ends] = np.where(better, is_exchange, exchanged[ends])
             by[ends] = np.where(better, k, by[ends])
         if len(self._crossing):
-            seconds[*self._crossing.T] = self._counted(shape, itemsize)
+            every = np.arange(len(self._crossing))
+            seconds[*self._crossing.T] = self._counted.seconds(shape, itemsize, every)
             exchanged[*self._crossing.T] = True
         return seconds, exchanged, by
 
@@ -333,16 +315,6 @@ class Routes:
             found[0][ends] = np.where(some, latency, found[0][ends])
             found[1][ends] = np.where(some, rate, found[1][ends])
         return found[0], found[1]
-
-    @cached_property
-    def moves(self) -> dict[tuple[int, int], CollectiveStep]:
-        """The move from one layout to another, of even shards, where there is one: by both
-        indices."""
-        found: dict[tuple[int, int], CollectiveStep] = {}
-        for table, numbers in zip(self.tables, self._numbers, strict=True):
-            for (i, j), step in table.moves.items():
-                found.setdefault((int(numbers[i]), int(numbers[j])), step)
-        return found
 
     @property
     def named(self) -> Iterator[tuple[Indices, CollectiveStep]]:
@@ -380,11 +352,12 @@ class Routes:
         ]  # fmt: skip
         return np.array(some, dtype=np.int64).reshape(-1, 2)
 
-    def _counted(self, shape: Shape, itemsize: int) -> Table:
-        """Return the seconds of the exchanges from one table to another."""
-        numbers: dict[Axes, int] = {}
+    @cached_property
+    def _counted(self) -> CountedExchanges:
+        """The exchanges from one table to another."""
+        numbers: dict[Axes, int] = {(): 0}
         dims = np.array(
             [[numbers.setdefault(axes, len(numbers)) for axes in l.dims] for l in self.layouts]
         )
         source, target = (dims[ends] for ends in self._crossing.T)
-        return CountedExchanges(self.mesh, shape, [*numbers]).seconds(source, target, itemsize)
+        return CountedExchanges(self.mesh, [*numbers], source, target)

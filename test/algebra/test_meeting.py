@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 from extent import extent
+from single_moves import single_moves
 
 from shardir.algebra import even_search
 from shardir.algebra.collectives import CollectiveStep
@@ -42,7 +43,7 @@ def test_a_meeting_is_the_fastest_plan_with_an_exchange(monkeypatch: pytest.Monk
     head, exchange, tail = (np.full((n, n), inf) for _ in range(3))
     for table in (head, exchange, tail):
         np.fill_diagonal(table, 0)
-    for (i, j), step in known.moves.items():
+    for (i, j), step in single_moves(known).items():
         for table, kinds in ((head, BEFORE), (tail, AFTER)):
             if step.kind in kinds:
                 table[i, j] = step_seconds(mesh, shape, every[i], step, 4)
