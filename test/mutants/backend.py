@@ -45,6 +45,14 @@ MUTANTS = [
         "test/run/test_traces.py -k layers",
     ),
     Mutant(
+        "what threads of the library move is computation",
+        "The work of an op is that of all threads, also of those that move what is in flight.",
+        "shardir/backend/torch/measured.py",
+        "s = own if isinstance(now, TensorOp) else every",
+        "s = every",
+        "test/tools/test_shard_calibrate.py -k take_their_work",
+    ),
+    Mutant(
         "the number of a rank that has ended is free",
         "A rank is reaped when it has ended: a signal to its group may be to that of others.",
         "shardir/backend/torch/launch/fork_server.py",

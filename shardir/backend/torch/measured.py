@@ -30,6 +30,7 @@ from shardir.cost.seconds import OpCost
 from shardir.cost.simulator import COMPUTE, SharedRows, SimulatedEvent, Simulation, row_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
+from shardir.dialects.nn.base import TensorOp
 from shardir.rewriting.composites import expanded
 
 NANO = 1e-9
@@ -42,8 +43,8 @@ simulated does not have, and constants, of which equal ones are one in the progr
 
 
 class MeasuredOp(NamedTuple):
-    """An op in a call: its begin and end, and its seconds of work (`runtime_trace.py`), on a GPU
-    those from its begin to its end."""
+    """An op in a call: its begin and end, and its seconds of work (`runtime_trace.py`), of one that
+    computes those of the threads that do; on a GPU those from its begin to its end."""
 
     op: Operation
     begin: float
@@ -141,11 +142,14 @@ class ProgramLines:
         op: Operation | None = None
         begin = end = work = 0.0
         ends = [*call["times"][1:], call["end"]]
-        spent = call["work"] or [b - a for a, b in zip(call["times"], ends, strict=True)]
-        for line, a, b, s in zip(call["lines"], call["times"], ends, spent, strict=True):
+        taken = [b - a for a, b in zip(call["times"], ends, strict=True)]
+        work_of_line = zip(call["work"] or taken, call["own"] or taken, strict=True)
+        marks = zip(call["lines"], call["times"], ends, work_of_line, strict=True)
+        for line, a, b, (every, own) in marks:
             ops, run = self._ops.get(line), counts[line]
             counts[line] += 1
             now = ops[run % len(ops)] if ops else None
+            s = own if isinstance(now, TensorOp) else every
             if now is not op or line <= last:  # an earlier line of the same op: its next run
                 if op is not None:
                     yield MeasuredOp(op, begin, end, work)

@@ -5,14 +5,17 @@ itself is as it is, and a run without a trace takes no time for it. SHARDIR_TRAC
 each function the last K calls are written to rank0.json, rank1.json, ... of the folder:
 
     {"functions": {"step": [{"begin": 17, "end": 99, "lines": [31, 33], "times": [18, 40],
-                             "work": [20, 50], "spans": [["part", "F", 0, 1, 18, 55]]}]}}
+                             "work": [20, 50], "own": [18, 41],
+                             "spans": [["part", "F", 0, 1, 18, 55]]}]}}
 
 Times are in nanoseconds of the machine's clock: a mark's is that at which its line begins. `work`
 is what each line takes while all ranks work: where they share cores, the time that the processor
 works for this rank, in all threads, times the number of ranks of a core; else that time, and at
-most the line's. Spans are those of steps in stages: `part` with kind, stage and microbatch; `send`,
-and `arrival`, the wait for a value, with its name, the other rank, and the microbatch. On a GPU
-times are those of its stream, and there is no `work`.
+most the line's. `own` is the same of the threads that compute: where torch has one, of the thread
+that calls it alone, since threads of the library move meanwhile what is in flight. Spans are those
+of steps in stages: `part` with kind, stage and microbatch; `send`, and `arrival`, the wait for a
+value, with its name, the other rank, and the microbatch. On a GPU times are those of its stream,
+and there is neither.
 
 A part of the runtime; needs only torch.
 """
@@ -22,7 +25,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -51,7 +54,7 @@ class Recorder:
         self._most = calls
         self._lines: list[int] = []
         self._times: list[Any] = []
-        self._worked: list[int] = []
+        self._worked: list[tuple[int, int]] = []
         self._spans: list[list[Any]] = []
         self._clock = _StreamClock() if device.type == "cuda" else _HostClock()
 
@@ -89,14 +92,11 @@ class Recorder:
             [*what, *self._clock.nanoseconds([span_begin, span_end])]
             for *what, span_begin, span_end in self._spans
         ]
-        spent = (b - a for a, b in pairwise(worked))
-        if (share := ranks_of_a_core()) > 1:
-            work = [share * s for s in spent]
-        else:
-            work = [min(s, b - a) for s, (a, b) in zip(spent, pairwise([*times, end]), strict=True)]
+        taken = [b - a for a, b in pairwise([*times, end])]
+        work, own = (self._clock.spent(clock, taken) for clock in zip(*worked, strict=True))
         call = {
             "begin": begin, "end": end, "lines": list(self._lines), "times": times, "spans": spans,
-            "work": work if isinstance(self._clock, _HostClock) else [],
+            "work": work, "own": own,
         }  # fmt: skip
         self.calls.setdefault(function, deque(maxlen=self._most)).append(call)
 
@@ -114,10 +114,24 @@ class Recorder:
 
 
 class _HostClock:
-    """The time of the host, and that which the process has run, in all threads."""
+    """The time of the host, and that which the process has run, in all threads and in those that
+    compute."""
 
     now = staticmethod(time.perf_counter_ns)
-    work = staticmethod(time.process_time_ns)
+
+    def __init__(self) -> None:
+        alone = torch.get_num_threads() == 1
+        self._own = time.thread_time_ns if alone else time.process_time_ns
+
+    def work(self) -> tuple[int, int]:
+        return time.process_time_ns(), self._own()
+
+    def spent(self, marks: Sequence[int], taken: Sequence[int]) -> list[float]:
+        """Return the work between marks of a clock of it, each of which took some time."""
+        spent = [b - a for a, b in pairwise(marks)]
+        if (share := ranks_of_a_core()) > 1:
+            return [share * s for s in spent]
+        return [min(s, t) for s, t in zip(spent, taken, strict=True)]
 
     def nanoseconds(self, marks: list[int]) -> list[int]:
         return marks
@@ -130,8 +144,11 @@ class _StreamClock:
         torch.cuda.synchronize()
         self._first, self._at = self.now(), time.perf_counter_ns()
 
-    def work(self) -> int:
-        return 0
+    def work(self) -> tuple[int, int]:
+        return 0, 0
+
+    def spent(self, marks: Sequence[int], taken: Sequence[int]) -> list[float]:
+        return []
 
     def now(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)

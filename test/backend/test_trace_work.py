@@ -1,0 +1,39 @@
+"""The clocks of a trace: the work of all threads, and that of the threads that compute."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from runtime_trace import Recorder
+
+SPUN = 0.05
+"""The seconds for which another thread works."""
+
+
+def spin() -> None:
+    begun = time.thread_time()
+    while time.thread_time() - begun < SPUN:
+        pass
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_threads_of_a_library_work_is_apart_where_torch_has_one(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread works during the second of three lines."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    recorder = Recorder(1, tmp_path, torch.device("cpu"))
+    mark = recorder._mark()
+    with recorder.call("step"):
+        for line in (1, 2, 3):
+            mark(line)
+            if line == 2:
+                other = threading.Thread(target=spin)
+                other.start()
+                other.join()
+    (call,) = recorder.calls["step"]
+    work, own = ([s * 1e-9 for s in call[clock]] for clock in ("work", "own"))
+    assert work[1] >= SPUN and max(work[0], work[2]) < SPUN / 2
+    assert (own[1] < SPUN / 2) == (threads == 1)
