@@ -83,8 +83,8 @@ class Cluster:
         occupancy: the share of a collective's latencies in which the device itself is at work, so
             that it loses them even if it computes beside the collective: the share of o in the
             2 o + L of LogP (Culler et al., 1993).
-        skew: in seconds; the last device begins a collective sqrt(skew c) late after c seconds of
-            computation since the one before, or c if that is less.
+        skew: in seconds; devices are sqrt(skew c) apart, in one standard deviation, after c seconds
+            of computation since they have waited for each other: the last one begins late.
         call: of a collective, in seconds beside those of its messages, however many these are.
     """
 

@@ -15,21 +15,23 @@ So a collective and a computation of c seconds beside it take max(s, lost + c).
 
 A collective begins when the last device of its group does. Where devices share cores, those that
 compute the same are held up again and again, each at other times, so that they are the further
-apart the longer they have computed since all have waited for a collective: as random walks, by the
-root of that time. The last one is sqrt(`skew` computed) late, or as much as it has computed if that
-is less:
+apart the longer they have computed since those of the group have waited for each other, in a
+collective over the same axes or more: as random walks, by the root of that time. The last one of n
+is as late as the largest of n normal numbers is expected to be, of which `skew` is the variance in
+a second, or as much as it has computed if that is less:
 
-    late    = min(computed, sqrt(skew computed));  now += late
+    late    = min(computed, latest(n) sqrt(skew computed));  now += late
 
 A function begins after a run of it, as steps do: what it has computed since its last collective
 counts for the first.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import count
 from math import sqrt
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -62,9 +64,9 @@ class TimedOp(NamedTuple):
 def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
     """Yield the ops in the order of the program, each with its times."""
     on, costs = mesh.cluster_or_default, list(costs)
-    now, free, ends = 0.0, dict[str, float](), dict[Operation, tuple[float, float | None]]()
-    """When each that is started ends, and when the last device is there, unless it is a copy."""
-    computed = _after_collectives(costs) if on.skew else 0.0  # since devices have waited for others
+    now, free, ends = 0.0, dict[str, float](), dict[Operation, tuple[float, float, Axes]]()
+    """When each that is started ends, when the last device is there, and the axes."""
+    computed, apart = 0.0, _Apart(costs if on.skew else (), mesh)
     new = partial(tuple.__new__, TimedOp)  # half the time of TimedOp()
     for c in costs:
         op, _, _, seconds, axes, form, latency = c
@@ -74,33 +76,68 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
             now = end = now + seconds
             computed += seconds
         elif isinstance(op, dist.WaitOp):
-            until, there = ends.get(op.started, (now, None))  # none if a group is one device
+            until, there, over = ends.get(op.started, (now, now, ()))  # none of a group of one
             if until > now:
-                if there is not None:
-                    late, computed = max(0.0, there - now), 0.0
+                late = max(0.0, there - now)
+                apart.meet(over, computed)
                 now = until
         else:
             name = level_of(mesh, axes)
-            late = min(computed, sqrt(on.skew * computed)) if axes else 0.0
+            late = apart.late(axes, computed)
             begin = max(now + late, free.get(name, 0.0))
             end = free[name] = begin + seconds
             if dist.is_started(op):
-                ends[op], late = (end, now + late if axes else None), 0.0
+                ends[op], late = (end, now + late, axes), 0.0
                 waited = latency if axes else 0.0  # of a copy's latency nothing is lost
                 now += on.lost(seconds - latency + waited, waited)
             else:
-                now, computed = end, 0.0 if axes else computed
+                now = end
+                apart.meet(axes, computed)
         yield new((c, reached, now, begin, end, name, late))
 
 
-def _after_collectives(costs: Sequence[OpCost]) -> float:
-    """Return the seconds of computation after the last collective that devices wait for."""
-    seconds = 0.0
-    for c in reversed(costs):
-        if type(c.op) is dist.WaitOp or (c.form and c.axes and not dist.is_started(c.op)):
-            break
-        seconds += 0.0 if c.form else c.seconds
-    return seconds
+class _Apart:
+    """How far devices are apart that have computed some seconds, from 0 on after a run of the same
+    ops; those of a copy, over no axes, do not wait for each other.
+
+    Args:
+        costs: of the ops; without them devices are always together.
+    """
+
+    def __init__(self, costs: Sequence[OpCost], mesh: Mesh):
+        self._mesh, self._skew = mesh, mesh.cluster_or_default.skew
+        groups = {c.axes for c in costs if c.form and c.axes}
+        self._within = {a: [b for b in groups if mesh.without(a, b) is not None] for a in groups}
+        self._met = dict.fromkeys(groups, 0.0)
+        """What devices had computed when those of each group last waited for each other."""
+        computed, started = 0.0, dict[Operation, Axes]()
+        for c in costs:
+            if isinstance(c.op, dist.WaitOp):
+                self.meet(started.get(c.op.started, ()), computed)
+            elif not c.form:
+                computed += c.seconds
+            elif dist.is_started(c.op):
+                started[c.op] = c.axes
+            else:
+                self.meet(c.axes, computed)
+        for group in groups:
+            self._met[group] -= computed
+
+    def late(self, axes: Axes, computed: float) -> float:
+        """Return by how many seconds the last device of a group is late."""
+        since = computed - self._met.get(axes, computed)
+        return min(since, latest(self._mesh.extent(axes)) * sqrt(self._skew * since))
+
+    def meet(self, axes: Axes, computed: float) -> None:
+        """Note that the devices of a group wait for each other, as do those of groups within it."""
+        for group in self._within.get(axes, ()):
+            self._met[group] = computed
+
+
+@cache
+def latest(n: int) -> float:
+    """Return the expected maximum of n normal numbers, in standard deviations (Blom, 1958)."""
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
 
 def length(times: Iterable[TimedOp]) -> float:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 from random import Random
 
+import numpy as np
 import pytest
 
 import shardir
 from shardir.algebra.cluster import Cluster, Level
 from shardir.cost import report
 from shardir.cost.report import FunctionCost
-from shardir.cost.schedule import cuts
+from shardir.cost.schedule import cuts, latest
 
 PAIR = Level("pair", 2, 1e3, 0.0)
 MESH = "dist.mesh @m <a = 2, b = 2> on @c\n"
@@ -20,6 +21,7 @@ TYPES = """
 #replicated = #dist.local<@m, [{}, {}]>
 #rows = #dist.local<@m, [{b}, {}]>
 #apart = #dist.local<@m, [{a}, {}]>
+#both = #dist.local<@m, [{a, b}, {}]>
 """
 
 
@@ -27,15 +29,16 @@ def cost(
     body: str, latency: float = 0.0, interference: float = 0.0, skew: float = 0.0,
     occupancy: float = 0.0,
 ) -> FunctionCost:  # fmt: skip
-    """Return the cost of a function of %x [2, 4], sharded over b, %u [2, 4], sharded over a, and %w
-    [4, 4]. A product of 4 x 4 costs 0.128 s, to gather %x or %u a latency and 0.032 s."""
+    """Return the cost of a function of %x [2, 4], sharded over b, %u [2, 4], sharded over a, %v [1,
+    4], sharded over both, and %w [4, 4]. A product of 4 x 4 costs 0.128 s, to gather %x or %u a
+    latency and 0.032 s, to gather %v two and 0.048 s."""
     links = f"{{bandwidth = 1e3, latency = {latency}}}"
     levels = ", ".join(f"{name} = 2 {links}" for name in ("pair", "shelf"))
     text = (
         f"dist.cluster @c <levels [{levels}], flops {{f32 = 1e3}}, interference = {interference}, "
         f"occupancy = {occupancy}, skew = {skew}>\n" + MESH + TYPES
         + "func.func @f(%x: tensor<2x4xf32, #rows>, %u: tensor<2x4xf32, #apart>, "
-        "%w: tensor<4x4xf32, #replicated>) -> tensor<4x4xf32, #replicated> {\n"
+        "%v: tensor<1x4xf32, #both>, %w: tensor<4x4xf32, #replicated>) -> tensor<4x4xf32, #replicated> {\n"
         + "".join(f"  {line}\n" for line in body.strip().splitlines())
         + "  func.return %w : tensor<4x4xf32, #replicated>\n}"
     )  # fmt: skip
@@ -48,9 +51,9 @@ PRODUCT = f"nn.matmul %w, %w : ({W}, {W}) -> {W}"
 
 
 def start(name: str, value: str = "x") -> str:
-    axis, t = ("b", "#rows") if value == "x" else ("a", "#apart")
-    types = f"(tensor<2x4xf32, {t}>) -> {W}"
-    return f"%{name} = dist.all_gather %{value} dim 0 over <{axis}> async : {types}"
+    axes, t = {"x": ("b", "2x4xf32, #rows"), "u": ("a", "2x4xf32, #apart"),
+               "v": ("a, b", "1x4xf32, #both")}[value]  # fmt: skip
+    return f"%{name} = dist.all_gather %{value} dim 0 over <{axes}> async : (tensor<{t}>) -> {W}"
 
 
 def wait(name: str) -> str:
@@ -112,7 +115,10 @@ def test_a_blocking_collective_queues_after_one_in_flight() -> None:
 # ---- the last device ----
 
 
-BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in "xu"}
+LATER = latest(4) / latest(2)
+"""By how much the last of four is later than that of two."""
+
+BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in "xuv"}
 
 
 @pytest.mark.parametrize(
@@ -122,9 +128,15 @@ BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in 
         ([f"%p = {PRODUCT}", BLOCKING["x"]], 0.128 + 0.1 + 0.032, 0.1),
         # in the run before
         ([BLOCKING["x"], f"%p = {PRODUCT}"], 0.128 + 0.1 + 0.032, 0.1),
-        # all are there after the first, over whichever axis
-        ([f"%p = {PRODUCT}", BLOCKING["x"], BLOCKING["u"]], 0.128 + 0.1 + 0.064, 0.1),
-        ([f"%p = {PRODUCT}", BLOCKING["x"], f"%q = {PRODUCT}", BLOCKING["u"]], 0.52, 0.2),
+        # those of a group are there after it, those over the other axis are not
+        ([f"%p = {PRODUCT}", BLOCKING["x"], BLOCKING["x"].replace("bx", "b")], 0.128 + 0.1 + 0.064, 0.1),
+        ([f"%p = {PRODUCT}", BLOCKING["x"], BLOCKING["u"]], 0.128 + 0.2 + 0.064, 0.2),
+        ([f"%p = {PRODUCT}", BLOCKING["x"], f"%q = {PRODUCT}", BLOCKING["u"]],
+         0.256 + (1 + 1) * 2**0.5 * 0.1 + 0.064, 2 * 2**0.5 * 0.1),
+        # nor in the run before, but after one over both
+        ([BLOCKING["u"], f"%p = {PRODUCT}", BLOCKING["x"]], 0.128 + 0.2 + 0.064, 0.2),
+        ([f"%p = {PRODUCT}", f"%q = {PRODUCT}", BLOCKING["v"], BLOCKING["x"], BLOCKING["u"]],
+         0.256 + 2**0.5 * LATER * 0.1 + 0.048 + 0.064, 2**0.5 * LATER * 0.1),
         # one in flight begins late too; the device does not wait for what is hidden
         ([f"%p = {PRODUCT}", start("g"), wait("g")], 0.26, 0.1),
         ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", wait("g")], 0.26, 0.0),
@@ -132,14 +144,14 @@ BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in 
          0.384, 0.0),
         # that did not bring devices together
         ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", f"%r = {PRODUCT}", wait("g"),
-          BLOCKING["u"]], 0.384 + 3**0.5 * 0.1 + 0.032, 3**0.5 * 0.1),
+          BLOCKING["x"]], 0.384 + 3**0.5 * 0.1 + 0.032, 3**0.5 * 0.1),
     ],
 )  # fmt: skip
 def test_a_collective_begins_with_the_last_device_which_is_late(
     lines: list[str], seconds: float, late: float
 ) -> None:
-    """By 0.1 s after a product, which takes 0.128 s: the root of 0.128 times the skew."""
-    found = cost("\n".join(lines), skew=0.1**2 / 0.128)
+    """By 0.1 s of two after a product, which takes 0.128 s: the root of 0.128 times the skew."""
+    found = cost("\n".join(lines), skew=(0.1 / latest(2)) ** 2 / 0.128)
     assert found.seconds == pytest.approx(seconds)
     assert found.late == pytest.approx(late)
     waits = [c for c in found.ops if c.communicates]
@@ -147,6 +159,12 @@ def test_a_collective_begins_with_the_last_device_which_is_late(
         sum(c.seconds for c in waits) - found.overlapped
     )
     assert ("waits for the last device" in str(found)) == (late > 0)
+
+
+@pytest.mark.parametrize("n", [2, 4, 32])
+def test_the_last_device_is_as_late_as_the_largest_number_drawn(n: int) -> None:
+    drawn = np.random.default_rng(n).normal(size=(20_000, n)).max(axis=1)
+    assert latest(n) == pytest.approx(drawn.mean(), rel=0.06)
 
 
 def test_a_device_is_late_by_no_more_than_it_has_computed() -> None:
