@@ -24,6 +24,8 @@ SWEEPING = 384
 kind alone a gather of 4 KB on 4 ranks takes half of the processor's time that it takes in
 programs."""
 
+SQUARE = type_text((SWEEPING, SWEEPING))
+
 MIXED = (
     "nn.neg {0} : ({1}) -> {1}",
     "nn.softmax {0} axis 1 : ({1}) -> {1}",
@@ -36,6 +38,9 @@ MIXED = (
 
 BESIDE, WIDE = (1, 4), 256
 """The numbers of products computed while a collective is in flight, and their side."""
+
+IN_FLIGHT = 8
+"""The number of gathers that are in flight together."""
 
 APART, LATE = (1, 4, 16), 3
 """The numbers of products before a collective after which ranks are apart, and the number of such
@@ -106,6 +111,7 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
                 yield f.probe("interference" if started else "", size, against)
         if size == SMALLEST:
             yield from (_late(n, k, axes, (by_rows, full), wide) for k in APART)
+            yield _in_flight(n, axes, (by_rows, full))
 
 
 class _CollectiveProbes:
@@ -121,13 +127,11 @@ class _CollectiveProbes:
         """Return the probe with other ops before, so many times, `close` calls with so many
         values."""
         given, source, target = self.types
-        square = type_text((SWEEPING, SWEEPING))
         arguments = [(f"x{i}", given) for i in range(close * values)]
-        f = ProbeFunction(how + self.name, [*arguments, ("w", square)])
+        f = ProbeFunction(how + self.name, [*arguments, ("w", SQUARE)])
         results, other = list[tuple[str, str]](), "%w"
         for _ in range(times):
-            for text in MIXED:
-                other = f.op(text.replace("{0}", other).replace("{1}", square), square)
+            other = _mixed(f, other)
             operands = [f"%{name}" for name, _ in arguments]
             if source != given:
                 operands = [
@@ -139,9 +143,41 @@ class _CollectiveProbes:
                 call = self.text.format(", ".join(operands[i : i + values]))
                 f.op(f"{call} : ({') -> ('.join(types)})", target, values)
                 results += f.results
-        f.op(f"nn.reduce <sum> {other} dims <0, 1> : ({square}) -> {type_text(())}", type_text(()))
+        _loss(f, other)
         f.results += results  # what no result needs is no part of a program
         return f.probe(self.kind, self.size, exposed=True)
+
+
+def _mixed(f: ProbeFunction, operand: str) -> str:
+    """Add ops of several kinds on a square, each of the one before, and return the last value."""
+    for text in MIXED:
+        operand = f.op(text.replace("{0}", operand).replace("{1}", SQUARE), SQUARE)
+    return operand
+
+
+def _loss(f: ProbeFunction, square: str) -> None:
+    """Add a number, which makes the function a step, of a square."""
+    f.op(f"nn.reduce <sum> {square} dims <0, 1> : ({SQUARE}) -> {type_text(())}", type_text(()))
+
+
+def _in_flight(n: int, axes: str, gathered: tuple[str, str]) -> Probe:
+    """Return gathers of a value each that are in flight together after other ops, as those of the
+    parameters of a layer; nothing is computed meanwhile, so that threads that move them are at work
+    in their lines alone."""
+    by_rows, full = gathered
+    xs = [f"x{i}" for i in range(IN_FLIGHT)]
+    f = ProbeFunction(f"flight_{n}", [*((x, by_rows) for x in xs), ("w", SQUARE)])
+    other, results = _mixed(f, "%w"), []
+    started = [
+        f.op(f"dist.all_gather %{x} dim 0 over <{axes}> async : ({by_rows}) -> {full}", full)
+        for x in xs
+    ]
+    for value in started:
+        f.op(f"dist.wait {value} : ({full}) -> {full}", full)
+        results += f.results
+    _loss(f, other)
+    f.results += results
+    return f.probe("occupancy", SMALLEST, exposed=True)
 
 
 def _late(n: int, products: int, axes: str, gathered: tuple[str, str], square: str) -> Probe:

@@ -15,13 +15,13 @@ from shardir.backend.runs import RankCalls
 from shardir.cost import Coefficients, clusters, report
 from shardir.dialects import dist
 from shardir.tools.collective_probes import COLLECTIVES
-from shardir.tools.probe_functions import SMALLEST, Probe
+from shardir.tools.probe_functions import Probe
 from shardir.tools.probes import OPS, REDUCE, SLOW, VIEWED, against
 
 if TYPE_CHECKING:
     from shardir.api import Compiled
 
-NO_BYTES = ("", "overhead", "interference", "skew", "f64", "bf16", "f16")
+NO_BYTES = ("", "overhead", "interference", "occupancy", "skew", "f64", "bf16", "f16")
 """The subjects of probes that the relative model is not fitted to."""
 
 LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
@@ -78,13 +78,12 @@ def fitted(
     measured = [times[p.name] for p in probes]
     exposed = [p.exposed for p in probes if p.text]
     predict = of_functions(compiled.module, [p.name for p in probes if not p.text], exposed)
-    called = [bool(p.text) for p in probes]
     small = {
         i: at_work[p.name]
         for i, p in enumerate(probes)
-        if p.about == LEVEL and p.size == SMALLEST and at_work and p.name in at_work
+        if p.about == "occupancy" and at_work and p.name in at_work
     }
-    found = fit(predict, measured, start, against(probes), called, small)
+    found = fit(predict, measured, start, against(probes), small)
     ratios = {
         p: float(ratio)
         for p, ratio in zip(probes, found.predicted / measured, strict=True)

@@ -184,6 +184,11 @@ class Cluster:
         """The ratio of the time of the bytes of each kind of collective to that of the formulas."""
         return TimeRatios({**self.times, **dict(self.bytes)})
 
+    @property
+    def gap(self) -> float:
+        """The share of a latency for which a collective in flight holds its links (g of LogP)."""
+        return self.occupancy or 1.0
+
     def lost(self, seconds: float, latency: float) -> float:
         """Return the seconds that a device loses to a collective beside which it computes.
 

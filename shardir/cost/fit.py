@@ -34,9 +34,6 @@ Model = Callable[[Array, Indices], Array]
 NEGLIGIBLE = 1e-18
 """The seconds of a parameter without influence: 1 EB/s or Eflop/s, or no latency."""
 
-CALL = 1e-5
-"""The start value of the seconds of a call."""
-
 REACH = np.log(1e6)
 """How far a parameter is moved to see whether a measurement depends on it."""
 
@@ -49,17 +46,15 @@ MAX_EVALUATIONS, TOLERANCE = 30, 1e-6
 
 @dataclass(frozen=True)
 class Fitted:
-    """A cluster, the fixed seconds of a call, and the predicted seconds of each measurement."""
+    """A cluster, and the predicted seconds of each measurement."""
 
     cluster: Cluster
-    call: float
     predicted: Array
 
 
 def fit(
     predict: Predict, measured: Sequence[float] | Array, start: Cluster,
-    against: Mapping[int, int] | None = None, called: Sequence[bool] | None = None,
-    at_work: Mapping[int, float] | None = None,
+    against: Mapping[int, int] | None = None, at_work: Mapping[int, float] | None = None,
 ) -> Fitted:  # fmt: skip
     """Return the cluster for which the model is closest to the measurements.
 
@@ -68,41 +63,38 @@ def fit(
         against: from measurements with a collective in flight to those of the same ops one after
             the other. The interference is fitted last, to their ratios; they count for nothing
             else.
-        at_work: of some of them, of small values, the seconds in which a device is itself at work
-            in the collective. The median of their shares of its time is the occupancy.
-        called: which of the measurements are of calls, by default all; others are of ops.
+        at_work: of those with several collectives in flight together, of small values, the seconds
+            in which a device is itself at work in them. The median of their shares of the time of
+            such collectives one after the other is the occupancy; they count for nothing else.
     """
-    y, pairs = np.asarray(measured), dict(against or {})
+    y, pairs, small = np.asarray(measured), dict(against or {}), dict(at_work or {})
     beside, apart = np.array([*pairs], dtype=int), np.array([*pairs.values()], dtype=int)
-    of_call = np.ones(len(y)) if called is None else np.asarray(called, dtype=float)
     every = np.arange(len(y))
-    alone = np.setdiff1d(every, [*beside, *apart])
+    alone = np.setdiff1d(every, [*beside, *apart, *small])
 
-    def seconds_of(cluster: Cluster, call: float, some: Indices) -> Array:
-        return call * of_call[some] + np.asarray(predict(cluster, some.tolist()))
+    def seconds_of(cluster: Cluster, some: Indices) -> Array:
+        return np.asarray(predict(cluster, some.tolist()))
 
-    x = _nearest(
-        lambda x, some: seconds_of(_cluster(start, x[1:]), x[0], alone[some]),
-        np.array([CALL, *_vector(start)]), y[alone],
-    )  # fmt: skip
-    found, call = _cluster(start, x[1:]), float(x[0])
-    if at_work:
-        # for the last device no other is at work
-        modelled = predict(replace(found, skew=0.0), [*at_work])
-        shares = [s / modelled[i] for i, s in enumerate(at_work.values())]
+    found = _cluster(start, _nearest(
+        lambda x, some: seconds_of(_cluster(start, x), alone[some]), _vector(start), y[alone]
+    ))  # fmt: skip
+    if small:
+        # one after the other, and with no other device that is late
+        modelled = predict(replace(found, skew=0.0, occupancy=1.0), [*small])
+        shares = [s / m for s, m in zip(small.values(), modelled, strict=True)]
         found = replace(found, occupancy=min(1.0, float(np.median(shares))))
-    scale = y[apart] / seconds_of(found, call, apart)
+    scale = y[apart] / seconds_of(found, apart)
     if pairs and start.interference:
         (share,) = _nearest(
             lambda share, some: scale[some] * seconds_of(
-                replace(found, interference=float(share[0])), call, beside[some]
+                replace(found, interference=float(share[0])), beside[some]
             ),
             np.array([start.interference]), y[beside], most=1.0,
         )  # fmt: skip
         found = replace(found, interference=float(share))
-    predicted = seconds_of(found, call, every)
+    predicted = seconds_of(found, every)
     predicted[beside] *= scale
-    return Fitted(found, call, predicted)
+    return Fitted(found, predicted)
 
 
 def fit_relative(terms: Sequence[Terms], measured: Sequence[float]) -> Coefficients:

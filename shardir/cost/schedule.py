@@ -8,10 +8,12 @@ it calls the library, and sends and takes messages (o of LogP: Culler et al., 19
 from the host a is lost to nothing. A `dist.wait` ends when the collective ends:
 
     lost    = interference * (s - a) + occupancy * a
-    start   end = links free = max(now, links free) + s;  now += lost
+    start   end = max(now, links free) + s;  links free = end - (1 - gap) * a;  now += lost
     wait    now = max(now, end)
 
-So a collective and a computation of c seconds beside it take max(s, lost + c).
+So a collective and a computation of c seconds beside it take max(s, lost + c). The next one in
+flight begins when devices have done their work for this one's messages, not when the last has
+arrived: `gap` (g of LogP) is the occupancy, and 1 where devices are not at work in latencies.
 
 A collective begins when the last device of its group does. Where devices share cores, those that
 compute the same are held up again and again, each at other times, so that they are the further
@@ -88,6 +90,8 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
             end = free[name] = begin + seconds
             if dist.is_started(op):
                 ends[op], late = (end, now + late, axes), 0.0
+                if axes:
+                    free[name] = end - (1 - on.gap) * latency
                 waited = latency if axes else 0.0  # of a copy's latency nothing is lost
                 now += on.lost(seconds - latency + waited, waited)
             else:
@@ -97,7 +101,7 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
 
 
 class _Apart:
-    """How far devices are apart that have computed some seconds, from 0 on after a run of the same
+    """The distance of devices that have computed some seconds, from 0 on after a run of the same
     ops; those of a copy, over no axes, do not wait for each other.
 
     Args:
@@ -196,7 +200,7 @@ def cuts(
     """Return the indices after which to cut a buffer, so that its last part ends first.
 
     The last index is the number of values. A part starts when its last value is available; it costs
-    a latency, and the device an op's overhead and its work in the latency.
+    the links their share of a latency, and the device an op's overhead and its work in the latency.
 
     Args:
         sending: the seconds of the bytes of each value.
@@ -205,9 +209,9 @@ def cuts(
     sent, begin = (np.concatenate([[0.0], x]) for x in (np.cumsum(sending), ready))
     number = len(sent) - 1
     ahead = (1 - on.interference) * sent  # by how much sending at once is ahead of the device
+    each, latency = on.overhead + on.occupancy * latency, on.gap * latency
     after = latency + begin  # the end of the first j values in `parts` parts, less sent[j]
     bound = latency + max(0.0, (begin[1:] - ahead[:-1]).max())  # each value alone, free latencies
-    each = on.overhead + on.occupancy * latency
     best, count, before = np.inf, 0, list[np.ndarray]()
     for parts in range(1, number + 1):
         if (cost := after[-1] + sent[-1] + (parts - 1) * each) < best * IMPROVEMENT:
@@ -251,7 +255,7 @@ def elapsed_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: M
     starting: dict[int, list[Flight]] = {}
     for flight in flights:
         starting.setdefault(flight.after, []).append(flight)
-    now, free = 0.0, dict[str, float]()
+    now, free, last = 0.0, dict[str, float](), [0.0]
     waiting: list[tuple[int, int, float, Flight]] = []  # by the op that needs it
     started: list[tuple[int, float]] = []  # by the op that needs it, with the end
     number = count()
@@ -262,8 +266,10 @@ def elapsed_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: M
 
     def start(at: float, flight: Flight) -> float:
         """Occupy the links, and return the end."""
-        for level, duration, _ in flight.moves:
-            at = free[level] = max(at, free.get(level, 0.0)) + duration
+        for level, duration, latency in flight.moves:
+            at = max(at, free.get(level, 0.0)) + duration
+            free[level] = at - (1 - on.gap) * latency
+            last.append(at)
         return at
 
     offer(-1)
@@ -285,4 +291,4 @@ def elapsed_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: M
         offer(i)
     for _, _, ready, flight in sorted(waiting, key=lambda w: w[:2]):
         start(ready, flight)
-    return max((now, *free.values()))
+    return max(now, *last)

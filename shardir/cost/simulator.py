@@ -5,7 +5,8 @@ It is the schedule of `schedule.py` that reports, the search and overlap price b
 each thing that works on its own:
 
     compute        ops one after the other, and between them the waits for collectives
-    links: LEVEL   the collectives on the links of a level of the cluster
+    links: LEVEL   the collectives on the links of a level of the cluster, as many rows as are at a
+                   time
     host copies    the copies from and to host memory
     arrivals       values of other ranks of a pipeline in transfer, as many rows as are at a time
 
@@ -162,9 +163,11 @@ def row_of(level: str) -> str:
 
 def _events(times: tuple[TimedOp, ...]) -> Iterator[SimulatedEvent]:
     """Yield the events of some ops, and of the waits for them."""
+    rows = SharedRows()  # latencies of collectives in flight overlap
     for t in times:
         if t.level is not None:
-            yield SimulatedEvent(row_of(t.level), t.begin, t.end, t.cost)
+            row = rows.free(row_of(t.level), t.begin, t.end)
+            yield SimulatedEvent(row, t.begin, t.end, t.cost)
         elif t.left > t.reached and t.cost.seconds:
             yield SimulatedEvent(COMPUTE, t.reached, t.left, t.cost)
     for wait in waiting(times):

@@ -38,7 +38,8 @@ def cost(
         f"dist.cluster @c <levels [{levels}], flops {{f32 = 1e3}}, interference = {interference}, "
         f"occupancy = {occupancy}, skew = {skew}>\n" + MESH + TYPES
         + "func.func @f(%x: tensor<2x4xf32, #rows>, %u: tensor<2x4xf32, #apart>, "
-        "%v: tensor<1x4xf32, #both>, %w: tensor<4x4xf32, #replicated>) -> tensor<4x4xf32, #replicated> {\n"
+        "%v: tensor<1x4xf32, #both>, %w: tensor<4x4xf32, #replicated>)"
+        " -> tensor<4x4xf32, #replicated> {\n"
         + "".join(f"  {line}\n" for line in body.strip().splitlines())
         + "  func.return %w : tensor<4x4xf32, #replicated>\n}"
     )  # fmt: skip
@@ -94,6 +95,18 @@ def test_a_device_is_at_work_in_a_share_of_latencies(interference: float, second
     assert cost(BLOCKING["x"], 0.1, interference, occupancy=0.3).seconds == pytest.approx(0.132)
 
 
+@pytest.mark.parametrize(
+    ("occupancy", "seconds"), [(0.0, 0.264), (0.3, 0.032 + 0.03 + 0.132), (1.0, 0.264)]
+)
+def test_links_are_held_while_devices_are_at_work(occupancy: float, seconds: float) -> None:
+    """For 0.3 of a latency of 0.1 s and for the bytes of the first, whether the second is blocking
+    or not; without an occupancy, for all of it."""
+    second = start("h").replace(" async", "")
+    for lines in ([start("h"), wait("g"), wait("h")], [second, wait("g")]):
+        found = cost("\n".join([start("g"), *lines]), 0.1, occupancy=occupancy)
+        assert found.seconds == pytest.approx(seconds)
+
+
 def test_in_groups_of_one_device_nothing_is_in_flight() -> None:
     """Neither in the model nor in the program."""
     shard, full = (f"tensor<4x4xf32, #dist.local<@m, [{{{a}}}, {{}}]>>" for a in ("a", ""))
@@ -129,7 +142,8 @@ BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in 
         # in the run before
         ([BLOCKING["x"], f"%p = {PRODUCT}"], 0.128 + 0.1 + 0.032, 0.1),
         # those of a group are there after it, those over the other axis are not
-        ([f"%p = {PRODUCT}", BLOCKING["x"], BLOCKING["x"].replace("bx", "b")], 0.128 + 0.1 + 0.064, 0.1),
+        ([f"%p = {PRODUCT}", BLOCKING["x"], BLOCKING["x"].replace("bx", "b")],
+         0.128 + 0.1 + 0.064, 0.1),
         ([f"%p = {PRODUCT}", BLOCKING["x"], BLOCKING["u"]], 0.128 + 0.2 + 0.064, 0.2),
         ([f"%p = {PRODUCT}", BLOCKING["x"], f"%q = {PRODUCT}", BLOCKING["u"]],
          0.256 + (1 + 1) * 2**0.5 * 0.1 + 0.064, 2 * 2**0.5 * 0.1),
@@ -186,7 +200,8 @@ def test_the_cuts_of_a_bucket_are_the_best_of_all(seed: int) -> None:
     def end(ends: Sequence[int]) -> float:
         free = late = 0.0
         for i, j in pairwise((0, *ends)):
-            free = max(free, ready[j - 1] + late) + latency + sum(sending[i:j])
+            held = (occupancy or 1.0) * latency
+            free = max(free, ready[j - 1] + late) + held + sum(sending[i:j])
             late += interference * sum(sending[i:j])
         return free + (overhead + occupancy * latency) * (len(ends) - 1)
 

@@ -45,10 +45,10 @@ MUTANTS = [
     ),
     Mutant(
         "a device is at work while the last one is late",
-        "The occupancy is the share of a gather with the wait for the last device.",
+        "The occupancy is the share of gathers with the wait for the last device.",
         "shardir/cost/fit.py",
-        "predict(replace(found, skew=0.0), [*at_work])",
-        "predict(found, [*at_work])",
+        "predict(replace(found, skew=0.0, occupancy=1.0), [*small])",
+        "predict(replace(found, occupancy=1.0), [*small])",
         "test/cost/test_calibrate.py -k at_work",
     ),
     Mutant(
@@ -98,6 +98,14 @@ MUTANTS = [
         "                now = end\n                apart.meet(axes, computed)\n",
         "                now = end\n",
         "test/cost/test_schedule.py -k late",
+    ),
+    Mutant(
+        "collectives in flight wait for each other's last message",
+        "Latencies do not overlap, though devices work for a share of them.",
+        "shardir/cost/schedule.py",
+        "                    free[name] = end - (1 - on.gap) * latency\n",
+        "                    free[name] = end\n",
+        "test/cost/test_schedule.py -k links_are_held",
     ),
     Mutant(
         "a collective brings all devices together",
