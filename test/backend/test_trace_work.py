@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runtime_process import ranks_of_a_core
 from runtime_trace import Recorder
 
 SPUN = 0.05
@@ -37,3 +38,16 @@ def test_what_threads_of_a_library_work_is_apart_where_torch_has_one(
     work, own = ([s * 1e-9 for s in call[clock]] for clock in ("work", "own"))
     assert work[1] >= SPUN and max(work[0], work[2]) < SPUN / 2
     assert (own[1] < SPUN / 2) == (threads == 1)
+
+
+def test_marks_take_no_work(tmp_path: Path) -> None:
+    """Of lines that do nothing most of the work is that of the marks, which is subtracted."""
+    recorder = Recorder(1, tmp_path, torch.device("cpu"))
+    mark, begun = recorder._mark(), time.process_time()
+    with recorder.call("step"):
+        for line in range(3_000):
+            mark(line)
+    spent = time.process_time() - begun
+    (call,) = recorder.calls["step"]
+    for clock in ("work", "own"):
+        assert sum(call[clock]) * 1e-9 / ranks_of_a_core() < spent / 2

@@ -15,7 +15,8 @@ most the line's. `own` is the same of the threads that compute: where torch has 
 that calls it alone, since threads of the library move meanwhile what is in flight. Spans are those
 of steps in stages: `part` with kind, stage and microbatch; `send`, and `arrival`, the wait for a
 value, with its name, the other rank, and the microbatch. On a GPU times are those of its stream,
-and there is neither.
+and there is neither. The work of the marks themselves is subtracted, since a run without a trace
+has none: clocks of work may take microseconds.
 
 A part of the runtime; needs only torch.
 """
@@ -35,6 +36,9 @@ import torch
 from runtime_events import TRACE
 from runtime_plan import ProgramPlan
 from runtime_process import ranks_of_a_core
+
+MARKS = 1000
+"""The number of marks whose mean work is that of a mark."""
 
 MARK = "the mark of a line"
 """The global name of the function that a mark calls: no identifier, so no program has it."""
@@ -57,6 +61,10 @@ class Recorder:
         self._worked: list[tuple[int, int]] = []
         self._spans: list[list[Any]] = []
         self._clock = _StreamClock() if device.type == "cuda" else _HostClock()
+        mark, begin = self._mark(), self._clock.work()
+        for _ in range(MARKS):
+            mark(0)
+        self._of_mark = [(b - a) / MARKS for a, b in zip(begin, self._clock.work(), strict=True)]
 
     def functions(self, plan: ProgramPlan, path: Path) -> dict[str, Callable]:
         """Return the functions of a program, which is in a file, with marks."""
@@ -93,7 +101,10 @@ class Recorder:
             for *what, span_begin, span_end in self._spans
         ]
         taken = [b - a for a, b in pairwise([*times, end])]
-        work, own = (self._clock.spent(clock, taken) for clock in zip(*worked, strict=True))
+        work, own = (
+            self._clock.spent(clock, taken, of_mark)
+            for clock, of_mark in zip(zip(*worked, strict=True), self._of_mark, strict=True)
+        )
         call = {
             "begin": begin, "end": end, "lines": list(self._lines), "times": times, "spans": spans,
             "work": work, "own": own,
@@ -126,9 +137,10 @@ class _HostClock:
     def work(self) -> tuple[int, int]:
         return time.process_time_ns(), self._own()
 
-    def spent(self, marks: Sequence[int], taken: Sequence[int]) -> list[float]:
-        """Return the work between marks of a clock of it, each of which took some time."""
-        spent = [b - a for a, b in pairwise(marks)]
+    def spent(self, marks: Sequence[int], taken: Sequence[int], of_mark: float) -> list[float]:
+        """Return the work of lines by a clock of it, without that of their marks, and at most what
+        they have taken where each rank has a core."""
+        spent = [max(0.0, b - a - of_mark) for a, b in pairwise(marks)]
         if (share := ranks_of_a_core()) > 1:
             return [share * s for s in spent]
         return [min(s, t) for s, t in zip(spent, taken, strict=True)]
@@ -147,7 +159,7 @@ class _StreamClock:
     def work(self) -> tuple[int, int]:
         return 0, 0
 
-    def spent(self, marks: Sequence[int], taken: Sequence[int]) -> list[float]:
+    def spent(self, marks: Sequence[int], taken: Sequence[int], of_mark: float) -> list[float]:
         return []
 
     def now(self) -> Any:
