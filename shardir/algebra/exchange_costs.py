@@ -27,7 +27,7 @@ from shardir.algebra.traffic import Flags, Indices, within
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
-Rows = np.ndarray[Any, Any]
+TableEntries = np.ndarray[Any, Any]
 
 
 def exchange_costs(
@@ -200,7 +200,7 @@ def _ends(source: Indices, target: Indices, new: SplitArrays) -> list[Indices]:
     return [source[:, d] * count + target[:, d] for d in range(rank)]
 
 
-def _entries(table: Rows, ends: list[Indices]) -> list[Rows]:
+def _entries(table: TableEntries, ends: list[Indices]) -> list[TableEntries]:
     """Return for each dimension the entries of a table [..., old, new] for exchanges."""
     *first, old, new = table.shape
     flat = table.reshape(*first, old * new)

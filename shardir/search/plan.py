@@ -125,13 +125,15 @@ def _searched(
 
 def fastest_plan(graph: CostGraph, solve: Solve) -> StrategyPlan:
     """Return the fastest plan that is found."""
-    return StrategyPlan.of(graph, *_solved(graph, solve, MAX_SCALINGS))
+    return StrategyPlan.of(graph, *_solved(graph, graph.smallest_shares, solve, MAX_SCALINGS))
 
 
-def _solved(graph: CostGraph, solve: Solve, scalings: int) -> tuple[Solution, LatencyShares]:
+def _solved(
+    graph: CostGraph, smallest: LatencyShares, solve: Solve, scalings: int
+) -> tuple[Solution, LatencyShares]:
     """Return the best solution that is found, and the shares of its buckets."""
     return solve_with_buckets(
-        graph.problem_with, graph.bucket_transfers, graph.credit, graph.smallest_shares,
+        graph.problem_with, graph.bucket_transfers, graph.credit, smallest,
         TransferPrices(graph.mesh), solve, scalings,
     )  # fmt: skip
 
@@ -154,16 +156,16 @@ def plan_within(
     choices: list[list[int]],
 ) -> StrategyPlan:  # fmt: skip
     """Return the fastest plan found with at most `limit` live bytes on a device; if there is none,
-    the one with the fewest.
+    the one with the fewest. Its bound is one of the sum alone: that of `bound_within` counts.
 
     Args:
         hosted: the arguments that may be in host memory, and do not count.
         gap: the relative gap that is enough.
         choices: solutions to begin with; those that are found are added.
     """
-    held = live_bytes(graph, hosted)
+    held, smallest = live_bytes(graph, hosted), replace(graph.smallest_shares, credits=False)
     solution, shares = _solved(
-        graph, lambda problem: solve_within(problem, held, limit, solve, gap, choices), 1
+        graph, smallest, lambda problem: solve_within(problem, held, limit, solve, gap, choices), 1
     )
     once = graph.computed_once(solution.choice)
     seconds = solution.objective + graph.problem.cost(once) - graph.problem.cost(solution.choice)
