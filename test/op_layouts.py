@@ -149,7 +149,7 @@ def aligned(case: str, element: str) -> list[tuple[Layout, ...]]:
     """Layouts over 2x3 with which no operand moves. Together they split each factor that can be
     split, two at once where they can."""
     f = factors(case, element)
-    left = [name for name, size in f.sizes if size > 1 and name not in f.replicate]
+    names = left = [name for name, size in f.sizes if size > 1 and name not in f.replicate]
     found = []
     while left:
         for number, axes in product((2, 1), permutations(WIDE_MESH.names)):

@@ -86,7 +86,7 @@ def _edges(
     read = dict[SSAValue, None]()
     for op in ops:
         for v in op.operands:
-            if v.owner in own:
+            if isinstance(v.owner, Operation) and v.owner in own:
                 yield op, v.owner, inf  # in I, if the op is
             if (root := storages.get(v)) is not None:
                 yield (root, True), op, inf

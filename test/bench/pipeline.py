@@ -23,7 +23,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     out = []
     for size in SIZES:
         module = parse(transformer(layers=-(-size // OPS_PER_LAYER)))
-        before = sum(1 for _ in module.walk())
+        before = ops = sum(1 for _ in module.walk())
         gc.collect()
         gc.disable()
         total = 0.0

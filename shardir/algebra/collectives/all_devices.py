@@ -1,6 +1,7 @@
 """Collectives in which all devices of a group have the same part."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 from shardir.algebra import forms
 from shardir.algebra.collectives.base import (
@@ -8,6 +9,7 @@ from shardir.algebra.collectives.base import (
     Cases,
     Collective,
     CollectiveStep,
+    GroupForms,
     Transfer,
     record,
 )
@@ -31,7 +33,7 @@ class AllReduce(Collective):
     fusible = True
     start, end = AxisState.PARTIAL, AxisState.REPLICATED
     transposed = "all_reduce"
-    forms = staticmethod(forms.all_reduce)
+    forms: ClassVar[GroupForms] = staticmethod(forms.all_reduce)
     rounds = 2
 
     def received(self, t: Transfer) -> int:
@@ -46,7 +48,7 @@ class ReduceScatter(Collective):
     fusible = True
     start, end = AxisState.PARTIAL, AxisState.SHARDED
     transposed = "all_gather"
-    forms = staticmethod(forms.all_gather)
+    forms: ClassVar[GroupForms] = staticmethod(forms.all_gather)
 
     def received(self, t: Transfer) -> int:
         return t.after * (t.n - 1)  # uneven shards are padded to the largest
@@ -78,7 +80,7 @@ class AllGather(Collective):
     fusible = True
     start, end = AxisState.SHARDED, AxisState.REPLICATED
     transposed = "reduce_scatter"
-    forms = staticmethod(forms.all_gather)
+    forms: ClassVar[GroupForms] = staticmethod(forms.all_gather)
 
     def received(self, t: Transfer) -> int:
         return t.have * (t.n - 1)  # uneven shards are padded to the largest
@@ -112,7 +114,7 @@ class Pairwise(Collective):
     """A collective in which each device fetches the elements that it lacks, over the links of the
     level at which their holder is."""
 
-    forms = staticmethod(forms.pairwise)
+    forms: ClassVar[GroupForms] = staticmethod(forms.pairwise)
 
     def received_by_level(self, t: Transfer) -> Cases:
         return fetched(t.mesh, t.shape, t.before.complete, t.step.layout.complete)

@@ -31,6 +31,10 @@ class AxisState(Enum):
     ROOT = "the value on one of them, anything on the others"
 
 
+GroupForms = Callable[[Levels], Forms] | None
+"""The forms of a collective for a group that spans some levels; None if it does not communicate."""
+
+
 @dataclass(frozen=True)
 class CollectiveStep:
     """The effect of a collective on one value. `layout` is the one after it; `dim` the dimension
@@ -140,8 +144,7 @@ class Collective(ABC):
     result: ClassVar[str] = "new"
     """The memory of its result: `new`, a `view` of the operand, or the `operand` itself where the
     data does not change."""
-    forms: ClassVar[Callable[[Levels], Forms] | None] = None
-    """Its forms for a group that spans some levels; None if it does not communicate."""
+    forms: ClassVar[GroupForms] = None
     rounds: ClassVar[int] = 1
     """The minimum latency of its forms, in units of log2 n messages one after the other."""
 

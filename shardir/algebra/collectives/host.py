@@ -1,6 +1,14 @@
 """The copy between a device and the memory of its host."""
 
-from shardir.algebra.collectives.base import Collective, CollectiveStep, Transfer, record
+from typing import ClassVar
+
+from shardir.algebra.collectives.base import (
+    Collective,
+    CollectiveStep,
+    GroupForms,
+    Transfer,
+    record,
+)
 from shardir.algebra.forms import Form, Forms
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
@@ -20,7 +28,7 @@ class Copy(Collective):
         link = mesh.cluster_or_default.host_link
         return (Form("copy", link.latency, 1 / link.bandwidth),)
 
-    forms = staticmethod(lambda levels: ())
+    forms: ClassVar[GroupForms] = staticmethod(lambda levels: ())
 
     @property
     def communicates(self) -> bool:

@@ -184,6 +184,7 @@ class Attending(TensorOp, ABC):
         if mask is not None:
             wide = self.spread(b, b.widened(mask))
             boolean = unsharded_type(mask).element_type == i1
+            # pyrefly: ignore[unbound-name] - bound above
             scores = b.select(wide, scores, nothing) if boolean else b.add(scores, wide)
         return scores
 
