@@ -23,8 +23,8 @@
    fused first, then those of several, until a bucket is full: until its latency is small beside its
    time (cost/buckets.py).
 9. A gather after the first update of a value from before it (or of what is gathered or cast of such
-   a value, which moves with it) may be fused with others where the
-   first of their results is needed, in buckets that are full as those of rule 8 are.
+   a value, which moves with it) may be fused with others where the first of their results is
+   needed, in buckets that are full as those of rule 8 are.
 10. The gathers of a layer are fused where the first of them was, if peak memory is then at most the
    larger of that before and the memory of a device of the cluster, or the budget of
    `choose-recompute`; else in buckets of at most half as many bytes, and so on. Where no memory is

@@ -13,7 +13,7 @@ from shardir.search.value_layouts import needed
 
 class User(NamedTuple):
     """An op that uses a value that is redistributed where it is made: where it needs the value, its
-    variable and candidates (None, if it has none), and the operands."""
+    variable (None, if it has no candidates), its candidates, and the numbers of the operands."""
 
     at: int
     variable: int | None
