@@ -302,5 +302,6 @@ def test_names_are_data_on_real_ranks(tmp_path):
     report, _ = ran(directory, tmp_path, steps=2)
     x, w = initial("x", (8, 3)), initial(key, (3, 3))
     want = [(x @ w).sum(), (x @ w).sum() / 2]
-    np.testing.assert_allclose(report.losses[key], want, rtol=1e-5)
+    # The values are those of the name, which differs from run to run, so that the sum may cancel.
+    np.testing.assert_allclose(report.losses[key], want, rtol=0, atol=1e-6 * np.abs(x @ w).sum())
     assert not canary.exists()
