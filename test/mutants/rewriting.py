@@ -96,8 +96,16 @@ MUTANTS = [
         "addends of one layout are dropped",
         "A value that is used twice has the cotangent of one use.",
         "shardir/rewriting/autodiff/cotangents.py",
-        "found[place] = self._add(found[place], d)",
+        "sums[place] = self._add(sums[place], d)",
         "pass",
+        "test/rewriting/test_cotangents.py",
+    ),
+    Mutant(
+        "addends are added when the sum is used",
+        "All addends of a cotangent are live until an op uses their sum.",
+        "shardir/rewriting/autodiff/cotangents.py",
+        "_stage(d) if stage is None else stage",
+        "id(d)",
         "test/rewriting/test_cotangents.py",
     ),
     Mutant(
@@ -249,7 +257,7 @@ MUTANTS = [
         "An addend of a cotangent counts to the stage that has made it, and not to that of the op "
         "from which it comes: two gradients are sent.",
         "shardir/rewriting/autodiff/cotangents.py",
-        "self._stages.pop((v, d), _stage(d))",
+        "_stage(d) if stage is None else stage",
         "_stage(d)",
         "test/filecheck/split-stages/residual.ir",
     ),

@@ -4,7 +4,7 @@ from functools import reduce
 from typing import Any
 
 import pytest
-from harness import MESH, Arg, compiled, laid_out, layout, problem
+from harness import MESH, Arg, compiled, function, laid_out, layout, problem
 
 from shardir.dialects import nn
 from shardir.dialects.builder import OpBuilder
@@ -25,6 +25,24 @@ def used(b: OpBuilder, x: Any) -> Any:
 def test_a_cotangent_is_the_sum_of_those_of_all_uses(text: str) -> None:
     p = problem([Arg("f64", (4, 4))], used, (0,))
     assert not p.errors(compiled(laid_out(p.module, MESH, [layout(text)]), check=True))
+
+
+def test_one_sum_of_addends_is_live() -> None:
+    """And what is added to it, however many ops use the value."""
+
+    def five(b: OpBuilder, x: Any) -> Any:
+        return reduce(b.add, [b.value(nn.MatmulOp, x, b.neg(x)) for _ in range(5)])
+
+    p = problem([Arg("f64", (4, 4))], five, (0,))
+    ops = [*function(compiled(p.module), p.name).body.block.ops]
+    addends = [*ops[-1].operands[-1:]]
+    for v in addends:
+        if isinstance(v.owner, nn.AddOp):
+            addends += v.owner.operands
+    made = {v: ops.index(v.owner) for v in addends}
+    ended = {v: max(ops.index(use.operation) for use in v.uses) for v in addends}
+    assert len(addends) > 10
+    assert max(sum(made[v] <= i < ended[v] for v in addends) for i in range(len(ops))) == 2
 
 
 STOPPED = """func.func @f(%x: tensor<4xf32>, %c: tensor<4xf32>) -> tensor<4xf32> {

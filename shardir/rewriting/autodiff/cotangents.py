@@ -2,11 +2,11 @@
 
     w [{}, {tp}] is used twice  ->  two addends, partial over dp  ->  their sum, then one all-reduce
 
-Addends are added as they are, those of one layout first, while they are partial; then the sum is
-redistributed to the layout of the value, once.
+Addends are added as they are, those of one layout as soon as they are there, while they are
+partial; then the sum is redistributed to the layout of the value, once.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import fsum
 
 from xdsl.ir import Operation, SSAValue
@@ -24,28 +24,30 @@ AddendPlace = tuple[Layout | None, int | None]
 
 
 class Cotangents:
-    """The addends of each value's cotangent, from the ops transposed so far."""
+    """The sums of the addends of each value's cotangent, from the ops transposed so far.
+
+    Attributes:
+        sums: by value and place, in the order of the first addend. Addends of one place are added
+            when they are made, so that one of them is live.
+    """
 
     def __init__(self, builder: Rewriter):
         self.builder = builder
-        self.addends: dict[SSAValue, list[SSAValue]] = {}
-        self._stages: dict[tuple[SSAValue, SSAValue], int | None] = {}
-        """By value and addend the stage of the op from which it comes: an addition passes on what
-        another stage has made."""
+        self.sums: dict[SSAValue, dict[AddendPlace, SSAValue]] = {}
 
     def __contains__(self, v: SSAValue) -> bool:
-        return v in self.addends
+        return v in self.sums
 
-    def add(self, v: SSAValue, addends: Iterable[SSAValue]) -> None:
-        """Add to the cotangent of a value what comes from an op of the builder's stage."""
-        found = list(addends)
-        self.addends.setdefault(v, []).extend(found)
-        if (stage := stage_in(self.builder.attributes)) is not None:
-            self._stages |= {(v, d): stage for d in found}
+    def add(self, v: SSAValue, addends: Sequence[SSAValue]) -> None:
+        """Add to the cotangent of a value what comes from an op of the builder's stage; an addition
+        passes on what another stage has made."""
+        stage = stage_in(self.builder.attributes)
+        places = [(layout_of(d), _stage(d) if stage is None else stage) for d in addends]
+        self._add_up(v, self.sums.setdefault(v, {}), zip(places, addends, strict=True))
 
     def take(self, v: SSAValue) -> list[SSAValue]:
-        """Remove the addends of a value, and return them."""
-        return self.addends.pop(v)
+        """Remove the addends of a value, one of each place, and return them."""
+        return [*self.sums.pop(v).values()]
 
     def sum(
         self, v: SSAValue, may_be_partial: bool = False, target: Layout | None = None
@@ -53,7 +55,7 @@ class Cotangents:
         """Return the cotangent of a value in the layout `target`, without one in that of the value;
         None without addends. One that may be partial is not reduced, where its partial axes do not
         split it."""
-        if v not in self.addends:
+        if v not in self.sums:
             return None
         layout = target or layout_of(v)
         total = self._total(v, layout)
@@ -72,20 +74,14 @@ class Cotangents:
         assert total is not None
         return total
 
-    def accumulate(self, values: Collection[SSAValue]) -> None:
-        """Add the addends of these values, so that one of each layout and stage is live."""
-        for v in [v for v in self.addends if v in values]:
-            places = self._by_layout(v)
-            self.addends[v] = [*places.values()]
-            self._stages |= {(v, d): stage for (_, stage), d in places.items()}
-
     def _total(self, v: SSAValue, end: Layout | None) -> SSAValue:
-        places = self._by_layout(v)
+        places = self.sums.pop(v)
         if len(places) > 1 and self.builder.mesh is not None:
             layout = self._common_layout(v, [*places.values()], end)
             moved = [((layout, s), self.builder.redistribute(d, layout))
                      for (_, s), d in places.items()]  # fmt: skip
-            places = self._sums(v, moved)
+            places = {}
+            self._add_up(v, places, moved)
         total, *others = places.values()
         for d in others:
             total = self._add(total, d)
@@ -93,26 +89,19 @@ class Cotangents:
             total.name_hint = cotangent_name(v)
         return total
 
-    def _by_layout(self, v: SSAValue) -> dict[AddendPlace, SSAValue]:
-        """Return the sums of the addends of one layout, and of one stage."""
-        addends = self.take(v)
-        stages = [self._stages.pop((v, d), _stage(d)) for d in addends]
-        return self._sums(v, [((layout_of(d), s), d) for s, d in zip(stages, addends, strict=True)])
-
-    def _sums(
-        self, v: SSAValue, addends: Iterable[tuple[AddendPlace, SSAValue]]
-    ) -> dict[AddendPlace, SSAValue]:
-        """Return the sums of the addends that are in one place, each made on its stage."""
-        found: dict[AddendPlace, SSAValue] = {}
+    def _add_up(
+        self, v: SSAValue, sums: dict[AddendPlace, SSAValue],
+        addends: Iterable[tuple[AddendPlace, SSAValue]],
+    ) -> None:  # fmt: skip
+        """Add addends to the sums of their places, each made on its stage."""
         for place, d in addends:
-            if place in found:
+            if place in sums:
                 around, self.builder.attributes = self.builder.attributes, stage_attrs(place[1])
-                found[place] = self._add(found[place], d)
+                sums[place] = self._add(sums[place], d)
                 self.builder.attributes = around
-                found[place].name_hint = cotangent_name(v)
+                sums[place].name_hint = cotangent_name(v)
             else:
-                found[place] = d
-        return found
+                sums[place] = d
 
     def _add(self, x: SSAValue, y: SSAValue) -> SSAValue:
         """Return the sum of two addends, where they are."""

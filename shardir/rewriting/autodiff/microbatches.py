@@ -12,7 +12,7 @@ a value with the mark `recompute`, which is not to be held over the loop; the ot
 computed once. The addends of a cotangent are added before they are reduced, over all microbatches.
 """
 
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -38,6 +38,7 @@ from shardir.dialects.train import (
 from shardir.rewriting.autodiff.activity import Activity
 from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.backward import BackwardPart
+from shardir.rewriting.autodiff.cotangents import AddendPlace
 from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.rewriter import Rewriter
@@ -60,8 +61,7 @@ def add_loop(
     backward.add(own, returned)
     b.location = backward.request.location
     retained = {*arguments.block.args, *(v for op in shared for v in op.results)}
-    backward.cotangents.accumulate(retained)
-    loop.add_up(backward.cotangents.addends, retained)
+    loop.add_up(backward.cotangents.sums, retained)
     results = []
     for v, i in zip(returned, backward.updated, strict=True):
         if i is None:
@@ -145,12 +145,12 @@ class BatchLoop:
         return self.b.create(CarryOp, [v, variable], [variable.type], names=[v]).out
 
     def add_up(
-        self, addends: MutableMapping[SSAValue, list[SSAValue]], values: Collection[SSAValue]
+        self, sums: Mapping[SSAValue, dict[AddendPlace, SSAValue]], values: Collection[SSAValue]
     ) -> None:
-        """Add up the addends of the cotangents of these values, in each layout."""
-        for v in addends:
+        """Add up the cotangents of these values over all microbatches, in each place."""
+        for v, places in sums.items():
             if v in values:
-                addends[v] = [self.sum(d) for d in addends[v]]
+                places |= {place: self.sum(d) for place, d in places.items()}
 
     @cached_property
     def inside(self) -> set[Operation]:
