@@ -8,9 +8,9 @@
     a pin, a redistribution that the         its one layout, with the time of the redistribution
     program has (pins.py)
 
-insert-redistributions makes the same redistributions of a plan. It makes less only where several
-ops need a value in the same layout, other than the value's and its copy's: the graph counts one
-redistribution for each of them.
+The lowered program makes the same redistributions of a plan. It makes less only where several ops
+share moves of a value's redistributions that lead to none of its copies (copies.py): the graph
+counts them for each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +32,7 @@ from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import LateTransfer, Positions, smallest_shares
 from shardir.search.candidates import Candidates, CandidateSource
+from shardir.search.copies import ValueLayout, ValueLayouts, copy_seconds, source, sources
 from shardir.search.domination import Fixed
 from shardir.search.edges import Edge, User
 from shardir.search.latency_shares import LatencyShares
@@ -45,8 +46,6 @@ from shardir.search.unsaved import UnsavedValues
 from shardir.search.value_layouts import (
     Ties,
     Uses,
-    ValueLayout,
-    ValueLayouts,
     needed,
     operand_indices,
     result_index,
@@ -219,18 +218,10 @@ class CostGraph:
         runs = self._loops.changes(v) if pin is None else pin.runs
         self.layouts[v] = layouts
 
-        def sharing() -> Table:
-            """The time to make the shared copy."""
-            sources, targets = (list(dict.fromkeys(ls)) for ls in zip(*layouts, strict=True))
-            targets = [l for l in targets if l is not None]
-            table = runs * transfer_seconds(self.mesh, unsharded_type(v), sources, targets)
-            row, column = ({l: i for i, l in enumerate(ls)} for ls in (sources, targets))
-            return np.array([
-                0.0 if shared is None else table[row[layout], column[shared]]
-                for layout, shared in layouts
-            ])  # fmt: skip
-
-        self.value_variable[v] = self.problem.variable(self.table((id(layouts), runs), sharing))
+        table = self.table(
+            (id(layouts), runs), lambda: runs * copy_seconds(self.mesh, unsharded_type(v), layouts)
+        )
+        self.value_variable[v] = self.problem.variable(table)
 
     # ---- edges ----
 
@@ -269,26 +260,24 @@ class CostGraph:
         """Add the edge to an op from the layout of an operand, or from the operand's maker."""
         candidates, t, at = self.candidates[op], unsharded_type(v), operand_indices(op, v)
         if v in self.value_variable:
-            maker, layouts, may_share = self.value_variable[v], self.layouts[v], v not in self.ties
-            key = id(layouts), id(candidates), at, may_share
+            maker, layouts = self.value_variable[v], self.layouts[v]
+            if v in self.ties:
+                layouts = self._without_copies(layouts)
+            key = id(layouts), id(candidates), at
         else:
             assert isinstance(v.owner, Operation)
             i, makers = result_index(v), self.candidates[v.owner]
-            maker, layouts, may_share = self.op_variable[v.owner], self.made_in(makers, i), False
+            maker, layouts = self.op_variable[v.owner], self.made_in(makers, i)
             key = id(makers), i, id(candidates), at
         ends, runs = (maker, self.op_variable[op]), self._loops.changes(v)
         key = *key, runs
 
         def table(shares: LatencyShares | None) -> Table:
-            return runs * self._use_seconds(t, layouts, candidates, at, may_share, shares)
+            return runs * self._use_seconds(t, layouts, candidates, at, shares)
 
         def transfers(x: int, y: int) -> list[ValueTransfer]:
-            layout, shared = layouts[x]
-            return [
-                ValueTransfer(t, layout, l)
-                for l in needed(candidates[y], at)
-                if not (may_share and l == shared)
-            ]
+            needs = needed(candidates[y], at)
+            return [ValueTransfer(t, source(self.mesh, t, layouts[x], l), l) for l in needs]
 
         here, last = self._at[op] - 1, self._first_use([op]) - 1
         made = -1 if isinstance(v.owner, Block) else self._at[v.owner]
@@ -296,7 +285,7 @@ class CostGraph:
         positions = Positions(made, reduced, here, last)
         self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
         if not self._late([op]):
-            use = Use(ends, key, t, layouts, candidates, at, may_share, runs)
+            use = Use(ends, key, t, layouts, candidates, at, runs)
             self._uses.setdefault((op, t.element_type), []).append(use)
 
         if self.transients is not None:
@@ -327,24 +316,27 @@ class CostGraph:
             self._layouts[key] = tuple([ValueLayout(c.results[i]) for c in candidates])
         return self._layouts[key]
 
+    def _without_copies(self, layouts: ValueLayouts) -> ValueLayouts:
+        """Return the layouts of a value that is tied to the one that has the copies."""
+        key = id(layouts), "without copies"
+        if key not in self._layouts:
+            self._layouts[key] = tuple([ValueLayout(layout) for layout, _ in layouts])
+        return self._layouts[key]
+
     def _use_seconds(
         self,
         t: TensorType,
         layouts: ValueLayouts,
         candidates: Candidates,
         at: Sequence[int],
-        may_share: bool,
         shares: LatencyShares | None,
     ) -> Table:
         """Return the time of the redistributions from each layout of a value for each candidate of
         an op that uses it at the operands `at`."""
         needs = [needed(c, at) for c in candidates]
         column = {l: i for i, l in enumerate(dict.fromkeys(l for n in needs for l in n))}
-        seconds = transfer_seconds(self.mesh, t, [l for l, _ in layouts], [*column], shares)
-        if may_share:
-            for i, (_, shared) in enumerate(layouts):
-                if shared is not None and shared in column:
-                    seconds[i, column[shared]] = 0.0
+        ends, of = sources(self.mesh, t, layouts, [*column])
+        seconds = transfer_seconds(self.mesh, t, ends, [*column], shares)[of, range(len(column))]
         columns = {n: sum(seconds[:, column[l]] for l in n) for n in dict.fromkeys(needs)}
         return np.stack([columns[n] for n in needs], axis=1) * times(candidates)
 

@@ -16,12 +16,13 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.algebra.routes import Table
 from shardir.analysis.storages import Span
 from shardir.dialects.nn.types import unsharded_type
+from shardir.search.copies import ValueLayouts
 from shardir.search.cost_graph import CostGraph, times
 from shardir.search.live_bytes import shard_bytes
 from shardir.search.memory import LiveBytes
 from shardir.search.stage_bytes import RankBytes
 from shardir.search.transients import in_turn
-from shardir.search.value_layouts import ValueLayouts, result_index
+from shardir.search.value_layouts import result_index
 
 
 def argument_bytes(graph: CostGraph, hosted: Collection[SSAValue] = ()) -> list[LiveBytes]:

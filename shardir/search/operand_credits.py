@@ -10,8 +10,8 @@ of its bytes in the buffer: together no less than what any one of them takes alo
 without a latency. So the sum is a bound if all operands whose collectives may be of one kind with
 another's get their latencies back, but for one of each candidate. That one is the operand that
 would get most, on average of its layouts: plans in which no other moves then cost what they take.
-What an operand gets is a cost of its layout and the candidate, as its redistribution is; of a copy
-that several ops share it is one of the copy, which is made once.
+What an operand gets is a cost of its layout and the candidate, as its redistribution is; of copies
+that several ops share it is one of the copies, which are made once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,16 @@ from typing import NamedTuple
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 
+from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.routes import Flags, Table
+from shardir.algebra.traffic import Indices
 from shardir.search.candidates import Candidates
+from shardir.search.copies import ValueLayouts, sources
 from shardir.search.kind_sets import NO_KIND, KindSets
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.transfer_costs import path_kinds, transfer_seconds
-from shardir.search.value_layouts import ValueLayouts, needed
+from shardir.search.value_layouts import needed
 
 NO_LATENCY = LatencyShares(0.0)
 """Shares with which collectives that may be fused take no latency."""
@@ -44,7 +47,6 @@ class Use(NamedTuple):
     Attributes:
         ends: the variables of the value or of its maker, and of the op.
         key: equal for equal tables.
-        may_share: whether it may use a copy that several ops share.
         runs: how often the value changes.
     """
 
@@ -54,42 +56,63 @@ class Use(NamedTuple):
     layouts: ValueLayouts
     candidates: Candidates
     at: Sequence[int]
-    may_share: bool
     runs: int
 
 
-class OperandMoves(NamedTuple):
-    """The redistributions for a use: [layout, candidate].
+class CandidateMoves(NamedTuple):
+    """Redistributions: [layout, candidate].
 
     Attributes:
         kinds: of their collectives.
         saved: the seconds that they take less without latencies.
-        several: of which candidates there are several: [candidate].
-        copied: whether there is none, but a copy is used.
     """
 
     kinds: KindSets
     saved: Table
+
+    def gain(self, kinds: KindSets | np.uint64, several: Flags) -> Table:
+        """Return what they gain of collectives of these kinds, and what several of one operand do
+        among each other."""
+        return np.where((self.kinds & kinds != 0) | several, self.saved, 0.0)
+
+
+class OperandMoves(NamedTuple):
+    """The redistributions for a use.
+
+    Attributes:
+        own: those that it has to itself.
+        copies: those of the copies that it uses.
+        several: of which candidates there are several: [candidate].
+    """
+
+    own: CandidateMoves
+    copies: CandidateMoves
     several: Flags
-    copied: Flags
 
     @staticmethod
     def of(use: Use, mesh: Mesh) -> "OperandMoves":
-        sources, needs = [l for l, _ in use.layouts], [needed(c, use.at) for c in use.candidates]
+        needs, t = [needed(c, use.at) for c in use.candidates], use.type
         column = {l: i for i, l in enumerate(dict.fromkeys(chain(*needs)))}
         columns = [[column[l] for l in need] for need in needs]
-        of_target = path_kinds(mesh, use.type, sources, [*column])
-        alone, rest = (
-            transfer_seconds(mesh, use.type, sources, [*column], shares)
-            for shares in (None, NO_LATENCY)
-        )
-        saved, times = use.runs * (alone - rest), np.array([c.times for c in use.candidates])
-        return OperandMoves(
-            np.stack([np.bitwise_or.reduce(of_target[:, some], axis=1) for some in columns], 1),
-            np.stack([saved[:, some].sum(axis=1) for some in columns], 1) * times,
-            np.array([len(need) > 1 for need in needs]),
-            np.array([[use.may_share and l in need for need in needs] for _, l in use.layouts]),
-        )
+        ends, of = sources(mesh, t, use.layouts, [*column])
+        runs = use.runs * np.array([c.times for c in use.candidates])
+
+        def moves(targets: Sequence[Layout], *places: Indices | range) -> CandidateMoves:
+            """Those from layouts and copies to targets, at these places in the tables."""
+            kinds = path_kinds(mesh, t, ends, targets)[places]
+            alone, rest = (
+                transfer_seconds(mesh, t, ends, targets, shares)[places]
+                for shares in (None, NO_LATENCY)
+            )
+            saved = alone - rest
+            return CandidateMoves(
+                np.stack([np.bitwise_or.reduce(kinds[:, some], axis=1) for some in columns], 1),
+                np.stack([saved[:, some].sum(axis=1) for some in columns], 1) * runs,
+            )
+
+        at = np.array([[ends.index(layout)] for layout, _ in use.layouts])
+        several = np.array([len(need) > 1 for need in needs])
+        return OperandMoves(moves([*column], of, range(len(column))), moves(ends, at, of), several)
 
 
 def operand_credits(mesh: Mesh, ops: Iterable[Sequence[Use]]) -> list[Credit]:
@@ -117,18 +140,18 @@ def operand_credits(mesh: Mesh, ops: Iterable[Sequence[Use]]) -> list[Credit]:
 
 
 def _credits(uses: Sequence[OperandMoves]) -> list[tuple[Table, Table]]:
-    """Return the credit of each use of an op, [layout, candidate], and that of its copy,
+    """Return the credit of each use of an op, [layout, candidate], and that of its copies,
     [layout]."""
-    of_any = [np.bitwise_or.reduce(use.kinds, axis=0) for use in uses]
-    gains, means = list[Table](), list[Table]()
+    of_any = [np.bitwise_or.reduce(use.own.kinds | use.copies.kinds, axis=0) for use in uses]
+    gains, means = list[tuple[Table, Table]](), list[Table]()
     for i, use in enumerate(uses):
         others = reduce(or_, of_any[:i] + of_any[i + 1 :], NO_KIND)
-        gain = np.where((use.kinds & others != 0) | use.several, use.saved, 0.0)
-        gains.append(gain)
-        means.append(np.where(use.several, -1.0, gain.mean(axis=0)))
+        own, copies = (moves.gain(others, use.several) for moves in (use.own, use.copies))
+        gains.append((own, copies))
+        means.append(np.where(use.several, -1.0, (own + copies).mean(axis=0)))
     most = np.argmax(means, axis=0)
     found = []
-    for i, (use, gain) in enumerate(zip(uses, gains, strict=True)):
-        credit = np.where((most == i) & ~use.several, 0.0, -gain)
-        found.append((np.where(use.copied, 0.0, credit), (use.copied * credit).min(axis=1)))
+    for i, (use, (own, copies)) in enumerate(zip(uses, gains, strict=True)):
+        pays = (most == i) & ~use.several
+        found.append((np.where(pays, 0.0, -own), np.where(pays, 0.0, -copies).min(axis=1)))
     return found

@@ -3,7 +3,7 @@
     {"functions": [{"function": "net", "mesh": "@m <dp = 2, tp = 2>", "objective": 1.2e-4, ...,
       "nodes": [{"id": 0, "values": ["%x"], "op": null, "at": "net.ir:3",
                  "annotated": false,
-                 "candidates": [{"layout": "[{dp}, {}]", "shared": null, "seconds": 0.0}, ...],
+                 "candidates": [{"layout": "[{dp}, {}]", "shared": [], "seconds": 0.0}, ...],
                  "chosen": 1},
                 {"id": 1, "values": ["%h"], "op": "nn.matmul",
                  "operands": ["%x", "%w"], "at": "net.ir:4", "annotated": false,
@@ -12,7 +12,7 @@
       "edges": [{"from": 0, "to": 1, "values": ["%x"], "table": 0, "seconds": 0.0}, ...],
       "tables": [[[0.0, 3e-5], ...], ...]}]}
 
-A node is an op with its candidates; or a value with its possible layouts, and those of a copy that
+A node is an op with its candidates; or a value with its possible layouts, and those of copies that
 several users share: an argument, or a value with several users. An updated parameter is one node
 with the old one. An edge has a table, the times of redistributions in seconds: a row for each
 candidate of `from` and a column for each of `to`. Equal tables are stored once. The objective is
@@ -37,8 +37,8 @@ from shardir.dialects.dist import sharding_of
 from shardir.dialects.locations import short_location
 from shardir.dialects.nn.base import TensorOp
 from shardir.search.candidates import Candidates
+from shardir.search.copies import ValueLayouts
 from shardir.search.strategy_plan import StrategyPlan
-from shardir.search.value_layouts import ValueLayouts
 
 Described = dict[str, Any]
 
@@ -122,7 +122,7 @@ def _of_value(v: SSAValue, layouts: ValueLayouts) -> Described:
         "at": short_location(by) if isinstance(by, BlockArgument | Operation) else "",
         "annotated": sharding_of(v) is not None,
         "candidates": [
-            {"layout": _text(layout), "shared": None if shared is None else _text(shared)}
+            {"layout": _text(layout), "shared": list(map(_text, shared))}
             for layout, shared in layouts
         ],
     }  # fmt: skip
@@ -190,7 +190,7 @@ def _rows_of(node: Described, more: np.ndarray) -> list[CandidateRow]:
 
 def _name(c: Described) -> str:
     if "layout" in c:
-        return c["layout"] if c["shared"] is None else f"{c['layout']}, shared as {c['shared']}"
+        return ", shared as ".join([c["layout"], *c["shared"]])
     return c["strategy"] if c["operands"] else "replicated"
 
 

@@ -15,10 +15,10 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.routes import Table
 from shardir.analysis.storages import Span
+from shardir.search.copies import ValueLayouts
 from shardir.search.live_bytes import shard_bytes
 from shardir.search.memory import LiveBytes
 from shardir.search.transfer_peaks import transfer_peaks
-from shardir.search.value_layouts import ValueLayouts
 
 Copies = Sequence[tuple[Layout, ...]]
 """The layouts in which each candidate of an op needs a value, or the one in which it makes it."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, OpResult, SSAValue
@@ -16,19 +15,10 @@ from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.search.candidates import Candidate, Candidates
+from shardir.search.copies import ValueLayout, ValueLayouts, copies
 
 Ties = Mapping[SSAValue, SSAValue]
 """Values that have the layout of another one, each with that other, which comes first."""
-
-
-class ValueLayout(NamedTuple):
-    """The layout of a value, and another one of a copy that several users share."""
-
-    layout: Layout
-    shared: Layout | None = None
-
-
-ValueLayouts = tuple[ValueLayout, ...]
 
 
 def tied_values(f: FuncOp, block: Block) -> Ties:
@@ -51,7 +41,7 @@ def result_index(v: SSAValue) -> int:
 
 def operand_indices(op: Operation, v: SSAValue) -> tuple[int, ...]:
     """Return the numbers of the operands at which an op uses a value."""
-    return tuple(i for i, w in enumerate(op.operands) if w is v)
+    return tuple([i for i, w in enumerate(op._operands) if w is v])
 
 
 def needed(c: Candidate, at: Sequence[int]) -> tuple[Layout, ...]:
@@ -120,6 +110,10 @@ class Uses:
             layouts = sorted(found, key=lambda l: -mesh.extent(l.used))
         result = [ValueLayout(l) for l in layouts]
         if may_share:
-            shared = [l for l, n in counts.items() if n > 1 and not l.partial]
-            result += [ValueLayout(l, s) for l in layouts for s in shared if s != l]
+            t = unsharded_type(self.values[0])
+            paths = 1 if annotated is None else 2
+            own = [[needed(c, at) for c in choices] for choices, at, own in self.users if own]
+            result += [
+                ValueLayout(l, some) for l in layouts for some in copies(mesh, t, l, own, paths)
+            ]
         return tuple(result)

@@ -4,6 +4,22 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "users share copies on one path",
+        "Of an annotated value's copies the search counts those on one path as shared.",
+        "shardir/search/value_layouts.py",
+        "paths = 1 if annotated is None else 2",
+        "paths = 1",
+        "test/search/test_copies.py",
+    ),
+    Mutant(
+        "users share what they need alone",
+        "Copies that users share are only those in the layouts that some of them need.",
+        "shardir/search/copies.py",
+        "is_known(source, step.layout, steps[:i])",
+        "is_known(source, step.layout, ())",
+        "test/search/test_copies.py",
+    ),
+    Mutant(
         "each user waits for what is gathered",
         "In the search's buckets a gather comes before ops that need the value as it was made.",
         "shardir/search/edges.py",
@@ -304,8 +320,8 @@ MUTANTS = [
         "operands share latencies of other kinds",
         "Operands whose collectives are of different kinds have one latency in the bound.",
         "shardir/search/operand_credits.py",
-        "use.kinds & others != 0",
-        "use.kinds != 0",
+        "self.kinds & kinds != 0",
+        "self.kinds != 0",
         "test/search/test_operand_credits.py",
     ),
 ]

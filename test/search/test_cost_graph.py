@@ -85,7 +85,7 @@ def test_annotations_are_the_only_candidates(tmp_path: Path) -> None:
     x, w, y, z, result = graph_of(NET, tmp_path)["nodes"]
     assert [n["values"] for n in (x, w, y, z, result)] == [["%x"], ["%w"], ["%y"], ["%z"], ["%z"]]
     assert [n["annotated"] for n in (x, w, y, z, result)] == [False, True, True, False, False]
-    assert [c["layout"] for c in w["candidates"] if c["shared"] is None] == ["[{a}, {b}]"]
+    assert [c["layout"] for c in w["candidates"] if not c["shared"]] == ["[{a}, {b}]"]
     assert [c["strategy"] for c in y["candidates"]] == ["((2, 1), (1, 2))"]
     assert (y["op"], y["operands"], y["at"].rpartition(":")[2]) == ("nn.matmul", ["%x", "%w"], "5")
     assert len(z["candidates"]) == 9 and w["op"] is None
