@@ -30,7 +30,9 @@ LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
 IMPLAUSIBLE_RATE = 1e17
 """Bytes/s or flop/s, above those of any device: the rate had no influence on the fit."""
 
-OF_LINKS = ("levels", "interference", "occupancy", "collectives", "bytes", "skew", "call")
+OF_LINKS = (
+    "levels", "interference", "occupancy", "collectives", "bytes", "skew", "call", "packing",
+)  # fmt: skip
 """The fields of a cluster that only devices that communicate have an influence on."""
 
 OPERANDS = ("f64", "f32")
@@ -42,6 +44,9 @@ UNMEASURED_SKEW = 5e-4
 
 UNMEASURED_CALL = 1e-4
 """The start value of the time of a collective's call, in seconds."""
+
+UNMEASURED_PACKING = 1e-5
+"""The start value of the time of an op that packs a value, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,7 @@ def unmeasured(ranks: int, memory: int, links: Cluster | None = None) -> Cluster
     return replace(
         device, levels=(Level("machine", ranks, level.bandwidth, level.latency),),
         interference=0.5, skew=UNMEASURED_SKEW, call=UNMEASURED_CALL,
-        collectives=tuple((kind, 1.0) for kind in kinds),
+        packing=UNMEASURED_PACKING, collectives=tuple((kind, 1.0) for kind in kinds),
         bytes=tuple((kind, 1.0) for kind in kinds if RECORDS[kind].reduces),
     )  # fmt: skip
 
@@ -231,6 +236,7 @@ def _short(c: Cluster) -> Cluster:
         occupancy=round(c.occupancy, 2),
         skew=short(c.skew),
         call=short(c.call),
+        packing=short(c.packing),
         operands=tuple((name, short(rate)) for name, rate in c.operands),
         collectives=tuple((name, short(times)) for name, times in c.collectives),
         bytes=tuple((name, short(times)) for name, times in c.bytes),

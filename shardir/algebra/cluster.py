@@ -4,8 +4,8 @@
             pod = 4 {bandwidth = 5e+10, latency = 2e-05}],
     memory = 80000000000 {bandwidth = 3.35e+12}, flops {bf16 = 9.89e+14, f32 = 6.7e+13},
     operands {f32 = 1e+12}, overhead = 4e-06, interference = 0.1, occupancy = 0.1, skew = 0.0001,
-    call = 1e-06, collectives {all_reduce = 0.8}, bytes {all_reduce = 1.5}, ops {nn.gelu = 1.2},
-    host {bandwidth = 2.5e+10, latency = 1e-05}
+    call = 1e-06, packing = 1e-06, collectives {all_reduce = 0.8}, bytes {all_reduce = 1.5},
+    ops {nn.gelu = 1.2}, host {bandwidth = 2.5e+10, latency = 1e-05}
 
 A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
 of the innermost level. Devices that share a node, say, communicate over its links, and otherwise
@@ -86,6 +86,8 @@ class Cluster:
         skew: in seconds; devices are sqrt(skew c) apart, in one standard deviation, after c seconds
             of computation since they have waited for each other: the last one begins late.
         call: of a collective, in seconds beside those of its messages, however many these are.
+        packing: of each op, a copy or a view, by which a value comes into a buffer with others and
+            out of it, in seconds beside those of its bytes.
     """
 
     levels: tuple[Level, ...]
@@ -102,6 +104,7 @@ class Cluster:
     occupancy: float = 0.0
     bytes: tuple[tuple[str, float], ...] = ()
     call: float = 0.0
+    packing: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ShardirError for a figure that a cluster cannot have."""
@@ -130,6 +133,7 @@ class Cluster:
             ("latency of the host's link", self.host_link.latency),
             ("skew", self.skew),
             ("time of a call", self.call),
+            ("time of packing", self.packing),
         ):
             if not 0 <= seconds < inf:
                 raise ShardirError(
@@ -159,6 +163,8 @@ class Cluster:
             parts.append(f"skew = {_number(self.skew)}")
         if self.call:
             parts.append(f"call = {_number(self.call)}")
+        if self.packing:
+            parts.append(f"packing = {_number(self.packing)}")
         if self.collectives:
             parts.append(f"collectives {{{_numbers(self.collectives)}}}")
         if self.bytes:

@@ -5,7 +5,7 @@ Both parsers of the IR (ours and xDSL's own) pass the text between `<` and `>` t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -47,6 +47,11 @@ def _figure(at: "Word", name: str, figure: Any) -> Any:
     except ShardirError as e:
         raise NotationError(str(e), at.start_pos) from None
     return figure
+
+
+def _number_of(name: str) -> Callable[[Any, list[Any]], float]:
+    """Return the value of a rule for a figure of a cluster that is one number."""
+    return lambda values, c: _figure(c[0], name, float(c[0]))
 
 
 def _rate(what: str, c: list[Any], names: tuple[str, ...]) -> tuple[Any, float]:
@@ -211,13 +216,13 @@ class NotationValues:
         return _once("bytes", c)
 
     def cluster(self, c: list[Any]) -> Cluster:
-        *levels, memory, rates, operands, overhead, interference, occupancy, skew, call = c[:-4]
-        kinds, bytes, slow, link = c[-4:]
+        *levels, memory, rates, operands, overhead, interference, occupancy = c[:-7]
+        skew, call, packing, kinds, bytes, slow, link = c[-7:]
         size, bandwidth = memory or (None, None)
         return Cluster(
             tuple(levels), size, rates or (), bandwidth, overhead or 0.0, interference or 0.0,
             kinds or (), slow or (), link, operands or (), skew or 0.0, occupancy or 0.0,
-            bytes or (), call or 0.0,
+            bytes or (), call or 0.0, packing or 0.0,
         )  # fmt: skip
 
     def memory(self, c: list[Any]) -> tuple[int, float | None]:
@@ -229,20 +234,8 @@ class NotationValues:
     def link(self, c: list[Any]) -> HostLink:
         return _figure(c[0], "host", HostLink(float(c[0]), float(c[1])))
 
-    def occupancy(self, c: list[Any]) -> float:
-        return _figure(c[0], "occupancy", float(c[0]))
-
-    def skew(self, c: list[Any]) -> float:
-        return _figure(c[0], "skew", float(c[0]))
-
-    def call(self, c: list[Any]) -> float:
-        return _figure(c[0], "call", float(c[0]))
-
-    def overhead(self, c: list[Any]) -> float:
-        return _figure(c[0], "overhead", float(c[0]))
-
-    def interference(self, c: list[Any]) -> float:
-        return _figure(c[0], "interference", float(c[0]))
+    overhead, interference, occupancy = map(_number_of, ("overhead", "interference", "occupancy"))
+    skew, call, packing = map(_number_of, ("skew", "call", "packing"))
 
     def count(self, c: list[Any]) -> int:
         if int(c[0]) < 1:
@@ -344,7 +337,7 @@ def parse_mesh(text: str) -> tuple[tuple[str, int], ...]:
 def parse_cluster(text: str) -> Cluster:
     """`levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}], memory = 80000000000 {bandwidth =
     3.35e+12}, flops {f32 = 6.7e+13}, operands {f32 = 1e+12}, overhead = 4e-06,
-    interference = 0.1, occupancy = 0.1, skew = 0.0001, call = 1e-06,
+    interference = 0.1, occupancy = 0.1, skew = 0.0001, call = 1e-06, packing = 1e-06,
     collectives {all_reduce = 0.8}, bytes {all_reduce = 1.5},
     host {bandwidth = 2.5e+10, latency = 1e-05}` -> Cluster. Raises NotationError."""
     return _parse(
@@ -353,7 +346,7 @@ def parse_cluster(text: str) -> Cluster:
         "a cluster: levels [name = count {bandwidth = B/s, latency = s}, ...], "
         "memory = bytes {bandwidth = B/s}, flops {f32 = flop/s, ...}, operands {f32 = B/s, ...}, "
         "overhead = s, interference = share, occupancy = share, skew = s, call = s, "
-        "collectives {all_reduce = factor, ...}, bytes {all_reduce = factor, ...}, "
+        "packing = s, collectives {all_reduce = factor, ...}, bytes {all_reduce = factor, ...}, "
         "host {bandwidth = B/s, latency = s}",
     )
 

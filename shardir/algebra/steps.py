@@ -121,9 +121,15 @@ def step_summed(
 def step_packing(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
 ) -> float:
-    """Return the seconds that a value costs because it is moved with others: to copy it into their
-    buffer, or to call the library for it too."""
+    """Return the seconds that a value costs because it is moved with others: of the ops that bring
+    it into their buffer and out of it, and to copy it, or to call the library for it too."""
     seconds = copying(elements(mesh, shape, before) * itemsize, mesh)
     if step.record.is_direct(Transfer(mesh, shape, before, step, alone=False, typical=True)):
-        return min(seconds, mesh.cluster_or_default.overhead)
-    return seconds
+        seconds = min(seconds, mesh.cluster_or_default.overhead)
+    return packing_ops_seconds(mesh, step) + seconds
+
+
+def packing_ops_seconds(mesh: Mesh, step: CollectiveStep) -> float:
+    """Return the seconds of the ops that bring each of several values into their buffer and out of
+    it, beside those of its bytes."""
+    return mesh.cluster_or_default.packing * step.record.packing_ops(mesh.extent(step.axes))

@@ -234,13 +234,13 @@ def _nearest(model: Model, start: Array, y: Array, most: float = np.inf) -> Arra
 def _vector(c: Cluster) -> Array:
     """Return the parameters: latencies, seconds per byte of levels, per flop and per byte of
     memory, factors of collectives, of their bytes and of ops, overhead, seconds per byte of
-    operands, skew, call."""
+    operands, skew, call, packing."""
     numbers = [l.latency for l in c.levels] + [1 / l.bandwidth for l in c.levels]
     numbers += [1 / rate for _, rate in c.flops]
     if c.memory_bandwidth:
         numbers.append(1 / c.memory_bandwidth)
     numbers += [times for _, times in c.collectives + c.bytes + c.ops] + [c.overhead]
-    numbers += [*(1 / rate for _, rate in c.operands), c.skew, c.call]
+    numbers += [*(1 / rate for _, rate in c.operands), c.skew, c.call, c.packing]
     return np.maximum(numbers, NEGLIGIBLE)
 
 
@@ -258,5 +258,5 @@ def _cluster(like: Cluster, x: Array) -> Cluster:
         like, levels=levels, flops=flops, memory_bandwidth=memory, collectives=collectives,
         bytes=bytes, ops=ops, overhead=next(numbers),
         operands=tuple((name, 1 / next(numbers)) for name, _ in like.operands), skew=next(numbers),
-        call=next(numbers),
+        call=next(numbers), packing=next(numbers),
     )  # fmt: skip

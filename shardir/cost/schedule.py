@@ -24,6 +24,9 @@ a second, or as much as it has computed if that is less:
 
     late    = min(computed, latest(n) sqrt(skew computed));  now += late
 
+A collective in flight of which only that makes the end later than a wait for it, or not even that,
+is waited for all the same where the last device is later than expected: `wait_for_last`.
+
 A function begins after a run of it, as steps do: what it has computed since its last collective
 counts for the first.
 """
@@ -32,7 +35,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import count
-from math import sqrt
+from math import exp, pi, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -66,8 +69,10 @@ class TimedOp(NamedTuple):
 def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
     """Yield the ops in the order of the program, each with its times."""
     on, costs = mesh.cluster_or_default, list(costs)
-    now, free, ends = 0.0, dict[str, float](), dict[Operation, tuple[float, float, Axes]]()
-    """When each that is started ends, when the last device is there, and the axes."""
+    now, free = 0.0, dict[str, float]()
+    ends = dict[Operation, tuple[float, float, Axes, float]]()
+    """When each that is started ends, when the last device is there, the axes, and by how much
+    earlier it would end if no device were late."""
     computed, apart = 0.0, _Apart(costs if on.skew else (), mesh)
     new = partial(tuple.__new__, TimedOp)  # half the time of TimedOp()
     for c in costs:
@@ -78,18 +83,24 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
             now = end = now + seconds
             computed += seconds
         elif isinstance(op, dist.WaitOp):
-            until, there, over = ends.get(op.started, (now, now, ()))  # none of a group of one
+            none = now, now, (), 0.0  # of a group of one
+            until, there, over, delay = ends.get(op.started, none)
             if until > now:
-                late = max(0.0, there - now)
                 apart.meet(over, computed)
+            if (slack := now - (until - delay)) < 0:
+                late = max(0.0, there - now)
                 now = until
+            elif delay:
+                late = wait_for_last(delay, slack)
+                now += late
         else:
             name = level_of(mesh, axes)
             late = apart.late(axes, computed)
-            begin = max(now + late, free.get(name, 0.0))
+            soonest = max(now, free.get(name, 0.0))
+            begin = max(now + late, soonest)
             end = free[name] = begin + seconds
             if dist.is_started(op):
-                ends[op], late = (end, now + late, axes), 0.0
+                ends[op], late = (end, now + late, axes, begin - soonest), 0.0
                 if axes:
                     free[name] = end - (1 - on.gap) * latency
                 waited = latency if axes else 0.0  # of a copy's latency nothing is lost
@@ -142,6 +153,15 @@ class _Apart:
 def latest(n: int) -> float:
     """Return the expected maximum of n normal numbers, in standard deviations (Blom, 1958)."""
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
+
+
+def wait_for_last(late: float, slack: float) -> float:
+    """Return the expected seconds of a wait that begins `slack` after the last device would be
+    there if it were not late: of what is above the slack of a normal number, of which `late` is
+    expected above 0."""
+    deviations = slack / (late * sqrt(2 * pi))
+    above = 1 - NormalDist().cdf(deviations)
+    return max(0.0, late * exp(-(deviations**2) / 2) - slack * above)
 
 
 def length(times: Iterable[TimedOp]) -> float:

@@ -24,6 +24,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import estimated_seconds, plan
 from shardir.algebra.routes import Flags, Indices, Routes, Table, routes
+from shardir.algebra.steps import packing_ops_seconds
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.search.kind_sets import ANY_KIND, NO_KIND, KindSets, kind_bit
@@ -242,15 +243,16 @@ class TransferCosts:
         for some in same.values():
             step, part = steps[some[0]], cut.parts[before[some]]
             call = self._call(cut.layouts[before[some[0]]], step)
-            packing = np.minimum(copying(1, mesh) * part * size, call)
+            copies = np.minimum(copying(1, mesh) * part * size, call)
+            packing = packing_ops_seconds(mesh, step) + copies
             kinds.append((some, step, latency[:, some], rate[:, some] + packing, part * size))
         numbers = np.full(paths.shape, len(every))
         numbers[paths >= 0] = places
         return CutMoves(ends, numbers, (latency + rate).min(axis=0), kinds)
 
     def _call(self, before: Layout, step: CollectiveStep) -> float:
-        """Return the seconds that a move in a bucket takes more than its bytes, at most: of one
-        more call of the library where it needs no buffer."""
+        """Return the seconds that a move in a bucket takes more than its bytes and ops, at most: of
+        one more call of the library where it needs no buffer."""
         mesh, shape = self.routes.mesh, (2 * self.routes.mesh.size,) * self.routes.rank
         transfer = Transfer(mesh, shape, before, step, alone=False, typical=True)
         return mesh.cluster_or_default.overhead if step.record.is_direct(transfer) else inf
@@ -302,7 +304,7 @@ class TransferCosts:
                     alone, now = alone + seconds, step.layout
             elif alone > 0 and steps[0].record.fusible:
                 part = self._shares(size, itemsize, shares, steps, np.array([i]))[:, 0, 0]
-                packing = min(self._copying[i] * size, self._calls[i, j])
+                packing = self._ops[i, j] + min(self._copying[i] * size, self._calls[i, j])
                 shared = latency * part + rate * size + packing
                 form = int(shared.argmin())
                 if shared[form] < alone:
@@ -336,7 +338,7 @@ class TransferCosts:
         sources = np.arange(len(self.index))
         part = self._shares(size, itemsize, shares, steps, sources)
         part = np.pad(part, ((0, 0), (0, 1), (0, 0)), constant_values=1.0)
-        packing = np.minimum(self._copying[:, None] * size, self._calls)
+        packing = self._ops + np.minimum(self._copying[:, None] * size, self._calls)
         return latency * part[:, kind, sources[:, None]] + rate * size + packing
 
     def _shares(
@@ -370,17 +372,26 @@ class TransferCosts:
         return copying(1, self.routes.mesh) * self._part
 
     @cached_property
+    def _ops(self) -> Table:
+        """The seconds of the ops that bring a value into a bucket and out of it: [from, to]."""
+        steps, _ = self._kinds
+        return self._of_moves([packing_ops_seconds(self.routes.mesh, step) for step in steps])
+
+    @cached_property
     def _calls(self) -> Table:
-        """The seconds that a move in a bucket takes more than its bytes, at most: those of one more
-        call of the library where it needs no buffer, and 0 where nothing moves: [from, to]."""
+        """The seconds that a move in a bucket takes more than its bytes and ops, at most: those of
+        one more call of the library where it needs no buffer: [from, to]."""
         steps, kind = self._kinds
         first = [np.argwhere(kind == k)[0] for k in range(len(steps))]
-        every = [
+        return self._of_moves([
             self._call(self.routes.layouts[i], s) for s, (i, _) in zip(steps, first, strict=True)
-        ]
+        ])  # fmt: skip
+
+    def _of_moves(self, seconds: Sequence[float]) -> Table:
+        """Return those of each move by its kind, 0 where nothing moves: [from, to]."""
+        _, kind = self._kinds
         latency, _ = self.routes.costs
-        calls = np.array([*every, 0.0])[kind]
-        return np.where(latency.min(axis=0) > 0, calls, 0.0)
+        return np.where(latency.min(axis=0) > 0, np.array([*seconds, 0.0])[kind], 0.0)
 
     @cached_property
     def _part(self) -> Table:

@@ -30,6 +30,7 @@ KNOWN = Cluster(
     operands=(("f64", 3e9), ("f32", 5e9)),
     skew=1e-4,
     call=8e-5,
+    packing=5e-6,
     bytes=(("all_reduce", 1.2), ("reduce_scatter", 1.5)),
 )
 GIVEN = probes(4, 1 << 22)
@@ -46,7 +47,7 @@ def numbers(c: Cluster) -> list[float]:
     times = [times for _, times in c.collectives + c.bytes + c.ops]
     return [
         level.bandwidth, level.latency, *times, *rates, c.memory_bandwidth, c.overhead, c.skew,
-        c.call,
+        c.call, c.packing,
     ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def test_a_cluster_of_any_of_the_fields_is_read_as_it_is_written() -> None:
     full = load("shm")
     fields = str(replace(full, interference=0.5, host=HOST_LINK)).partition("], ")
     each = re.findall(r"[a-z]\w+ (?:= [^{}, ]+(?: {[^}]*})?|{[^}]*})", fields[2])
-    assert len(each) == 12
+    assert len(each) == 13
     for some in [*combinations(each, 2), each]:
         text = ", ".join([f"{fields[0]}]", *some])
         assert str(parse_cluster(text)) == text

@@ -13,7 +13,7 @@ import shardir
 from shardir.algebra.cluster import Cluster, Level
 from shardir.cost import report
 from shardir.cost.report import FunctionCost
-from shardir.cost.schedule import cuts, latest
+from shardir.cost.schedule import cuts, latest, wait_for_last
 
 PAIR = Level("pair", 2, 1e3, 0.0)
 MESH = "dist.mesh @m <a = 2, b = 2> on @c\n"
@@ -131,6 +131,9 @@ def test_a_blocking_collective_queues_after_one_in_flight() -> None:
 LATER = latest(4) / latest(2)
 """By how much the last of four is later than that of two."""
 
+STILL = {slack: wait_for_last(0.1, slack) for slack in (0.096, 0.224)}
+"""How long a wait so many seconds later takes for a device that is 0.1 s late."""
+
 BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in "xuv"}
 
 
@@ -151,14 +154,16 @@ BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in 
         ([BLOCKING["u"], f"%p = {PRODUCT}", BLOCKING["x"]], 0.128 + 0.2 + 0.064, 0.2),
         ([f"%p = {PRODUCT}", f"%q = {PRODUCT}", BLOCKING["v"], BLOCKING["x"], BLOCKING["u"]],
          0.256 + 2**0.5 * LATER * 0.1 + 0.048 + 0.064, 2**0.5 * LATER * 0.1),
-        # one in flight begins late too; the device does not wait for what is hidden
+        # one in flight begins late too; what is hidden is waited for as far as it is later still
         ([f"%p = {PRODUCT}", start("g"), wait("g")], 0.26, 0.1),
-        ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", wait("g")], 0.26, 0.0),
+        ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", wait("g")],
+         0.256 + STILL[0.096], STILL[0.096]),
         ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", f"%r = {PRODUCT}", wait("g")],
-         0.384, 0.0),
-        # that did not bring devices together
+         0.384 + STILL[0.224], STILL[0.224]),
+        # which did not bring devices together
         ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", f"%r = {PRODUCT}", wait("g"),
-          BLOCKING["x"]], 0.384 + 3**0.5 * 0.1 + 0.032, 3**0.5 * 0.1),
+          BLOCKING["x"]], 0.384 + STILL[0.224] + 3**0.5 * 0.1 + 0.032,
+         STILL[0.224] + 3**0.5 * 0.1),
     ],
 )  # fmt: skip
 def test_a_collective_begins_with_the_last_device_which_is_late(
@@ -179,6 +184,18 @@ def test_a_collective_begins_with_the_last_device_which_is_late(
 def test_the_last_device_is_as_late_as_the_largest_number_drawn(n: int) -> None:
     drawn = np.random.default_rng(n).normal(size=(20_000, n)).max(axis=1)
     assert latest(n) == pytest.approx(drawn.mean(), rel=0.06)
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.02, 0.1, 0.3])
+def test_a_later_wait_is_for_what_of_the_drawn_delays_is_later_still(slack: float) -> None:
+    delays = np.random.default_rng(1).normal(size=200_000)
+    delays *= 0.1 / np.maximum(delays, 0).mean()
+    expected = np.maximum(delays - slack, 0).mean()
+    assert wait_for_last(0.1, slack) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_wait_long_after_the_last_device_is_nothing() -> None:
+    assert wait_for_last(1e-6, 10.0) == 0.0
 
 
 def test_a_device_is_late_by_no_more_than_it_has_computed() -> None:

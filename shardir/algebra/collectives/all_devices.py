@@ -39,6 +39,9 @@ class AllReduce(Collective):
     def received(self, t: Transfer) -> int:
         return -(-2 * t.have * (t.n - 1) // t.n)
 
+    def packing_ops(self, n: int) -> int:
+        return 3  # a view of the value, two of the sums
+
 
 @record
 class ReduceScatter(Collective):
@@ -60,6 +63,9 @@ class ReduceScatter(Collective):
         even = t.local[t.step.dim] % t.n == 0
         large = t.typical or t.alone or t.have > MAX_PACKED
         return even and large and t.is_packed(t.step.dim, t.local)
+
+    def packing_ops(self, n: int) -> int:
+        return 8  # four views and a copy; three views of the sums
 
     def packed(self, t: Transfer) -> int:
         return 0 if t.n == 1 or self.is_direct(t) else t.n * t.after
@@ -91,6 +97,9 @@ class AllGather(Collective):
     def is_direct(self, t: Transfer) -> bool:
         large = t.typical or t.alone or t.n * t.have > MAX_PACKED
         return large and t.is_packed(t.step.dim, t.local)
+
+    def packing_ops(self, n: int) -> int:
+        return 10  # three views of its place and a copy; four views, a result and a copy
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
         blocks, views = t.n * t.have, self.is_direct(t)  # what is sent is packed in its block
@@ -158,6 +167,9 @@ class AllToAll(Pairwise):
             found.append((near - reached) * part)
             reached = near
         return (tuple(found),)
+
+    def packing_ops(self, n: int) -> int:
+        return 6 * n + 2  # of each block five views and a copy; a result, and its copy
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
         split, concat = t.step.dim, t.step.concat

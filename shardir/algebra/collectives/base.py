@@ -246,6 +246,12 @@ class Collective(ABC):
         peak, _ = self.memory(t, t.have)
         return max(0, peak - t.have - t.after)
 
+    def packing_ops(self, n: int) -> int:
+        """Return the number of ops by which the runtime brings each of several values into their
+        buffer and out of it in groups of n devices: views, copies, and new tensors. What it copies
+        for all values at once is none of one."""
+        return 0
+
     def packed(self, t: Transfer) -> int:
         """Return the elements of its buffers that are freed before the runtime sums up."""
         return 0

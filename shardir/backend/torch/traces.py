@@ -77,12 +77,17 @@ class Differences(NamedTuple):
     @property
     def exposed(self) -> tuple[float, float]:
         """The predicted and measured seconds of a call beyond its computation."""
-        return self.predicted - self.computed[0], self.beyond(self.measured)
+        return self._beyond(self.predicted, 0), self.beyond(self.measured)
 
     def beyond(self, seconds: float) -> float:
         """Return the seconds of a call of so many seconds beyond its computation; 0 where nothing
         communicates."""
-        return seconds - self.computed[1] if any(p.kind == EXPOSED for p in self.parts) else 0.0
+        return self._beyond(seconds, 1)
+
+    def _beyond(self, seconds: float, which: int) -> float:
+        """Return those beyond the predicted (0) or the measured (1) computation."""
+        communicates = any(p.kind == EXPOSED for p in self.parts)
+        return seconds - self.computed[which] if communicates else 0.0
 
     def __str__(self) -> str:
         head = (
