@@ -57,6 +57,7 @@ class EvenMoves:
         self.run_masks = spelling.masks(self.runs)
         self.target = np.array([spelling.code(axes) for axes in problem.target.dims])
         self.partial = spelling.bitmask(problem.target.partial)
+        self.reduced = spelling.bitmask(problem.source.partial)
         self.divides = None
         if not problem.is_even:
             self.divides = np.array([n % spelling.extents == 0 for n in problem.shape])
@@ -72,8 +73,9 @@ class EvenMoves:
         return self._nested(layouts, _arrays(found))
 
     def to(self, layouts: Layouts) -> MoveArrays:
-        """Return the local moves and all-gathers that lead to layouts."""
+        """Return the moves that lead to layouts, but for exchanges."""
         found = [*self._local_to(layouts), *self._gathers_to(layouts)]
+        found += [*self._along_suffixes_to(layouts), *self._reductions_to(layouts)]
         return self._nested(layouts, _arrays(found))
 
     def _nested(self, layouts: Layouts, moves: MoveArrays) -> MoveArrays:
@@ -182,6 +184,34 @@ class EvenMoves:
         splits, partial, axes = layouts.splits[row], layouts.partial[row], self.runs[run]
         for dim in range(self.rank):
             yield _rows(row, self._appended(splits, dim, axes), partial, GATHER, axes, dim)
+
+    def _along_suffixes_to(self, layouts: Layouts) -> Iterator[MoveRows]:
+        """Yield the all-to-alls by which the minor axes of a dimension came from another one, and
+        the reduce-scatters of the source's partial values."""
+        spelling = self.spelling
+        for dim in range(self.rank):
+            lengths = spelling.lengths(layouts.splits[:, dim])
+            row, n = np.nonzero(lengths[:, None] > np.arange(spelling.count))
+            splits, partial = layouts.splits[row], layouts.partial[row]
+            splits[:, dim], axes = spelling.parted(splits[:, dim], n)
+            for other in range(self.rank):
+                if other != dim:
+                    before = self._appended(splits, other, axes)
+                    yield _rows(row, before, partial, ALL_TO_ALL, axes, dim, other)
+            sets = spelling.masks(axes)
+            some = np.flatnonzero((sets & ~self.reduced) == 0)
+            among = (partial | sets)[some]
+            yield _rows(row[some], splits[some], among, SCATTER, axes[some], dim)
+
+    def _reductions_to(self, layouts: Layouts) -> Iterator[MoveRows]:
+        """Yield the all-reduces of the source's partial values."""
+        if not self.reduced:
+            return
+        sets, _ = self._scattered(self.reduced)
+        masks = self.spelling.masks(sets)
+        row, k = np.nonzero((self._used(layouts)[:, None] & masks) == 0)
+        partial = layouts.partial[row] | masks[k]
+        yield _rows(row, layouts.splits[row], partial, REDUCE, sets[k])
 
     def _exchanges(self, layouts: Layouts) -> MoveRows:
         """Return the exchanges of `_exchanges` in moves.py."""

@@ -4,7 +4,7 @@ whose two ends meet in one exchange.
     [{a}, {}], partial sum {b}
       -> [{a, b}, {}]            from the source: the fastest path by any moves
       -> [{b, a}, {c}]           one exchange
-      -> [{b}, {}]               to the target: gathers make shards larger
+      -> [{b}, {}]               to the target: by any moves but exchanges
 
 The order of A* is that of the time so far and the bound of what is left times WEIGHT, so that some
 plan is found soon; a layout is left out only by the bound itself. So when none is left, no plan by
@@ -54,9 +54,9 @@ MAX_EXCHANGES = 200_000
 """The number of exchanges that are priced at once, or those from one layout, which limits the
 memory."""
 
-FIRST_ENDS = 64
-"""The number of paths at either end, partial over the same axes, whose plans are priced first: a
-fast plan that is found soon leaves few others."""
+ENDS = 64, 512
+"""The pairs of paths from both ends that are priced, of those partial over the same axes, are at
+most the squares of these: first few, since a fast plan that is found soon leaves few others."""
 
 
 class EvenSearch:
@@ -144,9 +144,9 @@ class EvenSearch:
         return step_seconds(self.problem.mesh, self.problem.shape, now, step, self.times.itemsize)
 
     def meetings(self, limit: float) -> list[list[CollectiveStep]]:
-        """Return the fastest plan of a path that has been found, an exchange, and a path of local
-        steps and all-gathers, if it takes less than `limit` seconds; of uneven shards some plans of
-        which the fastest is to be found by counting."""
+        """Return the fastest plan of a path that has been found, an exchange, and a path without
+        one, if it takes less than `limit` seconds; of uneven shards some plans of which the fastest
+        is to be found by counting."""
         to_target = EvenPaths(
             self.spelling, self.target, self.moves.to, self._before,
             lambda layouts: self.bound.seconds(self.source, layouts),
@@ -160,7 +160,7 @@ class EvenSearch:
         take less than `limit` seconds. The plans of the first ends limit all others."""
         count = 1 if self.problem.is_even else MAX_COUNTED
         best = list[tuple[float, int, int]]()
-        for ends in (FIRST_ENDS, None):
+        for ends in ENDS:
             found = self._best(to_target, self._ends(to_target, limit, ends), limit, count)
             best = sorted({*best, *found})[:count]
             if len(best) == count:
@@ -196,17 +196,18 @@ class EvenSearch:
         return found
 
     def _ends(
-        self, to_target: EvenPaths, limit: float, count: int | None
+        self, to_target: EvenPaths, limit: float, count: int
     ) -> list[tuple[Indices, Indices]]:
         """Return the layouts of both ends by which a plan may take less than `limit` seconds, that
-        are partial over the same axes: of each the first `count` by that bound."""
+        are partial over the same axes: the first by that bound, in at most `count`**2 pairs."""
         from_source, found = self.from_source, list[tuple[Indices, Indices]]()
         heads, tails = (_within(paths, limit) for paths in (from_source, to_target))
         for partial in np.unique(to_target.layouts.partial[tails]):
-            i = heads[from_source.layouts.partial[heads] == partial][:count]
-            j = tails[to_target.layouts.partial[tails] == partial][:count]
+            i = heads[from_source.layouts.partial[heads] == partial]
+            j = tails[to_target.layouts.partial[tails] == partial]
             if len(i):
-                found.append((i, j))
+                most = [max(count, count**2 // len(others)) for others in (j, i)]
+                found.append((i[: most[0]], j[: most[1]]))
         return found
 
     def _splits(self, splits: Indices, some: Indices) -> tuple[SplitArrays, Indices]:

@@ -12,6 +12,7 @@ from extent import extent
 from random_routes import even_problems
 
 from shardir.algebra.collectives import CollectiveStep
+from shardir.algebra.even_moves import ALL_TO_ALL, REDUCE, SCATTER
 from shardir.algebra.even_search import EvenSearch
 from shardir.algebra.even_times import EXCHANGE, KINDS
 from shardir.algebra.exchange import exchange_axes
@@ -97,6 +98,23 @@ def test_moves_of_uneven_shards_take_the_times_of_their_records(cluster: str) ->
             assert seconds[i] == pytest.approx(exact.seconds(now, step), rel=1e-11), str(step)
             compared += 1
     assert compared > 100
+
+
+def test_a_move_from_a_layout_leads_to_the_other() -> None:
+    """Each all-to-all and each reduction from the source is among the moves to its result."""
+    compared = 0
+    for problem, random in even_problems("pod2048", extent(10, 300)):
+        search = EvenSearch(problem, 4)
+        source = search.spelling.keys(search.source)
+        made = search.moves.of(search.source)
+        some = np.flatnonzero(np.isin(made.kinds, (ALL_TO_ALL, REDUCE, SCATTER))).tolist()
+        for i in random.sample(some, min(len(some), 10)):
+            to = search.moves.to(made.others[[i]])
+            same = (to.kinds == made.kinds[i]) & (to.axes == made.axes[i])
+            same &= (to.dims == made.dims[i]).all(axis=1)
+            assert source in search.spelling.keys(to.others)[same], made.some(np.array([i]))
+            compared += 1
+    assert compared > 20, "few moves"
 
 
 @pytest.mark.parametrize("extra", [0, 1])

@@ -36,7 +36,7 @@ AFTER = ("all_slice", "all_gather", "replicated_to_partial", "sharded_to_partial
 def test_a_meeting_is_the_fastest_plan_with_an_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between slices and reductions before, and slices and gathers after: all paths, by
     Floyd and Warshall over the moves of each part."""
-    monkeypatch.setattr(even_search, "FIRST_ENDS", 2)  # so that there are others
+    monkeypatch.setattr(even_search, "ENDS", (2, 512))  # so that there are others
     mesh, shape = Mesh("m", (("a", 4), ("b", 4)), load("pod2048").part(16)), (6400, 4800)
     known = Routes(mesh, 2, "sum", mesh.cut(mesh.names, mesh.level_sub_axes))
     every, n = known.layouts, len(known.layouts)
