@@ -163,15 +163,22 @@ class EvenMoves:
             self._orders[partial] = np.array([*map(spelling.code, some)]), orders
         return self._orders[partial]
 
-    def _local_to(self, layouts: Layouts) -> Iterator[MoveRows]:
-        """Yield the slices of all minor axes of a dimension, and the moves by which a value became
-        partial over one axis: it was complete, or split over that axis too."""
+    def _parted(self, layouts: Layouts) -> Iterator[tuple[int, Indices, Indices, Indices, Indices]]:
+        """Yield each dimension with the layouts of which it is split without its minor axes, one or
+        more: their rows, splits and partial axes, and the axes."""
         spelling = self.spelling
         for dim in range(self.rank):
             lengths = spelling.lengths(layouts.splits[:, dim])
             row, n = np.nonzero(lengths[:, None] > np.arange(spelling.count))
             splits, partial = layouts.splits[row], layouts.partial[row]
             splits[:, dim], axes = spelling.parted(splits[:, dim], n)
+            yield dim, row, splits, partial, axes
+
+    def _local_to(self, layouts: Layouts) -> Iterator[MoveRows]:
+        """Yield the slices of all minor axes of a dimension, and the moves by which a value became
+        partial over one axis: it was complete, or split over that axis too."""
+        spelling = self.spelling
+        for dim, row, splits, partial, axes in self._parted(layouts):
             yield _rows(row, splits, partial, SLICE, axes, dim)
         row, i = np.nonzero(layouts.partial[:, None] >> np.arange(spelling.count) & 1)
         splits, partial = layouts.splits[row], layouts.partial[row] & ~(1 << i)
@@ -188,17 +195,12 @@ class EvenMoves:
     def _along_suffixes_to(self, layouts: Layouts) -> Iterator[MoveRows]:
         """Yield the all-to-alls by which the minor axes of a dimension came from another one, and
         the reduce-scatters of the source's partial values."""
-        spelling = self.spelling
-        for dim in range(self.rank):
-            lengths = spelling.lengths(layouts.splits[:, dim])
-            row, n = np.nonzero(lengths[:, None] > np.arange(spelling.count))
-            splits, partial = layouts.splits[row], layouts.partial[row]
-            splits[:, dim], axes = spelling.parted(splits[:, dim], n)
+        for dim, row, splits, partial, axes in self._parted(layouts):
             for other in range(self.rank):
                 if other != dim:
                     before = self._appended(splits, other, axes)
                     yield _rows(row, before, partial, ALL_TO_ALL, axes, dim, other)
-            sets = spelling.masks(axes)
+            sets = self.spelling.masks(axes)
             some = np.flatnonzero((sets & ~self.reduced) == 0)
             among = (partial | sets)[some]
             yield _rows(row[some], splits[some], among, SCATTER, axes[some], dim)

@@ -41,7 +41,7 @@ class ValueLayout(NamedTuple):
 ValueLayouts = tuple[ValueLayout, ...]
 
 MIN_USERS_OF_PATHS = 4
-"""The users that share copies on two paths, at least: two on each."""
+"""From so many users on, two on each, copies on two paths are shared."""
 
 
 @lru_cache(maxsize=65536)
