@@ -17,15 +17,17 @@ arrived: `gap` (g of LogP) is the occupancy, and 1 where devices are not at work
 
 A collective begins when the last device of its group does. Where devices share cores, those that
 compute the same are held up again and again, each at other times, so that they are the further
-apart the longer they have computed since those of the group have waited for each other, in a
-collective over the same axes or more: as random walks, by the root of that time. The last one of n
-is as late as the largest of n normal numbers is expected to be, of which `skew` is the variance in
-a second, or as much as it has computed if that is less:
+apart the longer they have computed since those of the group have begun a collective together, over
+the same axes or more: as random walks, by the root of that time. The last one of n is as late as
+the largest of n normal numbers is expected to be, of which `skew` is the variance in a second, or
+as much as it has computed if that is less:
 
-    late    = min(computed, latest(n) sqrt(skew computed));  now += late
+    late    = min(computed, e(n) sqrt(skew computed));  now += late
 
-A collective in flight of which only that makes the end later than a wait for it, or not even that,
-is waited for all the same where the last device is later than expected: `wait_for_last`.
+Of what devices have computed before a collective over other axes, each of them is since then as far
+as the last of its group there: that has the variance of the largest of so many numbers.
+A device loses that time beside a collective in flight as well: what others of the group are behind,
+cores that they share have worked for it.
 
 A function begins after a run of it, as steps do: what it has computed since its last collective
 counts for the first.
@@ -35,7 +37,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import count
-from math import exp, pi, sqrt
+from math import sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -69,45 +71,31 @@ class TimedOp(NamedTuple):
 def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
     """Yield the ops in the order of the program, each with its times."""
     on, costs = mesh.cluster_or_default, list(costs)
-    now, free = 0.0, dict[str, float]()
-    ends = dict[Operation, tuple[float, float, Axes, float]]()
-    """When each that is started ends, when the last device is there, the axes, and by how much
-    earlier it would end if no device were late."""
+    now, free, ends = 0.0, dict[str, float](), dict[Operation, float]()
     computed, apart = 0.0, _Apart(costs if on.skew else (), mesh)
     new = partial(tuple.__new__, TimedOp)  # half the time of TimedOp()
     for c in costs:
         op, _, _, seconds, axes, form, latency = c
         reached, name, late = now, None, 0.0
         begin = end = now
-        if not form and type(op) is not dist.WaitOp:
+        if isinstance(op, dist.WaitOp):
+            now = max(now, ends.get(op.started, now))  # of a group of one nothing is in flight
+        elif not form:
             now = end = now + seconds
             computed += seconds
-        elif isinstance(op, dist.WaitOp):
-            none = now, now, (), 0.0  # of a group of one
-            until, there, over, delay = ends.get(op.started, none)
-            if until > now:
-                apart.meet(over, computed)
-            if (slack := now - (until - delay)) < 0:
-                late = max(0.0, there - now)
-                now = until
-            elif delay:
-                late = wait_for_last(delay, slack)
-                now += late
         else:
-            name = level_of(mesh, axes)
-            late = apart.late(axes, computed)
-            soonest = max(now, free.get(name, 0.0))
-            begin = max(now + late, soonest)
+            name, late = level_of(mesh, axes), apart.begin(axes, computed)
+            now += late
+            begin = max(now, free.get(name, 0.0))
             end = free[name] = begin + seconds
             if dist.is_started(op):
-                ends[op], late = (end, now + late, axes, begin - soonest), 0.0
+                ends[op] = end
                 if axes:
                     free[name] = end - (1 - on.gap) * latency
                 waited = latency if axes else 0.0  # of a copy's latency nothing is lost
                 now += on.lost(seconds - latency + waited, waited)
             else:
                 now = end
-                apart.meet(axes, computed)
         yield new((c, reached, now, begin, end, name, late))
 
 
@@ -121,47 +109,58 @@ class _Apart:
 
     def __init__(self, costs: Sequence[OpCost], mesh: Mesh):
         self._mesh, self._skew = mesh, mesh.cluster_or_default.skew
-        groups = {c.axes for c in costs if c.form and c.axes}
+        groups = dict.fromkeys(c.axes for c in costs if c.form and c.axes)
         self._within = {a: [b for b in groups if mesh.without(a, b) is not None] for a in groups}
+        self._across = {a: [b for b in groups if not _names(a) & _names(b)] for a in groups}
         self._met = dict.fromkeys(groups, 0.0)
-        """What devices had computed when those of each group last waited for each other."""
-        computed, started = 0.0, dict[Operation, Axes]()
+        """What devices had computed when those of each group last began a collective."""
+        self._counted, self._squares = dict(self._met), dict(self._met)
+        """What they had when one over other axes last began, and the square of the delay by then,
+        without the skew."""
+        computed = 0.0
         for c in costs:
-            if isinstance(c.op, dist.WaitOp):
-                self.meet(started.get(c.op.started, ()), computed)
-            elif not c.form:
-                computed += c.seconds
-            elif dist.is_started(c.op):
-                started[c.op] = c.axes
+            if c.form:
+                self.begin(c.axes, computed)
             else:
-                self.meet(c.axes, computed)
+                computed += c.seconds
         for group in groups:
             self._met[group] -= computed
+            self._counted[group] -= computed
 
-    def late(self, axes: Axes, computed: float) -> float:
-        """Return by how many seconds the last device of a group is late."""
-        since = computed - self._met.get(axes, computed)
-        return min(since, latest(self._mesh.extent(axes)) * sqrt(self._skew * since))
+    def begin(self, axes: Axes, computed: float) -> float:
+        """Return by how many seconds the last device of a group is late, when it begins a
+        collective."""
+        if axes not in self._met:
+            return 0.0
+        squares = self._squares[axes] + self._square(axes, computed)
+        late = min(computed - self._met[axes], sqrt(self._skew * squares))
+        _, remains = largest(self._mesh.extent(axes))
+        for group in self._across[axes]:
+            self._squares[group] += remains * self._square(group, computed)
+            self._counted[group] = computed
+        for group in self._within[axes]:
+            self._met[group] = self._counted[group] = computed
+            self._squares[group] = 0.0
+        return late
 
-    def meet(self, axes: Axes, computed: float) -> None:
-        """Note that the devices of a group wait for each other, as do those of groups within it."""
-        for group in self._within.get(axes, ()):
-            self._met[group] = computed
+    def _square(self, axes: Axes, computed: float) -> float:
+        """Return the square of the delay of the last device by what is not counted yet."""
+        mean, _ = largest(self._mesh.extent(axes))
+        return mean**2 * (computed - self._counted[axes])
+
+
+def _names(axes: Axes) -> set[str]:
+    return {a.name for a in axes}
 
 
 @cache
-def latest(n: int) -> float:
-    """Return the expected maximum of n normal numbers, in standard deviations (Blom, 1958)."""
-    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
-
-
-def wait_for_last(late: float, slack: float) -> float:
-    """Return the expected seconds of a wait that begins `slack` after the last device would be
-    there if it were not late: of what is above the slack of a normal number, of which `late` is
-    expected above 0."""
-    deviations = slack / (late * sqrt(2 * pi))
-    above = 1 - NormalDist().cdf(deviations)
-    return max(0.0, late * exp(-(deviations**2) / 2) - slack * above)
+def largest(n: int) -> tuple[float, float]:
+    """Return the expectation and the variance of the largest of n normal numbers."""
+    normal, step = NormalDist(), 0.01
+    numbers = [step * i for i in range(-800, 801)]
+    each = [step * n * normal.pdf(x) * normal.cdf(x) ** (n - 1) for x in numbers]
+    mean = sum(p * x for p, x in zip(each, numbers, strict=True))
+    return mean, sum(p * (x - mean) ** 2 for p, x in zip(each, numbers, strict=True))
 
 
 def length(times: Iterable[TimedOp]) -> float:

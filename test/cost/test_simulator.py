@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import ModuleOp
 import shardir
 from shardir.cost.clusters import names
 from shardir.cost.report import StagedCost
-from shardir.cost.schedule import latest, wait_for_last
+from shardir.cost.schedule import largest
 from shardir.cost.simulator import COMPUTE, RankTimeline, Simulation, simulate
 from shardir.cost.trace import predicted_trace
 from shardir.dialects.dist import is_started
@@ -77,34 +77,40 @@ def test_events_by_hand() -> None:
 
 
 def test_the_wait_for_the_last_rank_is_an_event_of_its_own() -> None:
-    """It begins a gather 0.1 s late, the root of 0.078125 s x the 0.128 s of a product; a device
-    that waits for one beside a product, 0.086 s after that would end with no device late, waits for
-    what is later still. A trace names the waits, which are not exposed."""
+    """It begins a gather 0.1 s late after a product of 0.128 s, with a skew of 0.078125 s for two;
+    one in flight too, whatever is computed beside it. A trace names the waits, which are not
+    exposed."""
     blocking = start("g").replace(" async", "")
     body = "\n".join([
-        f"%p = {PRODUCT}", blocking, f"%q = {PRODUCT}", start("h"), f"%r = {PRODUCT}", wait("h"),
-        start("i"), wait("i"),
+        blocking, f"%p = {PRODUCT}", start("h"), f"%q = {PRODUCT}", wait("h"), start("i", "u"),
+        wait("i"),
     ])  # fmt: skip
-    found = by_hand(body, 0.0, skew=0.078125 / latest(2) ** 2)
+    found = by_hand(body, 0.0, skew=0.078125 / largest(2)[0] ** 2)
     (rank,) = found.ranks
     gather, product = "dist.all_gather", "nn.matmul"
-    still = round(0.526 + wait_for_last(0.1, 0.526 - 0.44), 9)
-    assert sorted(events(rank)) == sorted([
-        (COMPUTE, 0.0, 0.128, False, product),
-        (COMPUTE, 0.128, 0.228, True, gather),
-        (COMPUTE, 0.228, 0.27, True, gather),
-        ("links: pair", 0.228, 0.27, False, gather),
-        (COMPUTE, 0.27, 0.398, False, product),
-        ("links: pair", 0.498, 0.54, False, gather),
-        (COMPUTE, 0.398, 0.526, False, product),
-        (COMPUTE, 0.526, still, True, gather),
-        ("links: pair", still, round(still + 0.042, 9), False, gather),
-        (COMPUTE, still, round(still + 0.042, 9), True, gather),
-    ])  # fmt: skip
+    remains = largest(2)[1]
+    first = 0.1 * remains**0.5  # after the product of the run before, and one over other axes
+    apart = first + 0.398 + 0.1 * (1 + remains) ** 0.5  # after two products
+    expected = [
+        (COMPUTE, 0.0, first, True, gather),
+        (COMPUTE, first, first + 0.042, True, gather),
+        ("links: pair", first, first + 0.042, False, gather),
+        (COMPUTE, first + 0.042, first + 0.17, False, product),
+        (COMPUTE, first + 0.17, first + 0.27, True, gather),
+        ("links: pair", first + 0.27, first + 0.312, False, gather),
+        (COMPUTE, first + 0.27, first + 0.398, False, product),
+        (COMPUTE, first + 0.398, apart, True, gather),
+        ("links: shelf", apart, apart + 0.042, False, gather),
+        (COMPUTE, apart, apart + 0.042, True, gather),
+    ]  # fmt: skip
+    assert sorted(events(rank)) == sorted(
+        (row, round(begin, 9), round(end, 9), *rest) for row, begin, end, *rest in expected
+    )
     assert rank.exposed == pytest.approx(0.042 + 0.042)
     trace = json.loads(predicted_trace([found]))["traceEvents"]
-    late, _ = [e for e in trace if e.get("cat") == "skew"]
-    assert late["name"].startswith("wait for the last rank at %g") and late["dur"] == 100_000
+    late = [e for e in trace if e.get("cat") == "skew"]
+    assert [e["name"].split()[6] for e in late] == ["%g", "%h", "%i"]
+    assert late[1]["name"].startswith("wait for the last rank at %h") and late[1]["dur"] == 100_000
 
 
 def programs() -> Iterator[ModuleOp]:

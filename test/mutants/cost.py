@@ -36,11 +36,12 @@ MUTANTS = [
         "test/cost/test_packing.py -k price",
     ),
     Mutant(
-        "a device knows how late the last one is",
-        "A collective in flight whose expected delay is hidden is waited for by nobody.",
+        "computation hides that another device is late",
+        "A device loses no time to the last one of a collective in flight.",
         "shardir/cost/schedule.py",
-        "late = wait_for_last(delay, slack)",
-        "late = max(0.0, delay - slack)",
+        "            now += late\n            begin = max(now, free.get(name, 0.0))\n",
+        "            now += 0.0 if dist.is_started(op) else late\n"
+        "            begin = max(reached + late, free.get(name, 0.0))\n",
         "test/cost/test_schedule.py -k late",
     ),
     Mutant(
@@ -95,8 +96,8 @@ MUTANTS = [
         "the last device is late after no computation too",
         "A collective after another one begins late by all of the skew.",
         "shardir/cost/schedule.py",
-        "return min(since, latest(self._mesh.extent(axes)) * sqrt(self._skew * since))",
-        "return self._skew",
+        "late = min(computed - self._met[axes], sqrt(self._skew * squares))",
+        "late = self._skew",
         "test/cost/test_schedule.py -k late",
     ),
     Mutant(
@@ -108,11 +109,19 @@ MUTANTS = [
         "test/cost/test_simulator.py -k last_rank",
     ),
     Mutant(
-        "a wait does not bring devices together",
-        "What devices have computed before they waited for each other makes the next one late.",
+        "who has waited for others is as far from the rest as before",
+        "A collective over other axes leaves the distances of devices as they are.",
         "shardir/cost/schedule.py",
-        "                now = end\n                apart.meet(axes, computed)\n",
-        "                now = end\n",
+        "self._squares[group] += remains * ",
+        "self._squares[group] += ",
+        "test/cost/test_schedule.py -k in_turn",
+    ),
+    Mutant(
+        "a collective does not bring devices together",
+        "What devices have computed before they begin a collective makes the next one late.",
+        "shardir/cost/schedule.py",
+        "            self._met[group] = self._counted[group] = computed\n",
+        "            pass\n",
         "test/cost/test_schedule.py -k late",
     ),
     Mutant(
