@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -37,8 +38,9 @@ from runtime_events import TRACE
 from runtime_plan import ProgramPlan
 from runtime_process import ranks_of_a_core
 
-MARKS = 1000
-"""The number of marks whose mean work is that of a mark."""
+MARKED, SIDE = 40, 256
+"""The number of times that ops are called with marks and without, to find the work of a mark, and
+the side of the squares that they take."""
 
 MARK = "the mark of a line"
 """The global name of the function that a mark calls: no identifier, so no program has it."""
@@ -61,10 +63,7 @@ class Recorder:
         self._worked: list[tuple[int, int]] = []
         self._spans: list[list[Any]] = []
         self._clock = _StreamClock() if device.type == "cuda" else _HostClock()
-        mark, begin = self._mark(), self._clock.work()
-        for _ in range(MARKS):
-            mark(0)
-        self._of_mark = [(b - a) / MARKS for a, b in zip(begin, self._clock.work(), strict=True)]
+        self._of_mark = self._work_of_mark() if device.type == "cpu" else [0.0, 0.0]
 
     def functions(self, plan: ProgramPlan, path: Path) -> dict[str, Callable]:
         """Return the functions of a program, which is in a file, with marks."""
@@ -86,6 +85,24 @@ class Recorder:
             at(now())
 
         return mark
+
+    def _work_of_mark(self) -> list[float]:
+        """Return the work of a mark, by each clock, between ops of several kinds: twice of what it
+        is where marks follow each other, and find their code in caches."""
+        x, mark = torch.ones(SIDE, SIDE), self._mark()
+        kinds = (torch.neg, torch.relu, torch.exp, torch.square, torch.sigmoid, torch.t)
+        taken: tuple[list[tuple[int, ...]], ...] = [], []
+        for i in range(2 * MARKED):
+            begin = self._clock.work()
+            for kind in kinds:
+                if i % 2:
+                    mark(0)
+                kind(x)
+            taken[i % 2].append(
+                tuple(b - a for a, b in zip(begin, self._clock.work(), strict=True))
+            )
+        without, marked = ([median(spent) for spent in zip(*turns, strict=True)] for turns in taken)
+        return [max(0.0, b - a) / len(kinds) for a, b in zip(without, marked, strict=True)]
 
     @contextmanager
     def call(self, function: str) -> Iterator[None]:
