@@ -20,7 +20,7 @@ of the innermost level.
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from xdsl.context import Context
@@ -66,8 +66,7 @@ class SearchMesh(PassOptions):
 
         def bound(mesh: Mesh) -> MeshEstimate:
             report_progress(f"{self.name}: {mesh}")
-            unlimited = mesh.cluster and replace(mesh.cluster, memory=None)
-            return self.estimate(ctx, program, replace(mesh, cluster=unlimited), BOUND_GAP, 0)
+            return self.estimate(ctx, program, mesh.without_memory, BOUND_GAP, 0)
 
         def plan(mesh: Mesh) -> MeshEstimate:
             return self.estimate(ctx, program, mesh, DEFAULT_GAP, self.memory)

@@ -26,7 +26,7 @@ It runs before all passes that decide on layouts: `search-stages{cluster=pod2048
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
@@ -203,8 +203,7 @@ class _Trials:
         if key not in self.known:
             report_progress(f"{self.options.name}: {mesh}, {microbatches} microbatches")
             trial = copied(self.short)
-            unlimited = mesh.cluster and replace(mesh.cluster, memory=None)
-            declare(trial, replace(mesh, cluster=unlimited))
+            declare(trial, mesh.without_memory)
             step = step_of(trial)
             _accumulate(step, microbatches)
             f, name = step.find(), step.sym_name.data

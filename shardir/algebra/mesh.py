@@ -6,7 +6,7 @@ is written in the mixed radix `[pre, size, n / (pre * size)]`, major to minor, a
 its middle place. `d` alone is the full axis.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import gcd, prod
@@ -100,6 +100,13 @@ class Mesh:
     def cluster_or_default(self) -> Cluster:
         """The cluster that prices communication: the declared one, or one level of all devices."""
         return self.cluster or default(self.size)
+
+    @cached_property
+    def without_memory(self) -> "Mesh":
+        """The mesh of devices of unknown memory, on which no price depends."""
+        if self.cluster is None or self.cluster.memory is None:
+            return self
+        return replace(self, cluster=replace(self.cluster, memory=None))
 
     @cached_property
     def level_sub_axes(self) -> Axes:

@@ -61,10 +61,14 @@ PAIR = 5
 found. So the paths of all pairs are found once those asked for one by one took as long."""
 
 
-@lru_cache(maxsize=256)
 def routes(mesh: Mesh, rank: int, reduction: str = "sum") -> "Routes | None":
     """Return the paths between the layouts of tensors of `rank` dimensions; None where there are
-    too many layouts."""
+    too many layouts. Meshes whose devices differ in their memory alone have the same."""
+    return _routes(mesh.without_memory, rank, reduction)
+
+
+@lru_cache(maxsize=256)
+def _routes(mesh: Mesh, rank: int, reduction: str) -> "Routes | None":
     if reduction == "any":
         return None
     cut = parts(mesh)

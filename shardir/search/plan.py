@@ -86,9 +86,7 @@ def _searched(
 
         return lambda problem: solve(problem, cap, gap, progress, bounds)
 
-    mesh = lowered.mesh
-    unlimited = mesh.cluster and replace(mesh.cluster, memory=None)  # no price depends on it
-    source, block = candidate_source(replace(mesh, cluster=unlimited)), lowered.f.body.block
+    source, block = candidate_source(lowered.mesh.without_memory), lowered.f.body.block
     plan = fastest_plan(CostGraph(block, source, ties), solver(gap))
     if limit is None:
         return plan

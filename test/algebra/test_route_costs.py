@@ -1,5 +1,6 @@
 """The prices of many moves at once, against the price of each by its record."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -13,7 +14,7 @@ from shardir.algebra.detours import Detours
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.routes import Routes
+from shardir.algebra.routes import Routes, routes
 from shardir.algebra.steps import step_seconds
 from shardir.cost.clusters import load
 
@@ -65,3 +66,13 @@ def test_a_detour_is_the_fastest_two_exchanges() -> None:
             np.testing.assert_allclose([found[0], by_way], best, rtol=1e-9)
             shorter += best < seconds(source, target) * (1 - 1e-6)
     assert shorter
+
+
+def test_devices_with_another_memory_have_the_same_paths() -> None:
+    """A search without a limit, and the programs that are lowered within it, find each once."""
+    cluster = load("pod2048").part(16)
+    few, many = (
+        Mesh("m", (("a", 4), ("b", 4)), replace(cluster, memory=memory)) for memory in (1, 2)
+    )
+    assert few != many
+    assert routes(few, 2) is routes(many, 2) is not routes(Mesh("m", few.axes), 2)
