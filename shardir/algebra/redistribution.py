@@ -146,11 +146,21 @@ def plan(
     if source.host or target.host:
         steps = plan(shape, mesh, source.on_device, target.on_device, itemsize, memory)
         return _with_copies(shape, mesh, source, target, steps)
-    if memory is None and (path := known_path(shape, mesh, source, target, itemsize)) is not None:
-        return _joined(mesh, tuple(path))
+    if memory is None and (known := known_plan(shape, mesh, source, target, itemsize)) is not None:
+        return known
     with no_gc():
         found = _searched(RedistributionProblem.of(mesh, shape, source, target), itemsize, memory)
     return _joined(mesh, found)
+
+
+@lru_cache(maxsize=65536)
+def known_plan(
+    shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int
+) -> tuple[CollectiveStep, ...] | None:
+    """Return the plan between two normal forms that is the path of a table; None where there is
+    none, so that a plan has to be searched for."""
+    path = known_path(shape, mesh, source, target, itemsize)
+    return None if path is None else _joined(mesh, tuple(path))
 
 
 def _searched(

@@ -22,8 +22,7 @@ from xdsl.dialects.builtin import TensorType
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.planner import known_path
-from shardir.algebra.redistribution import plan
+from shardir.algebra.redistribution import known_plan, plan
 from shardir.algebra.routes import Table
 from shardir.algebra.traffic import Indices
 from shardir.dialects.nn.types import itemsize
@@ -52,8 +51,7 @@ def stops(
     from it, and both are known: to search for them would take long."""
 
     def is_known(a: Layout, b: Layout, part: Sequence[CollectiveStep]) -> bool:
-        known = known_path(shape, mesh, a, b, itemsize) is not None
-        return known and plan(shape, mesh, a, b, itemsize) == part
+        return known_plan(shape, mesh, a, b, itemsize) == part
 
     steps = plan(shape, mesh, source, target, itemsize)
     n = len(steps)
@@ -119,15 +117,18 @@ def sources(
     """Return the layouts of a value and its copies, and the number of the `source` among them:
     [value layout, need]."""
     shape, size, numbers = t.get_shape(), itemsize(t), dict[Layout, int]()
-    ways = {
-        layout: [stops(mesh, shape, size, layout, need) for need in needs]
-        for layout in dict.fromkeys(layout for layout, shared in layouts if shared)
-    }
+    passing: dict[Layout, dict[Layout, list[int]]] = {}
+    """Of each layout with copies the needs on the way to which each stop is."""
+    for layout in dict.fromkeys(layout for layout, shared in layouts if shared):
+        by = passing[layout] = {}
+        for j, need in enumerate(needs):
+            for stop in stops(mesh, shape, size, layout, need):
+                by.setdefault(stop, []).append(j)
     found = np.zeros((len(layouts), len(needs)), dtype=np.int64)
     for i, (layout, shared) in enumerate(layouts):
         found[i] = numbers.setdefault(layout, len(numbers))
         for copy in shared:  # the later ones are nearer
-            used = [j for j, way in enumerate(ways[layout]) if copy in way]
+            used = passing[layout].get(copy, [])
             found[i, used] = numbers.setdefault(copy, len(numbers))
     return list(numbers), found
 

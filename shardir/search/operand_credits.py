@@ -110,7 +110,8 @@ class OperandMoves(NamedTuple):
                 np.stack([saved[:, some].sum(axis=1) for some in columns], 1) * runs,
             )
 
-        at = np.array([[ends.index(layout)] for layout, _ in use.layouts])
+        number = {layout: i for i, layout in enumerate(ends)}
+        at = np.array([[number[layout]] for layout, _ in use.layouts])
         several = np.array([len(need) > 1 for need in needs])
         return OperandMoves(moves([*column], of, range(len(column))), moves(ends, at, of), several)
 
