@@ -295,8 +295,10 @@ class CostGraph:
             )  # fmt: skip
 
     def _user(self, op: Operation, v: SSAValue) -> User:
-        at, variable = self._first_use([op]), self.op_variable.get(op)
-        return User(at, variable, self.candidates.get(op, ()), operand_indices(op, v))
+        at, candidates = self._first_use([op]), self.candidates.get(op)
+        if candidates is None:  # such as the return, which has many operands
+            return User(at, None, (), ())
+        return User(at, self.op_variable[op], candidates, operand_indices(op, v))
 
     def _first_use(self, users: Sequence[Operation]) -> int:
         """Return the index of the first op that needs a value which is redistributed for some ops:
