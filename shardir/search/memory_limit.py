@@ -120,7 +120,7 @@ class _LimitedSearch:
         tables = (*problem.unary, *problem.pairs.values())
         self.ceiling = sum(float(t.max()) for t in tables)
         self.remaining = min(MAX_PART_ENTRIES // sum(t.size for t in tables), MAX_PART_SOLUTIONS)
-        self.best: Solution | None = None
+        self.best: _Known | None = None
         self.smallest, self.fewest = list[int](), inf
 
     def solution(self, choices: list[list[int]]) -> Solution:
@@ -155,9 +155,7 @@ class _LimitedSearch:
         """Whether a part may have a better solution, and can be divided."""
         if not part.mix or all(len(values) == 1 for values in part.allowed):
             return False
-        return self.best is None or self.best.objective - part.bound > self.gap * abs(
-            self.best.objective
-        )
+        return self.best is None or self.best.cost - part.bound > self.gap * abs(self.best.cost)
 
     def _price(self, part: _Part, rounds: int) -> int:
         """Raise the bound of a part by prices, and offer the solutions for them. Return the number
@@ -176,25 +174,27 @@ class _LimitedSearch:
             choice = [int(a[x]) for a, x in zip(part.allowed, found.choice, strict=True)]
             part.bound = max(part.bound, found.bound - float(price.sum()))
             mixed = [k.choice for k, w in zip(part.known, weights, strict=True) if w > 0]
-            part.mix = [choice, *mixed]
-            self._offer(choice, part.mix)
+            part.mix, known = [choice, *mixed], self._known(choice)
+            self._offer(known, part.mix)
             if self.best is not None:
-                self._offer(self.best.choice, [choice])
+                self._offer(self.best, [choice])
             is_known = any(choice == k.choice for k in part.known)
             if is_known or not self._is_open(part):
                 return i + 1
-            part.known.append(self._known(choice))
-            self._add_peak(part.known[-1], at)
+            part.known.append(known)
+            self._add_peak(known, at)
         return rounds
 
-    def _offer(self, start: list[int], others: Sequence[list[int]]) -> None:
+    def _offer(self, start: _Known, others: Sequence[list[int]]) -> None:
         """Adjust a solution to the limit, and retain it if it is the best so far."""
-        choice = self.adjuster.adjusted(start, others) if self.adjusts else start
-        bytes_, cost = float(live(self.held, choice).max()), self.problem.cost(choice)
+        found = start
+        if self.adjusts:
+            found = self._known(self.adjuster.adjusted(start.choice, others))
+        bytes_ = float(found.live.max())
         if bytes_ < self.fewest:
-            self.smallest, self.fewest = choice, bytes_
-        if bytes_ <= self.limit and (self.best is None or cost < self.best.objective):
-            self.best = Solution(choice, cost, -inf)
+            self.smallest, self.fewest = found.choice, bytes_
+        if bytes_ <= self.limit and (self.best is None or found.cost < self.best.cost):
+            self.best = found
 
     def _known(self, choice: list[int]) -> _Known:
         return _Known(choice, self.problem.cost(choice), live(self.held, choice))
