@@ -15,7 +15,7 @@ loses to copies beside it, the time is at least
 x is one more price.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +89,12 @@ def bound_within(simulator: Simulator, limit: int) -> tuple[float, list[frozense
         if reached - bound <= ENOUGH * reached or any(choice == c for c, _, _ in known):
             break
     return bound, list(dict.fromkeys(problem.chosen(c) for c, _, _ in known))
+
+
+def _shared(arrays: Iterable[Table]) -> list[Table]:
+    """Return the arrays, equal ones as one: those of equal layers, which are solved once."""
+    found: dict[bytes, Table] = {}
+    return [found.setdefault(array.tobytes(), array) for array in arrays]
 
 
 class _ConditionalBytes(NamedTuple):
@@ -214,8 +220,8 @@ class _RelaxedProblem:
         tables = np.tile(self.before, (len(self.pairs), 1, 1))
         np.add.at(tables, (k, mine, other), more * (until[stop + 1] - until[begin]))
         unary[0] += float(price @ self.fixed)
-        found = CostProblem(list(unary))
-        for (i, j), table in zip(self.pairs, tables, strict=True):
+        found = CostProblem(_shared(unary))
+        for (i, j), table in zip(self.pairs, _shared(tables), strict=True):
             found.add(i, j, table)
         return found
 
