@@ -78,6 +78,11 @@ class Simulator:
             [(i, m, op) for i, (_, a) in enumerate(each) for m, op in a.readers.items()], np.int64
         ).reshape(-1, 3).T  # fmt: skip
         """Of each read of an activation by a group: both, and the op."""
+        self._buffers = np.array(
+            [(n, op, size) for n, g in enumerate(self.groups) for op, size in g.buffers], np.int64
+        ).reshape(-1, 3).T  # fmt: skip
+        """Of each buffer of a repetition: the group, the op, and the bytes."""
+        self._seconds = [g.seconds for g in self.groups]
         self._reads = [self._reads_of(n) for n in range(len(self.groups))]
         self._ops = np.arange(self.number)
 
@@ -129,19 +134,19 @@ class Simulator:
         i, reader, op = self._readers
         again = place[reader] >= 0
         np.maximum.at(end, i[again], place[reader[again]] + op[again])
+        of, op, size = self._buffers
+        made = place[of] >= 0
+        buffers = place[of[made]] + op[made], size[made]
         place[[*there]] = [*there.values()]
         begin = place[self._of]
         mine = begin >= 0
         begin = begin[mine] + self._made[mine] // self.step
         stop = np.where(mine, self._read, np.maximum(self._read, end))
         stop = np.concatenate((stop, np.maximum(begin, end[mine])))
-        buffers = [
-            (at + op, size) for n, at in first.items() for op, size in self.groups[n].buffers
-        ]
         peak, at = self._peak(self._bytes[mine], begin, stop, buffers)
         hosted = [c for c in hosted if (o := self.offloads[c]).group is None or o.group in there]
         peak -= sum(self.offloads[c].bytes for c in hosted)
-        seconds = sum(self.groups[n].seconds for n in first)
+        seconds = sum(map(self._seconds.__getitem__, first))
         saved = int(self._bytes[mine & (end >= 0)].sum())
         seconds += self._copying(first, {n: there[n] for n in loaded if n in there}, hosted)
         return Repetitions(tuple(sorted(first)), tuple(hosted), seconds, peak, at, saved)
@@ -185,7 +190,7 @@ class Simulator:
         return first
 
     def _peak(
-        self, again: Array, begin: Array, end: Array, buffers: Sequence[tuple[int, int]]
+        self, again: Array, begin: Array, end: Array, buffers: tuple[Array, Array]
     ) -> tuple[int, int]:
         """Return the bytes at the place that needs most, and the op that has begun there.
 
@@ -193,9 +198,11 @@ class Simulator:
             again: the bytes of each activation that is made again.
             begin: the place where it is.
             end: the last place of each activation, then of each that is made again.
+            buffers: the places of the buffers of repetitions, and their bytes.
         """
         step, number, fixed = self.step, self.number, self.activations
-        repetitions = np.unique(begin)
+        repetitions = np.sort(begin)  # np.unique takes longer
+        repetitions = repetitions[np.diff(repetitions, prepend=-1) > 0]
         ops = self._ops + np.searchsorted(repetitions, self._ops * step)
         others = repetitions // step + 1 + np.arange(len(repetitions))
         made = self._made // step + np.searchsorted(repetitions, self._made)
@@ -208,8 +215,8 @@ class Simulator:
         held = np.cumsum(change)[:-1].astype(np.int64)
         held[ops] += fixed.fixed
         held[others] += fixed.between[np.minimum(repetitions // step + 1, number - 1)]
-        for place, bytes_ in buffers:
-            held[others[np.searchsorted(repetitions, place)]] += bytes_
+        where, more = buffers
+        np.add.at(held, others[np.searchsorted(repetitions, where)], more)
         at = int(held.argmax())
         return int(held[at]), int(np.searchsorted(ops, at, side="right")) - 1
 
