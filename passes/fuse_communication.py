@@ -22,9 +22,9 @@
    is available, which frees that early. Those of one layer (repeated parts of their sequence) are
    fused first, then those of several, until a bucket is full: until its latency is small beside its
    time (cost/buckets.py).
-9. A gather after the first update of a value from before it (or of what is gathered or cast of such
-   a value, which moves with it) may be fused with others where the first of their results is
-   needed, in buckets that are full as those of rule 8 are.
+9. A gather after the first update of a value from before it (or of what is gathered, sliced or cast
+   of such a value, which moves with it) may be fused with others where the first of their results
+   is needed, in buckets that are full as those of rule 8 are.
 10. The gathers of a layer are fused where the first of them was, if peak memory is then at most the
    larger of that before and the memory of a device of the cluster, or the budget of
    `choose-recompute`; else in buckets of at most half as many bytes, and so on. Where no memory is
@@ -56,6 +56,9 @@ from shardir.rewriting.copying import copied
 from shardir.rewriting.marks import allowed_memory
 from shardir.rewriting.options import Bytes
 from shardir.rewriting.rewriter import Rewriter, erase
+
+WAITING = (dist.AllGatherOp, nn.ConvertOp, *dist.LOCAL)
+"""The ops that move with a gather that waits, if they are on the way from its result to another."""
 
 MAX_GROWTH = 1 + 1e-3
 """By how much peak memory may grow for the buckets of gathers, where no memory is known."""
@@ -220,14 +223,14 @@ def _fuse(
 
 def _waits(op: Operation, at: Mapping[Operation, int], update: int) -> bool:
     """Whether it is a gather after the first update of values from before it, or of what is
-    gathered or cast of such ones."""
+    gathered, sliced or cast of such ones."""
     if not isinstance(op, dist.AllGatherOp) or dist.is_started(op) or at[op] < update:
         return False
     todo = list(op.values)
     for v in todo:
         maker = v.owner
         if isinstance(maker, Operation) and at[maker] >= update:
-            if not isinstance(maker, dist.AllGatherOp | nn.ConvertOp) or not _is_movable(maker):
+            if not isinstance(maker, WAITING) or not _is_movable(maker):
                 return False
             todo += maker.operands
     return True

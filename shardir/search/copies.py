@@ -7,7 +7,8 @@ The redistributions of one value form a tree: moves with which several of them b
 Where two part is a copy that their users share, and each of them is made from the last copy on its
 way. So with its copies the time of a value's redistributions is a sum over its users. Considered
 are copies on two paths, where the layout is annotated, else on one: of five users of an annotated
-value all that they can share is counted.
+value all that they can share is counted. Copies that only ops of the update share may be in buckets
+(buckets.py): they are considered apart from those that any users share.
 """
 
 from collections import Counter
@@ -26,15 +27,17 @@ from shardir.algebra.redistribution import known_plan, plan
 from shardir.algebra.routes import Table
 from shardir.algebra.traffic import Indices
 from shardir.dialects.nn.types import itemsize
+from shardir.search.latency_shares import LatencyShares
 from shardir.search.transfer_costs import transfer_seconds
 
 
 class ValueLayout(NamedTuple):
-    """The layout of a value, and those of copies that several users share: each after those on
-    the way to it."""
+    """The layout of a value, and those of copies that several users share, `late` only those of the
+    update: each after those on the way to it."""
 
     layout: Layout
     shared: tuple[Layout, ...] = ()
+    late: bool = False
 
 
 ValueLayouts = tuple[ValueLayout, ...]
@@ -106,9 +109,22 @@ def _part(one: Sequence[Layout], two: Sequence[Layout]) -> Layout | None:
 def source(mesh: Mesh, t: TensorType, layouts: ValueLayout, need: Layout) -> Layout:
     """Return the layout from which a value is redistributed: that of the last copy on the way to
     the one that is needed, or its own."""
-    layout, shared = layouts
+    layout, shared, _ = layouts
     way = stops(mesh, t.get_shape(), itemsize(t), layout, need) if shared else ()
     return next((copy for copy in reversed(shared) if copy in way), layout)
+
+
+def copies_made(mesh: Mesh, t: TensorType, layouts: ValueLayout) -> list[tuple[Layout, Layout]]:
+    """Return the layouts from which and to which the copies of a value are made."""
+    layout, shared, _ = layouts
+    before = (ValueLayout(layout, shared[:i]) for i in range(len(shared)))
+    return [(source(mesh, t, l, copy), copy) for l, copy in zip(before, shared, strict=True)]
+
+
+def with_copies(layouts: ValueLayouts, *late: bool) -> ValueLayouts:
+    """Return the layouts of a value with copies of these kinds alone: those that only ops of the
+    update share, or others."""
+    return tuple([l if l.late in late else ValueLayout(l.layout) for l in layouts])
 
 
 def sources(
@@ -119,13 +135,13 @@ def sources(
     shape, size, numbers = t.get_shape(), itemsize(t), dict[Layout, int]()
     passing: dict[Layout, dict[Layout, list[int]]] = {}
     """Of each layout with copies the needs on the way to which each stop is."""
-    for layout in dict.fromkeys(layout for layout, shared in layouts if shared):
+    for layout in dict.fromkeys(layout for layout, shared, _ in layouts if shared):
         by = passing[layout] = {}
         for j, need in enumerate(needs):
             for stop in stops(mesh, shape, size, layout, need):
                 by.setdefault(stop, []).append(j)
     found = np.zeros((len(layouts), len(needs)), dtype=np.int64)
-    for i, (layout, shared) in enumerate(layouts):
+    for i, (layout, shared, _) in enumerate(layouts):
         found[i] = numbers.setdefault(layout, len(numbers))
         for copy in shared:  # the later ones are nearer
             used = passing[layout].get(copy, [])
@@ -133,14 +149,12 @@ def sources(
     return list(numbers), found
 
 
-def copy_seconds(mesh: Mesh, t: TensorType, layouts: ValueLayouts) -> Table:
-    """Return the time to make the copies: [value layout]."""
-    ends = list(dict.fromkeys(l for layout, shared in layouts for l in (layout, *shared)))
-    number, seconds = {l: i for i, l in enumerate(ends)}, transfer_seconds(mesh, t, ends, ends)
-
-    def made(layout: Layout, shared: tuple[Layout, ...]) -> float:
-        each = (ValueLayout(layout, shared[:i]) for i in range(len(shared)))
-        froms = (source(mesh, t, before, copy) for before, copy in zip(each, shared, strict=True))
-        return sum((seconds[number[a], number[b]] for a, b in zip(froms, shared, strict=True)), 0.0)
-
-    return np.array([made(*each) for each in layouts])
+def copy_seconds(
+    mesh: Mesh, t: TensorType, layouts: ValueLayouts, shares: LatencyShares | None = None
+) -> Table:
+    """Return the time to make the copies, with `shares` in buckets: [value layout]."""
+    ends = list(dict.fromkeys(l for layout, shared, _ in layouts for l in (layout, *shared)))
+    number = {l: i for i, l in enumerate(ends)}
+    seconds = transfer_seconds(mesh, t, ends, ends, shares)
+    made = (copies_made(mesh, t, each) for each in layouts)
+    return np.array([sum((seconds[number[a], number[b]] for a, b in each), 0.0) for each in made])

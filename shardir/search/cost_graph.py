@@ -32,9 +32,15 @@ from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import LateTransfer, Positions, smallest_shares
 from shardir.search.candidates import Candidates, CandidateSource
-from shardir.search.copies import ValueLayout, ValueLayouts, copy_seconds, source, sources
+from shardir.search.copies import (
+    ValueLayout,
+    ValueLayouts,
+    copy_seconds,
+    source,
+    with_copies,
+)
 from shardir.search.domination import Fixed
-from shardir.search.edges import Edge, User
+from shardir.search.edges import Edge, LateCopies, User, times, use_seconds
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.live_bytes import LONG_LIVED_OPS, storages_of
 from shardir.search.operand_credits import Credit, Use, operand_credits
@@ -84,7 +90,7 @@ class CostGraph:
         self.op_variable: dict[Operation, int] = {}
         self.layouts: dict[SSAValue, ValueLayouts] = {}
         self.value_variable: dict[SSAValue, int] = {}
-        self.bucket_edges: list[Edge] = []
+        self.bucket_edges: list[Edge | LateCopies] = []
         self.transients = Transients(self.mesh, self.table) if counts_memory else None
         self._tied: dict[SSAValue, list[SSAValue]] = {}
         for v, end in ties.items():
@@ -135,6 +141,8 @@ class CostGraph:
                 ends = self.op_variable[op], self.op_variable[other]
                 self.problem.add(*ends, self._both(op, other))
         for v, users in self._users.items():
+            if v in self.layouts and v not in self.ties and any(l.late for l in self.layouts[v]):
+                self._add_late_copies(v, [self._user(op, v) for op in users if self._late([op])])
             for op in users:
                 if isinstance(op, TensorOp):
                     self._add_user(v, op)
@@ -210,18 +218,18 @@ class CostGraph:
         if v in self.ties and (end := self.ties[v]) in self.value_variable:
             self.layouts[v], self.value_variable[v] = self.layouts[end], self.value_variable[end]
             return
-        uses = Uses.of(v, self._tied.get(v, []), self._users, self.candidates)
+        uses = Uses.of(v, self._tied.get(v, []), self._users, self.candidates, self._late)
         key = uses.key
         if key not in self._layouts:
             self._layouts[key] = uses.layouts(self.mesh, self._may_share(v))
         layouts, pin = self._layouts[key], self.pin_of(v)
         runs = self._loops.changes(v) if pin is None else pin.runs
-        self.layouts[v] = layouts
+        self.layouts[v], t = layouts, unsharded_type(v)
 
-        table = self.table(
-            (id(layouts), runs), lambda: runs * copy_seconds(self.mesh, unsharded_type(v), layouts)
-        )
-        self.value_variable[v] = self.problem.variable(table)
+        def table() -> Table:
+            return runs * copy_seconds(self.mesh, t, with_copies(layouts, False))
+
+        self.value_variable[v] = self.problem.variable(self.table((id(layouts), runs), table))
 
     # ---- edges ----
 
@@ -237,7 +245,7 @@ class CostGraph:
         ends, runs = (self.op_variable[op], self.value_variable[v]), self._loops.changes(v)
 
         def table(shares: LatencyShares | None) -> Table:
-            sources, targets = [c.results[i] for c in candidates], [l for l, _ in layouts]
+            sources, targets = [c.results[i] for c in candidates], [l for l, *_ in layouts]
             seconds = transfer_seconds(self.mesh, t, sources, targets, shares)
             return runs * times(candidates)[:, None] * seconds
 
@@ -256,13 +264,27 @@ class CostGraph:
                 at, ends, key, t, lambda: [(c.results[i],) for c in candidates], layouts, made=True
             )
 
+    def _add_late_copies(self, v: SSAValue, users: Sequence[User]) -> None:
+        """Add the edge of the copies of a value that only these users share."""
+        layouts, t = with_copies(self.layouts[v], True), unsharded_type(v)
+        runs, made = self._loops.changes(v), -1 if isinstance(v.owner, Block) else self._at[v.owner]
+
+        def table(shares: LatencyShares | None) -> Table:
+            return np.diag(runs * copy_seconds(self.mesh, t, layouts, shares))
+
+        key, most = (id(self.layouts[v]), "late copies", runs), max(len(l.shared) for l in layouts)
+        places, ends = (made, self._update - 1), (self.value_variable[v],) * 2
+        self.bucket_edges.append(
+            LateCopies(ends, key, most, size_of(v), table, self.mesh, t, layouts, users, *places)
+        )
+
     def _add_user(self, v: SSAValue, op: TensorOp) -> None:
         """Add the edge to an op from the layout of an operand, or from the operand's maker."""
         candidates, t, at = self.candidates[op], unsharded_type(v), operand_indices(op, v)
         if v in self.value_variable:
             maker, layouts = self.value_variable[v], self.layouts[v]
-            if v in self.ties:
-                layouts = self._without_copies(layouts)
+            late = (False, True) if self._late([op]) else (False,)
+            layouts = self._with_copies(layouts, () if v in self.ties else late)
             key = id(layouts), id(candidates), at
         else:
             assert isinstance(v.owner, Operation)
@@ -273,7 +295,7 @@ class CostGraph:
         key = *key, runs
 
         def table(shares: LatencyShares | None) -> Table:
-            return runs * self._use_seconds(t, layouts, candidates, at, shares)
+            return runs * use_seconds(self.mesh, t, layouts, candidates, at, shares)
 
         def transfers(x: int, y: int) -> list[ValueTransfer]:
             needs = needed(candidates[y], at)
@@ -318,29 +340,14 @@ class CostGraph:
             self._layouts[key] = tuple([ValueLayout(c.results[i]) for c in candidates])
         return self._layouts[key]
 
-    def _without_copies(self, layouts: ValueLayouts) -> ValueLayouts:
-        """Return the layouts of a value that is tied to the one that has the copies."""
-        key = id(layouts), "without copies"
+    def _with_copies(self, layouts: ValueLayouts, late: tuple[bool, ...]) -> ValueLayouts:
+        """Return the layouts of a value with the copies that a user may use: none if it uses a
+        value that is tied to the one that has them."""
+        key = id(layouts), late
         if key not in self._layouts:
-            self._layouts[key] = tuple([ValueLayout(layout) for layout, _ in layouts])
+            some = with_copies(layouts, *late)
+            self._layouts[key] = layouts if some == layouts else some
         return self._layouts[key]
-
-    def _use_seconds(
-        self,
-        t: TensorType,
-        layouts: ValueLayouts,
-        candidates: Candidates,
-        at: Sequence[int],
-        shares: LatencyShares | None,
-    ) -> Table:
-        """Return the time of the redistributions from each layout of a value for each candidate of
-        an op that uses it at the operands `at`."""
-        needs = [needed(c, at) for c in candidates]
-        column = {l: i for i, l in enumerate(dict.fromkeys(l for n in needs for l in n))}
-        ends, of = sources(self.mesh, t, layouts, [*column])
-        seconds = transfer_seconds(self.mesh, t, ends, [*column], shares)[of, range(len(column))]
-        columns = {n: sum(seconds[:, column[l]] for l in n) for n in dict.fromkeys(needs)}
-        return np.stack([columns[n] for n in needs], axis=1) * times(candidates)
 
     def _add(self, edge: Edge, users: Sequence[Operation]) -> None:
         """Add an edge: to the problem, or to those whose transfers may be in buckets."""
@@ -384,8 +391,3 @@ class CostGraph:
     def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution that may be in buckets."""
         return [transfer for edge in self.bucket_edges for transfer in edge.late_transfers(choice)]
-
-
-def times(candidates: Candidates) -> Table:
-    """Return how many times each candidate is computed."""
-    return np.array([float(c.times) for c in candidates])

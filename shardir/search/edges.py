@@ -3,11 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from xdsl.dialects.builtin import TensorType
+
+from shardir.algebra.layout import Layout
+from shardir.algebra.mesh import Mesh
 from shardir.algebra.routes import Table
+from shardir.dialects.nn.types import itemsize
 from shardir.search.buckets import LateTransfer, Positions
 from shardir.search.candidates import Candidates
+from shardir.search.copies import ValueLayouts, copies_made, sources, stops
 from shardir.search.latency_shares import LatencyShares
-from shardir.search.transfer_costs import ValueTransfer
+from shardir.search.transfer_costs import ValueTransfer, transfer_seconds
 from shardir.search.value_layouts import needed
 
 
@@ -25,8 +32,47 @@ class User(NamedTuple):
         cancel out (simplify-communication)."""
         if self.variable is None or not _only_gathers(transfer):
             return True
-        layouts = needed(self.candidates[choice[self.variable]], self.operands)
-        return any(layout != transfer.source for layout in layouts)
+        return any(layout != transfer.source for layout in self.needs(choice))
+
+    def needs(self, choice: Sequence[int]) -> tuple[Layout, ...]:
+        """Return the layouts in which it needs the value."""
+        if self.variable is None:
+            return ()
+        return needed(self.candidates[choice[self.variable]], self.operands)
+
+
+class LateCopies(NamedTuple):
+    """The copies of a value that only ops of the update share, as an edge from its variable to
+    itself: `users` are these ops; the value is there after `made`, and the update begins after
+    `update`."""
+
+    ends: tuple[int, int]
+    key: tuple
+    max_transfers: int
+    bytes: int
+    table: Callable[[LatencyShares | None], Table]
+    mesh: Mesh
+    type: TensorType
+    layouts: ValueLayouts
+    users: Sequence[User]
+    made: int
+    update: int
+
+    def late_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
+        """Return the transfers of a solution, each where the first op needs what is made of it."""
+        layouts, shape = self.layouts[choice[self.ends[0]]], self.type.get_shape()
+        first: dict[Layout, int] = {}
+        for user in self.users if layouts.shared else ():
+            for need in user.needs(choice):
+                for copy in stops(self.mesh, shape, itemsize(self.type), layouts.layout, need):
+                    first[copy] = min(user.at - 1, first.get(copy, user.at))
+        found = list[LateTransfer]()
+        for have, copy in copies_made(self.mesh, self.type, layouts):
+            here = first.get(copy, self.update)
+            reduced = self.update if self.made <= self.update <= here else here
+            positions = Positions(self.made, reduced, here, here)
+            found.append(LateTransfer(ValueTransfer(self.type, have, copy), positions))
+        return found
 
 
 class Edge(NamedTuple):
@@ -58,3 +104,26 @@ def _only_gathers(transfer: ValueTransfer) -> bool:
     _, source, target = transfer
     dims = zip(source.dims, target.dims, strict=True)
     return source.partial == target.partial and all(old[: len(new)] == new for old, new in dims)
+
+
+def times(candidates: Candidates) -> Table:
+    """Return how many times each candidate is computed."""
+    return np.array([float(c.times) for c in candidates])
+
+
+def use_seconds(
+    mesh: Mesh,
+    t: TensorType,
+    layouts: ValueLayouts,
+    candidates: Candidates,
+    at: Sequence[int],
+    shares: LatencyShares | None,
+) -> Table:
+    """Return the time of the redistributions from each layout of a value for each candidate of an
+    op that uses it at the operands `at`."""
+    needs = [needed(c, at) for c in candidates]
+    column = {l: i for i, l in enumerate(dict.fromkeys(l for n in needs for l in n))}
+    ends, of = sources(mesh, t, layouts, [*column])
+    seconds = transfer_seconds(mesh, t, ends, [*column], shares)[of, range(len(column))]
+    columns = {n: sum(seconds[:, column[l]] for l in n) for n in dict.fromkeys(needs)}
+    return np.stack([columns[n] for n in needs], axis=1) * times(candidates)

@@ -111,7 +111,7 @@ class OperandMoves(NamedTuple):
             )
 
         number = {layout: i for i, layout in enumerate(ends)}
-        at = np.array([[number[layout]] for layout, _ in use.layouts])
+        at = np.array([[number[layout]] for layout, *_ in use.layouts])
         several = np.array([len(need) > 1 for need in needs])
         return OperandMoves(moves([*column], of, range(len(column))), moves(ends, at, of), several)
 

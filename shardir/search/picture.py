@@ -3,7 +3,8 @@
     {"functions": [{"function": "net", "mesh": "@m <dp = 2, tp = 2>", "objective": 1.2e-4, ...,
       "nodes": [{"id": 0, "values": ["%x"], "op": null, "at": "net.ir:3",
                  "annotated": false,
-                 "candidates": [{"layout": "[{dp}, {}]", "shared": [], "seconds": 0.0}, ...],
+                 "candidates": [{"layout": "[{dp}, {}]", "shared": [], "late": false,
+                                 "seconds": 0.0}, ...],
                  "chosen": 1},
                 {"id": 1, "values": ["%h"], "op": "nn.matmul",
                  "operands": ["%x", "%w"], "at": "net.ir:4", "annotated": false,
@@ -13,10 +14,10 @@
       "tables": [[[0.0, 3e-5], ...], ...]}]}
 
 A node is an op with its candidates; or a value with its possible layouts, and those of copies that
-several users share: an argument, or a value with several users. An updated parameter is one node
-with the old one. An edge has a table, the times of redistributions in seconds: a row for each
-candidate of `from` and a column for each of `to`. Equal tables are stored once. The objective is
-the sum of the chosen entries of nodes and edges.
+several users share, `late` only those of the update: an argument, or a value with several users. An
+updated parameter is one node with the old one. An edge has a table, the times of redistributions in
+seconds: a row for each candidate of `from` and a column for each of `to`. Equal tables are stored
+once. The objective is the sum of the chosen entries of nodes and edges.
 
 A drawing shows the chosen candidate of a node and those nearest to it: the time of each, and after
 `+` the increase of the plan's time with it and the same choice elsewhere. Of an edge it shows the
@@ -122,8 +123,8 @@ def _of_value(v: SSAValue, layouts: ValueLayouts) -> Described:
         "at": short_location(by) if isinstance(by, BlockArgument | Operation) else "",
         "annotated": sharding_of(v) is not None,
         "candidates": [
-            {"layout": _text(layout), "shared": list(map(_text, shared))}
-            for layout, shared in layouts
+            {"layout": _text(layout), "shared": list(map(_text, shared)), "late": late}
+            for layout, shared, late in layouts
         ],
     }  # fmt: skip
 
@@ -190,7 +191,8 @@ def _rows_of(node: Described, more: np.ndarray) -> list[CandidateRow]:
 
 def _name(c: Described) -> str:
     if "layout" in c:
-        return ", shared as ".join([c["layout"], *c["shared"]])
+        shared = ", shared by the update as " if c["late"] else ", shared as "
+        return shared.join([c["layout"], *c["shared"]])
     return c["strategy"] if c["operands"] else "replicated"
 
 

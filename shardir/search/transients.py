@@ -65,7 +65,7 @@ class Transients:
 
     def _copies(self, t: TensorType, copies: Copies, layouts: ValueLayouts) -> Table:
         """Return the bytes of redistributed copies of a value: [copies, layout]."""
-        dims = [layout.dims for layout, _ in layouts]
+        dims = [layout.dims for layout, *_ in layouts]
         held: dict[Layout, Table] = {}
         for copy in dict.fromkeys(l for ls in copies for l in ls):
             size = float(shard_bytes(t, copy, self.mesh))
@@ -75,7 +75,7 @@ class Transients:
     def _buffers(self, t: TensorType, copies: Copies, layouts: ValueLayouts, made: bool) -> Table:
         """Return the bytes beside value and copy during the redistributions: [copies, layout]."""
         each, wide = (list(dict.fromkeys(ls)) for ls in (
-            (l for ls in copies for l in ls), (layout for layout, _ in layouts)
+            (l for ls in copies for l in ls), (layout for layout, *_ in layouts)
         ))  # fmt: skip
         ends = (each, wide) if made else (wide, each)
         peaks = transfer_peaks(self.mesh, t, *ends)
@@ -83,7 +83,7 @@ class Transients:
         more = np.maximum(peaks - np.add.outer(*sizes), 0.0)
         more = more if made else more.T
         row, column = ({l: i for i, l in enumerate(some)} for some in (each, wide))
-        found = more[:, [column[layout] for layout, _ in layouts]]
+        found = more[:, [column[layout] for layout, *_ in layouts]]
         return np.array([found[[row[l] for l in ls]].max(axis=0) for ls in copies])
 
 

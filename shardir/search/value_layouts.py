@@ -1,7 +1,8 @@
 """The layouts that a value may have: those in which an op makes or uses it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, OpResult, SSAValue
@@ -49,6 +50,21 @@ def needed(c: Candidate, at: Sequence[int]) -> tuple[Layout, ...]:
     return tuple(dict.fromkeys(c.operands[i] for i in at))
 
 
+class UserOfValue(NamedTuple):
+    """An op that uses a value: its candidates, the operands, whether it is the value itself that it
+    uses, not one that is tied to it, and whether it is of the update."""
+
+    candidates: Candidates
+    at: tuple[int, ...]
+    own: bool
+    late: bool
+
+    @property
+    def needs(self) -> list[tuple[Layout, ...]]:
+        """The layouts that each candidate needs."""
+        return [needed(c, self.at) for c in self.candidates]
+
+
 @dataclass(frozen=True)
 class Uses:
     """The makers and users of a value and of those that are tied to it.
@@ -56,13 +72,12 @@ class Uses:
     Attributes:
         values: the value, then the tied ones.
         makers: candidates of the ops that make them, and the number of the result.
-        users: candidates of the ops that use them, the operands, and whether it is the value itself
-            that they use.
+        users: of the ops that use them.
     """
 
     values: tuple[SSAValue, ...]
     makers: tuple[tuple[Candidates, int], ...]
-    users: tuple[tuple[Candidates, tuple[int, ...], bool], ...]
+    users: tuple["UserOfValue", ...]
 
     @staticmethod
     def of(
@@ -70,6 +85,7 @@ class Uses:
         tied: Sequence[SSAValue],
         users: Mapping[SSAValue, Sequence[Operation]],
         candidates: Mapping[Operation, Candidates],
+        late: Callable[[Sequence[Operation]], bool],
     ) -> "Uses":
         every = (v, *tied)
         makers = [
@@ -77,7 +93,7 @@ class Uses:
             for w in every if isinstance(w, OpResult) and w.owner in candidates
         ]  # fmt: skip
         used = [
-            (candidates[op], operand_indices(op, w), w is v)
+            UserOfValue(candidates[op], operand_indices(op, w), w is v, late([op]))
             for w in every for op in users.get(w, []) if isinstance(op, TensorOp)
         ]  # fmt: skip
         return Uses(every, tuple(makers), tuple(used))
@@ -85,7 +101,7 @@ class Uses:
     @property
     def key(self) -> tuple:
         """Equal for values with equal layouts, as long as the candidates live."""
-        users = tuple([(id(choices), at, own) for choices, at, own in self.users])
+        users = tuple([(id(user.candidates), *user[1:]) for user in self.users])
         makers = tuple([(id(choices), i) for choices, i in self.makers])
         return (*(v.type for v in self.values), users, makers)
 
@@ -94,9 +110,10 @@ class Uses:
         which something makes or uses it, those over most devices first. `may_share`: it may have a
         copy in another layout for several users."""
         counts: dict[Layout, int] = {}
-        for choices, at, own in self.users:
-            for need in dict.fromkeys(l for c in choices for l in needed(c, at)):
-                counts[need] = counts.get(need, 0) + own
+        every = [(user, user.needs) for user in self.users]
+        for user, needs in every:
+            for need in dict.fromkeys(l for some in needs for l in some):
+                counts[need] = counts.get(need, 0) + user.own
         annotated = next((l for l in map(layout_of, self.values) if l is not None), None)
         if annotated is not None:
             layouts = [annotated.simplified(mesh)]
@@ -110,10 +127,12 @@ class Uses:
             layouts = sorted(found, key=lambda l: -mesh.extent(l.used))
         result = [ValueLayout(l) for l in layouts]
         if may_share:
-            t = unsharded_type(self.values[0])
-            paths = 1 if annotated is None else 2
-            own = [[needed(c, at) for c in choices] for choices, at, own in self.users if own]
-            result += [
-                ValueLayout(l, some) for l in layouts for some in copies(mesh, t, l, own, paths)
-            ]
+            t, paths = unsharded_type(self.values[0]), 1 if annotated is None else 2
+            for late in (True, False):  # of equally fast ones those that may be in buckets
+                own = [needs for user, needs in every if user.own and user.late >= late]
+                if len(own) > 1:
+                    result += [
+                        ValueLayout(l, some, late)
+                        for l in layouts for some in copies(mesh, t, l, own, paths)
+                    ]  # fmt: skip
         return tuple(result)

@@ -103,9 +103,17 @@ MUTANTS = [
         "gathers of what is gathered remain alone",
         "fuse-communication fuses no gather for an update with others if it is of a gathered one.",
         "passes/fuse_communication.py",
-        "if not isinstance(maker, dist.AllGatherOp | nn.ConvertOp) or not _is_movable(maker):",
+        "if not isinstance(maker, WAITING) or not _is_movable(maker):",
         "if True:",
         "test/filecheck/fuse-communication/chains.ir",
+    ),
+    Mutant(
+        "gathers of slices remain alone",
+        "fuse-communication fuses no gather for an update with others if it is of a slice.",
+        "passes/fuse_communication.py",
+        "WAITING = (dist.AllGatherOp, nn.ConvertOp, *dist.LOCAL)",
+        "WAITING = (dist.AllGatherOp, nn.ConvertOp)",
+        "test/search/test_copies.py -k gathers_of_slices",
     ),
     Mutant(
         "reductions of what is gathered remain among updates",

@@ -7,8 +7,8 @@ MUTANTS = [
         "users share copies on one path",
         "Of an annotated value's copies the search counts those on one path as shared.",
         "shardir/search/value_layouts.py",
-        "paths = 1 if annotated is None else 2",
-        "paths = 1",
+        "1 if annotated is None else 2",
+        "1",
         "test/search/test_copies.py",
     ),
     Mutant(
@@ -18,6 +18,14 @@ MUTANTS = [
         "is_known(source, step.layout, steps[:i])",
         "is_known(source, step.layout, ())",
         "test/search/test_copies.py",
+    ),
+    Mutant(
+        "copies of updates move alone",
+        "A copy that only ops of the update share is priced as a collective alone.",
+        "shardir/search/value_layouts.py",
+        "for late in (True, False):",
+        "for late in (False,):",
+        "test/search/test_copies.py -k only_updates",
     ),
     Mutant(
         "each user waits for what is gathered",
