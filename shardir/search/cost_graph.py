@@ -22,6 +22,7 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from shardir.algebra.layout import Layout
 from shardir.algebra.routes import Table
 from shardir.analysis.loops import Loops
 from shardir.analysis.updates import after_update
@@ -97,6 +98,7 @@ class CostGraph:
             self._tied.setdefault(end, []).append(v)
         self._users: dict[SSAValue, list[Operation]] = {}
         self._uses: dict[tuple[Operation, Attribute], list[Use]] = {}
+        self._made: dict[tuple[Operation, SSAValue], tuple[Layout, ...]] = {}
         self._tables: dict[tuple, Table] = {}
         self._layouts: dict[tuple, ValueLayouts] = {}
         self._twice: dict[int, tuple[Candidates, Candidates]] = {}
@@ -257,6 +259,9 @@ class CostGraph:
         positions = Positions(at, at, at, len(self._at) - 1)
         uses = [self._user(op, v) for op in users]
         self._add(Edge(ends, key, 1, size_of(v), table, transfers, positions, uses), users)
+        if users:
+            first = min(users, key=lambda op: self._first_use([op]))
+            self._made[first, v] = tuple([c.results[i] for c in candidates])
 
         if self.transients is not None:
             key = id(candidates), i, id(layouts), t
@@ -307,7 +312,7 @@ class CostGraph:
         positions = Positions(made, reduced, here, last)
         self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
         if not self._late([op]):
-            use = Use(ends, key, t, layouts, candidates, at, runs)
+            use = Use(ends, key, t, layouts, candidates, at, runs, self._made.get((op, v), ()))
             self._uses.setdefault((op, t.element_type), []).append(use)
 
         if self.transients is not None:

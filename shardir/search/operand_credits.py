@@ -12,6 +12,10 @@ another's get their latencies back, but for one of each candidate. That one is t
 would get most, on average of its layouts: plans in which no other moves then cost what they take.
 What an operand gets is a cost of its layout and the candidate, as its redistribution is; of copies
 that several ops share it is one of the copies, which are made once.
+
+A value with several users is redistributed where it is made, and waits for the first of them. So
+its collective may become one with those of that op's other operands: it pays then, and all of
+theirs that may be of a kind with it get their latencies back.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,6 +52,7 @@ class Use(NamedTuple):
         ends: the variables of the value or of its maker, and of the op.
         key: equal for equal tables.
         runs: how often the value changes.
+        made: the layouts from which it is redistributed where it is made, to wait for the op.
     """
 
     ends: tuple[int, int]
@@ -57,6 +62,7 @@ class Use(NamedTuple):
     candidates: Candidates
     at: Sequence[int]
     runs: int
+    made: tuple[Layout, ...] = ()
 
 
 class CandidateMoves(NamedTuple):
@@ -83,11 +89,13 @@ class OperandMoves(NamedTuple):
         own: those that it has to itself.
         copies: those of the copies that it uses.
         several: of which candidates there are several: [candidate].
+        waiting: the kinds of collectives of the value where it is made.
     """
 
     own: CandidateMoves
     copies: CandidateMoves
     several: Flags
+    waiting: np.uint64
 
     @staticmethod
     def of(use: Use, mesh: Mesh) -> "OperandMoves":
@@ -113,7 +121,9 @@ class OperandMoves(NamedTuple):
         number = {layout: i for i, layout in enumerate(ends)}
         at = np.array([[number[layout]] for layout, *_ in use.layouts])
         several = np.array([len(need) > 1 for need in needs])
-        return OperandMoves(moves([*column], of, range(len(column))), moves(ends, at, of), several)
+        own, copies = moves([*column], of, range(len(column))), moves(ends, at, of)
+        made = path_kinds(mesh, t, use.made, [layout for layout, *_ in use.layouts])
+        return OperandMoves(own, copies, several, np.bitwise_or.reduce(made, axis=None))
 
 
 def operand_credits(mesh: Mesh, ops: Iterable[Sequence[Use]]) -> list[Credit]:
@@ -124,7 +134,7 @@ def operand_credits(mesh: Mesh, ops: Iterable[Sequence[Use]]) -> list[Credit]:
     for uses in ops:
         if len(uses) == 1 and len(uses[0].at) == 1:
             continue
-        key = tuple([use.key for use in uses])
+        key = tuple([(use.key, use.made) for use in uses])
         if key not in of_uses:
             of_uses[key] = _credits([OperandMoves.of(use, mesh) for use in uses])
         for use, (own, copy) in zip(uses, of_uses[key], strict=True):
@@ -144,15 +154,19 @@ def _credits(uses: Sequence[OperandMoves]) -> list[tuple[Table, Table]]:
     """Return the credit of each use of an op, [layout, candidate], and that of its copies,
     [layout]."""
     of_any = [np.bitwise_or.reduce(use.own.kinds | use.copies.kinds, axis=0) for use in uses]
-    gains, means = list[tuple[Table, Table]](), list[Table]()
+    gains, means = list[tuple[Table, ...]](), list[Table]()
     for i, use in enumerate(uses):
-        others = reduce(or_, of_any[:i] + of_any[i + 1 :], NO_KIND)
-        own, copies = (moves.gain(others, use.several) for moves in (use.own, use.copies))
-        gains.append((own, copies))
+        rest = [*range(i), *range(i + 1, len(uses))]
+        waiting = reduce(or_, [uses[j].waiting for j in rest], NO_KIND)
+        others = reduce(or_, [of_any[j] for j in rest], waiting)
+        moves = use.own, use.copies
+        own, copies = (each.gain(others, use.several) for each in moves)
+        gains.append((own, copies, *(each.gain(waiting, use.several) for each in moves)))
         means.append(np.where(use.several, -1.0, (own + copies).mean(axis=0)))
     most = np.argmax(means, axis=0)
     found = []
-    for i, (use, (own, copies)) in enumerate(zip(uses, gains, strict=True)):
+    for i, (use, (own, copies, *beside)) in enumerate(zip(uses, gains, strict=True)):
         pays = (most == i) & ~use.several
-        found.append((np.where(pays, 0.0, -own), np.where(pays, 0.0, -copies).min(axis=1)))
+        own, copies = (-np.where(pays, *of) for of in zip(beside, (own, copies), strict=True))
+        found.append((own, copies.min(axis=1)))
     return found

@@ -332,4 +332,12 @@ MUTANTS = [
         "self.kinds != 0",
         "test/search/test_operand_credits.py",
     ),
+    Mutant(
+        "what waits for an op has a latency of its own",
+        "In the bound a value that waits for its first user shares no latency with its operands.",
+        "shardir/search/operand_credits.py",
+        "[uses[j].waiting for j in rest]",
+        "[NO_KIND for j in rest]",
+        "test/search/test_operand_credits.py",
+    ),
 ]
