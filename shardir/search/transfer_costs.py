@@ -263,13 +263,12 @@ class TransferCosts:
         return step_price(self.routes.mesh, shape, before, step, itemsize)
 
     def _uneven_moves(self, shape: Shape, itemsize: int, even: Flags) -> Sequence[tuple[int, int]]:
-        """Return the moves from and to uneven shards that are on paths between layouts that split
-        a tensor evenly, and communicate."""
+        """Return the moves from and to uneven shards that are on paths, and communicate."""
         if even.all():
             return ()
         if (found := self._uneven.get((shape, itemsize))) is None:
             lengths, via = self.routes.paths(shape, itemsize)
-            now, end = np.nonzero(even[:, None] & even & np.isfinite(lengths))
+            now, end = np.nonzero(np.isfinite(lengths))
             used = np.zeros(lengths.shape, dtype=np.bool_)
             while len(now):
                 after = via[now, end]

@@ -317,6 +317,14 @@ MUTANTS = [
         "test/cost/test_one_price.py::test_objective_and_lowered_programs_have_the_same_buckets",
     ),
     Mutant(
+        "uneven shards move alone in tables",
+        "Tables of the search have transfers from and to uneven shards in no bucket.",
+        "shardir/search/transfer_costs.py",
+        "now, end = np.nonzero(np.isfinite(lengths))",
+        "now, end = np.nonzero(even[:, None] & even & np.isfinite(lengths))",
+        "test/search/test_buckets.py -k tables_have",
+    ),
+    Mutant(
         "the bound has a latency for each operand",
         "Operands of one op that are in one collective have a latency each in the bound.",
         "shardir/search/buckets.py",

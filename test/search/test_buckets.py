@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, cycle, product
-from math import prod
+from math import inf, prod
 from random import Random
 from typing import Any
 
@@ -41,13 +41,15 @@ from shardir.search.edges import User
 from shardir.search.elimination import Solution, eliminate
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.problem import CostProblem
-from shardir.search.transfer_costs import ValueTransfer
+from shardir.search.transfer_costs import ValueTransfer, bucket_price, transfer_seconds
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
 declared = bench.load("random_steps").declared
 
 TENSORS, CHOICES, JOINING = 5, 3, 0.1
+
+LAYOUTS_ON_ONE_AXIS = ["[{a}, {}]", "[{}, {a}]", "[{}, {}]", "[{}, {}], partial sum {a}"]
 
 SAME = Positions(0, 0, 0, 0)
 
@@ -276,3 +278,18 @@ def random_layout(mesh: Mesh, random: Random, partial: bool) -> Layout:
         uses[d] = (*uses[d], axis)
     *dims, summed, _ = map(mesh.simplify, uses)
     return Layout("m", tuple(dims)).with_partial(summed, "sum")
+
+
+@pytest.mark.parametrize("rows", [8, 9])
+def test_tables_have_the_prices_of_transfers_in_buckets(rows: int) -> None:
+    """Also from and to layouts that split a tensor unevenly."""
+    mesh, t = Mesh("m", (("a", 4),), load("h200").part(4)), TensorType(f32, [rows, 8])
+    layouts = [parse_layout(f"@m, {text}") for text in LAYOUTS_ON_ONE_AXIS]
+    for shares in (LatencyShares(0.5), LatencyShares(inf)):
+        found = transfer_seconds(mesh, t, layouts, layouts, shares)
+        each = [
+            [bucket_price(mesh, ValueTransfer(t, a, b), shares)[0] for b in layouts]
+            for a in layouts
+        ]
+        assert found == pytest.approx(np.array(each), rel=1e-9)
+        assert (found <= transfer_seconds(mesh, t, layouts, layouts) * (1 + 1e-9)).all()
