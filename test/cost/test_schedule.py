@@ -156,8 +156,8 @@ BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in 
          0.256 + 0.256 + 0.048 + 0.064, 0.256),
         # one in flight begins late too, and nothing beside it hides that
         ([f"%p = {PRODUCT}", start("g"), wait("g")], 0.26, 0.1),
-        ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", wait("g")], 0.128 + 2**0.5 * 0.1 + 0.128,
-         2**0.5 * 0.1),
+        ([f"%p = {PRODUCT}", start("g"), f"%q = {PRODUCT}", wait("g")],
+         0.256 + 2**0.5 * 0.1, 2**0.5 * 0.1),
         # those that begin it are together, not those that wait for it
         ([f"%p = {PRODUCT}", start("g"), start("h"), wait("g"), wait("h")], 0.128 + 0.1 + 0.064,
          0.1),
