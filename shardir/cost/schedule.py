@@ -19,15 +19,15 @@ A collective begins when the last device of its group does. Where devices share 
 compute the same are held up again and again, each at other times, so that they are the further
 apart the longer they have computed since those of the group have begun a collective together, over
 the same axes or more: as random walks, by the root of that time. The last one of n is as late as
-the largest of n normal numbers is expected to be, of which `skew` is the variance in a second, or
-as much as it has computed if that is less:
+the largest of n normal numbers, of which `skew` is the variance in a second, is expected to be
+(e(n) for a variance of 1), or as much as it has computed if that is less:
 
     late    = min(computed, e(n) sqrt(skew computed));  now += late
 
-Of what devices have computed before a collective over other axes, each of them is since then as far
-as the last of its group there: that has the variance of the largest of so many numbers.
 A device loses that time beside a collective in flight as well: what others of the group are behind,
-cores that they share have worked for it.
+the cores that they share have worked for it. In a collective over other axes each device has waited
+for the last of its group there; so what was computed before it counts with the variance of the
+largest of so many numbers, in place of 1.
 
 A function begins after a run of it, as steps do: what it has computed since its last collective
 counts for the first.
