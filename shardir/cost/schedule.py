@@ -24,10 +24,10 @@ the largest of n normal numbers, of which `skew` is the variance in a second, is
 
     late    = min(computed, e(n) sqrt(skew computed));  now += late
 
-A device loses that time beside a collective in flight as well: what others of the group are behind,
-the cores that they share have worked for it. In a collective over other axes each device has waited
-for the last of its group there; so what was computed before it counts with the variance of the
-largest of so many numbers, in place of 1.
+A device loses that time beside a collective in flight as well: when others are late, the cores that
+they share have worked for it. In a collective over other axes each device has waited for the last
+of its group there; so what was computed before it counts with the variance of the largest of so
+many numbers, in place of 1.
 
 A function begins after a run of it, as steps do: what it has computed since its last collective
 counts for the first.

@@ -208,8 +208,8 @@ MUTANTS = [
         "links are not shared",
         "Collectives on the same links run at the same time.",
         "shardir/cost/schedule.py",
-        "            soonest = max(now, free.get(name, 0.0))\n",
-        "            soonest = now\n",
+        "            begin = max(now, free.get(name, 0.0))\n",
+        "            begin = now\n",
         "test/cost/test_schedule.py -k queues",
     ),
     Mutant(
