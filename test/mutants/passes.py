@@ -113,7 +113,7 @@ MUTANTS = [
         "passes/fuse_communication.py",
         "WAITING = (dist.AllGatherOp, nn.ConvertOp, *dist.LOCAL)",
         "WAITING = (dist.AllGatherOp, nn.ConvertOp)",
-        "test/search/test_copies.py -k gathers_of_slices",
+        "test/filecheck/fuse-communication/late_slices.ir",
     ),
     Mutant(
         "reductions of what is gathered remain among updates",
