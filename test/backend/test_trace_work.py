@@ -40,6 +40,26 @@ def test_what_threads_of_a_library_work_is_apart_where_torch_has_one(
     assert (own[1] < SPUN / 2) == (threads == 1)
 
 
+def test_the_work_of_a_mark_is_without_that_of_the_ops_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of clocks that go on when they are read, by 1 and by 3, and by much when an op is called."""
+    now = [0, 0]
+
+    def read() -> tuple[int, int]:
+        now[:] = now[0] + 1, now[1] + 3
+        return now[0], now[1]
+
+    def op(x: torch.Tensor) -> torch.Tensor:
+        now[:] = (clock + 1000 for clock in now)
+        return x
+
+    recorder = Recorder(1, tmp_path, torch.device("cpu"))
+    monkeypatch.setattr(recorder._clock, "work", read)
+    monkeypatch.setattr(torch, "exp", op)
+    assert recorder._work_of_mark() == [1, 3]
+
+
 def test_marks_take_no_work(tmp_path: Path) -> None:
     """Of lines that do nothing most of the work is that of the marks, which is subtracted."""
     recorder = Recorder(1, tmp_path, torch.device("cpu"))

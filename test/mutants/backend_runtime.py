@@ -332,4 +332,12 @@ MUTANTS = [
         "while names:",
         "test/backend/test_stage_ranks.py -k have",
     ),
+    Mutant(
+        "the ops around a mark are its work",
+        "A trace subtracts from each line what ops of its own measurement take.",
+        "shardir/backend/torch/runtime/runtime_trace.py",
+        "return [max(0.0, b - a) / len(kinds)",
+        "return [max(0.0, b) / len(kinds)",
+        "test/backend/test_trace_work.py -k work_of_a_mark",
+    ),
 ]
