@@ -15,6 +15,7 @@ last one from the minimum.
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -31,9 +32,10 @@ MAX_SCALINGS = 8
 """How many times shares are set by the number of tensors in each bucket: of one plan until they
 agree with it, and of plans one after another."""
 
-MAX_UNPRICED = 2e-3
+MAX_UNPRICED = 1e-3
 """The part of its cost that the first plan's shares may leave out, above which further plans are
-looked for; and the gap up to which, after one that is not better, only one more is."""
+looked for, and the gap at which these end. Up to twice the gap, after one that is not better, only
+one more is looked for."""
 
 Solve = Callable[[CostProblem], Solution]
 
@@ -91,46 +93,51 @@ class LateTransfer(NamedTuple):
 
 
 def solve_with_buckets(
+    first: CostProblem,
+    smallest: LatencyShares,
+    credit: Callable[[Sequence[int]], float],
     problem: Callable[[LatencyShares], CostProblem],
     transfers: Callable[[Sequence[int]], list[LateTransfer]],
-    credit: Callable[[Sequence[int]], float],
-    smallest: LatencyShares,
     prices: BucketPrices,
     solve: Solve,
+    again: Solve,
     scalings: int = MAX_SCALINGS,
 ) -> tuple[Solution, LatencyShares]:
     """Return the best plan that is found, and the shares with which its problem has its cost; of
     equally fast plans (algebra/estimates.py) the first.
 
     Args:
+        first: the problem in which no solution costs more than in its buckets: with the shares
+            `smallest`, and less the `credit` of each solution.
         problem: returns the problem with some shares.
         transfers: returns a solution's transfers that may be in buckets.
-        credit: returns the part of a solution's cost before the update that shares with credits
-            leave out.
-        smallest: shares with which no solution costs more than in its buckets.
+        solve: solves the first problem.
+        again: solves others, of which the bounds are not used.
         scalings: the largest number of plans after the first.
     """
 
-    def plan(shares: LatencyShares) -> tuple[Solution, LatencyShares, float]:
-        """Return the fastest plan by these shares, with its full cost; the shares that agree with
-        it; and the part of the cost that the former left out."""
-        found = solve(problem(shares))
+    def priced_fully(found: Solution, shares: LatencyShares) -> tuple[Solution, LatencyShares]:
+        """Return a solution of the problem with some shares with its cost in its buckets, and the
+        shares that agree with it."""
         chosen = transfers(found.choice)
         seconds, agreeing = shared_seconds(chosen, prices)
-        missing = seconds - priced(chosen, prices, shares)
-        missing += credit(found.choice) if shares.credits else 0.0
-        return Solution(found.choice, found.objective + missing, found.bound), agreeing, missing
+        objective = found.objective + seconds - priced(chosen, prices, shares)
+        return Solution(found.choice, objective, found.bound), agreeing
 
-    best, shares, missing = plan(smallest)
-    bound = best.bound
+    found = solve(first)
+    best, shares = priced_fully(found, smallest)
+    best = replace(best, objective=best.objective + credit(found.choice))
+    bound, missing = found.bound, best.objective - found.objective
     remaining = next_shares(shares) if missing > MAX_UNPRICED * best.objective else []
     for _ in range(scalings):
-        if not remaining:
+        left, unpriced = best.objective - bound, MAX_UNPRICED * best.objective
+        if not remaining or left <= unpriced:
             break
-        found, agreeing, _ = plan(remaining.pop(0))
+        trial = remaining.pop(0)
+        found, agreeing = priced_fully(again(problem(trial)), trial)
         if found.objective < best.objective * IMPROVEMENT:
             best, shares, remaining = found, agreeing, next_shares(agreeing)
-        elif best.objective - bound <= MAX_UNPRICED * best.objective:
+        elif left <= 2 * unpriced:
             del remaining[1:]
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
@@ -138,7 +145,7 @@ def solve_with_buckets(
 def smallest_shares(max_transfers: int, bytes_: int = 0) -> LatencyShares:
     """Return shares with which no plan of so many transfers, of tensors of so many bytes, costs
     more than in its buckets: in each the shares add up to one at most."""
-    return LatencyShares(1 / max(max_transfers, 1), bytes=bytes_, credits=True)
+    return LatencyShares(1 / max(max_transfers, 1), bytes=bytes_)
 
 
 def next_shares(shares: LatencyShares) -> list[LatencyShares]:

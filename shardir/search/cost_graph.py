@@ -372,10 +372,7 @@ class CostGraph:
 
     def problem_with(self, shares: LatencyShares) -> CostProblem:
         """Return the problem in which transfers pay these shares of buckets."""
-        found = CostProblem([*self.problem.unary], {**self.problem.pairs})
-        if shares.credits:
-            for ends, credit in self.credits:
-                found.add(*ends, credit)
+        found = self.problem.copy()
         tables: dict[tuple, Table] = {}
         for edge in self.bucket_edges:
             if edge.key not in tables:
@@ -384,12 +381,27 @@ class CostGraph:
         return found
 
     @cached_property
+    def smallest_problem(self) -> CostProblem:
+        """The problem with the smallest shares: its bound is one if each redistribution before the
+        update is a collective of its own."""
+        return self.problem_with(self.smallest_shares)
+
+    @cached_property
+    def bounding_problem(self) -> CostProblem:
+        """The problem in which no solution costs more than its lowered program: the smallest one,
+        less the credits."""
+        found = self.smallest_problem.copy()
+        for ends, credit in self.credits:
+            found.add(*ends, credit)
+        return found
+
+    @cached_property
     def credits(self) -> list[Credit]:
         """The credits of operands before the update."""
         return operand_credits(self.mesh, self._uses.values())
 
     def credit(self, choice: Sequence[int]) -> float:
-        """Return the part of a solution's cost that its smallest shares leave out before the
+        """Return the part of a solution's cost that the bounding problem leaves out before the
         update."""
         return -sum(float(table[choice[i], choice[j]]) for (i, j), table in self.credits)
 

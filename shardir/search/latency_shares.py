@@ -30,14 +30,11 @@ class LatencyShares:
     Attributes:
         bytes: of all tensors, each in full. The buckets that these would fill are paid by their
             bytes: an operand pays the part of a bucket that it fills.
-        credits: whether operands of an op before the update get back what they may gain by one
-            collective (operand_credits.py).
     """
 
     default: float
     own: frozenset[tuple[BucketKey, float]] = frozenset()
     bytes: int = 0
-    credits: bool = False
 
     @cached_property
     def _own(self) -> dict[BucketKey, float]:

@@ -101,7 +101,8 @@ class OperandMoves(NamedTuple):
     def of(use: Use, mesh: Mesh) -> "OperandMoves":
         needs, t = [needed(c, use.at) for c in use.candidates], use.type
         column = {l: i for i, l in enumerate(dict.fromkeys(chain(*needs)))}
-        columns = [[column[l] for l in need] for need in needs]
+        first = [column[need[0]] for need in needs]
+        more = [(i, [column[l] for l in n]) for i, n in enumerate(needs) if len(n) > 1]
         ends, of = sources(mesh, t, use.layouts, [*column])
         runs = use.runs * np.array([c.times for c in use.candidates])
 
@@ -113,10 +114,11 @@ class OperandMoves(NamedTuple):
                 for shares in (None, NO_LATENCY)
             )
             saved = alone - rest
-            return CandidateMoves(
-                np.stack([np.bitwise_or.reduce(kinds[:, some], axis=1) for some in columns], 1),
-                np.stack([saved[:, some].sum(axis=1) for some in columns], 1) * runs,
-            )
+            every, total = kinds[:, first], saved[:, first]
+            for i, some in more:
+                every[:, i] = np.bitwise_or.reduce(kinds[:, some], axis=1)
+                total[:, i] = saved[:, some].sum(axis=1)
+            return CandidateMoves(every, total * runs)
 
         number = {layout: i for i, layout in enumerate(ends)}
         at = np.array([[number[layout]] for layout, *_ in use.layouts])

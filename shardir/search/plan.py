@@ -13,15 +13,15 @@ from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import ShardirError
 from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import MAX_SCALINGS, Solve, solve_with_buckets
+from shardir.search.buckets import MAX_UNPRICED, Solve, solve_with_buckets
 from shardir.search.candidates import candidate_source
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
 from shardir.search.graph_bytes import argument_bytes, live_bytes
-from shardir.search.latency_shares import LatencyShares
 from shardir.search.memory import live
 from shardir.search.memory_limit import solve_within
 from shardir.search.preset_plans import with_overlap
+from shardir.search.problem import CostProblem
 from shardir.search.solver import solve
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
 from shardir.search.value_layouts import Ties
@@ -87,7 +87,8 @@ def _searched(
         return lambda problem: solve(problem, cap, gap, progress, bounds)
 
     source, block = candidate_source(lowered.mesh.without_memory), lowered.f.body.block
-    plan = fastest_plan(CostGraph(block, source, ties), solver(gap))
+    again = solver(max(gap, MAX_UNPRICED), bounds=False)
+    plan = fastest_plan(CostGraph(block, source, ties), solver(gap), again)
     if limit is None:
         return plan
     if lowered.may_fit(plan, ties, limit):
@@ -121,19 +122,13 @@ def _searched(
     )
 
 
-def fastest_plan(graph: CostGraph, solve: Solve) -> StrategyPlan:
-    """Return the fastest plan that is found."""
-    return StrategyPlan.of(graph, *_solved(graph, graph.smallest_shares, solve, MAX_SCALINGS))
-
-
-def _solved(
-    graph: CostGraph, smallest: LatencyShares, solve: Solve, scalings: int
-) -> tuple[Solution, LatencyShares]:
-    """Return the best solution that is found, and the shares of its buckets."""
-    return solve_with_buckets(
-        graph.problem_with, graph.bucket_transfers, graph.credit, smallest,
-        TransferPrices(graph.mesh), solve, scalings,
+def fastest_plan(graph: CostGraph, solve: Solve, again: Solve) -> StrategyPlan:
+    """Return the fastest plan that is found. `again` solves the problems after the first."""
+    found = solve_with_buckets(
+        graph.bounding_problem, graph.smallest_shares, graph.credit, graph.problem_with,
+        graph.bucket_transfers, TransferPrices(graph.mesh), solve, again,
     )  # fmt: skip
+    return StrategyPlan.of(graph, *found)
 
 
 def bound_within(
@@ -144,8 +139,7 @@ def bound_within(
     held = argument_bytes(plan.graph, hosted)
     if live(held, plan.solution.choice).max() <= limit:
         return plan.solution.bound
-    problem = plan.graph.problem_with(plan.graph.smallest_shares)
-    choices = [plan.solution.choice]
+    problem, choices = plan.graph.bounding_problem, [plan.solution.choice]
     return max(plan.solution.bound, solve_within(problem, held, limit, solve, gap, choices).bound)
 
 
@@ -161,10 +155,15 @@ def plan_within(
         gap: the relative gap that is enough.
         choices: solutions to begin with; those that are found are added.
     """
-    held, smallest = live_bytes(graph, hosted), replace(graph.smallest_shares, credits=False)
-    solution, shares = _solved(
-        graph, smallest, lambda problem: solve_within(problem, held, limit, solve, gap, choices), 1
-    )
+    held = live_bytes(graph, hosted)
+
+    def within(problem: CostProblem) -> Solution:
+        return solve_within(problem, held, limit, solve, gap, choices)
+
+    solution, shares = solve_with_buckets(
+        graph.smallest_problem, graph.smallest_shares, lambda _: 0.0, graph.problem_with,
+        graph.bucket_transfers, TransferPrices(graph.mesh), within, within, scalings=1,
+    )  # fmt: skip
     once = graph.computed_once(solution.choice)
     seconds = solution.objective + graph.problem.cost(once) - graph.problem.cost(solution.choice)
     plan = StrategyPlan.of(graph, Solution(once, seconds, min(solution.bound, seconds)), shares)

@@ -81,8 +81,7 @@ def preset_plans(
     the order of their sums; if the graph counts memory, those that keep to the limit. Of products
     with the same plan the first one counts."""
     graph, structure = plan.graph, Structure(lowered.f)
-    problem = graph.problem_with(replace(graph.smallest_shares, credits=False))
-    solutions = PresetSolutions(graph, problem, structure)
+    solutions = PresetSolutions(graph, graph.smallest_problem, structure)
     found: list[tuple[GroupedSolution, ProductOfPresets]] = []
     for each in products(lowered.mesh):
         presets = ProductOfPresets(each, structure, lowered.mesh)

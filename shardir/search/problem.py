@@ -59,6 +59,10 @@ class CostProblem:
             self._sums[key] = a + b, a, b  # the summands too, so that no other gets their memory
         return self._sums[key][0]
 
+    def copy(self) -> "CostProblem":
+        """Return a problem to which more costs may be added, with the same tables."""
+        return CostProblem([*self.unary], {**self.pairs})
+
     def restricted(self, allowed: Sequence[np.ndarray]) -> "CostProblem":
         """Return the problem with the allowed values of each variable only."""
         found: dict[tuple, Table] = {}

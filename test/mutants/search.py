@@ -327,9 +327,9 @@ MUTANTS = [
     Mutant(
         "the bound has a latency for each operand",
         "Operands of one op that are in one collective have a latency each in the bound.",
-        "shardir/search/buckets.py",
-        "credits=True",
-        "credits=False",
+        "shardir/search/cost_graph.py",
+        "found.add(*ends, credit)",
+        "found.add(*ends, 0 * credit)",
         "test/search/test_operand_credits.py",
     ),
     Mutant(

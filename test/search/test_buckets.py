@@ -104,7 +104,10 @@ class Instance:
             return list(map(LateTransfer, enumerate[Any](choice), at))
 
         smallest = smallest_shares(TENSORS)
-        return solve_with_buckets(self.problem, transfers, lambda _: 0.0, smallest, self, solve)
+        return solve_with_buckets(
+            self.problem(smallest), smallest, lambda _: 0.0, self.problem, transfers, self,
+            solve, solve,
+        )  # fmt: skip
 
     def cost(self, choice: Sequence[int]) -> float:
         """Return the cost of a choice with the best of all partitions into buffers."""
