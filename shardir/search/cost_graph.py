@@ -382,8 +382,8 @@ class CostGraph:
 
     @cached_property
     def smallest_problem(self) -> CostProblem:
-        """The problem with the smallest shares: its bound is one if each redistribution before the
-        update is a collective of its own."""
+        """The problem with the smallest shares, in which each redistribution before the update is a
+        collective of its own."""
         return self.problem_with(self.smallest_shares)
 
     @cached_property
