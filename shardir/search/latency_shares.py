@@ -11,6 +11,9 @@ from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.routes import Table
 from shardir.cost.buckets import MAX_BUCKET_BYTES
 
+ALONE = 1e100
+"""A share that no move pays, since it is faster alone; it is finite, since latencies may be 0."""
+
 BucketKey = tuple[int, str, Axes, int, int, int]
 """The collectives that share one buffer: the bytes of an element; a step's kind, axes, `dim` and
 `concat`; the number of the form of the collective."""
@@ -50,4 +53,4 @@ class LatencyShares:
         _, _, axes, *_ = bucket
         if self.bytes * mesh.extent(axes) > MAX_BUCKET_BYTES * mesh.size:
             part = filled
-        return np.where(filled <= 1, part, inf)
+        return np.minimum(np.where(filled <= 1, part, inf), ALONE)

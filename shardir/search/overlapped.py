@@ -149,5 +149,5 @@ class StepTimeline:
             if buckets:
                 latency = sum(shares.of(b) * seconds for b, seconds in buckets.items())
         for (level, _), seconds in zip(forms, alone, strict=True):
-            part = seconds / sum(alone)
+            part = seconds / sum(alone) if seconds else 0.0  # no latency, and nothing to send
             yield level, total * part, min(latency, total) * part

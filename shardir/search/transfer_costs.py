@@ -29,7 +29,7 @@ from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.search.kind_sets import ANY_KIND, NO_KIND, KindSets, kind_bit
 from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
-from shardir.search.step_prices import StepPrice, step_price
+from shardir.search.step_prices import CutMoves, KindPrices, StepPrice, by_kind, step_price
 
 
 class ValueTransfer(NamedTuple):
@@ -147,28 +147,13 @@ def transfer_costs(mesh: Mesh, rank: int, reduction: str) -> "TransferCosts | No
     return TransferCosts(found) if found else None
 
 
-CutKind = tuple[list[int], CollectiveStep, Table, Table, Table]
-"""The moves on paths by way of a cut axis that may share a bucket: their numbers, one of them, the
-latencies and other seconds of their forms, [form, move], and the bytes of their operands."""
-
-
-class CutMoves(NamedTuple):
-    """The moves on paths by way of a cut axis: the `ends` of each path, the numbers of its moves,
-    [path, place], that of none after the last; their times alone; those that may share a bucket."""
-
-    ends: Indices
-    places: Indices
-    seconds: Table
-    kinds: list[CutKind]
-
-
 class TransferCosts:
     """The planner's paths between evenly split layouts, with their times in buckets."""
 
     def __init__(self, found: Routes):
         self.routes, self.index = found, found.index
         self._shared: tuple[LatencyShares | None, dict[tuple[Shape, int], Table]] = (None, {})
-        self._uneven: dict[tuple[Shape, int], list[tuple[int, int]]] = {}
+        self._uneven: dict[tuple[Shape, int], list[tuple[Indices, KindPrices]]] = {}
         self._cut: dict[tuple[Shape, int], CutMoves] = {}
         self._kinds_of: dict[tuple[Shape, int], KindSets] = {}
 
@@ -186,9 +171,9 @@ class TransferCosts:
             even = self.routes.even(shape)
             shared = np.where(even[:, None] & even, shared, inf)
             each = np.minimum(self.routes.each(shape, itemsize), shared)
-            for i, j in self._uneven_moves(shape, itemsize, even):
-                price = self._step_price(shape, itemsize, i, j)
-                each[i, j], _ = price.with_shares(shares, self.routes.mesh)
+            for ends, prices in self._uneven_moves(shape, itemsize, even):
+                shared = prices.in_buckets(shares, self.routes.mesh)
+                each[*ends.T] = np.minimum(each[*ends.T], shared)
             ends, seconds = self._cut_paths(shape, itemsize, shares)
             each[*ends.T] = seconds
             tables[key] = self._along(shape, itemsize, each)
@@ -219,16 +204,15 @@ class TransferCosts:
         if (found := self._cut.get((shape, itemsize))) is None:
             found = self._cut[shape, itemsize] = self._cut_moves(shape, itemsize)
         seconds = found.seconds.copy()
-        for some, step, latency, rest, operands in found.kinds:
-            for form in range(len(latency)):
-                key = bucket_key(itemsize, step, form)
-                share = shares.of_operands(key, operands, self.routes.mesh)
-                seconds[some] = np.minimum(seconds[some], latency[form] * share + rest[form])
+        for some, prices in found.kinds:
+            shared = prices.in_buckets(shares, self.routes.mesh)
+            seconds[some] = np.minimum(seconds[some], shared)
         return found.ends, np.append(seconds, 0.0)[found.places].sum(axis=1)
 
-    def _cut_moves(self, shape: Shape, itemsize: int) -> "CutMoves":
+    def _cut_moves(self, shape: Shape, itemsize: int) -> CutMoves:
         """Return the moves of the paths by way of a cut axis."""
-        mesh, size, kinds = self.routes.mesh, prod(shape) * itemsize, list[CutKind]()
+        mesh, size = self.routes.mesh, prod(shape) * itemsize
+        kinds = list[tuple[list[int], KindPrices]]()
         ends, paths = self.routes.cut_paths(shape, itemsize)
         if not len(ends):
             return CutMoves(ends, paths, np.zeros(0), kinds)
@@ -245,7 +229,9 @@ class TransferCosts:
             call = self._call(cut.layouts[before[some[0]]], step)
             copies = np.minimum(copying(1, mesh) * part * size, call)
             packing = packing_ops_seconds(mesh, step) + copies
-            kinds.append((some, step, latency[:, some], rate[:, some] + packing, part * size))
+            keys = tuple([bucket_key(itemsize, step, form) for form in range(len(latency))])
+            rest = rate[:, some] + packing
+            kinds.append((some, KindPrices(keys, latency[:, some], rest, part * size)))
         numbers = np.full(paths.shape, len(every))
         numbers[paths >= 0] = places
         return CutMoves(ends, numbers, (latency + rate).min(axis=0), kinds)
@@ -257,15 +243,13 @@ class TransferCosts:
         transfer = Transfer(mesh, shape, before, step, alone=False, typical=True)
         return mesh.cluster_or_default.overhead if step.record.is_direct(transfer) else inf
 
-    def _step_price(self, shape: Shape, itemsize: int, i: int, j: int) -> StepPrice:
-        """Return the price of the move between two layouts."""
-        step, before = self.routes.step(shape, itemsize, i, j), self.routes.layouts[i]
-        return step_price(self.routes.mesh, shape, before, step, itemsize)
-
-    def _uneven_moves(self, shape: Shape, itemsize: int, even: Flags) -> Sequence[tuple[int, int]]:
-        """Return the moves from and to uneven shards that are on paths, and communicate."""
+    def _uneven_moves(
+        self, shape: Shape, itemsize: int, even: Flags
+    ) -> list[tuple[Indices, KindPrices]]:
+        """Return the moves from and to uneven shards that are on paths and may share a bucket: of
+        each kind the layouts before and after each, and their prices."""
         if even.all():
-            return ()
+            return []
         if (found := self._uneven.get((shape, itemsize))) is None:
             lengths, via = self.routes.paths(shape, itemsize)
             now, end = np.nonzero(np.isfinite(lengths))
@@ -274,8 +258,18 @@ class TransferCosts:
                 after = via[now, end]
                 used[now, after] = True
                 now, end = after[after != end], end[after != end]
-            used &= ~(even[:, None] & even) & (self.routes.each(shape, itemsize) > 0)
-            found = self._uneven[shape, itemsize] = [(int(i), int(j)) for i, j in np.argwhere(used)]
+            cut, _ = self.routes.cut_paths(shape, itemsize)
+            used[*cut.T] = False
+            _, kind = self._kinds
+            used &= ~(even[:, None] & even) & (kind >= 0)
+            prices = list[tuple[list[int], StepPrice]]()
+            for i, j in np.argwhere(used).tolist():
+                step, before = self.routes.step(shape, itemsize, i, j), self.routes.layouts[i]
+                if step.record.fusible:  # else an exchange is faster
+                    prices.append(
+                        ([i, j], step_price(self.routes.mesh, shape, before, step, itemsize))
+                    )
+            found = self._uneven[shape, itemsize] = by_kind(prices)
         return found
 
     def in_buckets(
@@ -389,8 +383,8 @@ class TransferCosts:
     def _of_moves(self, seconds: Sequence[float]) -> Table:
         """Return those of each move by its kind, 0 where nothing moves: [from, to]."""
         _, kind = self._kinds
-        latency, _ = self.routes.costs
-        return np.where(latency.min(axis=0) > 0, np.array([*seconds, 0.0])[kind], 0.0)
+        moving = sum(self.routes.costs).min(axis=0) > 0
+        return np.where(moving, np.array([*seconds, 0.0])[kind], 0.0)
 
     @cached_property
     def _part(self) -> Table:

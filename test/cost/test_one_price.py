@@ -207,6 +207,17 @@ def test_no_plan_is_below_the_bound_where_an_axis_crosses_levels() -> None:
     holds(program(mesh, 65536, [4096, 4096, 4096]), Random(0))
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_bound_objective_and_lowered_programs_agree_without_latency() -> None:
+    """On links without latency a move may cost nothing, and no bucket gains."""
+    gloo = load("gloo").part(8)
+    levels = tuple([level._replace(latency=0.0) for level in gloo.levels])
+    mesh = Mesh("m", (("a", 2), ("b", 4)), replace(gloo, levels=levels))
+    for seed in (4, 6):
+        _, found = program_laws.searched(parse(random_step(mesh, Random(seed), 1)))
+        assert max(found.values()) <= 1 + 1e-9
+
+
 @pytest.mark.parametrize("cluster, sizes, rows, widths", [
     ("h200", (2, 2), 1024, [1024, 256, 1024]),
     ("h200", (4,), 256, [1024, 256, 256, 4096]),
