@@ -383,7 +383,7 @@ class TransferCosts:
     def _of_moves(self, seconds: Sequence[float]) -> Table:
         """Return those of each move by its kind, 0 where nothing moves: [from, to]."""
         _, kind = self._kinds
-        moving = sum(self.routes.costs).min(axis=0) > 0
+        moving = np.add(*self.routes.costs).min(axis=0) > 0
         return np.where(moving, np.array([*seconds, 0.0])[kind], 0.0)
 
     @cached_property
