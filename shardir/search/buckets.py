@@ -98,6 +98,7 @@ def solve_with_buckets(
     credit: Callable[[Sequence[int]], float],
     problem: Callable[[LatencyShares], CostProblem],
     transfers: Callable[[Sequence[int]], list[LateTransfer]],
+    shared: Callable[[Sequence[int]], float],
     prices: BucketPrices,
     solve: Solve,
     again: Solve,
@@ -111,6 +112,7 @@ def solve_with_buckets(
             `smallest`, and less the `credit` of each solution.
         problem: returns the problem with some shares.
         transfers: returns a solution's transfers that may be in buckets.
+        shared: returns what the costs of a solution count several times, and its program has once.
         solve: solves the first problem.
         again: solves others, of which the bounds are not used.
         scalings: the largest number of plans after the first.
@@ -122,7 +124,7 @@ def solve_with_buckets(
         chosen = transfers(found.choice)
         seconds, agreeing = shared_seconds(chosen, prices)
         objective = found.objective + seconds - priced(chosen, prices, shares)
-        return Solution(found.choice, objective, found.bound), agreeing
+        return replace(found, objective=objective - shared(found.choice)), agreeing
 
     found = solve(first)
     best, shares = priced_fully(found, smallest)
@@ -160,6 +162,7 @@ def shared_seconds(
 ) -> tuple[float, LatencyShares]:
     """Return the estimated time of transfers in the buckets of fuse-communication, and the shares
     that agree with these."""
+    transfers = sorted(transfers, key=lambda t: t.positions.here)  # as in the program
     numbers: dict[ValueTransfer, int] = {}
     of = [numbers.setdefault(transfer, len(numbers)) for transfer, _ in transfers]
     alone = [prices.seconds(transfer, LatencyShares(inf)) for transfer in numbers]

@@ -8,9 +8,9 @@
     a pin, a redistribution that the         its one layout, with the time of the redistribution
     program has (pins.py)
 
-The lowered program makes the same redistributions of a plan. It makes less only where several ops
-share moves of a value's redistributions that lead to none of its copies (copies.py): the graph
-counts them for each.
+The lowered program makes the same redistributions of a plan. It makes less where several ops share
+moves of a value's redistributions that lead to none of its copies (copies.py): the sum counts them
+for each, and the cost of a solution once (shared_moves.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,13 +33,7 @@ from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import LateTransfer, Positions, smallest_shares
 from shardir.search.candidates import Candidates, CandidateSource
-from shardir.search.copies import (
-    ValueLayout,
-    ValueLayouts,
-    copy_seconds,
-    source,
-    with_copies,
-)
+from shardir.search.copies import ValueLayout, ValueLayouts, copy_seconds, source, with_copies
 from shardir.search.domination import Fixed
 from shardir.search.edges import Edge, LateCopies, User, times, use_seconds
 from shardir.search.latency_shares import LatencyShares
@@ -47,16 +41,11 @@ from shardir.search.live_bytes import LONG_LIVED_OPS, storages_of
 from shardir.search.operand_credits import Credit, Use, operand_credits
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
+from shardir.search.shared_moves import SharedMoves
 from shardir.search.transfer_costs import ValueTransfer, transfer_seconds
 from shardir.search.transients import Transients
 from shardir.search.unsaved import UnsavedValues
-from shardir.search.value_layouts import (
-    Ties,
-    Uses,
-    needed,
-    operand_indices,
-    result_index,
-)
+from shardir.search.value_layouts import Ties, Uses, needed, operand_indices, result_index
 
 
 class CostGraph:
@@ -312,7 +301,8 @@ class CostGraph:
         positions = Positions(made, reduced, here, last)
         self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
         if not self._late([op]):
-            use = Use(ends, key, t, layouts, candidates, at, runs, self._made.get((op, v), ()))
+            made_in = self._made.get((op, v), ())
+            use = Use(v, ends, key, t, layouts, candidates, at, runs, made_in)
             self._uses.setdefault((op, t.element_type), []).append(use)
 
         if self.transients is not None:
@@ -404,6 +394,11 @@ class CostGraph:
         """Return the part of a solution's cost that the bounding problem leaves out before the
         update."""
         return -sum(float(table[choice[i], choice[j]]) for (i, j), table in self.credits)
+
+    @cached_property
+    def shared(self) -> SharedMoves:
+        """The moves that ops before the update share beyond copies."""
+        return SharedMoves(self.mesh, self._uses.values() if self.spans is None else ())
 
     def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution that may be in buckets."""

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
+from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
@@ -49,12 +50,14 @@ class Use(NamedTuple):
     """The use of a value by an op, at the operands `at`.
 
     Attributes:
+        value: the value.
         ends: the variables of the value or of its maker, and of the op.
         key: equal for equal tables.
         runs: how often the value changes.
         made: the layouts from which it is redistributed where it is made, to wait for the op.
     """
 
+    value: SSAValue
     ends: tuple[int, int]
     key: tuple
     type: TensorType

@@ -126,7 +126,7 @@ def fastest_plan(graph: CostGraph, solve: Solve, again: Solve) -> StrategyPlan:
     """Return the fastest plan that is found. `again` solves the problems after the first."""
     found = solve_with_buckets(
         graph.bounding_problem, graph.smallest_shares, graph.credit, graph.problem_with,
-        graph.bucket_transfers, TransferPrices(graph.mesh), solve, again,
+        graph.bucket_transfers, graph.shared.seconds, TransferPrices(graph.mesh), solve, again,
     )  # fmt: skip
     return StrategyPlan.of(graph, *found)
 
@@ -162,7 +162,8 @@ def plan_within(
 
     solution, shares = solve_with_buckets(
         graph.smallest_problem, graph.smallest_shares, lambda _: 0.0, graph.problem_with,
-        graph.bucket_transfers, TransferPrices(graph.mesh), within, within, scalings=1,
+        graph.bucket_transfers, graph.shared.seconds, TransferPrices(graph.mesh), within, within,
+        scalings=1,
     )  # fmt: skip
     once = graph.computed_once(solution.choice)
     seconds = solution.objective + graph.problem.cost(once) - graph.problem.cost(solution.choice)

@@ -20,6 +20,22 @@ MUTANTS = [
         "test/search/test_copies.py",
     ),
     Mutant(
+        "what users of a result share is made for each",
+        "A plan's cost has moves that several users share without copies for each of them.",
+        "shardir/search/cost_graph.py",
+        "-credit - self._shared.seconds(choice)",
+        "-credit",
+        "test/search/test_copies.py -k users_of_a_result",
+    ),
+    Mutant(
+        "late collectives are in another order",
+        "The search joins collectives of the update in another order than the program has them.",
+        "shardir/search/buckets.py",
+        "key=lambda t: t.positions.here",
+        "key=lambda t: 0",
+        "test/search/test_copies.py -k only_updates",
+    ),
+    Mutant(
         "copies of updates move alone",
         "A copy that only ops of the update share is priced as a collective alone.",
         "shardir/search/value_layouts.py",

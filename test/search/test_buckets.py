@@ -105,8 +105,8 @@ class Instance:
 
         smallest = smallest_shares(TENSORS)
         return solve_with_buckets(
-            self.problem(smallest), smallest, lambda _: 0.0, self.problem, transfers, self,
-            solve, solve,
+            self.problem(smallest), smallest, lambda _: 0.0, self.problem, transfers, lambda _: 0.0,
+            self, solve, solve,
         )  # fmt: skip
 
     def cost(self, choice: Sequence[int]) -> float:
