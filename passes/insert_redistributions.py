@@ -18,9 +18,10 @@
    part is gathered again for the backward part, and not saved in between.
 8. Sharding groups and propagation barriers are erased; a barrier between two layouts becomes a
    redistribution.
-9. A redistribution of a value from before a loop over microbatches is before the loop, unless it
+9. What repeats a smaller value (`nn.broadcast`) is redistributed by redistributing that.
+10. A redistribution of a value from before a loop over microbatches is before the loop, unless it
    has the mark `recompute`. A value that the loop carries has one layout.
-10. Devices compute ops of values in device memory, and hosts those of values `on host`: a lookup
+11. Devices compute ops of values in device memory, and hosts those of values `on host`: a lookup
    where its table is, an update where its states are. All their operands are redistributed there.
 """
 
@@ -42,6 +43,7 @@ from shardir.dialects.dist import (
     layout_of,
     with_layout,
 )
+from shardir.dialects.nn import BroadcastOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp
@@ -63,7 +65,7 @@ from shardir.rewriting.placement import (
     strategy_op_sharding,
     wanted,
 )
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter, erase, set_type
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,9 @@ class _FunctionPlacement:
                 errors.append((op, str(e)))
         if errors:
             raise Failure(errors)
+        for op in reversed(of_kind(ops_of(self.block), BroadcastOp)):
+            if op.out.first_use is None:  # what it repeats is redistributed instead
+                erase(op)
 
     def note(self, op: TensorOp, placement: OpSharding) -> None:
         """Record the layouts in which an op needs its operands."""
@@ -152,7 +157,7 @@ class _FunctionPlacement:
         for v, natural in zip(op.results, placement.results, strict=True):
             if (assigned := layout_at(v)) != natural:
                 set_type(v, with_layout(unsharded_type(v), natural))
-                new = _redistribute_after(op, v, assigned)
+                new = _redistribute_after(op, v, assigned, self.mesh)
                 self.own.add(new)
                 self.needs[new] = self.needs.pop(v, {})
 
@@ -166,8 +171,8 @@ class _FunctionPlacement:
             self.needs[new] = self.needs.pop(v, {})
 
 
-def _redistribute_after(op: TensorOp, v: SSAValue, layout: Layout) -> SSAValue:
-    new = Rewriter().after(op).redistribution(v, layout)
+def _redistribute_after(op: TensorOp, v: SSAValue, layout: Layout, mesh: Mesh) -> SSAValue:
+    new = Rewriter(mesh).after(op).redistribution(v, layout)
     if RECOMPUTE in op.attributes and isinstance(new.owner, Operation):
         new.owner.attributes[RECOMPUTE] = UnitAttr()  # its result is what others use
     v.replace_uses_with_if(new, lambda use: use.operation is not new.owner)

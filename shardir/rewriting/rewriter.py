@@ -28,6 +28,7 @@ from shardir.dialects.nn.base import (
     is_in_parts,
     rule_of,
 )
+from shardir.dialects.nn.repeated import repeated, repeated_layout
 from shardir.dialects.nn.types import itemsize, unsharded_type, without_layout
 from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.train import available_after
@@ -260,14 +261,28 @@ class Rewriter(Spellings):
         return new
 
     def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
-        """Insert a new redistribution of the value. Hosts compute scalars of states themselves:
-        they need a copy of the count of steps, and none of the numbers that depend on it."""
+        """Insert a new redistribution of the value; of a broadcast's result one of its operand, if
+        that is smaller. Hosts compute scalars of states themselves: they need a copy of the count
+        of steps, and none of the numbers that depend on it."""
         new, op = with_layout(unsharded_type(value), layout), value.owner
         if layout.host and isinstance(op, TensorOp) and is_of_scalars(value):
             operands = [self.redistribute(v, layout) for v in op.operands]
             made = self.create(type(op), operands, [new], op.properties, op.attributes, [value])
             return made.results[0]
+        if (small := self._repeated(value, layout)) is not None:
+            assert isinstance(op, Operation)
+            x, properties = self.redistribute(*small), {**op.properties}
+            properties.pop("strategy", None)
+            return self.create(type(op), [x], [new], properties, op.attributes, [value]).results[0]
         return self.create(RedistributeOp, [value], [new], names=[value]).out
+
+    def _repeated(self, value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout] | None:
+        """Return what a value repeats, and the layout in which it is repeated to one of these."""
+        if self.mesh is None or (found := repeated(value)) is None:
+            return None
+        x, dims = found
+        is_made = self.layout(x) == repeated_layout(self.layout(value), dims)
+        return (x, repeated_layout(layout, dims)) if is_made else None
 
     def complete(self, value: SSAValue) -> SSAValue:
         """Return a value without partial axes. A scalar is reduced to device memory, where devices
@@ -282,6 +297,8 @@ class Rewriter(Spellings):
         have, t = self.layout(value), unsharded_type(value)
         if self.mesh is None or have == layout or (value, layout) in self._moved:
             return 0.0
+        if (small := self._repeated(value, layout)) is not None:
+            return self.redistribution_seconds(*small)
         return estimated_seconds(t.get_shape(), self.mesh, have, layout, itemsize(t))
 
     def known(self, value: SSAValue, same: SSAValue) -> None:

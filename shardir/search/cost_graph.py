@@ -29,6 +29,7 @@ from shardir.analysis.updates import after_update
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp, decomposes
+from shardir.dialects.nn.repeated import repeated
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import LateTransfer, Positions, smallest_shares
@@ -42,10 +43,11 @@ from shardir.search.operand_credits import Credit, Use, operand_credits
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
 from shardir.search.shared_moves import SharedMoves
-from shardir.search.transfer_costs import ValueTransfer, transfer_seconds
+from shardir.search.transfer_costs import ValueTransfer
 from shardir.search.transients import Transients
 from shardir.search.unsaved import UnsavedValues
 from shardir.search.value_layouts import Ties, Uses, needed, operand_indices, result_index
+from shardir.search.value_moves import MovedValue
 
 
 class CostGraph:
@@ -153,8 +155,9 @@ class CostGraph:
 
     def _may_share(self, v: SSAValue) -> bool:
         """Whether several users may share a copy of a value in another layout: of an argument, and
-        of one whose own layout is annotated."""
-        return self.spans is None and (isinstance(v.owner, Block) or layout_of(v) is not None)
+        of one whose own layout is annotated; not of what repeats another, whose copies they are."""
+        annotated = layout_of(v) is not None and repeated(v) is None
+        return self.spans is None and (isinstance(v.owner, Block) or annotated)
 
     def _with_recomputed(self, candidates: Candidates) -> Candidates:
         """Return the candidates, and then each of them computed again in the backward part."""
@@ -232,16 +235,17 @@ class CostGraph:
 
     def _add_maker(self, op: TensorOp, i: int, v: SSAValue) -> None:
         """Add the edge from an op to the layout of its result."""
-        candidates, layouts, t = self.candidates[op], self.layouts[v], unsharded_type(v)
+        candidates, layouts, moved = self.candidates[op], self.layouts[v], MovedValue.of(v)
         ends, runs = (self.op_variable[op], self.value_variable[v]), self._loops.changes(v)
+        t = unsharded_type(v)
 
         def table(shares: LatencyShares | None) -> Table:
             sources, targets = [c.results[i] for c in candidates], [l for l, *_ in layouts]
-            seconds = transfer_seconds(self.mesh, t, sources, targets, shares)
+            seconds = moved.seconds(self.mesh, sources, targets, shares)
             return runs * times(candidates)[:, None] * seconds
 
         def transfers(x: int, y: int) -> list[ValueTransfer]:
-            return [ValueTransfer(t, candidates[x].results[i], layouts[y].layout)]
+            return [moved.transfer(candidates[x].results[i], layouts[y].layout)]
 
         key = id(candidates), "makes", i, id(layouts), runs
         users, at = self._users.get(v, []), self._at[op]
@@ -275,6 +279,7 @@ class CostGraph:
     def _add_user(self, v: SSAValue, op: TensorOp) -> None:
         """Add the edge to an op from the layout of an operand, or from the operand's maker."""
         candidates, t, at = self.candidates[op], unsharded_type(v), operand_indices(op, v)
+        moved = MovedValue.of(v)
         if v in self.value_variable:
             maker, layouts = self.value_variable[v], self.layouts[v]
             late = (False, True) if self._late([op]) else (False,)
@@ -286,14 +291,14 @@ class CostGraph:
             maker, layouts = self.op_variable[v.owner], self.made_in(makers, i)
             key = id(makers), i, id(candidates), at
         ends, runs = (maker, self.op_variable[op]), self._loops.changes(v)
-        key = *key, runs
+        key = *key, runs, moved.dims
 
         def table(shares: LatencyShares | None) -> Table:
-            return runs * use_seconds(self.mesh, t, layouts, candidates, at, shares)
+            return runs * use_seconds(self.mesh, moved, layouts, candidates, at, shares)
 
         def transfers(x: int, y: int) -> list[ValueTransfer]:
             needs = needed(candidates[y], at)
-            return [ValueTransfer(t, source(self.mesh, t, layouts[x], l), l) for l in needs]
+            return [moved.transfer(source(self.mesh, t, layouts[x], l), l) for l in needs]
 
         here, last = self._at[op] - 1, self._first_use([op]) - 1
         made = -1 if isinstance(v.owner, Block) else self._at[v.owner]
@@ -302,7 +307,7 @@ class CostGraph:
         self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
         if not self._late([op]):
             made_in = self._made.get((op, v), ())
-            use = Use(v, ends, key, t, layouts, candidates, at, runs, made_in)
+            use = Use(v, ends, key, moved, layouts, candidates, at, runs, made_in)
             self._uses.setdefault((op, t.element_type), []).append(use)
 
         if self.transients is not None:

@@ -14,8 +14,9 @@ from shardir.search.buckets import LateTransfer, Positions
 from shardir.search.candidates import Candidates
 from shardir.search.copies import ValueLayouts, copies_made, sources, stops
 from shardir.search.latency_shares import LatencyShares
-from shardir.search.transfer_costs import ValueTransfer, transfer_seconds
+from shardir.search.transfer_costs import ValueTransfer
 from shardir.search.value_layouts import needed
+from shardir.search.value_moves import MovedValue
 
 
 class User(NamedTuple):
@@ -113,7 +114,7 @@ def times(candidates: Candidates) -> Table:
 
 def use_seconds(
     mesh: Mesh,
-    t: TensorType,
+    moved: MovedValue,
     layouts: ValueLayouts,
     candidates: Candidates,
     at: Sequence[int],
@@ -123,7 +124,7 @@ def use_seconds(
     op that uses it at the operands `at`."""
     needs = [needed(c, at) for c in candidates]
     column = {l: i for i, l in enumerate(dict.fromkeys(l for n in needs for l in n))}
-    ends, of = sources(mesh, t, layouts, [*column])
-    seconds = transfer_seconds(mesh, t, ends, [*column], shares)[of, range(len(column))]
+    ends, of = sources(mesh, moved.type, layouts, [*column])
+    seconds = moved.seconds(mesh, ends, [*column], shares)[of, range(len(column))]
     columns = {n: sum(seconds[:, column[l]] for l in n) for n in dict.fromkeys(needs)}
     return np.stack([columns[n] for n in needs], axis=1) * times(candidates)

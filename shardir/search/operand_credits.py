@@ -25,7 +25,6 @@ from operator import or_
 from typing import NamedTuple
 
 import numpy as np
-from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Layout
@@ -36,8 +35,8 @@ from shardir.search.candidates import Candidates
 from shardir.search.copies import ValueLayouts, sources
 from shardir.search.kind_sets import NO_KIND, KindSets
 from shardir.search.latency_shares import LatencyShares
-from shardir.search.transfer_costs import path_kinds, transfer_seconds
 from shardir.search.value_layouts import needed
+from shardir.search.value_moves import MovedValue
 
 NO_LATENCY = LatencyShares(0.0)
 """Shares with which collectives that may be fused take no latency."""
@@ -53,6 +52,7 @@ class Use(NamedTuple):
         value: the value.
         ends: the variables of the value or of its maker, and of the op.
         key: equal for equal tables.
+        moved: what is redistributed for it.
         runs: how often the value changes.
         made: the layouts from which it is redistributed where it is made, to wait for the op.
     """
@@ -60,7 +60,7 @@ class Use(NamedTuple):
     value: SSAValue
     ends: tuple[int, int]
     key: tuple
-    type: TensorType
+    moved: MovedValue
     layouts: ValueLayouts
     candidates: Candidates
     at: Sequence[int]
@@ -102,19 +102,18 @@ class OperandMoves(NamedTuple):
 
     @staticmethod
     def of(use: Use, mesh: Mesh) -> "OperandMoves":
-        needs, t = [needed(c, use.at) for c in use.candidates], use.type
+        needs, moved = [needed(c, use.at) for c in use.candidates], use.moved
         column = {l: i for i, l in enumerate(dict.fromkeys(chain(*needs)))}
         first = [column[need[0]] for need in needs]
         more = [(i, [column[l] for l in n]) for i, n in enumerate(needs) if len(n) > 1]
-        ends, of = sources(mesh, t, use.layouts, [*column])
+        ends, of = sources(mesh, moved.type, use.layouts, [*column])
         runs = use.runs * np.array([c.times for c in use.candidates])
 
         def moves(targets: Sequence[Layout], *places: Indices | range) -> CandidateMoves:
             """Those from layouts and copies to targets, at these places in the tables."""
-            kinds = path_kinds(mesh, t, ends, targets)[places]
+            kinds = moved.kinds(mesh, ends, targets)[places]
             alone, rest = (
-                transfer_seconds(mesh, t, ends, targets, shares)[places]
-                for shares in (None, NO_LATENCY)
+                moved.seconds(mesh, ends, targets, shares)[places] for shares in (None, NO_LATENCY)
             )
             saved = alone - rest
             every, total = kinds[:, first], saved[:, first]
@@ -127,7 +126,7 @@ class OperandMoves(NamedTuple):
         at = np.array([[number[layout]] for layout, *_ in use.layouts])
         several = np.array([len(need) > 1 for need in needs])
         own, copies = moves([*column], of, range(len(column))), moves(ends, at, of)
-        made = path_kinds(mesh, t, use.made, [layout for layout, *_ in use.layouts])
+        made = moved.kinds(mesh, use.made, [layout for layout, *_ in use.layouts])
         return OperandMoves(own, copies, several, np.bitwise_or.reduce(made, axis=None))
 
 

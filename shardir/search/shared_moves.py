@@ -43,11 +43,12 @@ class SharedMoves:
     def _of_value(self, uses: Sequence[Use], choice: Sequence[int]) -> float:
         total, made = 0.0, set[tuple[Layout | CollectiveStep, ...]]()
         for use in uses:
-            (i, j), t = use.ends, use.type
+            (i, j), of = use.ends, use.moved
             for need in needed(use.candidates[choice[j]], use.at):
-                have = source(self.mesh, t, use.layouts[choice[i]], need)
-                way: tuple[Layout | CollectiveStep, ...] = (have,)
-                for step, seconds in _moves(self.mesh, t.get_shape(), itemsize(t), have, need):
+                have = source(self.mesh, of.type, use.layouts[choice[i]], need)
+                t, *ends = of.transfer(have, need)
+                way: tuple[Layout | CollectiveStep, ...] = (ends[0],)
+                for step, seconds in _moves(self.mesh, t.get_shape(), itemsize(t), *ends):
                     way = (*way, step)
                     total += use.runs * seconds if way in made else 0.0
                     made.add(way)

@@ -4,6 +4,14 @@ from mutants import Mutant
 
 MUTANTS = [
     Mutant(
+        "what repeats a smaller value moves itself",
+        "A broadcast's result is redistributed, not its operand.",
+        "shardir/rewriting/rewriter.py",
+        "return (x, repeated_layout(layout, dims)) if is_made else None",
+        "return None",
+        "test/filecheck/insert-redistributions/repeated.ir",
+    ),
+    Mutant(
         "all attentions make the sums of their rows",
         "Attention that no gradient passes through makes what gradients read.",
         "shardir/rewriting/autodiff/saved_results.py",

@@ -28,6 +28,14 @@ MUTANTS = [
         "test/search/test_copies.py -k users_of_a_result",
     ),
     Mutant(
+        "what repeats another value moves itself",
+        "A plan's cost has redistributions of what repeats a smaller value, not of that.",
+        "shardir/search/value_moves.py",
+        "while (found := repeated(v)) is not None:",
+        "while (found := None) is not None:",
+        "test/search/test_value_moves.py",
+    ),
+    Mutant(
         "late collectives are in another order",
         "The search joins collectives of the update in another order than the program has them.",
         "shardir/search/buckets.py",

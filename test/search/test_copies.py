@@ -67,8 +67,8 @@ def test_equal_first_moves_are_made_once(seed: int) -> None:
 def test_the_sum_has_what_five_users_of_an_annotated_value_share(seed: int) -> None:
     ((f, block),) = bodies(matmuls("", "wwwww", seed))
     graph = CostGraph(block, CandidateSource(MESH), tied_values(f, block))
-    plan = fastest_plan(graph, solve)
-    assert graph.left_out(plan.solution.choice, credits=False) == 0
+    plan = fastest_plan(graph, solve, solve)
+    assert graph.shared.seconds(plan.solution.choice) == 0
 
 
 @pytest.mark.parametrize("seed", [3, 11])
