@@ -25,15 +25,15 @@ from shardir.search.transfer_costs import ValueTransfer, path_kinds, transfer_se
 
 
 class MovedValue(NamedTuple):
-    """What is redistributed for a value: its type; of each of its dimensions that of the value, -1
-    for one in which it is repeated, None if it is the value itself."""
+    """The value that is redistributed for another: its type; of each of its dimensions that of the
+    other, -1 for one in which it is repeated, None if both are the same."""
 
     type: TensorType
     dims: RepeatedDims | None = None
 
     @staticmethod
     def of(v: SSAValue) -> "MovedValue":
-        """Return what is redistributed for a value."""
+        """Return the value that is redistributed for another."""
         dims = None
         while (found := repeated(v)) is not None:
             v, of_v = found

@@ -1,4 +1,4 @@
-"""What a broadcast repeats: its operand, where that is smaller than the result."""
+"""The value that a broadcast repeats: its operand, where that is smaller than the result."""
 
 from dataclasses import replace
 from math import prod
