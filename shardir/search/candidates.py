@@ -288,7 +288,7 @@ class CandidateSource:
         return Candidate(strategy, sharding.operands, sharding.results, time)
 
     def _decomposed(self, op: TensorOp, sharding: OpSharding) -> tuple[tuple[Layout, ...], float]:
-        """Return the complete layouts of an op's results, and its time, by its decomposition."""
+        """Return the layouts of an op's results, and its time, by its decomposition."""
         types = [
             with_layout(unsharded_type(v), l)
             for v, l in zip(op.operands, sharding.operands, strict=True)
@@ -299,7 +299,7 @@ class CandidateSource:
     def _lowered(
         self, op: TensorOp, types: Sequence[TensorType]
     ) -> tuple[tuple[Layout, ...], float]:
-        """Return the complete layouts of an op's results, and its time, by its decomposition for
+        """Return the layouts of an op's results, and its time, by its decomposition for
         operands of these types."""
         block = Block(arg_types=types)
         builder = Rewriter(self.mesh, block)
@@ -309,8 +309,7 @@ class CandidateSource:
         )  # fmt: skip
         results = trial.parts(builder)
         assert results is not None
-        ends = [builder.complete(v) for v in results]
         time = sum(map(self.seconds, block.ops))
-        layouts = tuple(builder.layout(v) for v in ends)
+        layouts = tuple(builder.layout(v) for v in results)
         trial.erase()
         return layouts, time

@@ -36,6 +36,14 @@ MUTANTS = [
         "test/search/test_value_moves.py",
     ),
     Mutant(
+        "results of a decomposed op are complete",
+        "The search has no reductions of the partial results of decomposed ops.",
+        "shardir/search/candidates.py",
+        "tuple(builder.layout(v) for v in results)",
+        "tuple(builder.layout(v).complete for v in results)",
+        "test/search/test_value_moves.py -k decomposed",
+    ),
+    Mutant(
         "late collectives are in another order",
         "The search joins collectives of the update in another order than the program has them.",
         "shardir/search/buckets.py",

@@ -1,5 +1,5 @@
-"""Redistributions of what repeats a smaller value: the objective against the lowered program, in
-which collectives are before the broadcast."""
+"""Redistributions of values that repeat smaller ones, and of the partial results of decomposed ops:
+the objective against the lowered program."""
 
 from random import Random
 
@@ -40,3 +40,26 @@ def test_what_is_repeated_moves_before_it_is(seed: int) -> None:
         }}""")
     _, found = laws.searched(module)
     assert max(found.values()) <= 1 + 1e-9, found
+
+
+@pytest.mark.parametrize("want", ["{b}", "{b, a}"])
+def test_partial_results_of_a_decomposed_op_move_to_their_users(want: str) -> None:
+    """Sums over the batch for the update, of a norm whose features are split too."""
+
+    def t(shape: str, split: str) -> str:
+        return f"tensor<{shape}xf32, #dist.layout<@m, [{split}]>>"
+
+    x, w, s, y = t("64x64", "{a}, {b}"), t("64", "{b}"), t("64", "{a}"), t("64", want)
+    made = ["tensor<64x64xf32>", "tensor<64xf32>", "tensor<64xf32>"]
+    split = "({a}, {b}), ({b},), ({a}, {b}), ({a},), ({a},)"
+    module = parse(f"""{declared(MESH)}
+        func.func @f(%x: {x}, %w: {w}, %s: {s}, %v: {y}) -> ({", ".join(made)}) {{
+          %dx, %dw, %db = nn.layer_norm_grad %x, %w, %x, %s, %s strategy <@m, ({split})> :
+            ({x}, {w}, {x}, {s}, {s}) -> ({", ".join(made)})
+          train.update
+          %0 = nn.add %v, %dw strategy <@m, (({want},), ({want},))> : ({y}, {made[1]}) -> {made[1]}
+          %1 = nn.add %v, %db strategy <@m, (({want},), ({want},))> : ({y}, {made[1]}) -> {made[1]}
+          func.return %dx, %0, %1 : {", ".join(made)}
+        }}""")
+    _, found = laws.searched(module)
+    assert found["objective = lowered"] == 1
