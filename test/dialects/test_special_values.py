@@ -209,23 +209,29 @@ def test_special_values_stay_under_their_windows(
     op: type[TensorOp], props: dict[str, Attribute], x: tuple[int, ...], w: tuple[int, ...] | None,
     layouts: str,
 ) -> None:  # fmt: skip
-    """Also in the gradient of a maximum where all of a padded window is -inf. In that of a
-    convolution's weight a channel's kernel is finite where torch's is; where torch has NaN in some
-    of its elements, others may be NaN too: at the end of a split dimension they meet in a product
-    with 0."""
+    """Those of some elements, of all, and of those under no window. Also in the gradient of a
+    maximum where all of a padded window is -inf. In that of a convolution's weight a channel's
+    kernel is finite where torch's is; where torch has NaN in some of its elements, others may be
+    NaN too: at the end of a split dimension they meet in a product with 0."""
     rng = np.random.default_rng(0)
-    for share in (0.1, 0.5, 1.0):
-        special = rng.choice([NAN, INF, -INF, -INF, -INF, 0.0], x)
-        operands = [np.where(rng.random(x) < share, special, rng.standard_normal(x))]
-        if w is not None:
-            operands.append(rng.standard_normal(w))
-        p = problem(lambda b, *v: list(b.op(op, *v, props=props).results), *operands)
-        given = layout(layouts if len(x) == 3 else layouts.replace("]", ", {}]"))
-        module = compiled(laid_out(p.module, MESH, [given]))
+
+    def made(*operands: Array) -> Problem:
+        return problem(lambda b, *v: list(b.op(op, *v, props=props).results), *operands)
+
+    weight = [] if w is None else [rng.standard_normal(w)]
+    reached = made(rng.standard_normal(x), *weight).wanted[1] != 0
+    several = rng.choice([NAN, INF, -INF, -INF, -INF, 0.0], (3, *x))
+    given = [(rng.random(x) < share, s) for share, s in zip((0.1, 0.5, 1.0), several, strict=True)]
+    if op is not nn.MaxPoolOp and not reached.all():
+        given.append((~reached, np.full(x, NAN)))
+    split = layout(layouts if len(x) == 3 else layouts.replace("]", ", {}]"))
+    for at, special in given:
+        p = made(np.where(at, special, rng.standard_normal(x)), *weight)
+        module = compiled(laid_out(p.module, MESH, [split]))
         if w is not None:
             found = run(module, "g", p.arguments)[-1]
             taps = (*range(2, found.ndim),)
             finite = np.isfinite(p.wanted[-1]).all(taps, keepdims=True)
-            assert (np.isfinite(found).all(taps, keepdims=True) == finite).all(), share
+            assert (np.isfinite(found).all(taps, keepdims=True) == finite).all(), at
             p.wanted[-1] = np.where(finite, p.wanted[-1], found)
-        assert not p.errors(module), share
+        assert not p.errors(module), at

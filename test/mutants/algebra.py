@@ -247,4 +247,12 @@ MUTANTS = [
         "ends - edges[last]",
         "test/algebra/test_traffic.py",
     ),
+    Mutant(
+        "strategies of ones reach no input",
+        "What an op with a strategy reads is split along dimension 0, and then gathered for it.",
+        "shardir/algebra/propagation/inputs.py",
+        "if any(state.graph.nodes[n].strategy is not None for n in touching):",
+        "if False:",
+        "test/passes/test_propagation.py -k strategy_of_ones",
+    ),
 ]

@@ -308,4 +308,28 @@ MUTANTS = [
         "    return DETACH(self, op)",
         "test/dialects/test_creation.py",
     ),
+    Mutant(
+        "what is under no window reaches a weight",
+        "A convolution in tiles multiplies elements under no position of its kernel by 0.",
+        "shardir/dialects/nn/sliding.py",
+        "    if is_complete and slide.dilation == 1 and slide.stride <= slide.kernel:",
+        "    if True:",
+        "test/dialects/test_special_values.py -k under_their_windows",
+    ),
+    Mutant(
+        "the lowest number is a share of a sum",
+        "Windows with the lowest number outside of the dimension keep a partial sum partial.",
+        "shardir/dialects/nn/windows.py",
+        'return "" if "lowest" in props else cls.LINEAR',
+        "return cls.LINEAR",
+        "test/filecheck/insert-redistributions/lowest.ir",
+    ),
+    Mutant(
+        "a loss scale is of f64",
+        "A loss scale may be beyond the largest number of f32.",
+        "shardir/dialects/train/options.py",
+        '"initial": OptionSpec(float, 65536.0, minimum=0.0, maximum=LARGEST["f32"], ends="(]"),',
+        '"initial": OptionSpec(float, 65536.0, minimum=0.0),',
+        "test/filecheck/verify/train.ir",
+    ),
 ]
