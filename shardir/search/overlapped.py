@@ -104,7 +104,8 @@ class StepTimeline:
             users = self._users.get(v, [])
             if source != layout:
                 transfer = ValueTransfer(t, source, layout)
-                yield i, self._first(users), v, transfer, self._is_late(users)
+                is_late = self._late([use.operation for use in v.uses])  # func.return is one
+                yield i, self._first(users), v, transfer, is_late
             needs: dict[Layout, list[tuple[TensorOp, tuple[int, ...]]]] = {}
             for op, operands in users:
                 for need in dict.fromkeys(candidates[op].operands[k] for k in operands):

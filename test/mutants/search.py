@@ -380,4 +380,12 @@ MUTANTS = [
         "[NO_KIND for j in rest]",
         "test/search/test_operand_credits.py",
     ),
+    Mutant(
+        "what is only returned is in no bucket",
+        "The estimate with overlap has a latency for each result that nothing but the return uses.",
+        "shardir/search/overlapped.py",
+        "self._late([use.operation for use in v.uses])",
+        "self._is_late(users)",
+        "test/search/test_presets.py -k in_turn",
+    ),
 ]
