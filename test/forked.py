@@ -123,12 +123,15 @@ def in_agents(by: Forks | None = None) -> dict[str, Any]:
     return {"Popen": popen, "os": SimpleNamespace(environ=os.environ, killpg=killpg)}
 
 
-def run_ranks(script: Path, count: int, arguments: list[Any], seconds: float) -> list[str]:
+def run_ranks(
+    script: Path, count: int, arguments: list[Any], seconds: float, compared: bool = True
+) -> list[str]:
     """Run `script *arguments RANK` for `count` ranks; return the output of each.
 
     Ranks that have not ended after `seconds` are killed. In the long form torch compares their
-    collectives."""
-    debug = extent("OFF", "DETAIL")
+    collectives, if they are to be `compared`: it numbers messages with them, of which each rank of
+    a group then has equally many."""
+    debug = extent("OFF", "DETAIL") if compared else "OFF"
     env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": debug, "GLOO_SOCKET_IFNAME": "lo"}
     logs = [tempfile.TemporaryFile() for _ in range(count)]  # noqa: SIM115 - read below
     ranks = [started([script, *arguments, rank], env, log) for rank, log in enumerate(logs)]

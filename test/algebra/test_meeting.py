@@ -1,5 +1,6 @@
 """Plans whose ends meet in an exchange: as fast as brute force, and where A* ends early."""
 
+from collections.abc import Container, Sequence
 from itertools import pairwise, permutations
 from math import inf
 from random import Random
@@ -13,8 +14,9 @@ from shardir.algebra import even_search
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.even_search import EvenSearch
 from shardir.algebra.exchange import exchange_axes
+from shardir.algebra.exchange_costs import Table
 from shardir.algebra.meeting import meeting
-from shardir.algebra.mesh import Mesh
+from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.notation import parse_layout
 from shardir.algebra.plan_costs import PlanCosts
@@ -35,35 +37,51 @@ AFTER = ("all_slice", "all_gather", "replicated_to_partial", "sharded_to_partial
 
 def test_a_meeting_is_the_fastest_plan_with_an_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between slices and reductions before, and slices and gathers after: all paths, by
-    Floyd and Warshall over the moves of each part."""
+    Floyd and Warshall over the moves of each part. One by one steps are over the problem's runs of
+    axes; in arrays over any."""
     monkeypatch.setattr(even_search, "ENDS", (2, 512))  # so that there are others
     mesh, shape = Mesh("m", (("a", 4), ("b", 4)), load("pod2048").part(16)), (6400, 4800)
     known = Routes(mesh, 2, "sum", mesh.cut(mesh.names, mesh.level_sub_axes))
     every, n = known.layouts, len(known.layouts)
-    head, exchange, tail = (np.full((n, n), inf) for _ in range(3))
-    for table in (head, exchange, tail):
-        np.fill_diagonal(table, 0)
-    for (i, j), step in single_moves(known).items():
-        for table, kinds in ((head, BEFORE), (tail, AFTER)):
-            if step.kind in kinds:
-                table[i, j] = step_seconds(mesh, shape, every[i], step, 4)
+    moves = [
+        (i, j, step, step_seconds(mesh, shape, every[i], step, 4))
+        for (i, j), step in single_moves(known).items() if step.kind in {*BEFORE, *AFTER}
+    ]  # fmt: skip
+    exchange = np.full((n, n), inf)
+    np.fill_diagonal(exchange, 0)
     for i, j in permutations(range(n), 2):
         if every[i].partial == every[j].partial:
             step = CollectiveStep("exchange", exchange_axes(every[i], every[j]), every[j])
             exchange[i, j] = step_seconds(mesh, shape, every[i], step, 4)
-    for table in (head, tail):
+
+    def joined(i: int, j: int, runs: Container[Axes]) -> float:
+        """Return the minimum time from layout i to j by steps over some runs of axes."""
+        head, tail = (paths(kinds, runs) for kinds in (BEFORE, AFTER))
+        return float((head[i][:, None] + exchange + tail[:, j]).min())
+
+    def paths(kinds: Sequence[str], runs: Container[Axes]) -> Table:
+        table = np.full((n, n), inf)
+        np.fill_diagonal(table, 0)
+        for i, j, step, seconds in moves:
+            if step.kind in kinds and step.axes in runs:
+                table[i, j] = seconds
         for k in range(n):
             np.minimum(table, table[:, [k]] + table[[k]], out=table)
+        return table
+
+    every_run = {step.axes for _, _, step, _ in moves}
+    head, tail = paths(BEFORE, every_run), paths(AFTER, every_run)
     random, exchanged = Random(0), 0
     for case in range(extent(16, 100)):
         i, j = random.sample(range(n), 2)
-        best = (head[i][:, None] + exchange + tail[:, j]).min()
         problem = RedistributionProblem.of(mesh, shape, every[i], every[j])
         if case % 4 == 0:
             found = meeting(problem, 4, 1.0, PlanCosts(problem, 4))
             by_steps = steps_seconds(mesh, shape, problem.source, found.steps, 4)
+            best = joined(i, j, problem.runs)
             np.testing.assert_allclose([found.seconds, by_steps], best, rtol=1e-9)
             exchanged += any(step.kind == "exchange" for step in found.steps)
+        best = (head[i][:, None] + exchange + tail[:, j]).min()
         search = EvenSearch(problem, 4)
         while search.from_source.expand(1.0):  # to all layouts, by any moves
             pass

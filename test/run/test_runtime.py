@@ -22,11 +22,11 @@ from shardir.dialects import random as numpy_random
 )
 def test_collectives_equal_slices_of_the_global_array(mesh, backend, tmp_path):
     """Every collective, type, uneven and empty shard, order of axes and sub-axis in one run."""
-    world = np.prod([int(axis.split("=")[1]) for axis in mesh.split(",")])
+    world = int(np.prod([int(axis.split("=")[1]) for axis in mesh.split(",")]))
     program = Path(__file__).parent / "collectives_rank.py"
-    for rank, out in enumerate(
-        run_ranks(program, int(world), [mesh, tmp_path / "store", backend], 100)
-    ):
+    compared = world == 2  # of more ranks some send messages, and others do not
+    given = [mesh, tmp_path / "store", backend]
+    for rank, out in enumerate(run_ranks(program, world, given, 100, compared)):
         assert f"rank {rank}: all passed" in out, out
 
 
