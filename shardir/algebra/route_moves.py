@@ -107,9 +107,23 @@ def _added(dims: tuple[Axes, ...], dim: int, axes: Axes) -> tuple[Axes, ...]:
     return (*dims[:dim], dims[dim] + axes, *dims[dim + 1 :])
 
 
+def _numbers(count: int) -> Axes:
+    """Return so many axes whose names are numbers."""
+    return tuple([Axis(str(i)) for i in range(count)])
+
+
+@lru_cache(maxsize=64)
+def numbered_states(count: int, rank: int, in_order: bool) -> list[SplitState]:
+    """Return the layouts over `count` axes whose names are numbers."""
+    axes = _numbers(count)
+    return [
+        s for s in states(axes, rank)
+        if not in_order or all(d == tuple(a for a in axes if a in d) for d in s[0])
+    ]  # fmt: skip
+
+
 class NumberedMoves:
-    """The layouts over `count` axes whose names are numbers, and the moves between them by named
-    collectives: equal for all axes.
+    """The moves between the `numbered_states` by named collectives: equal for all axes.
 
     Attributes:
         ends: the numbers of the layouts before and after each move: [move, end].
@@ -119,15 +133,11 @@ class NumberedMoves:
     """
 
     def __init__(self, count: int, rank: int, reduction: str, in_order: bool):
-        axes = tuple([Axis(str(i)) for i in range(count)])
-        self.states = [
-            s for s in states(axes, rank)
-            if not in_order or all(d == tuple(a for a in axes if a in d) for d in s[0])
-        ]  # fmt: skip
-        at, moves = {s: i for i, s in enumerate(self.states)}, NamedMoves(axes, reduction, in_order)
+        axes, every = _numbers(count), numbered_states(count, rank, in_order)
+        at, moves = {s: i for i, s in enumerate(every)}, NamedMoves(axes, reduction, in_order)
         self.index: dict[tuple[int, int], int] = {}
         self.moves: list[NamedMove] = []
-        for i, state in enumerate(self.states):
+        for i, state in enumerate(every):
             for after, named in moves.of(state):
                 if (j := at.get(after)) is not None and (i, j) not in self.index:
                     self.index[i, j] = len(self.moves)

@@ -24,7 +24,7 @@ from shardir.algebra.exchange_costs import Table, exchange_costs, exchange_forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.named_costs import NamedMove, named_costs
-from shardir.algebra.route_moves import NumberedMoves, count_of, spelled
+from shardir.algebra.route_moves import NumberedMoves, count_of, numbered_states, spelled
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 
 REPLICATED, _, PARTIAL, _ = AxisState
@@ -57,17 +57,23 @@ class RouteTable:
         self.mesh, self.rank, self.reduction, self.axes = mesh, rank, reduction, axes
         self._is_cut = any(a.size for a in axes)
         in_order = count_of(len(axes), rank) > max_ordered
-        self._moves = NumberedMoves.of(len(axes), rank, reduction, in_order)
+        self._numbered = len(axes), rank, in_order
         self.layouts = [
             Layout(mesh.name, tuple([spelled(d, axes) for d in dims]))
             .with_partial(spelled(partial, axes), reduction)
-            for dims, partial in self._moves.states
+            for dims, partial in numbered_states(*self._numbered)
         ]  # fmt: skip
         self.index = {self.normal(l): i for i, l in enumerate(self.layouts)}
         self._among = None if among is None else {*among}
         is_finest = len(sub_axes_of_primes(mesh, axes)) == len(axes)
         self.is_complete = not in_order and mesh.size <= MAX_DEVICES and is_finest
         """Whether it has all layouts over sub-axes of primes, and all moves between them."""
+
+    @cached_property
+    def _moves(self) -> NumberedMoves:
+        """The named moves, which paths alone need: most layouts over sub-axes are in no table."""
+        count, rank, in_order = self._numbered
+        return NumberedMoves.of(count, rank, self.reduction, in_order)
 
     def normal(self, layout: Layout) -> Layout:
         return layout.simplified(self.mesh) if self._is_cut else layout
