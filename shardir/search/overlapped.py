@@ -9,9 +9,11 @@ collectives that later passes remove.
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 from xdsl.ir import Block, Operation, SSAValue
 
+from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
@@ -22,14 +24,46 @@ from shardir.cost.schedule import Flight, elapsed_at_best, level_of
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.dialects.nn.types import itemsize
 from shardir.dialects.train import UpdateOp
 from shardir.search.candidates import Candidate
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.pins import pins
 from shardir.search.transfer_costs import ValueTransfer, bucket_price, transfer_seconds
+from shardir.search.value_moves import MovedValue
 
-Moves = tuple[tuple[str, float, float], ...]
+
+class TimedMove(NamedTuple):
+    """A collective of a redistribution.
+
+    Attributes:
+        way: the layout in which the value is redistributed, and the steps up to this one.
+        level: of the links.
+        seconds, latency: how long it takes, and how much of that is latency.
+    """
+
+    way: tuple[Layout | CollectiveStep, ...]
+    level: str
+    seconds: float
+    latency: float
+
+
+class TimedTransfer(NamedTuple):
+    """A redistribution of a plan.
+
+    Attributes:
+        after, before: the positions of the ops between which it is in flight.
+        value: what is redistributed.
+        late: whether it is for ops after the update only.
+        begins: whether its first moves may be those of others from the same layout, made once.
+    """
+
+    after: int
+    before: int
+    value: SSAValue
+    of: ValueTransfer
+    late: bool
+    begins: bool = False
 
 
 class StepTimeline:
@@ -48,7 +82,7 @@ class StepTimeline:
                     self._users.setdefault(v, []).append((op, operands))
         self._pins = pins(block, mesh)
         self._computed = self._positions()
-        self._moves: dict[tuple, Moves] = {}
+        self._moves: dict[tuple, tuple[TimedMove, ...]] = {}
 
     def _positions(self) -> list[int]:
         """Return the position at which each op is computed: its own; of a cast that is only used
@@ -72,19 +106,21 @@ class StepTimeline:
         for op, c in candidates.items():
             seconds = self._loops.runs(op) * c.seconds * c.times
             computing[self._computed[self._at[op]]] += seconds
-        flights = [
-            Flight(after, before, tuple((name, n * s, n * latency) for name, s, latency in moves))
-            for after, before, v, transfer, late in self._transfers(candidates, layouts)
-            if (moves := self._moves_of(transfer, shares if late else None))
-            and (n := self._loops.changes(v))
-        ]
+        flights, made = list[Flight](), set[tuple]()
+        for after, before, v, transfer, late, begins in self._transfers(candidates, layouts):
+            moves, n = self._moves_of(transfer, shares if late else None), self._loops.changes(v)
+            if begins:
+                moves = tuple([m for m in moves if (v, m.way) not in made])
+                made.update((v, m.way) for m in moves)
+            if moves and n:
+                of = tuple((m.level, n * m.seconds, n * m.latency) for m in moves)
+                flights.append(Flight(after, before, of))
         return elapsed_at_best(computing, flights, self.mesh)
 
     def _transfers(
         self, candidates: Mapping[TensorOp, Candidate], layouts: Mapping[SSAValue, Layout]
-    ) -> Iterator[tuple[int, int, SSAValue, ValueTransfer, bool]]:
-        """Yield the redistributions, each between the positions of two ops, with the value, and
-        whether it is for ops after the update only."""
+    ) -> Iterator[TimedTransfer]:
+        """Yield the redistributions."""
         made: list[tuple[int, SSAValue, Layout]] = [
             (-1, v, layouts[v]) for v in self.block.args if v in layouts
         ]
@@ -96,24 +132,26 @@ class StepTimeline:
             made.append((i, op.out, pin.transfer.target))
             maker = op.value.owner
             start = self._at[maker] if isinstance(maker, Operation) else -1
-            yield start, self._first(users), op.out, pin.transfer, False
+            yield TimedTransfer(start, self._first(users), op.out, pin.transfer, False)
             if pin.again is not None and pin.unsaved is not None:
-                yield pin.unsaved.start - 1, pin.again, op.out, pin.transfer, False
+                yield TimedTransfer(pin.unsaved.start - 1, pin.again, op.out, pin.transfer, False)
         for i, v, source in made:
-            t, layout = unsharded_type(v), layouts[v]
+            moved, layout = MovedValue.of(v), layouts[v]
             users = self._users.get(v, [])
             if source != layout:
-                transfer = ValueTransfer(t, source, layout)
+                transfer = moved.transfer(source, layout)
                 is_late = self._late([use.operation for use in v.uses])  # func.return is one
-                yield i, self._first(users), v, transfer, is_late
+                yield TimedTransfer(i, self._first(users), v, transfer, is_late)
             needs: dict[Layout, list[tuple[TensorOp, tuple[int, ...]]]] = {}
             for op, operands in users:
                 for need in dict.fromkeys(candidates[op].operands[k] for k in operands):
                     if need != layout:
                         needs.setdefault(need, []).append((op, operands))
             for need, those in needs.items():
-                transfer = ValueTransfer(t, layout, need)
-                yield i, self._first(those), v, transfer, self._is_late(those)
+                transfer = moved.transfer(layout, need)
+                yield TimedTransfer(
+                    i, self._first(those), v, transfer, self._is_late(those), begins=True
+                )  # fmt: skip
 
     def _first(self, users: Sequence[tuple[TensorOp, tuple[int, ...]]]) -> int:
         """Return the position of the first user."""
@@ -122,33 +160,31 @@ class StepTimeline:
     def _is_late(self, users: Sequence[tuple[TensorOp, tuple[int, ...]]]) -> bool:
         return self._late([op for op, _ in users])
 
-    def _moves_of(self, transfer: ValueTransfer, shares: LatencyShares | None) -> Moves:
-        """Return the level, the seconds and the latency of each step of a redistribution; none if
-        nothing is sent."""
+    def _moves_of(
+        self, transfer: ValueTransfer, shares: LatencyShares | None
+    ) -> tuple[TimedMove, ...]:
+        """Return the collectives of a redistribution; none if nothing is sent."""
         key = transfer, shares
         if key not in self._moves:
             self._moves[key] = tuple(self._priced(transfer, shares))
         return self._moves[key]
 
-    def _priced(
-        self, transfer: ValueTransfer, shares: LatencyShares | None
-    ) -> Iterator[tuple[str, float, float]]:
+    def _priced(self, transfer: ValueTransfer, shares: LatencyShares | None) -> Iterator[TimedMove]:
         t, source, target = transfer
         shape, size, mesh = t.get_shape(), itemsize(t), self.mesh
         steps = plan(shape, mesh, source, target, size)
         before = [source, *(step.layout for step in steps)]
-        forms = [
-            (level_of(mesh, step.axes), step_form(mesh, shape, have, step, size))
-            for have, step in zip(before, steps, strict=False) if step.communicates(mesh)
-        ]  # fmt: skip
-        alone = [form.seconds(prod(shape) * size) for _, form in forms]
-        latency = sum(form.latency for _, form in forms)
+        sent = [i for i, step in enumerate(steps) if step.communicates(mesh)]
+        forms = [step_form(mesh, shape, before[i], steps[i], size) for i in sent]
+        alone = [form.seconds(prod(shape) * size) for form in forms]
+        latency = sum(form.latency for form in forms)
         if shares is None:
             total = float(transfer_seconds(mesh, t, [source], [target])[0, 0])
         else:
             total, buckets = bucket_price(mesh, transfer, shares)
             if buckets:
                 latency = sum(shares.of(b) * seconds for b, seconds in buckets.items())
-        for (level, _), seconds in zip(forms, alone, strict=True):
+        for i, seconds in zip(sent, alone, strict=True):
             part = seconds / sum(alone) if seconds else 0.0  # no latency, and nothing to send
-            yield level, total * part, min(latency, total) * part
+            way, level = (source, *steps[: i + 1]), level_of(mesh, steps[i].axes)
+            yield TimedMove(way, level, total * part, min(latency, total) * part)

@@ -22,9 +22,9 @@ MUTANTS = [
     Mutant(
         "what users of a result share is made for each",
         "A plan's cost has moves that several users share without copies for each of them.",
-        "shardir/search/cost_graph.py",
-        "-credit - self._shared.seconds(choice)",
-        "-credit",
+        "shardir/search/buckets.py",
+        "objective - shared(found.choice)",
+        "objective",
         "test/search/test_copies.py -k users_of_a_result",
     ),
     Mutant(
