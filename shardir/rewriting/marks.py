@@ -84,14 +84,21 @@ def found_by_search(f: FuncOp) -> dict[str, float]:
 
 
 def search_result(f: FuncOp) -> dict[str, float | str] | None:
-    """Return all that a search reports on a function, by plain values; a mark is 1."""
+    """Return all that a search reports on a function, by plain values, in its order; a mark
+    is 1."""
     found = f.attributes.get(SEARCHED)
     if not isinstance(found, DictionaryAttr):
         return None
-    marks = {k: 1 for k, x in found.data.items() if isinstance(x, UnitAttr)}
-    counts = {k: x.value.data for k, x in found.data.items() if isinstance(x, IntegerAttr)}
-    texts = {k: x.data for k, x in found.data.items() if isinstance(x, StringAttr)}
-    return found_by_search(f) | counts | texts | marks
+    values: dict[str, float | str] = {}
+    for name, x in found.data.items():
+        match x:
+            case FloatAttr() | IntegerAttr():
+                values[name] = x.value.data
+            case StringAttr():
+                values[name] = x.data
+            case UnitAttr():
+                values[name] = 1
+    return values
 
 
 def set_search_result(f: FuncOp, found: Mapping[str, float | str]) -> None:

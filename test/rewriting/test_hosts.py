@@ -40,10 +40,11 @@ def on_host(v: SSAValue) -> bool:
     return layout is not None and layout.host
 
 
-@pytest.mark.parametrize("pipeline", ["train", "auto"])
+@pytest.mark.parametrize("pipeline", ["train", "auto{overlap=false}"])
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_states_stay_where_they_are(optimizer: str, plan: str, pipeline: str) -> None:
+    """But in plans of presets, which may gather a state by way of devices."""
     text = TEXT.replace("adamw, lr = 0.1>", optimizer)
     f = lowered(text, plan, pipeline)
     args = zip(f.body.block.args, arguments(f), strict=True)
