@@ -18,7 +18,7 @@ from shardir.algebra.even_places import PrimePlaces, SplitPlaces
 from shardir.algebra.exchange_costs import Table
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.traffic import Indices, solutions
+from shardir.algebra.traffic import Indices
 
 
 class EvenBound:
@@ -47,7 +47,6 @@ class EvenBound:
         self._latencies = spelling.over_sets(
             0.0, lambda x, i: x + minimum_latency(mesh, spelling.axes[i])
         )
-        self._solutions: dict[int, int] = {}
 
     def seconds(self, sources: Layouts, targets: Layouts) -> Table:
         """Return a lower bound of the time of any plan from each layout to the one of the same
@@ -97,20 +96,29 @@ class EvenBound:
     def _one_in(self, places: SplitPlaces, far: Indices) -> Indices:
         """Return n for each: one in n devices has equal indices along the sub-axes of each of the
         pairs whose old one is among some."""
-        some, found = places.paired & far, np.ones(len(places.paired), dtype=np.int64)
-        if len(rows := np.flatnonzero(some)):
-            pairs = places.pairs[rows] & self.places.primes.numbers_of[some[rows]]
+        primes = self.places.primes
+        some = places.paired & far
+        found = primes.extents[some]
+        # pairs that close a cycle follow from the others
+        if len(rows := np.flatnonzero(some & places.paired_of_new)):
+            pairs = places.pairs[rows] & primes.numbers_of[some[rows]]
             codes, at = np.unique(pairs, return_inverse=True)
-            found[rows] = np.array([self._solved(code) for code in codes.tolist()])[at]
+            found[rows] //= self._implied(codes)[at]
         return found
 
-    def _solved(self, code: int) -> int:
-        if (found := self._solutions.get(code)) is None:
-            primes = self.places.primes
-            pairs = [
-                (primes.axes[i], primes.axes[want - 1])
-                for i, want in enumerate(primes.numbers(code))
-                if want
-            ]
-            found = self._solutions[code] = solutions(pairs)
+    def _implied(self, codes: Indices) -> Indices:
+        """Return the product of the sizes of one pair of each cycle: of a, b; b, c; c, a."""
+        primes = self.places.primes
+        sizes, every = np.array(primes.sizes), np.arange(primes.count)
+        # the place of the other of each pair, of none the last
+        none = primes.count
+        to = np.full((len(codes), none + 1), none)
+        others = codes[:, None] >> primes.width * every & primes.last
+        to[:, :-1] = np.where(others, others - 1, none)
+        first, done = np.broadcast_to(np.arange(none + 1), to.shape), 1
+        while done <= none:  # after each the first of twice as many on the way
+            first = np.minimum(first, np.take_along_axis(first, to, 1))
+            to, done = np.take_along_axis(to, to, 1), 2 * done
+        cycles = (to[:, :-1] < none) & (first[:, :-1] == every)
+        found: Indices = np.where(cycles, sizes, 1).prod(axis=1)
         return found

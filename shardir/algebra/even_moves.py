@@ -58,6 +58,10 @@ class EvenMoves:
         self.target = np.array([spelling.code(axes) for axes in problem.target.dims])
         self.partial = spelling.bitmask(problem.target.partial)
         self.reduced = spelling.bitmask(problem.source.partial)
+        split = sum(map(spelling.bitmask, problem.source.dims)) if self.sums else 0
+        self.scattered = self.reduced | split
+        """The axes over which a value is partial on the way to the target: the source's, and those
+        that split it before it became partial."""
         self.divides = None
         if not problem.is_even:
             self.divides = np.array([n % spelling.extents == 0 for n in problem.shape])
@@ -65,12 +69,18 @@ class EvenMoves:
 
     def of(self, layouts: Layouts) -> MoveArrays:
         """Return every move from layouts that a plan may need, some of them more than once."""
-        found = [*self._local(layouts), *self._along_suffixes(layouts)]
+        return self._nested(layouts, _arrays([*self._named(layouts), self._exchanges(layouts)]))
+
+    def named(self, layouts: Layouts) -> MoveArrays:
+        """Return the same without exchanges."""
+        return self._nested(layouts, _arrays([*self._named(layouts)]))
+
+    def _named(self, layouts: Layouts) -> Iterator[MoveRows]:
+        yield from self._local(layouts)
+        yield from self._along_suffixes(layouts)
         for partial in {*layouts.partial.tolist()}:
             same = np.flatnonzero(layouts.partial == partial)
-            found += self._reductions(layouts, same, partial)
-        found.append(self._exchanges(layouts))
-        return self._nested(layouts, _arrays(found))
+            yield from self._reductions(layouts, same, partial)
 
     def to(self, layouts: Layouts) -> MoveArrays:
         """Return the moves that lead to layouts, but for exchanges."""
@@ -187,21 +197,34 @@ class EvenMoves:
             yield _rows(row, self._appended(splits, dim, i + 1), partial, ROOTED, i + 1, dim)
 
     def _gathers_to(self, layouts: Layouts) -> Iterator[MoveRows]:
-        row, run = np.nonzero((self._used(layouts)[:, None] & self.run_masks) == 0)
-        splits, partial, axes = layouts.splits[row], layouts.partial[row], self.runs[run]
+        """Yield the gathers of a run, or of some of all axes in the mesh's order or the reverse."""
+        used = self._used(layouts)
+        row, run = np.nonzero((used[:, None] & self.run_masks) == 0)
+        found = [(row, self.runs[run])]
+        found += [self._starts(used, reverse) for reverse in (False, True)]
+        row, axes = (np.concatenate(x) for x in zip(*found, strict=True))
+        splits, partial = layouts.splits[row], layouts.partial[row]
         for dim in range(self.rank):
             yield _rows(row, self._appended(splits, dim, axes), partial, GATHER, axes, dim)
 
+    def _starts(self, used: Indices, reverse: bool) -> tuple[Indices, Indices]:
+        """Return the first axes, two or more, of those that are not used, in the mesh's order or
+        the reverse."""
+        spelling = self.spelling
+        free = spelling.of_sets(~used & (1 << spelling.count) - 1, reverse)
+        row, n = np.nonzero(spelling.lengths(free)[:, None] > np.arange(1, spelling.count))
+        return row, spelling.parted(free[row], n + 2)[0]
+
     def _along_suffixes_to(self, layouts: Layouts) -> Iterator[MoveRows]:
         """Yield the all-to-alls by which the minor axes of a dimension came from another one, and
-        the reduce-scatters of the source's partial values."""
+        the reduce-scatters."""
         for dim, row, splits, partial, axes in self._parted(layouts):
             for other in range(self.rank):
                 if other != dim:
                     before = self._appended(splits, other, axes)
                     yield _rows(row, before, partial, ALL_TO_ALL, axes, dim, other)
             sets = self.spelling.masks(axes)
-            some = np.flatnonzero((sets & ~self.reduced) == 0)
+            some = np.flatnonzero((sets & ~self.scattered) == 0)
             among = (partial | sets)[some]
             yield _rows(row[some], splits[some], among, SCATTER, axes[some], dim)
 

@@ -1,7 +1,7 @@
 """The fastest paths from one layout to many, or from many to one, of even shards: A*, of many
 layouts at once.
 
-    the 64 layouts by which a plan may be the fastest  ->  all moves from them, as arrays
+    the 256 layouts by which a plan may be the fastest  ->  all moves from them, as arrays
     -> the layouts after them, each once, with a bound of what is left
     -> the times of those moves by which a plan may be faster than the best one
 """
@@ -16,7 +16,7 @@ from shardir.algebra.even_times import EXCHANGE
 from shardir.algebra.exchange_costs import Table
 from shardir.algebra.traffic import Indices
 
-AT_ONCE = 64
+AT_ONCE = 256
 """The number of layouts from which moves are made at once, at the maximum."""
 
 LayoutBounds = Callable[[Layouts], Table]
@@ -66,6 +66,10 @@ class EvenPaths:
         moves = self._moves(self.layouts[todo])
         self._take(moves._replace(numbers=todo[moves.numbers]), limit)
         return True
+
+    def ended(self, limit: float) -> bool:
+        """Whether no layouts are left to go on from by which a plan may take less than `limit`."""
+        return not (self.open & (self.so_far + self.left < limit)).any()
 
     def _take(self, moves: MoveArrays, limit: float) -> None:
         """Add the moves that may lead to a plan of less than `limit` seconds."""

@@ -7,13 +7,16 @@ layouts at once.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardir.algebra.even_codes import Spelling
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
+
+Bits = np.ndarray[Any, np.dtype[np.int16]]
 
 
 class SplitPlaces(NamedTuple):
@@ -27,6 +30,20 @@ class SplitPlaces(NamedTuple):
     paired_of_new: Indices
     pairs: Indices
     known: Flags
+
+    def some(self, rows: Indices) -> "SplitPlaces":
+        return SplitPlaces(
+            self.gone[rows], self.paired[rows], self.gone_of_new[rows], self.paired_of_new[rows],
+            self.pairs[rows], self.known[rows],
+        )  # fmt: skip
+
+    def joined(self, other: "SplitPlaces") -> "SplitPlaces":
+        """Return the result of two comparisons, of different dimensions."""
+        return SplitPlaces(
+            self.gone | other.gone, self.paired | other.paired,
+            self.gone_of_new | other.gone_of_new, self.paired_of_new | other.paired_of_new,
+            self.pairs | other.pairs, self.known & other.known,
+        )  # fmt: skip
 
 
 class PrimePlaces:
@@ -67,8 +84,25 @@ class PrimePlaces:
             at += self._widths[chunk]
         return found
 
+    def bits(self, codes: Indices) -> list[Bits]:
+        """Return the bits of the primes at each place of splits, as far as there are some; at most
+        15 primes have bits of 16."""
+        bits = self.primes.bits.astype(np.int16)
+        return [bits[place] for place in self.primes.places(self.codes(codes))]
+
     def compared(self, old: Indices, new: Indices) -> SplitPlaces:
-        """Compare old and new splits, of as many layouts, or either of one: [layout, dimension]."""
+        """Compare old and new splits, of as many layouts, or either of one: [layout, dimension].
+        With one layout each split of a dimension is compared once."""
+        if len(old) == len(new):
+            return self._compared(old, new)
+        found = list[SplitPlaces]()
+        for here, there in zip(old.T[..., None], new.T[..., None], strict=True):
+            some, at = np.unique(here if len(new) == 1 else there, return_inverse=True)
+            ends = (some[:, None], there) if len(new) == 1 else (here, some[:, None])
+            found.append(self._compared(*ends).some(at.ravel()))
+        return reduce(SplitPlaces.joined, found)
+
+    def _compared(self, old: Indices, new: Indices) -> SplitPlaces:
         primes, sizes, last = self.primes, self._sizes, self.primes.last
         old, new = np.broadcast_arrays(self.codes(old), self.codes(new))
         found = [np.zeros(len(old), dtype=np.int64) for _ in range(5)]

@@ -2,15 +2,19 @@
 whose two ends meet in one exchange.
 
     [{a}, {}], partial sum {b}
-      -> [{a, b}, {}]            from the source: the fastest path by any moves
+      -> [{a, b}, {}]            from the source: the fastest path by any moves but exchanges
       -> [{b, a}, {c}]           one exchange
       -> [{b}, {}]               to the target: by any moves but exchanges
 
+An exchange may lead to any layout, and most moves would be exchanges. So the fastest paths by other
+moves are found, from the source and to the target, a few at a time, and then all exchanges between
+both ends are compared at once (even_meeting.py): each plan found limits what follows. Exchanges of
+uneven shards are estimated, so there some that may lead towards the target are moves too, those of
+the plan are counted, and the search begins again with their times.
+
 The order of A* is that of the time so far and the bound of what is left times WEIGHT, so that some
-plan is found soon; a layout is left out only by the bound itself. So when none is left, no plan by
-single moves is faster (Hansen and Zhou, Anytime heuristic search, 2007). An exchange to any layout
-is no single move: there would be too many. So the fastest paths to the target are found too, and
-all exchanges between both ends are priced at once (exchange_costs.py).
+plan is found soon; a layout is left out only by the bound itself. So when none is left, no plan of
+these moves is faster (Hansen and Zhou, Anytime heuristic search, 2007).
 """
 
 from collections.abc import Iterator
@@ -22,23 +26,20 @@ from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.even_bound import EvenBound
 from shardir.algebra.even_codes import Layouts, Spelling
+from shardir.algebra.even_meeting import EvenMeetings, MeetingEnds
 from shardir.algebra.even_moves import EvenMoves, MoveArrays
-from shardir.algebra.even_paths import EvenPaths
+from shardir.algebra.even_paths import EvenPaths, LayoutMoves
 from shardir.algebra.even_places import PrimePlaces
 from shardir.algebra.even_times import EXCHANGE, KINDS, EvenTimes
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.exchange_costs import ManyExchanges, Table
+from shardir.algebra.exchange_costs import Table
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.algebra.moves import RedistributionProblem
-from shardir.algebra.split_arrays import SplitArrays
 from shardir.algebra.steps import step_seconds
 from shardir.algebra.traffic import Indices
 
 WEIGHT = 1.5
-
-MAX_EXPANDED = 500
-"""The number of layouts from which moves to the target are made, at the maximum."""
 
 MAX_ONE_BY_ONE = 16
 """The number of devices up to which layouts of uneven shards are searched one by one: there arrays
@@ -50,13 +51,14 @@ MAX_DIFFERENCE = 1e-9
 MAX_COUNTED = 8
 """The number of plans of uneven shards by an exchange between both ends that are counted."""
 
-MAX_EXCHANGES = 200_000
-"""The number of exchanges that are priced at once, or those from one layout, which limits the
-memory."""
 
-ENDS = 64, 512
-"""The pairs of paths from both ends that are priced, of those partial over the same axes, are at
-most the squares of these: first few, since a fast plan that is found soon leaves few others."""
+EXPANDED = 64, 500, 1800
+"""The layouts from which moves are made at the maximum, at either end, when exchanges between both
+ends are compared: a fast plan that is found soon leaves few others."""
+
+FEW, MANY = 64, 1024
+"""The pairs of ends that are compared, of those partial over the same axes, are at most the squares
+of these: many at last."""
 
 
 class EvenSearch:
@@ -72,14 +74,23 @@ class EvenSearch:
         self.bound = EvenBound(mesh, shape, itemsize, spelling, places)
         source, target = map(spelling.of_layout, (problem.source, problem.target))
         self.source, self.target = source, target
-        self.from_source = self._started()
+        self.from_source = self._started(self.moves.named)
         """The paths from the source."""
+        self.to_target = EvenPaths(
+            spelling, target, self.moves.to, self._before,
+            lambda layouts: self.bound.seconds(source, layouts),
+        )  # fmt: skip
+        """Those to the target, without exchanges."""
 
-    def _started(self) -> EvenPaths:
+    def _started(self, moves: LayoutMoves) -> EvenPaths:
         return EvenPaths(
-            self.spelling, self.source, self.moves.of, self._after,
+            self.spelling, self.source, moves, self._after,
             lambda layouts: self.bound.seconds(layouts, self.target), WEIGHT,
         )  # fmt: skip
+
+    def restart(self) -> None:
+        """Search from the source anew, by all moves."""
+        self.from_source = self._started(self.moves.of)
 
     @staticmethod
     def fits(problem: RedistributionProblem) -> bool:
@@ -137,89 +148,49 @@ class EvenSearch:
                 self.times.counted[first, last] = counted
             now = step.layout
         if slower:
-            self.from_source = self._started()
+            self.restart()
         return slower
 
     def _counted(self, now: Layout, step: CollectiveStep) -> float:
         return step_seconds(self.problem.mesh, self.problem.shape, now, step, self.times.itemsize)
 
-    def meetings(self, limit: float) -> list[list[CollectiveStep]]:
+    def run_back(self, limit: float, layouts: int) -> None:
+        """Search from the target for plans of less than `limit` seconds, until none can be, or
+        moves are made from so many layouts."""
+        while self.to_target.expanded < layouts and self.to_target.expand(limit):
+            pass
+
+    def ended(self, limit: float) -> bool:
+        """Whether all paths are known by which a plan may take less than `limit` seconds."""
+        return self.from_source.ended(limit) and self.to_target.ended(limit)
+
+    def meetings(self, limit: float, *ends: int) -> list[list[CollectiveStep]]:
         """Return the fastest plan of a path that has been found, an exchange, and a path without
         one, if it takes less than `limit` seconds; of uneven shards some plans of which the fastest
-        is to be found by counting."""
-        to_target = EvenPaths(
-            self.spelling, self.target, self.moves.to, self._before,
-            lambda layouts: self.bound.seconds(self.source, layouts),
-        )  # fmt: skip
-        while to_target.expanded < MAX_EXPANDED and to_target.expand(limit):
-            pass
-        return [self._steps_by(to_target, *ends) for ends in self._joined(to_target, limit)]
+        is to be found by counting.
 
-    def _joined(self, to_target: EvenPaths, limit: float) -> list[tuple[int, int]]:
-        """Return the ends of the paths that the exchanges of the fastest plans join, of those that
-        take less than `limit` seconds. The plans of the first ends limit all others."""
-        count = 1 if self.problem.is_even else MAX_COUNTED
-        best = list[tuple[float, int, int]]()
-        for ends in ENDS:
-            found = self._best(to_target, self._ends(to_target, limit, ends), limit, count)
-            best = sorted({*best, *found})[:count]
-            if len(best) == count:
-                limit = best[-1][0]
-        return [(head, tail) for _, head, tail in best]
+        Args:
+            ends: the square roots of the numbers of pairs that are compared.
+        """
+        meetings = EvenMeetings(self.times, limit, 1 if self.problem.is_even else MAX_COUNTED)
+        for count in ends:
+            for heads, tails in self._ends(meetings.limit, count):
+                meetings.add(heads, tails)
+        return [self._steps_by(head, tail) for _, head, tail in meetings.found]
 
-    def _best(
-        self, to_target: EvenPaths, ends: list[tuple[Indices, Indices]], limit: float, count: int
-    ) -> list[tuple[float, int, int]]:
-        """Return the fastest plans of less than `limit` seconds: of each these, and both ends."""
-        from_source, size, found = self.from_source, self.times.size, list[tuple[float, int, int]]()
-        if not ends:
-            return found
-        (old, source), (new, target) = (
-            self._splits(paths.layouts.splits, np.concatenate(some))
-            for paths, some in zip((from_source, to_target), zip(*ends, strict=True), strict=True)
-        )
-        exchanges = ManyExchanges(self.problem.mesh, old, new)
-        for heads, tails in ends:
-            for i, j in _pairs(from_source.so_far, to_target.so_far, heads, tails, limit):
-                sums = from_source.so_far[i] + to_target.so_far[j]
-                latency, rate = exchanges.lowest(source[i], target[j])
-                some = latency + rate * size + sums < limit
-                i, j, sums = i[some], j[some], sums[some]
-                latency, rate = exchanges.costs(source[i], target[j])
-                seconds = np.where(np.isnan(rate), np.inf, latency + rate * size) + sums
-                best = np.argsort(seconds, kind="stable")[:count]
-                best = best[seconds[best] < limit]
-                rows = (seconds[best].tolist(), i[best].tolist(), j[best].tolist())
-                found = sorted([*found, *zip(*rows, strict=True)])[:count]
-                if len(found) == count:
-                    limit = found[-1][0]
-        return found
-
-    def _ends(
-        self, to_target: EvenPaths, limit: float, count: int
-    ) -> list[tuple[Indices, Indices]]:
-        """Return the layouts of both ends by which a plan may take less than `limit` seconds, that
+    def _ends(self, limit: float, count: int) -> Iterator[tuple[MeetingEnds, MeetingEnds]]:
+        """Yield the layouts of both ends by which a plan may take less than `limit` seconds, that
         are partial over the same axes: the first by that bound, in at most `count`**2 pairs."""
-        from_source, found = self.from_source, list[tuple[Indices, Indices]]()
-        heads, tails = (_within(paths, limit) for paths in (from_source, to_target))
-        for partial in np.unique(to_target.layouts.partial[tails]):
-            i = heads[from_source.layouts.partial[heads] == partial]
-            j = tails[to_target.layouts.partial[tails] == partial]
+        both = self.from_source, self.to_target
+        heads, tails = (_within(paths, limit) for paths in both)
+        for partial in sorted({*self.to_target.layouts.partial[tails].tolist()}):
+            i, j = (
+                some[paths.layouts.partial[some] == partial]
+                for paths, some in zip(both, (heads, tails), strict=True)
+            )
             if len(i):
                 most = [max(count, count**2 // len(others)) for others in (j, i)]
-                found.append((i[: most[0]], j[: most[1]]))
-        return found
-
-    def _splits(self, splits: Indices, some: Indices) -> tuple[SplitArrays, Indices]:
-        """Return the splits of a dimension that occur in some layouts, and for each layout their
-        numbers: [layout, dimension]."""
-        used = np.zeros(len(splits), dtype=np.bool_)
-        used[some] = True
-        codes, at = np.unique(splits[used], return_inverse=True)
-        found = np.zeros(splits.shape, dtype=np.int64)
-        found[used] = at.reshape(-1, splits.shape[1])
-        spelled = [*map(self.spelling.spelled, codes.tolist())]
-        return SplitArrays(self.problem.mesh, spelled), found
+                yield MeetingEnds.of(both[0], i[: most[0]]), MeetingEnds.of(both[1], j[: most[1]])
 
     def _steps_to(self, at: int) -> list[CollectiveStep]:
         """Return the steps of the path to a layout of `from_source`."""
@@ -231,17 +202,27 @@ class EvenSearch:
             now = found[-1].layout
         return found
 
-    def _steps_by(self, to_target: EvenPaths, first: int, last: int) -> list[CollectiveStep]:
+    def _steps_by(self, first: int, last: int) -> list[CollectiveStep]:
         """Return the steps by an exchange from a layout of `from_source` to one of `to_target`."""
-        found = self._steps_to(first)
+        found, to_target = self._steps_to(first), self.to_target
         now = found[-1].layout if found else self.problem.source
         path = to_target.path(last)
-        if now != (layout := self.spelling.layout(to_target.layouts[last])):
-            found.append(CollectiveStep("exchange", exchange_axes(now, layout), layout))
+        found += self._between(now, self.spelling.layout(to_target.layouts[last]))
         for here, there in pairwise(path):
             now, layout = (self.spelling.layout(to_target.layouts[at]) for at in (here, there))
             found.append(self._step(now, to_target.made[here], layout))
         return found
+
+    def _between(self, now: Layout, layout: Layout) -> Iterator[CollectiveStep]:
+        """Yield an exchange, or where it would be over no axes, slices."""
+        if axes := exchange_axes(now, layout):
+            yield CollectiveStep("exchange", axes, layout)
+            return
+        for dim, (have, want) in enumerate(zip(now.dims, layout.dims, strict=True)):
+            if have != want:
+                step = self.problem.move(AxisState.REPLICATED, AxisState.SHARDED, now, want, dim)
+                now = step.layout
+                yield step
 
     def _step(self, now: Layout, made: Indices, layout: Layout) -> CollectiveStep:
         """Return a move as a step to a layout."""
@@ -260,22 +241,6 @@ def _within(paths: EvenPaths, limit: float) -> Indices:
     bounds = paths.so_far + paths.left
     found = np.flatnonzero(bounds < limit)
     return found[np.argsort(bounds[found], kind="stable")]
-
-
-def _pairs(
-    before: Table, after: Table, heads: Indices, tails: Indices, limit: float
-) -> Iterator[tuple[Indices, Indices]]:
-    """Yield each head and tail whose times `before` and `after` an exchange are less than `limit`
-    together, in parts of about MAX_EXCHANGES, or of all those of a head."""
-    heads = heads[np.argsort(before[heads], kind="stable")]
-    tails = tails[np.argsort(after[tails], kind="stable")]
-    counts = np.searchsorted(after[tails], limit - before[heads])
-    parts = np.cumsum(counts) // MAX_EXCHANGES
-    for part in np.unique(parts):
-        some = parts == part
-        each = counts[some]
-        starts = np.repeat(np.cumsum(each) - each, each)
-        yield np.repeat(heads[some], each), tails[np.arange(len(starts)) - starts]
 
 
 def _axes(problem: RedistributionProblem) -> Axes:

@@ -6,7 +6,9 @@ shards, but for those that are counted.
     an exchange                          by the places of the old and the new splits
 """
 
+from functools import cached_property, reduce
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.named_costs import NamedMove, first_dims, named_forms
 from shardir.algebra.steps import step_seconds
-from shardir.algebra.traffic import Indices
+from shardir.algebra.traffic import Flags, Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
@@ -95,11 +97,12 @@ class EvenTimes:
         self, before: Layouts, after: Layouts, kinds: Indices, axes: Indices, dims: Indices
     ) -> Table:
         spelling, sets = self.spelling, self.spelling.masks(axes)
-        # of the orders of the axes only the mesh's own costs less to pack
-        orders = 2 * self._span_numbers[sets] + (axes == spelling.of_sets(sets))
-        first = dims.clip(max=1)
+        # only the first dimension, by axes in the mesh's order, costs less to pack
+        in_order = axes == spelling.of_sets(sets)
+        first = np.where((dims == 0) & ~in_order[:, None], 1, dims.clip(max=1))
         first[:, 1] = np.where((first == 1).all(axis=1), 2, first[:, 1])
-        keys = ((orders * EXCHANGE + kinds) * 4 + first[:, 0] + 1) * 4 + first[:, 1] + 1
+        spans = self._span_numbers[sets]
+        keys = ((spans * EXCHANGE + kinds) * 4 + first[:, 0] + 1) * 4 + first[:, 1] + 1
         have, want = (spelling.masks(x.splits) for x in (before, after))
         padded = self._padded(have, want, dims)
         keys = (keys * len(self._sizes) + padded[:, 0]) * len(self._sizes) + padded[:, 1]
@@ -114,12 +117,12 @@ class EvenTimes:
         some = [self._forms[key] for key in distinct.tolist()]
         count = max(map(len, some))
         costs = np.array([each + [each[-1]] * (count - len(each)) for each in some])
-        share = np.maximum(self._share(have), self._share(want)).prod(axis=1)
+        share = np.maximum(self.share(have), self.share(want)).prod(axis=1)
         latency, rate = costs[at].transpose(2, 1, 0)
         found: Table = (latency + rate * (self.size * share)).min(axis=0)
         return found
 
-    def _share(self, masks: Indices) -> Table:
+    def share(self, masks: Indices) -> Table:
         """Return the share of each dimension that the largest shard has: [layout, dimension]."""
         found: Table = self._shares[np.arange(masks.shape[1]), masks]
         return found
@@ -141,6 +144,22 @@ class EvenTimes:
 
     def exchanges(self, before: Layouts, after: Layouts) -> Table:
         """Return the times of exchanges (exchange_costs.py)."""
+        found, known, _ = self._exchanges(before, after)
+        for i in np.flatnonzero(~known).tolist():
+            now, then = (self.spelling.layout(x[i]) for x in (before, after))
+            step = CollectiveStep("exchange", exchange_axes(now, then), then)
+            found[i] = step_seconds(self.mesh, self.shape, now, step, self.itemsize)
+        return found
+
+    def meetings(self, before: Layouts, after: Layouts) -> Table:
+        """Return the times of exchanges, or slices, between the ends of paths; infinite where there
+        is no closed form."""
+        found, known, moving = self._exchanges(before, after)
+        return np.where(moving == 0, 0.0, np.where(known, found, np.inf))
+
+    def _exchanges(self, before: Layouts, after: Layouts) -> tuple[Table, Flags, Indices]:
+        """Return the times of exchanges, whether they are known, and the axes of the old splits
+        that change."""
         spelling, primes = self.spelling, self.places.primes
         old, new = spelling.masks(before.splits), spelling.masks(after.splits)
         had, has = union(old), union(new)
@@ -159,17 +178,74 @@ class EvenTimes:
         used = self.places.of_sets[had]
         wanted = primes.extents[places.gone_of_new & ~used]
         kept = np.where(places.paired_of_new & used, 0, 1 / primes.extents[places.gone_of_new])
-        sent = np.maximum(copies / wanted - kept, 0) * self._share(old).prod(axis=1)
+        sent = np.maximum(copies / wanted - kept, 0) * self.share(old).prod(axis=1)
         latency = self._call + self._factor * self._rounds[moving]
         received = self._byte_factor * receiving + self._copying * (1 - within[0])
-        rate = received * self._share(new).prod(axis=1) + self._copying * 2 * sent
+        rate = received * self.share(new).prod(axis=1) + self._copying * 2 * sent
         found: Table = latency + rate * self.size
         if self.counted:
             first, last = (spelling.keys(layouts) for layouts in (before, after))
             for ends, seconds in self.counted.items():
                 found[(first == ends[0]) & (last == ends[1])] = seconds
-        for i in np.flatnonzero(~places.known).tolist():
-            now, then = (spelling.layout(x[i]) for x in (before, after))
-            step = CollectiveStep("exchange", exchange_axes(now, then), then)
-            found[i] = step_seconds(self.mesh, self.shape, now, step, self.itemsize)
+        return found, places.known, moving
+
+    def lowest(self, before: Layouts, after: Layouts) -> "LowestExchanges":
+        """Return lower bounds of the times of exchanges from each layout to each of others."""
+        return LowestExchanges(self, before, after)
+
+    @cached_property
+    def lowest_rates(self) -> Table:
+        """The seconds for each byte of a shard that an exchange takes at least, without the packing
+        of what is sent: [outermost level of the pairs + 1, set of primes that are gone]."""
+        share = 1 / self.places.primes.extents
+        found = np.zeros((len(self._byte_seconds) + 1, len(share)))
+        more = self._byte_factor * np.diff(self._byte_seconds, prepend=0)
+        more[0] += self._copying
+        sets = np.arange(len(share))
+        for k, each in enumerate(more.tolist()):
+            found[: k + 1] += each * (1 - share[sets & self._far[k]])
+            found[k + 1 :] += each
+        return found
+
+    @cached_property
+    def latencies(self) -> Table:
+        """The latency of an exchange over each set of axes, of none 0."""
+        found: Table = np.where(self._rounds > 0, self._call + self._factor * self._rounds, 0)
+        return found
+
+
+class LowestExchanges:
+    """Lower bounds of the times of exchanges from each layout `before` to each one `after`, from
+    the places of all old and all new splits of each dimension as bits (even_places.py)."""
+
+    def __init__(self, times: EvenTimes, before: Layouts, after: Layouts):
+        self._times, places = times, times.places
+        self._shares = times.size * times.share(times.spelling.masks(after.splits)).prod(axis=1)
+        reach = places.primes.over_sets(0, lambda x, i: np.maximum(x, places.primes.levels[i] + 1))
+        self._dims = list[tuple[np.ndarray[Any, Any], ...]]()
+        """Of each dimension the numbers of the old and the new split of each layout; and by these
+        the axes that move, the primes that are gone, and the level of the pairs: [old, new]."""
+        for dim in range(len(times.shape)):
+            old, i = np.unique(before.splits[:, dim], return_inverse=True)
+            new, j = np.unique(after.splits[:, dim], return_inverse=True)
+            gone, changed = np.zeros((2, len(old), len(new)), dtype=np.int16)
+            have, want = places.bits(old), places.bits(new)
+            want += [np.zeros(len(new), dtype=np.int16)] * (len(have) - len(want))
+            for a, b in zip(have, want, strict=False):
+                changed |= a[:, None] & ~b
+                gone |= a[:, None] * (b == 0)
+            moving = times.spelling.masks(old)[:, None] * (old[:, None] != new)
+            levels = reach.astype(np.int16)[changed & ~gone]
+            self._dims.append((i, j, moving.astype(np.int16), gone, levels))
+
+    def seconds(self, rows: slice, columns: slice) -> Table:
+        """Return the bounds of some of them: [before, after]."""
+        moving, gone, levels = (
+            reduce(join, [x[k][x[0][rows]][:, x[1][columns]] for x in self._dims])
+            for k, join in ((2, np.bitwise_or), (3, np.bitwise_or), (4, np.maximum))
+        )
+        rates = self._times.lowest_rates
+        found: Table = rates.take(levels.astype(np.int64) * rates.shape[1] + gone)
+        found *= self._shares[columns]
+        found += self._times.latencies[moving]
         return found

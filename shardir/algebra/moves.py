@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations, permutations
 
 from shardir.algebra.bound import crossing, refined
@@ -11,9 +11,13 @@ from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.routes import full_axes, parts
-from shardir.algebra.traffic import cut
+from shardir.algebra.traffic import cut, sub_axes_of_primes
 
 REPLICATED, SHARDED, PARTIAL, ROOT = AxisState
+
+MAX_CUT = 16
+"""The number of devices up to which layouts are cut into sub-axes of two: on more a search takes
+far longer."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class RedistributionProblem:
     @staticmethod
     def of(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> "RedistributionProblem":
         ends = refined(mesh, source.simplified(mesh), target.simplified(mesh))
-        finer = tuple([cut(mesh, layout, parts(mesh)) for layout in ends])
+        finer = tuple([cut(mesh, layout, _cuts(mesh, shape)) for layout in ends])
         return RedistributionProblem(mesh, shape, *(ends if crossing(mesh, *finer) else finer))
 
     @cached_property
@@ -109,7 +113,7 @@ class RedistributionProblem:
         source, target, levels = self.source.used, self.target.used, self.mesh.level_sub_axes
         if not self.crosses:
             needed = (*source, *target, *self.mesh.cut(levels, source + target))
-            more = tuple([a for a in parts(self.mesh) if a.size])
+            more = tuple([a for a in _cuts(self.mesh, self.shape) if a.size])
             return (_uncrossed(self.mesh, needed, more),)
         orders = ((source, levels, target), (target, levels, source), (levels, source, target))
         found: dict[frozenset[Axis], Axes] = {}
@@ -197,6 +201,17 @@ class RedistributionProblem:
             for dim, have in enumerate(now.dims):
                 if self.nests(dim, have, have + axes):
                     yield self.move(PARTIAL, SHARDED, now, axes, dim)
+
+
+@lru_cache(maxsize=256)
+def _cuts(mesh: Mesh, shape: Shape) -> Axes:
+    """Return the sub-axes at which layouts are cut beside each other's. Those of two cross no
+    others of a mesh of a power of two, so that of any three layouts all plans are over the same
+    ones; of uneven shards, which are searched one by one on few devices, as few as may be."""
+    n, found = mesh.size, parts(mesh)
+    if n & (n - 1) == 0 and n <= MAX_CUT and all(size % n == 0 for size in shape):
+        return tuple([prime for prime, _ in sub_axes_of_primes(mesh, found)])
+    return found
 
 
 def _uncrossed(mesh: Mesh, found: Axes, more: Axes) -> Axes:

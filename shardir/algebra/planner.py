@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.detours import Detours
 from shardir.algebra.estimates import IMPROVEMENT
-from shardir.algebra.even_search import EvenSearch
+from shardir.algebra.even_search import EXPANDED, FEW, MANY, EvenSearch
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.meeting import meeting
@@ -32,9 +32,6 @@ _, SHARDED, PARTIAL, _ = AxisState
 MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
 """The number of steps that A* prices at the maximum, by the weight of the bound of what is left:
 first it searches for a plan that takes at most twice the minimum time, then for the fastest."""
-
-MAX_EXPANDED = 1500
-"""The number of layouts from which moves are made as arrays at the maximum."""
 
 MAX_CORRECTIONS = 5
 """The number of searches of uneven shards at the maximum, each with the counted times of the
@@ -121,24 +118,47 @@ class Search:
         """Search by A*, and for plans that meet in an exchange (`meets`); of uneven shards only
         where it ends early. Return whether no plan by single moves is faster than the best then."""
         if self.memory is None and EvenSearch.fits(self.problem):
-            assert self.best is not None, "an exchange is a plan"
             even = EvenSearch(self.problem, self.itemsize)
-            for _ in range(MAX_CORRECTIONS):
-                _, seconds = even.run(self.best[0], MAX_EXPANDED)
-                if seconds >= self.best[0]:
-                    break
-                self.offer(steps := even.steps())
-                if not even.correct(steps):
-                    break
-            for steps in even.meetings(self.best[0] * IMPROVEMENT):
-                self.offer(steps)
-            return False  # its end proves no more than that no single moves are faster
+            (self.meet_evenly if self.problem.is_even else self.meet_unevenly)(even)
+            return False  # its end proves no more than that no plan with one exchange is faster
         for weight in MAX_PRICED:
             if meets and weight == MEETING:
                 self.meet()
             if self.expand(weight):
                 return True
         return False
+
+    def meet_evenly(self, even: EvenSearch) -> None:
+        """Take the fastest plan of moves without exchanges, or of such moves from both ends and an
+        exchange between them."""
+        assert self.best is not None, "an exchange is a plan"
+        for layouts in EXPANDED:
+            _, seconds = even.run(self.best[0], layouts)
+            if seconds < self.best[0]:
+                self.offer(even.steps())
+            even.run_back(self.best[0] * IMPROVEMENT, layouts)
+            ended = even.ended(self.best[0] * IMPROVEMENT)
+            ends = MANY if ended or layouts == EXPANDED[-1] else FEW
+            for steps in even.meetings(self.best[0] * IMPROVEMENT, ends):
+                self.offer(steps)
+            if ended:
+                return
+
+    def meet_unevenly(self, even: EvenSearch) -> None:
+        """Take the fastest plan with exchanges whose times are counted."""
+        assert self.best is not None, "an exchange is a plan"
+        _, fewer, layouts = EXPANDED
+        even.restart()
+        for _ in range(MAX_CORRECTIONS):
+            _, seconds = even.run(self.best[0], layouts)
+            if seconds >= self.best[0]:
+                break
+            self.offer(steps := even.steps())
+            if not even.correct(steps):
+                break
+        even.run_back(self.best[0] * IMPROVEMENT, fewer)
+        for steps in even.meetings(self.best[0] * IMPROVEMENT, FEW, MANY):
+            self.offer(steps)
 
     def offer(self, steps: list[CollectiveStep]) -> None:
         """Take a plan if it is within the memory and faster than the best."""
