@@ -8,7 +8,7 @@
 2. Afterwards every op is computable: the layouts of its operands agree with its factors.
 3. An op with a strategy is placed by it; any other at minimum cost (`choose_op_sharding`).
 4. An op whose results are partial, or have another layout than assigned, is followed by a
-   redistribution.
+   redistribution of each that is used.
 5. A softmax, loss or norm whose row is split is decomposed; a composite always is.
 6. Equal redistributions of a value are one; an op that is placed at minimum cost uses the
    redistributions that other ops need at no cost.
@@ -157,6 +157,8 @@ class _FunctionPlacement:
         for v, natural in zip(op.results, placement.results, strict=True):
             if (assigned := layout_at(v)) != natural:
                 set_type(v, with_layout(unsharded_type(v), natural))
+                if v.first_use is None:
+                    continue
                 new = _redistribute_after(op, v, assigned, self.mesh)
                 self.own.add(new)
                 self.needs[new] = self.needs.pop(v, {})

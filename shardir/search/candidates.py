@@ -12,6 +12,7 @@
    not where another candidate is faster with the redistributions from and to its layouts
    (domination.py). That is known before its ops are made: they take at least the time of the ops
    of which only such dimensions are split, divided by the number of devices along other axes.
+   Ops that only results without uses need are not made, as in the lowered program.
 4. An annotated strategy is the only candidate.
 5. An op that depends on no argument is computed redundantly on every device: slices of it are free.
 """
@@ -24,6 +25,7 @@ from math import prod
 from typing import NamedTuple
 
 from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation
 
 from shardir.algebra.factors import FactorAxes, Factors, OpSharding, try_op_sharding
@@ -118,7 +120,7 @@ class CandidateSource:
                 others dominate; None: to leave out none.
         """
         types = tuple(v.type for v in (*op.operands, *op.results))
-        key = (type(op), constant, fixed, types, tuple(op.properties.items()))
+        key = (type(op), constant, fixed, types, _used(op), tuple(op.properties.items()))
         if key not in self._made:
             self._made[key] = tuple(self._candidates(op, constant, fixed))
         return self._made[key]
@@ -293,7 +295,7 @@ class CandidateSource:
             with_layout(unsharded_type(v), l)
             for v, l in zip(op.operands, sharding.operands, strict=True)
         ]
-        parts = type(op), *types, *(unsharded_type(v) for v in op.results)
+        parts = type(op), *types, *(unsharded_type(v) for v in op.results), *_used(op)
         return self._parts.get_or(parts, op.properties, lambda: self._lowered(op, types))
 
     def _lowered(
@@ -309,7 +311,14 @@ class CandidateSource:
         )  # fmt: skip
         results = trial.parts(builder)
         assert results is not None
-        time = sum(map(self.seconds, block.ops))
         layouts = tuple(builder.layout(v) for v in results)
         trial.erase()
-        return layouts, time
+        kept = [v for v, is_used in zip(results, _used(op), strict=True) if is_used]
+        builder.insert(ReturnOp(*kept))
+        builder.erase_unused(None, None)
+        return layouts, sum(map(self.seconds, block.ops))
+
+
+def _used(op: TensorOp) -> tuple[bool, ...]:
+    """Return of each result whether an op uses it."""
+    return tuple([v.first_use is not None for v in op.results])

@@ -199,8 +199,9 @@ class CostGraph:
 
     def _needs_variable(self, v: SSAValue) -> bool:
         """Whether a result may have another layout than the one it is made in. Otherwise its only
-        user redistributes it from there."""
-        users = self._users.get(v, [])
+        user redistributes it from there; one that nothing uses stays there."""
+        if not (users := self._users.get(v, [])):
+            return False
         returned = any(isinstance(op, ReturnOp) for op in users)
         tied = v in self.ties or v in self._tied
         span = self.spans.get(v) if self.spans else None

@@ -15,9 +15,10 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.cost import report
-from shardir.dialects.dist import StrategyAttr
-from shardir.dialects.nn.base import TensorOp, decomposes
+from shardir.dialects.dist import StrategyAttr, with_layout
+from shardir.dialects.nn.base import TensorOp, decomposes, is_in_parts
 from shardir.dialects.nn.types import itemsize, unsharded_type
+from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import CandidateSource
 
 TWO, FOUR = (Mesh("m", (("d", n),)) for n in (2, 4))
@@ -45,6 +46,34 @@ def test_a_candidate_takes_the_time_of_its_program(mesh: Mesh):
             plan = laid_out(module, mesh, c.operands, c.results)
             (cost,) = report(apply(plan, "insert-redistributions", "lower-to-spmd"))
             assert sum(o.seconds for o in cost.ops) == pytest.approx(c.seconds), (case, c.strategy)
+
+
+@pytest.mark.parametrize("mesh", extent([TWO], [TWO, FOUR, MESH]), ids=str)
+def test_a_decomposed_op_has_only_the_ops_that_used_results_need(mesh: Mesh):
+    """Of every op with several results that decomposes, each of which is used alone."""
+    source, draw, seen = CandidateSource(mesh), Random(0), set[str]()
+    for case in CASES:
+        element = draw.choice(case.elements)
+        args, body = case.args(element), case.body(element)
+        op = function(program(args, body), "f").body.block.first_op
+        assert isinstance(op, TensorOp)
+        n = len(op.results)
+        if n < 2 or not decomposes(type(op)) or extent(op.name, str(case)) in seen:
+            continue
+        seen.add(extent(op.name, str(case)))
+        for i in range(n):
+            module = program(args, lambda *xs, body=body, i=i: body(*xs)[i])
+            op = function(module, "f").body.block.first_op
+            assert isinstance(op, TensorOp)
+            found = source.of(op, False)
+            in_parts = [c for c in found if is_in_parts(type(op), op.factors(), c.operands)]
+            for c in draw.sample(in_parts, min(len(in_parts), extent(1, len(in_parts)))):
+                op.properties["strategy"] = StrategyAttr(c.strategy)
+                for v, l in zip(op.results, c.results, strict=True):
+                    set_type(v, with_layout(unsharded_type(v), l))
+                plan = laid_out(module, mesh, c.operands)
+                (cost,) = report(apply(plan, "insert-redistributions", "lower-to-spmd"))
+                assert sum(o.seconds for o in cost.ops) == pytest.approx(c.seconds), (case, i)
 
 
 @pytest.mark.parametrize("mesh", extent([TWO], [TWO, FOUR, MESH]), ids=str)

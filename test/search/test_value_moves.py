@@ -1,5 +1,5 @@
-"""Redistributions of values that repeat smaller ones, and of the partial results of decomposed ops:
-the objective against the lowered program."""
+"""Redistributions of values that repeat smaller ones, of the partial results of decomposed ops, and
+of results that nothing uses: the objective against the lowered program."""
 
 from random import Random
 
@@ -21,6 +21,10 @@ OPERANDS = [("64x64", "0, 2", "{a}, {b, c}"), ("64x1x64", "0, 1, 2", "{b}, {}, {
 SPLITS = ["{}, {}, {}", "{a}, {}, {}", "{a, b}, {}, {}", "{}, {a}, {b}", "{}, {}, {a, b}",
           "{b}, {c}, {}", "{}, {b}, {c}"]  # fmt: skip
 """The axes of the dimensions of a result."""
+
+
+def tensor(shape: str, split: str) -> str:
+    return f"tensor<{shape}xf32, #dist.layout<@m, [{split}]>>"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -45,11 +49,8 @@ def test_what_is_repeated_moves_before_it_is(seed: int) -> None:
 @pytest.mark.parametrize("want", ["{b}", "{b, a}"])
 def test_partial_results_of_a_decomposed_op_move_to_their_users(want: str) -> None:
     """Sums over the batch for the update, of a norm whose features are split too."""
-
-    def t(shape: str, split: str) -> str:
-        return f"tensor<{shape}xf32, #dist.layout<@m, [{split}]>>"
-
-    x, w, s, y = t("64x64", "{a}, {b}"), t("64", "{b}"), t("64", "{a}"), t("64", want)
+    x, w = tensor("64x64", "{a}, {b}"), tensor("64", "{b}")
+    s, y = tensor("64", "{a}"), tensor("64", want)
     made = ["tensor<64x64xf32>", "tensor<64xf32>", "tensor<64xf32>"]
     split = "({a}, {b}), ({b},), ({a}, {b}), ({a},), ({a},)"
     module = parse(f"""{declared(MESH)}
@@ -60,6 +61,23 @@ def test_partial_results_of_a_decomposed_op_move_to_their_users(want: str) -> No
           %0 = nn.add %v, %dw strategy <@m, (({want},), ({want},))> : ({y}, {made[1]}) -> {made[1]}
           %1 = nn.add %v, %db strategy <@m, (({want},), ({want},))> : ({y}, {made[1]}) -> {made[1]}
           func.return %dx, %0, %1 : {", ".join(made)}
+        }}""")
+    _, found = laws.searched(module)
+    assert found["objective = lowered"] == 1
+
+
+@pytest.mark.parametrize("features", ["", "b"])
+def test_a_result_that_nothing_uses_does_not_move(features: str) -> None:
+    """Of a norm that is decomposed where its features are split: the layout of dx is another one
+    than it is made in, but nothing uses it."""
+    split = f"{{a}}, {{{features}}}"
+    x, w, s = tensor("64x64", split), tensor("64", f"{{{features}}}"), tensor("64", "{a}")
+    strategy = f"({split}), ({{{features}}},), ({split}), ({{a}},), ({{a}},)"
+    module = parse(f"""{declared(MESH)}
+        func.func @f(%x: {x}, %w: {w}, %s: {s}) -> tensor<64xf32> {{
+          %dx, %dw, %db = nn.layer_norm_grad %x, %w, %x, %s, %s strategy <@m, ({strategy})> :
+            ({x}, {w}, {x}, {s}, {s}) -> ({tensor("64x64", "{}, {c}")}, tensor<64xf32>, {w})
+          func.return %dw : tensor<64xf32>
         }}""")
     _, found = laws.searched(module)
     assert found["objective = lowered"] == 1
