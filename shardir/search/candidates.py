@@ -14,7 +14,8 @@
    of which only such dimensions are split, divided by the number of devices along other axes.
    Ops that only results without uses need are not made, as in the lowered program.
 4. An annotated strategy is the only candidate.
-5. An op that depends on no argument is computed redundantly on every device: slices of it are free.
+5. An op that costs nothing and depends on no argument is computed redundantly on every device, if
+   all that it depends on is: slices of it are free.
 """
 
 from collections.abc import Iterator, Sequence
@@ -115,7 +116,7 @@ class CandidateSource:
         """Return the candidates of an op.
 
         Args:
-            constant: it depends on no argument.
+            constant: it depends on no argument, and its operands are never split.
             fixed: of which values only equal layouts are compared, to leave out candidates that
                 others dominate; None: to leave out none.
         """

@@ -103,13 +103,13 @@ class CostGraph:
         for op in self.block.ops:
             for v in dict.fromkeys(op.operands):
                 self._users.setdefault(v, []).append(op)
-        constant: set[SSAValue] = set()
+        unsharded: set[SSAValue] = set()  # those that depend on no argument, and are never split
         ops = [op for op in self.block.ops if isinstance(op, TensorOp)]
         for op in ops:
-            is_constant = all(v in constant for v in op.operands)
-            if is_constant:
-                constant.update(op.results)
+            is_constant = unsharded.issuperset(op.operands)
             candidates = self.source.of(op, is_constant, self._fixed(op))
+            if is_constant and not any(l.complete.used for c in candidates for l in c.results):
+                unsharded.update(op.results)
             if op in self.unsaved.repeated:
                 candidates = self._with_recomputed(candidates)
             self.candidates[op] = candidates

@@ -67,4 +67,12 @@ MUTANTS = [
         "if (users := self._users.get(v, [])) is None:",
         "test/search/test_value_moves.py -k uses",
     ),
+    Mutant(
+        "what repeats a constant that costs is whole",
+        "All devices compute what costs nothing of constants, whatever these cost.",
+        "shardir/search/cost_graph.py",
+        "if is_constant and not any(l.complete.used for c in candidates for l in c.results):",
+        "if is_constant:",
+        "test/search/test_search.py -k no_argument",
+    ),
 ]
