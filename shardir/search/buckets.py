@@ -39,6 +39,9 @@ one more is looked for."""
 
 Solve = Callable[[CostProblem], Solution]
 
+SolveAgain = Callable[[CostProblem, float], Solution]
+"""Solves a problem; a solution of the given cost is good enough."""
+
 
 class BucketPrices(Protocol):
     """The prices of transfers that may be in buckets."""
@@ -101,7 +104,7 @@ def solve_with_buckets(
     shared: Callable[[Sequence[int]], float],
     prices: BucketPrices,
     solve: Solve,
-    again: Solve,
+    again: SolveAgain,
     scalings: int = MAX_SCALINGS,
 ) -> tuple[Solution, LatencyShares]:
     """Return the best plan that is found, and the shares with which its problem has its cost; of
@@ -136,7 +139,8 @@ def solve_with_buckets(
         if not remaining or left <= unpriced:
             break
         trial = remaining.pop(0)
-        found, agreeing = priced_fully(again(problem(trial)), trial)
+        solved = again(problem(trial), bound / (1 - MAX_UNPRICED))
+        found, agreeing = priced_fully(solved, trial)
         if found.objective < best.objective * IMPROVEMENT:
             best, shares, remaining = found, agreeing, next_shares(agreeing)
         elif left <= 2 * unpriced:

@@ -13,7 +13,7 @@ from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import ShardirError
 from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import MAX_UNPRICED, Solve, solve_with_buckets
+from shardir.search.buckets import MAX_UNPRICED, Solve, SolveAgain, solve_with_buckets
 from shardir.search.candidates import candidate_source
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
@@ -87,7 +87,10 @@ def _searched(
         return lambda problem: solve(problem, cap, gap, progress, bounds)
 
     source, block = candidate_source(lowered.mesh.without_memory), lowered.f.body.block
-    again = solver(max(gap, MAX_UNPRICED), bounds=False)
+
+    def again(problem: CostProblem, enough: float) -> Solution:
+        return solve(problem, cap, max(gap, MAX_UNPRICED), bounds=False, enough=enough)
+
     plan = fastest_plan(CostGraph(block, source, ties), solver(gap), again)
     if limit is None:
         return plan
@@ -122,7 +125,7 @@ def _searched(
     )
 
 
-def fastest_plan(graph: CostGraph, solve: Solve, again: Solve) -> StrategyPlan:
+def fastest_plan(graph: CostGraph, solve: Solve, again: SolveAgain) -> StrategyPlan:
     """Return the fastest plan that is found. `again` solves the problems after the first."""
     found = solve_with_buckets(
         graph.bounding_problem, graph.smallest_shares, graph.credit, graph.problem_with,
@@ -157,7 +160,7 @@ def plan_within(
     """
     held = live_bytes(graph, hosted)
 
-    def within(problem: CostProblem) -> Solution:
+    def within(problem: CostProblem, _: float = -inf) -> Solution:
         return solve_within(problem, held, limit, solve, gap, choices)
 
     solution, shares = solve_with_buckets(

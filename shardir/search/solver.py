@@ -68,6 +68,7 @@ def solve(
     progress: ReportBounds = ignore,
     bounds: bool = True,
     sweeps: int = SWEEPS,
+    enough: float = -inf,
 ) -> Solution:
     """Return the minimum; or, where its tables would have more than `cap` entries, a solution that
     is proven to be within `gap` of it, or the best one found.
@@ -76,23 +77,25 @@ def solve(
         bounds: whether the bound matters too: without, it is no larger than the gap needs. The
             solution is the same.
         sweeps: of messages before values are ruled out for the first time.
+        enough: the cost of a solution at which no better one is looked for.
     """
     if _fits(problem, cap):
         return eliminate(problem, cap)
     elimination = Elimination(problem)
     elimination.run(cap, PAIR_NEIGHBOURS)
     rest, number_of = elimination.rest()
-    found = narrow(rest, cap, gap, progress, bounds, sweeps)
+    found = narrow(rest, cap, gap, progress, bounds, sweeps, enough)
     choice = elimination.choice({v: found.choice[i] for v, i in number_of.items()})
     objective = problem.cost(choice)
     return Solution(choice, objective, min(found.bound, objective))
 
 
 def narrow(
-    problem: CostProblem, cap: int, gap: float, progress: ReportBounds, bounds: bool, sweeps: int
-) -> Solution:
-    """Return a solution of a problem whose tables do not fit, by ruling out values until they do
-    or until the gap is reached."""
+    problem: CostProblem, cap: int, gap: float, progress: ReportBounds, bounds: bool, sweeps: int,
+    enough: float,
+) -> Solution:  # fmt: skip
+    """Return a solution of a problem whose tables do not fit, by ruling out values until they do,
+    or until the gap is reached or a solution costs no more than is `enough`."""
     allowed = [np.arange(len(u)) for u in problem.unary]
     relaxation = Relaxation(problem, [int(u.argmin()) for u in problem.unary])
     relaxation.run(sweeps)
@@ -106,7 +109,7 @@ def narrow(
         return relaxation.objective - gap * abs(relaxation.objective)
 
     def is_close() -> bool:
-        return bound >= close()
+        return bound >= close() or relaxation.objective <= enough
 
     for narrowing in range(MAX_NARROWINGS):
         if narrowing:

@@ -106,7 +106,7 @@ class Instance:
         smallest = smallest_shares(TENSORS)
         return solve_with_buckets(
             self.problem(smallest), smallest, lambda _: 0.0, self.problem, transfers, lambda _: 0.0,
-            self, solve, solve,
+            self, solve, lambda problem, _: solve(problem),
         )  # fmt: skip
 
     def cost(self, choice: Sequence[int]) -> float:

@@ -67,7 +67,7 @@ def test_equal_first_moves_are_made_once(seed: int) -> None:
 def test_the_sum_has_what_five_users_of_an_annotated_value_share(seed: int) -> None:
     ((f, block),) = bodies(matmuls("", "wwwww", seed))
     graph = CostGraph(block, CandidateSource(MESH), tied_values(f, block))
-    plan = fastest_plan(graph, solve, solve)
+    plan = fastest_plan(graph, solve, lambda problem, _: solve(problem))
     assert graph.shared.seconds(plan.solution.choice) == 0
 
 

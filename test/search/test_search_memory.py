@@ -312,7 +312,9 @@ def of_bytes(
     graph: CostGraph, hosted: object, limit: int, gap: float, solve: Solve, choices: object
 ) -> StrategyPlan:
     """A plan that holds exactly the bytes of the limit."""
-    return replace(plan.fastest_plan(graph, solve, solve), live_bytes=limit)
+    return replace(
+        plan.fastest_plan(graph, solve, lambda problem, _: solve(problem)), live_bytes=limit
+    )
 
 
 def test_a_plan_saves_at_most_what_its_program_needs():
@@ -323,7 +325,7 @@ def test_a_plan_saves_at_most_what_its_program_needs():
     assert mesh is not None
     ties, lowered = tied_values(f, f.body.block), LoweredPlans(module, f, mesh)
     graph = CostGraph(f.body.block, CandidateSource(mesh), ties)
-    found = plan.fastest_plan(graph, *[lambda problem: solve(problem, MAX_TABLE_ENTRIES)] * 2)
+    found = plan.fastest_plan(graph, solve, lambda problem, _: solve(problem))
     saved, used = saved_bytes(f.body.block, ties, found), lowered.bytes(found)
     assert used / 2 < saved <= used
     assert lowered.may_fit(found, ties, saved) and not lowered.may_fit(found, ties, saved - 1)
