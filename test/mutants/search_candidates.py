@@ -68,7 +68,7 @@ MUTANTS = [
         "test/search/test_value_moves.py -k uses",
     ),
     Mutant(
-        "what repeats a constant that costs is whole",
+        "what repeats a constant that costs is not split",
         "All devices compute what costs nothing of constants, whatever these cost.",
         "shardir/search/cost_graph.py",
         "if is_constant and not any(l.complete.used for c in candidates for l in c.results):",
