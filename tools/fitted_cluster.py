@@ -90,9 +90,9 @@ def fitted(
     }
     found = fit(predict, measured, start, against(probes), small)
     ratios = {
-        p: float(ratio)
-        for p, ratio in zip(probes, found.predicted / measured, strict=True)
-        if p.about
+        p: float(predicted) / s
+        for p, predicted, s in zip(probes, found.predicted, measured, strict=True)
+        if p.about and s > 0
     }
     if any(p.text for p in probes):
         coefficients = relative(given, compiled, times, found.cluster)
@@ -162,7 +162,7 @@ def relative(
     terms, seconds = [], []
     for probe, found, share in zip(probes, terms_of(compiled.module, ops), shares, strict=True):
         bound = probe.about not in (*NO_BYTES, *dict(cluster.ops))
-        if bound and probe.size == largest[probe.about]:
+        if bound and probe.size == largest[probe.about] and times[probe.name] > 0:
             apart = any(found.bytes[1:])
             terms.append(replace(found, cal=0) if apart else found)
             seconds.append(times[probe.name] * (share if apart else 1.0))

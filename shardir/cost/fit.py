@@ -59,6 +59,7 @@ def fit(
     """Return the cluster for which the model is closest to the measurements.
 
     Args:
+        measured: seconds; one of 0 is of no more work than its marks, and counts for nothing.
         start: the start values; a parameter that it lacks is not fitted, and one that is 0 stays 0.
         against: from measurements with a collective in flight to those of the same ops one after
             the other. The interference is fitted last, to their ratios; they count for nothing
@@ -67,10 +68,11 @@ def fit(
             in which a device is itself at work in them. The median of their shares of the time of
             such collectives one after the other is the occupancy; they count for nothing else.
     """
-    y, pairs, small = np.asarray(measured), dict(against or {}), dict(at_work or {})
+    y, given, small = np.asarray(measured), dict(against or {}), dict(at_work or {})
+    pairs = {i: j for i, j in given.items() if y[i] > 0 and y[j] > 0}
     beside, apart = np.array([*pairs], dtype=int), np.array([*pairs.values()], dtype=int)
     every = np.arange(len(y))
-    alone = np.setdiff1d(every, [*beside, *apart, *small])
+    alone = np.setdiff1d(every[y > 0], [*given, *given.values(), *small])
 
     def seconds_of(cluster: Cluster, some: Indices) -> Array:
         return np.asarray(predict(cluster, some.tolist()))
