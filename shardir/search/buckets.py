@@ -95,13 +95,31 @@ class LateTransfer(NamedTuple):
     positions: Positions
 
 
+class BucketProblems(Protocol):
+    """The problems of one function, by the shares of buckets."""
+
+    @property
+    def smallest_shares(self) -> LatencyShares:
+        """Those with which no solution costs more than in its buckets."""
+        ...
+
+    def problem_with(self, shares: LatencyShares) -> CostProblem:
+        """Return the problem with some shares."""
+        ...
+
+    def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
+        """Return the transfers of a solution that may be in buckets."""
+        ...
+
+    def shared_seconds(self, choice: Sequence[int]) -> float:
+        """Return what the costs of a solution count several times, and its program has once."""
+        ...
+
+
 def solve_with_buckets(
+    problems: BucketProblems,
     first: CostProblem,
-    smallest: LatencyShares,
     credit: Callable[[Sequence[int]], float],
-    problem: Callable[[LatencyShares], CostProblem],
-    transfers: Callable[[Sequence[int]], list[LateTransfer]],
-    shared: Callable[[Sequence[int]], float],
     prices: BucketPrices,
     solve: Solve,
     again: SolveAgain,
@@ -111,11 +129,7 @@ def solve_with_buckets(
     equally fast plans (algebra/estimates.py) the first.
 
     Args:
-        first: the problem in which no solution costs more than in its buckets: with the shares
-            `smallest`, and less the `credit` of each solution.
-        problem: returns the problem with some shares.
-        transfers: returns a solution's transfers that may be in buckets.
-        shared: returns what the costs of a solution count several times, and its program has once.
+        first: the problem with the smallest shares, less the `credit` of each solution.
         solve: solves the first problem.
         again: solves others, of which the bounds are not used.
         scalings: the largest number of plans after the first.
@@ -124,13 +138,13 @@ def solve_with_buckets(
     def priced_fully(found: Solution, shares: LatencyShares) -> tuple[Solution, LatencyShares]:
         """Return a solution of the problem with some shares with its cost in its buckets, and the
         shares that agree with it."""
-        chosen = transfers(found.choice)
+        chosen = problems.bucket_transfers(found.choice)
         seconds, agreeing = shared_seconds(chosen, prices)
         objective = found.objective + seconds - priced(chosen, prices, shares)
-        return replace(found, objective=objective - shared(found.choice)), agreeing
+        return replace(found, objective=objective - problems.shared_seconds(found.choice)), agreeing
 
     found = solve(first)
-    best, shares = priced_fully(found, smallest)
+    best, shares = priced_fully(found, problems.smallest_shares)
     best = replace(best, objective=best.objective + credit(found.choice))
     bound, missing = found.bound, best.objective - found.objective
     remaining = next_shares(shares) if missing > MAX_UNPRICED * best.objective else []
@@ -139,7 +153,7 @@ def solve_with_buckets(
         if not remaining or left <= unpriced:
             break
         trial = remaining.pop(0)
-        solved = again(problem(trial), bound / (1 - MAX_UNPRICED))
+        solved = again(problems.problem_with(trial), bound / (1 - MAX_UNPRICED))
         found, agreeing = priced_fully(solved, trial)
         if found.objective < best.objective * IMPROVEMENT:
             best, shares, remaining = found, agreeing, next_shares(agreeing)

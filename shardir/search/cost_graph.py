@@ -25,13 +25,10 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from shardir.algebra.layout import Layout
 from shardir.algebra.routes import Table
 from shardir.analysis.loops import Loops
-from shardir.analysis.updates import after_update
 from shardir.dialects.dist import layout_of
-from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp, decomposes
 from shardir.dialects.nn.repeated import repeated
 from shardir.dialects.nn.types import size_of, unsharded_type
-from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import LateTransfer, Positions, smallest_shares
 from shardir.search.candidates import Candidates, CandidateSource
 from shardir.search.copies import ValueLayout, ValueLayouts, copy_seconds, source, with_copies
@@ -46,6 +43,7 @@ from shardir.search.shared_moves import SharedMoves
 from shardir.search.transfer_costs import ValueTransfer
 from shardir.search.transients import Transients
 from shardir.search.unsaved import UnsavedValues
+from shardir.search.use_positions import UsePositions
 from shardir.search.value_layouts import Ties, Uses, needed, operand_indices, result_index
 from shardir.search.value_moves import MovedValue
 
@@ -93,10 +91,9 @@ class CostGraph:
         self._tables: dict[tuple, Table] = {}
         self._layouts: dict[tuple, ValueLayouts] = {}
         self._twice: dict[int, tuple[Candidates, Candidates]] = {}
-        self._at = {op: i for i, op in enumerate(block.ops)}
-        self._late, self._loops = after_update([*self._at]), Loops(self._at)
-        updates = (i for op, i in self._at.items() if isinstance(op, UpdateOp))
-        self._update = next(updates, len(self._at))
+        self._positions = UsePositions(block)
+        self._at, self._late = self._positions.at, self._positions.late
+        self._loops = Loops(self._at)
         self._build()
 
     def _build(self) -> None:
@@ -250,11 +247,11 @@ class CostGraph:
 
         key = id(candidates), "makes", i, id(layouts), runs
         users, at = self._users.get(v, []), self._at[op]
-        positions = Positions(at, at, at, len(self._at) - 1)
+        positions = Positions(at, at, at, self._positions.last)
         uses = [self._user(op, v) for op in users]
         self._add(Edge(ends, key, 1, size_of(v), table, transfers, positions, uses), users)
         if users:
-            first = min(users, key=lambda op: self._first_use([op]))
+            first = min(users, key=lambda op: self._positions.first_use([op]))
             self._made[first, v] = tuple([c.results[i] for c in candidates])
 
         if self.transients is not None:
@@ -266,15 +263,15 @@ class CostGraph:
     def _add_late_copies(self, v: SSAValue, users: Sequence[User]) -> None:
         """Add the edge of the copies of a value that only these users share."""
         layouts, t = with_copies(self.layouts[v], True), unsharded_type(v)
-        runs, made = self._loops.changes(v), -1 if isinstance(v.owner, Block) else self._at[v.owner]
+        runs, made = self._loops.changes(v), self._positions.made(v)
 
         def table(shares: LatencyShares | None) -> Table:
             return np.diag(runs * copy_seconds(self.mesh, t, layouts, shares))
 
         key, most = (id(self.layouts[v]), "late copies", runs), max(len(l.shared) for l in layouts)
-        places, ends = (made, self._update - 1), (self.value_variable[v],) * 2
+        ends, of = (self.value_variable[v],) * 2, (self.mesh, t, layouts, users, made)
         self.bucket_edges.append(
-            LateCopies(ends, key, most, size_of(v), table, self.mesh, t, layouts, users, *places)
+            LateCopies(ends, key, most, size_of(v), table, *of, self._positions)
         )
 
     def _add_user(self, v: SSAValue, op: TensorOp) -> None:
@@ -301,10 +298,8 @@ class CostGraph:
             needs = needed(candidates[y], at)
             return [moved.transfer(source(self.mesh, t, layouts[x], l), l) for l in needs]
 
-        here, last = self._at[op] - 1, self._first_use([op]) - 1
-        made = -1 if isinstance(v.owner, Block) else self._at[v.owner]
-        reduced = self._update - 1 if made < self._update <= here else here
-        positions = Positions(made, reduced, here, last)
+        here, last = self._at[op] - 1, self._positions.first_use([op]) - 1
+        positions = self._positions.between(self._positions.made(v), here, last)
         self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
         if not self._late([op]):
             made_in = self._made.get((op, v), ())
@@ -318,21 +313,10 @@ class CostGraph:
             )  # fmt: skip
 
     def _user(self, op: Operation, v: SSAValue) -> User:
-        at, candidates = self._first_use([op]), self.candidates.get(op)
+        at, candidates = self._positions.first_use([op]), self.candidates.get(op)
         if candidates is None:  # such as the return, which has many operands
             return User(at, None, (), ())
         return User(at, self.op_variable[op], candidates, operand_indices(op, v))
-
-    def _first_use(self, users: Sequence[Operation]) -> int:
-        """Return the index of the first op that needs a value which is redistributed for some ops:
-        fuse-communication moves casts to their own first uses."""
-        at = [
-            self._first_use([use.operation for use in op.out.uses])
-            if isinstance(op, ConvertOp)
-            else self._at[op]
-            for op in users
-        ]
-        return min(at, default=len(self._at))
 
     def made_in(self, candidates: Candidates, i: int) -> ValueLayouts:
         """Return the layouts in which a result is made."""
@@ -402,9 +386,13 @@ class CostGraph:
         return -sum(float(table[choice[i], choice[j]]) for (i, j), table in self.credits)
 
     @cached_property
-    def shared(self) -> SharedMoves:
-        """The moves that ops before the update share beyond copies."""
+    def _shared(self) -> SharedMoves:
         return SharedMoves(self.mesh, self._uses.values() if self.spans is None else ())
+
+    def shared_seconds(self, choice: Sequence[int]) -> float:
+        """Return the seconds of moves that ops before the update share beyond copies, which the
+        costs of a solution have for each of them."""
+        return self._shared.seconds(choice)
 
     def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution that may be in buckets."""

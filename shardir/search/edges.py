@@ -15,6 +15,7 @@ from shardir.search.candidates import Candidates
 from shardir.search.copies import ValueLayouts, copies_made, sources, stops
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.transfer_costs import ValueTransfer
+from shardir.search.use_positions import UsePositions
 from shardir.search.value_layouts import needed
 from shardir.search.value_moves import MovedValue
 
@@ -44,8 +45,7 @@ class User(NamedTuple):
 
 class LateCopies(NamedTuple):
     """The copies of a value that only ops of the update share, as an edge from its variable to
-    itself: `users` are these ops; the value is there after `made`, and the update begins after
-    `update`."""
+    itself: `users` are these ops; the value is there after `made`."""
 
     ends: tuple[int, int]
     key: tuple
@@ -57,7 +57,7 @@ class LateCopies(NamedTuple):
     layouts: ValueLayouts
     users: Sequence[User]
     made: int
-    update: int
+    positions: UsePositions
 
     def late_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution, each where the first op needs what is made of it."""
@@ -69,9 +69,8 @@ class LateCopies(NamedTuple):
                     first[copy] = min(user.at - 1, first.get(copy, user.at))
         found = list[LateTransfer]()
         for have, copy in copies_made(self.mesh, self.type, layouts):
-            here = first.get(copy, self.update)
-            reduced = self.update if self.made <= self.update <= here else here
-            positions = Positions(self.made, reduced, here, here)
+            here = first.get(copy, self.positions.before_update)
+            positions = self.positions.between(self.made, here, here)
             found.append(LateTransfer(ValueTransfer(self.type, have, copy), positions))
         return found
 

@@ -55,7 +55,7 @@ class TimedTransfer(NamedTuple):
         after, before: the positions of the ops between which it is in flight.
         value: what is redistributed.
         late: whether it is for ops after the update only.
-        begins: whether its first moves may be those of others from the same layout, made once.
+        may_share: whether its first moves may be those of others from the same layout, made once.
     """
 
     after: int
@@ -63,7 +63,7 @@ class TimedTransfer(NamedTuple):
     value: SSAValue
     of: ValueTransfer
     late: bool
-    begins: bool = False
+    may_share: bool = False
 
 
 class StepTimeline:
@@ -107,9 +107,9 @@ class StepTimeline:
             seconds = self._loops.runs(op) * c.seconds * c.times
             computing[self._computed[self._at[op]]] += seconds
         flights, made = list[Flight](), set[tuple]()
-        for after, before, v, transfer, late, begins in self._transfers(candidates, layouts):
+        for after, before, v, transfer, late, may_share in self._transfers(candidates, layouts):
             moves, n = self._moves_of(transfer, shares if late else None), self._loops.changes(v)
-            if begins:
+            if may_share:
                 moves = tuple([m for m in moves if (v, m.way) not in made])
                 made.update((v, m.way) for m in moves)
             if moves and n:
@@ -150,7 +150,7 @@ class StepTimeline:
             for need, those in needs.items():
                 transfer = moved.transfer(layout, need)
                 yield TimedTransfer(
-                    i, self._first(those), v, transfer, self._is_late(those), begins=True
+                    i, self._first(those), v, transfer, self._is_late(those), may_share=True
                 )  # fmt: skip
 
     def _first(self, users: Sequence[tuple[TensorOp, tuple[int, ...]]]) -> int:

@@ -127,10 +127,8 @@ def _searched(
 
 def fastest_plan(graph: CostGraph, solve: Solve, again: SolveAgain) -> StrategyPlan:
     """Return the fastest plan that is found. `again` solves the problems after the first."""
-    found = solve_with_buckets(
-        graph.bounding_problem, graph.smallest_shares, graph.credit, graph.problem_with,
-        graph.bucket_transfers, graph.shared.seconds, TransferPrices(graph.mesh), solve, again,
-    )  # fmt: skip
+    prices = TransferPrices(graph.mesh)
+    found = solve_with_buckets(graph, graph.bounding_problem, graph.credit, prices, solve, again)
     return StrategyPlan.of(graph, *found)
 
 
@@ -163,11 +161,10 @@ def plan_within(
     def within(problem: CostProblem, _: float = -inf) -> Solution:
         return solve_within(problem, held, limit, solve, gap, choices)
 
+    prices, first = TransferPrices(graph.mesh), graph.smallest_problem
     solution, shares = solve_with_buckets(
-        graph.smallest_problem, graph.smallest_shares, lambda _: 0.0, graph.problem_with,
-        graph.bucket_transfers, graph.shared.seconds, TransferPrices(graph.mesh), within, within,
-        scalings=1,
-    )  # fmt: skip
+        graph, first, lambda _: 0.0, prices, within, within, scalings=1
+    )
     once = graph.computed_once(solution.choice)
     seconds = solution.objective + graph.problem.cost(once) - graph.problem.cost(solution.choice)
     plan = StrategyPlan.of(graph, Solution(once, seconds, min(solution.bound, seconds)), shares)

@@ -111,6 +111,6 @@ def _shortest(solution: GroupedSolution) -> float:
 def plan_of(graph: CostGraph, choice: list[int], bound: float, presets: str) -> StrategyPlan:
     """Return the plan of a choice, with its full cost and the bound of all plans."""
     seconds, shares = shared_seconds(graph.bucket_transfers(choice), TransferPrices(graph.mesh))
-    objective = graph.problem.cost(choice) + seconds - graph.shared.seconds(choice)
+    objective = graph.problem.cost(choice) + seconds - graph.shared_seconds(choice)
     solution = Solution(choice, objective, min(bound, objective))
     return replace(StrategyPlan.of(graph, solution, shares), presets=presets)

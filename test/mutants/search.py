@@ -23,7 +23,7 @@ MUTANTS = [
         "what users of a result share is made for each",
         "A plan's cost has moves that several users share without copies for each of them.",
         "shardir/search/buckets.py",
-        "objective - shared(found.choice)",
+        "objective - problems.shared_seconds(found.choice)",
         "objective",
         "test/search/test_copies.py -k users_of_a_result",
     ),

@@ -90,7 +90,9 @@ class Instance:
     def key(bucket: int) -> Any:
         return (bucket,)
 
-    def problem(self, shares: LatencyShares) -> CostProblem:
+    smallest_shares = smallest_shares(TENSORS)
+
+    def problem_with(self, shares: LatencyShares) -> CostProblem:
         made = CostProblem()
         for i in range(TENSORS):
             made.variable([self.seconds((i, k), shares) for k in range(CHOICES)])
@@ -98,16 +100,18 @@ class Instance:
             made.add(i, j, table)
         return made
 
-    def solve(self, solve: Solve = by_elimination) -> tuple[Solution, LatencyShares]:
-        def transfers(choice: Sequence[int]) -> list[Any]:
-            at = [Positions(start, start, start, end) for start, end in self.after]
-            return list(map(LateTransfer, enumerate[Any](choice), at))
+    def bucket_transfers(self, choice: Sequence[int]) -> list[Any]:
+        at = [Positions(start, start, start, end) for start, end in self.after]
+        return list(map(LateTransfer, enumerate[Any](choice), at))
 
-        smallest = smallest_shares(TENSORS)
+    def shared_seconds(self, choice: Sequence[int]) -> float:
+        return 0.0
+
+    def solve(self, solve: Solve = by_elimination) -> tuple[Solution, LatencyShares]:
+        first = self.problem_with(self.smallest_shares)
         return solve_with_buckets(
-            self.problem(smallest), smallest, lambda _: 0.0, self.problem, transfers, lambda _: 0.0,
-            self, solve, lambda problem, _: solve(problem),
-        )  # fmt: skip
+            self, first, lambda _: 0.0, self, solve, lambda problem, _: solve(problem)
+        )
 
     def cost(self, choice: Sequence[int]) -> float:
         """Return the cost of a choice with the best of all partitions into buffers."""

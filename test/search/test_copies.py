@@ -68,7 +68,7 @@ def test_the_sum_has_what_five_users_of_an_annotated_value_share(seed: int) -> N
     ((f, block),) = bodies(matmuls("", "wwwww", seed))
     graph = CostGraph(block, CandidateSource(MESH), tied_values(f, block))
     plan = fastest_plan(graph, solve, lambda problem, _: solve(problem))
-    assert graph.shared.seconds(plan.solution.choice) == 0
+    assert graph.shared_seconds(plan.solution.choice) == 0
 
 
 @pytest.mark.parametrize("seed", [3, 11])
