@@ -38,7 +38,8 @@ def _edges(mesh: Mesh, n: int, axes: Axes) -> Indices:
     """Return the start of each shard of a dimension, and the end of the last."""
     if sizes := sizes_of(axes):
         return np.array([*accumulate(sizes, initial=0)])
-    return np.array([*(mesh.bounds(n, axes, k)[0] for k in range(mesh.extent(axes))), n])
+    shards = mesh.extent(axes)
+    return np.minimum(np.arange(shards + 1) * mesh.largest(n, axes), n)
 
 
 @lru_cache(maxsize=4096)

@@ -99,7 +99,8 @@ def narrow(
     allowed = [np.arange(len(u)) for u in problem.unary]
     relaxation = Relaxation(problem, [int(u.argmin()) for u in problem.unary])
     relaxation.run(sweeps)
-    if len(relaxation.groups) * MIN_REPETITION <= len(allowed):
+    repeats = len(relaxation.groups) * MIN_REPETITION <= len(allowed)
+    if repeats:
         folded = solve(relaxation.folded(), cap, gap, bounds=False, sweeps=FOLDED_SWEEPS)
         relaxation.offer(relaxation.unfolded(folded.choice))
     filter_cap, bound, part = min(cap, MAX_FILTER_ENTRIES), -inf, 1 / len(allowed)
@@ -116,11 +117,12 @@ def narrow(
             relaxation.run(SWEEPS, inf if bounds else close())
         margins = relaxation.margins()
         bound = max(bound, margins.bound)
-        if not is_close():
+        looks = narrowing or not repeats  # else the solution of the layers is to compare with
+        if looks and not is_close():
             rough = eliminate(relaxation.reparametrised(), filter_cap)
             relaxation.offer(rough.choice)
             bound = max(bound, rough.bound)
-        if not is_close():
+        if looks and not is_close():
             part = search_near_bound(relaxation, margins, 2 * part, filter_cap)
         progress(relaxation.objective, bound)
         gaps.append(relaxation.objective - bound)
