@@ -22,6 +22,7 @@ from shardir.analysis.loops import Loops
 from shardir.analysis.updates import after_update
 from shardir.cost.schedule import Flight, elapsed_at_best, level_of
 from shardir.dialects.blocks import ops_of
+from shardir.dialects.dist import RedistributeOp
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import itemsize
@@ -66,6 +67,30 @@ class TimedTransfer(NamedTuple):
     may_share: bool = False
 
 
+class _Use(NamedTuple):
+    """An op that uses a value, at which operands, the position at which it is computed, and whether
+    it is late."""
+
+    op: TensorOp
+    operands: tuple[int, ...]
+    at: int
+    late: bool
+
+
+class _Made(NamedTuple):
+    """A value, the op that makes it, with its position and the number of the result, or None and -1
+    for an argument; what is redistributed for it, whether all ops that use it are late, and those
+    that have candidates."""
+
+    value: SSAValue
+    maker: Operation | None
+    at: int
+    index: int
+    moved: MovedValue
+    late: bool
+    uses: list[_Use]
+
+
 class StepTimeline:
     """The ops of a block in their order, and how they use its values."""
 
@@ -74,14 +99,9 @@ class StepTimeline:
         self._ops = ops_of(block)
         self._at = {op: i for i, op in enumerate(self._ops)}
         self._late, self._loops = after_update(self._ops), Loops(self._ops)
-        self._users: dict[SSAValue, list[tuple[TensorOp, tuple[int, ...]]]] = {}
-        for op in self._ops:
-            if isinstance(op, TensorOp):
-                for v in dict.fromkeys(op.operands):
-                    operands = tuple(i for i, w in enumerate(op.operands) if w is v)
-                    self._users.setdefault(v, []).append((op, operands))
         self._pins = pins(block, mesh)
         self._computed = self._positions()
+        self._made = [*self._values()]
         self._moves: dict[tuple, tuple[TimedMove, ...]] = {}
 
     def _positions(self) -> list[int]:
@@ -94,6 +114,23 @@ class StepTimeline:
             if isinstance(op, ConvertOp) and self._late([op]):
                 found[i] = min(found[self._at[use.operation]] for use in op.out.uses)
         return found
+
+    def _values(self) -> Iterator[_Made]:
+        """Yield the arguments, and the results of ops that have candidates and of pins."""
+        uses: dict[SSAValue, list[_Use]] = {}
+        makers = [op for op in self._ops if isinstance(op, TensorOp) or op in self._pins]
+        for op in makers:
+            at, late = self._computed[self._at[op]], self._late([op])
+            for v in dict.fromkeys(op.operands if isinstance(op, TensorOp) else ()):
+                operands = tuple([i for i, w in enumerate(op.operands) if w is v])
+                uses.setdefault(v, []).append(_Use(op, operands, at, late))
+        made: list[tuple[SSAValue, Operation | None, int, int]] = [
+            *[(v, None, -1, 0) for v in self.block.args],
+            *[(v, op, self._at[op], i) for op in makers for i, v in enumerate(op.results)],
+        ]
+        for v, *maker in made:
+            late = self._late([use.operation for use in v.uses])  # func.return is one
+            yield _Made(v, *maker, MovedValue.of(v), late, uses.get(v, []))
 
     def seconds(
         self,
@@ -121,44 +158,39 @@ class StepTimeline:
         self, candidates: Mapping[TensorOp, Candidate], layouts: Mapping[SSAValue, Layout]
     ) -> Iterator[TimedTransfer]:
         """Yield the redistributions."""
-        made: list[tuple[int, SSAValue, Layout]] = [
-            (-1, v, layouts[v]) for v in self.block.args if v in layouts
-        ]
-        for op, c in candidates.items():
-            i = self._at[op]
-            made += [(i, v, l) for v, l in zip(op.results, c.results, strict=True)]
-        for op, pin in self._pins.items():
-            i, users = self._at[op], self._users.get(op.out, [])
-            made.append((i, op.out, pin.transfer.target))
-            maker = op.value.owner
-            start = self._at[maker] if isinstance(maker, Operation) else -1
-            yield TimedTransfer(start, self._first(users), op.out, pin.transfer, False)
-            if pin.again is not None and pin.unsaved is not None:
-                yield TimedTransfer(pin.unsaved.start - 1, pin.again, op.out, pin.transfer, False)
-        for i, v, source in made:
-            moved, layout = MovedValue.of(v), layouts[v]
-            users = self._users.get(v, [])
+        for v, maker, at, index, moved, is_late, uses in self._made:
+            if (layout := layouts.get(v)) is None:
+                continue
+            source = layout
+            if isinstance(maker, TensorOp):
+                source = candidates[maker].results[index]
+            elif isinstance(maker, RedistributeOp):
+                yield from self._pinned(maker, uses)
+                source = self._pins[maker].transfer.target
             if source != layout:
                 transfer = moved.transfer(source, layout)
-                is_late = self._late([use.operation for use in v.uses])  # func.return is one
-                yield TimedTransfer(i, self._first(users), v, transfer, is_late)
-            needs: dict[Layout, list[tuple[TensorOp, tuple[int, ...]]]] = {}
-            for op, operands in users:
-                for need in dict.fromkeys(candidates[op].operands[k] for k in operands):
+                yield TimedTransfer(at, self._first(uses), v, transfer, is_late)
+            needs: dict[Layout, list[_Use]] = {}
+            for use in uses:
+                operands = candidates[use.op].operands
+                for need in dict.fromkeys([operands[k] for k in use.operands]):
                     if need != layout:
-                        needs.setdefault(need, []).append((op, operands))
+                        needs.setdefault(need, []).append(use)
             for need, those in needs.items():
-                transfer = moved.transfer(layout, need)
-                yield TimedTransfer(
-                    i, self._first(those), v, transfer, self._is_late(those), may_share=True
-                )  # fmt: skip
+                is_late, transfer = all(use.late for use in those), moved.transfer(layout, need)
+                yield TimedTransfer(at, self._first(those), v, transfer, is_late, may_share=True)
 
-    def _first(self, users: Sequence[tuple[TensorOp, tuple[int, ...]]]) -> int:
-        """Return the position of the first user."""
-        return min((self._computed[self._at[op]] for op, _ in users), default=len(self._ops))
+    def _pinned(self, op: RedistributeOp, uses: Sequence[_Use]) -> Iterator[TimedTransfer]:
+        """Yield the redistributions of a pin."""
+        pin, maker = self._pins[op], op.value.owner
+        start = self._at[maker] if isinstance(maker, Operation) else -1
+        yield TimedTransfer(start, self._first(uses), op.out, pin.transfer, False)
+        if pin.again is not None and pin.unsaved is not None:
+            yield TimedTransfer(pin.unsaved.start - 1, pin.again, op.out, pin.transfer, False)
 
-    def _is_late(self, users: Sequence[tuple[TensorOp, tuple[int, ...]]]) -> bool:
-        return self._late([op for op, _ in users])
+    def _first(self, uses: Sequence[_Use]) -> int:
+        """Return the position of the first use."""
+        return min([use.at for use in uses], default=len(self._ops))
 
     def _moves_of(
         self, transfer: ValueTransfer, shares: LatencyShares | None
