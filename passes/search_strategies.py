@@ -78,8 +78,8 @@ class SearchStrategies(GlobalPass):
     entries: int = MAX_TABLE_ENTRIES
     """The entries of the solver's largest table: with more, larger problems are solved exactly."""
     gap: float = DEFAULT_GAP
-    """The relative gap between objective and bound at which the solver stops; the gap of buckets
-    adds to it."""
+    """The relative gap between objective and bound at which the solver stops; that of
+    buckets is up to twice as large."""
     memory: Bytes = 0
     """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
     recompute: str = ""

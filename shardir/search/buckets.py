@@ -32,11 +32,6 @@ MAX_SCALINGS = 8
 """How many times shares are set by the number of tensors in each bucket: of one plan until they
 agree with it, and of plans one after another."""
 
-MAX_UNPRICED = 1e-3
-"""The part of its cost that the first plan's shares may leave out, above which further plans are
-looked for, and the gap at which these end. Up to twice the gap, after one that is not better, only
-one more is looked for."""
-
 Solve = Callable[[CostProblem], Solution]
 
 SolveAgain = Callable[[CostProblem, float], Solution]
@@ -123,6 +118,7 @@ def solve_with_buckets(
     prices: BucketPrices,
     solve: Solve,
     again: SolveAgain,
+    unpriced: float,
     scalings: int = MAX_SCALINGS,
 ) -> tuple[Solution, LatencyShares]:
     """Return the best plan that is found, and the shares with which its problem has its cost; of
@@ -132,6 +128,9 @@ def solve_with_buckets(
         first: the problem with the smallest shares, less the `credit` of each solution.
         solve: solves the first problem.
         again: solves others, of which the bounds are not used.
+        unpriced: the part of its cost that the first plan's shares may leave out, above which
+            further plans are looked for, and the gap at which these end. Up to twice the gap, after
+            one that is not better, only one more is looked for.
         scalings: the largest number of plans after the first.
     """
 
@@ -147,17 +146,17 @@ def solve_with_buckets(
     best, shares = priced_fully(found, problems.smallest_shares)
     best = replace(best, objective=best.objective + credit(found.choice))
     bound, missing = found.bound, best.objective - found.objective
-    remaining = next_shares(shares) if missing > MAX_UNPRICED * best.objective else []
+    remaining = next_shares(shares) if missing > unpriced * best.objective else []
     for _ in range(scalings):
-        left, unpriced = best.objective - bound, MAX_UNPRICED * best.objective
-        if not remaining or left <= unpriced:
+        left, near = best.objective - bound, unpriced * best.objective
+        if not remaining or left <= near:
             break
         trial = remaining.pop(0)
-        solved = again(problems.problem_with(trial), bound / (1 - MAX_UNPRICED))
+        solved = again(problems.problem_with(trial), bound / (1 - unpriced))
         found, agreeing = priced_fully(solved, trial)
         if found.objective < best.objective * IMPROVEMENT:
             best, shares, remaining = found, agreeing, next_shares(agreeing)
-        elif left <= 2 * unpriced:
+        elif left <= 2 * near:
             del remaining[1:]
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 

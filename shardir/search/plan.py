@@ -13,7 +13,7 @@ from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import ShardirError
 from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import MAX_UNPRICED, Solve, SolveAgain, solve_with_buckets
+from shardir.search.buckets import Solve, SolveAgain, solve_with_buckets
 from shardir.search.candidates import candidate_source
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
@@ -25,6 +25,9 @@ from shardir.search.problem import CostProblem
 from shardir.search.solver import solve
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
 from shardir.search.value_layouts import Ties
+
+UNPRICED_GAPS = 2
+"""The gap of buckets, in gaps of the solver."""
 
 MEMORY_GAP = 2e-3
 """The smallest gap at which a plan that keeps to the memory is looked for."""
@@ -87,11 +90,12 @@ def _searched(
         return lambda problem: solve(problem, cap, gap, progress, bounds)
 
     source, block = candidate_source(lowered.mesh.without_memory), lowered.f.body.block
+    unpriced = UNPRICED_GAPS * gap
 
     def again(problem: CostProblem, enough: float) -> Solution:
-        return solve(problem, cap, max(gap, MAX_UNPRICED), bounds=False, enough=enough)
+        return solve(problem, cap, unpriced, bounds=False, enough=enough)
 
-    plan = fastest_plan(CostGraph(block, source, ties), solver(gap), again)
+    plan = fastest_plan(CostGraph(block, source, ties), solver(gap), again, unpriced)
     if limit is None:
         return plan
     if lowered.may_fit(plan, ties, limit):
@@ -125,10 +129,13 @@ def _searched(
     )
 
 
-def fastest_plan(graph: CostGraph, solve: Solve, again: SolveAgain) -> StrategyPlan:
-    """Return the fastest plan that is found. `again` solves the problems after the first."""
-    prices = TransferPrices(graph.mesh)
-    found = solve_with_buckets(graph, graph.bounding_problem, graph.credit, prices, solve, again)
+def fastest_plan(
+    graph: CostGraph, solve: Solve, again: SolveAgain, unpriced: float
+) -> StrategyPlan:
+    """Return the fastest plan that is found. `again` solves the problems after the first, to a gap
+    of `unpriced`."""
+    prices, first = TransferPrices(graph.mesh), graph.bounding_problem
+    found = solve_with_buckets(graph, first, graph.credit, prices, solve, again, unpriced)
     return StrategyPlan.of(graph, *found)
 
 
@@ -163,7 +170,7 @@ def plan_within(
 
     prices, first = TransferPrices(graph.mesh), graph.smallest_problem
     solution, shares = solve_with_buckets(
-        graph, first, lambda _: 0.0, prices, within, within, scalings=1
+        graph, first, lambda _: 0.0, prices, within, within, gap / 2, scalings=1
     )
     once = graph.computed_once(solution.choice)
     seconds = solution.objective + graph.problem.cost(once) - graph.problem.cost(solution.choice)

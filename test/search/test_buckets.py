@@ -107,10 +107,12 @@ class Instance:
     def shared_seconds(self, choice: Sequence[int]) -> float:
         return 0.0
 
-    def solve(self, solve: Solve = by_elimination) -> tuple[Solution, LatencyShares]:
+    def solve(
+        self, solve: Solve = by_elimination, unpriced: float = 1e-3
+    ) -> tuple[Solution, LatencyShares]:
         first = self.problem_with(self.smallest_shares)
         return solve_with_buckets(
-            self, first, lambda _: 0.0, self, solve, lambda problem, _: solve(problem)
+            self, first, lambda _: 0.0, self, solve, lambda problem, _: solve(problem), unpriced
         )
 
     def cost(self, choice: Sequence[int]) -> float:
@@ -143,6 +145,14 @@ def test_the_minimum_of_all_plans_is_between_bound_and_objective():
         assert lowest <= found.objective * (1 + 1e-9)
         best += found.objective <= lowest * (1 + 1e-9)
     assert best >= 25
+
+
+def test_the_gap_of_buckets_is_the_given_one_where_plans_are_that_near():
+    """A plan after the first is looked for where the gap is larger, and of all the best is kept."""
+    wide, narrow = ([Instance(seed).solve(unpriced=u)[0] for seed in range(60)] for u in (0.5, 0.0))
+    pairs = [*zip(wide, narrow, strict=True)]
+    assert all(n.objective <= w.objective * (1 + 1e-9) for w, n in pairs)
+    assert any(n.objective < w.objective * (1 - 1e-3) for w, n in pairs)
 
 
 def test_tensors_choose_one_bucket_of_several_equal_ones():

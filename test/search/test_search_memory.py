@@ -313,7 +313,7 @@ def of_bytes(
 ) -> StrategyPlan:
     """A plan that holds exactly the bytes of the limit."""
     return replace(
-        plan.fastest_plan(graph, solve, lambda problem, _: solve(problem)), live_bytes=limit
+        plan.fastest_plan(graph, solve, lambda problem, _: solve(problem), 1e-3), live_bytes=limit
     )
 
 
@@ -325,7 +325,7 @@ def test_a_plan_saves_at_most_what_its_program_needs():
     assert mesh is not None
     ties, lowered = tied_values(f, f.body.block), LoweredPlans(module, f, mesh)
     graph = CostGraph(f.body.block, CandidateSource(mesh), ties)
-    found = plan.fastest_plan(graph, solve, lambda problem, _: solve(problem))
+    found = plan.fastest_plan(graph, solve, lambda problem, _: solve(problem), 1e-3)
     saved, used = saved_bytes(f.body.block, ties, found), lowered.bytes(found)
     assert used / 2 < saved <= used
     assert lowered.may_fit(found, ties, saved) and not lowered.may_fit(found, ties, saved - 1)
