@@ -118,19 +118,21 @@ class StepTimeline:
     def _values(self) -> Iterator[_Made]:
         """Yield the arguments, and the results of ops that have candidates and of pins."""
         uses: dict[SSAValue, list[_Use]] = {}
-        makers = [op for op in self._ops if isinstance(op, TensorOp) or op in self._pins]
-        for op in makers:
-            at, late = self._computed[self._at[op]], self._late([op])
-            for v in dict.fromkeys(op.operands if isinstance(op, TensorOp) else ()):
-                operands = tuple([i for i, w in enumerate(op.operands) if w is v])
-                uses.setdefault(v, []).append(_Use(op, operands, at, late))
-        made: list[tuple[SSAValue, Operation | None, int, int]] = [
-            *[(v, None, -1, 0) for v in self.block.args],
-            *[(v, op, self._at[op], i) for op in makers for i, v in enumerate(op.results)],
-        ]
-        for v, *maker in made:
+        for op in self._ops:
+            if isinstance(op, TensorOp):
+                at, late = self._computed[self._at[op]], self._late([op])
+                for v in dict.fromkeys(op.operands):
+                    operands = tuple([i for i, w in enumerate(op.operands) if w is v])
+                    uses.setdefault(v, []).append(_Use(op, operands, at, late))
+
+        def made(v: SSAValue, maker: Operation | None, at: int, index: int) -> _Made:
             late = self._late([use.operation for use in v.uses])  # func.return is one
-            yield _Made(v, *maker, MovedValue.of(v), late, uses.get(v, []))
+            return _Made(v, maker, at, index, MovedValue.of(v), late, uses.get(v, []))
+
+        yield from (made(v, None, -1, 0) for v in self.block.args)
+        for at, op in enumerate(self._ops):
+            if isinstance(op, TensorOp) or op in self._pins:
+                yield from (made(v, op, at, i) for i, v in enumerate(op.results))
 
     def seconds(
         self,
