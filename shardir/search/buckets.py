@@ -14,7 +14,7 @@ last one from the minimum.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple, Protocol
@@ -36,6 +36,14 @@ Solve = Callable[[CostProblem], Solution]
 
 SolveAgain = Callable[[CostProblem, float], Solution]
 """Solves a problem; a solution of the given cost is good enough."""
+
+Others = Callable[[float], Iterable[Sequence[int]]]
+"""Returns known solutions that may cost less than the given seconds."""
+
+
+def no_others(seconds: float) -> Iterable[Sequence[int]]:
+    """Return no solution."""
+    return ()
 
 
 class BucketPrices(Protocol):
@@ -120,6 +128,7 @@ def solve_with_buckets(
     again: SolveAgain,
     unpriced: float,
     scalings: int = MAX_SCALINGS,
+    others: Others = no_others,
 ) -> tuple[Solution, LatencyShares]:
     """Return the best plan that is found, and the shares with which its problem has its cost; of
     equally fast plans (algebra/estimates.py) the first.
@@ -131,8 +140,11 @@ def solve_with_buckets(
         unpriced: the part of its cost that the first plan's shares may leave out, above which
             further plans are looked for, and the gap at which these end. Up to twice the gap, after
             one that is not better, only one more is looked for.
-        scalings: the largest number of plans after the first.
+        scalings: the largest number of plans after one.
+        others: if the gap is still larger than `unpriced`, and one of them is better, plans after
+            it are looked for.
     """
+    smallest = problems.smallest_shares
 
     def priced_fully(found: Solution, shares: LatencyShares) -> tuple[Solution, LatencyShares]:
         """Return a solution of the problem with some shares with its cost in its buckets, and the
@@ -142,22 +154,38 @@ def solve_with_buckets(
         objective = found.objective + seconds - priced(chosen, prices, shares)
         return replace(found, objective=objective - problems.shared_seconds(found.choice)), agreeing
 
+    def known(choice: Sequence[int], objective: float) -> tuple[Solution, LatencyShares]:
+        """Return a solution that costs so much in the first problem, as `priced_fully` does."""
+        return priced_fully(Solution([*choice], objective + credit(choice), -inf), smallest)
+
+    def is_near(best: Solution, gap: float) -> bool:
+        return best.objective - bound <= gap * best.objective
+
+    def scaled(best: Solution, shares: LatencyShares) -> tuple[Solution, LatencyShares]:
+        """Return the best plan from one with these shares on."""
+        remaining = next_shares(shares)
+        for _ in range(scalings):
+            if not remaining or is_near(best, unpriced):
+                break
+            trial = remaining.pop(0)
+            solved = again(problems.problem_with(trial), bound / (1 - unpriced))
+            found, agreeing = priced_fully(solved, trial)
+            if found.objective < best.objective * IMPROVEMENT:
+                best, shares, remaining = found, agreeing, next_shares(agreeing)
+            elif is_near(best, 2 * unpriced):
+                del remaining[1:]
+        return best, shares
+
     found = solve(first)
-    best, shares = priced_fully(found, problems.smallest_shares)
-    best = replace(best, objective=best.objective + credit(found.choice))
-    bound, missing = found.bound, best.objective - found.objective
-    remaining = next_shares(shares) if missing > unpriced * best.objective else []
-    for _ in range(scalings):
-        left, near = best.objective - bound, unpriced * best.objective
-        if not remaining or left <= near:
-            break
-        trial = remaining.pop(0)
-        solved = again(problems.problem_with(trial), bound / (1 - unpriced))
-        found, agreeing = priced_fully(solved, trial)
-        if found.objective < best.objective * IMPROVEMENT:
-            best, shares, remaining = found, agreeing, next_shares(agreeing)
-        elif left <= 2 * near:
-            del remaining[1:]
+    bound = found.bound
+    best, shares = known(found.choice, found.objective)
+    if best.objective - found.objective > unpriced * best.objective:
+        best, shares = scaled(best, shares)
+    if not is_near(best, unpriced):
+        offered = [known(other, first.cost(other)) for other in others(best.objective)]
+        better = min(offered, key=lambda plan: plan[0].objective, default=(best, shares))
+        if better[0].objective < best.objective * IMPROVEMENT:
+            best, shares = scaled(*better)
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
 

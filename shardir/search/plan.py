@@ -13,14 +13,14 @@ from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import ShardirError
 from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import Solve, SolveAgain, solve_with_buckets
+from shardir.search.buckets import Others, Solve, SolveAgain, no_others, solve_with_buckets
 from shardir.search.candidates import candidate_source
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
 from shardir.search.graph_bytes import argument_bytes, live_bytes
 from shardir.search.memory import live
 from shardir.search.memory_limit import solve_within
-from shardir.search.preset_plans import with_overlap
+from shardir.search.preset_plans import PresetPlans, with_overlap
 from shardir.search.problem import CostProblem
 from shardir.search.solver import solve
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
@@ -68,12 +68,14 @@ def search_plan(
     Raises:
         ShardirError: no plan keeps to the limit.
     """
-    plan = _searched(lowered, ties, limit, cap, gap, report)
-    return with_overlap(plan, lowered, limit, report) if overlap else plan
+    presets = PresetPlans(lowered)
+    plan = _searched(lowered, presets, ties, limit, cap, gap, report)
+    return with_overlap(plan, presets, limit, report) if overlap else plan
 
 
 def _searched(
     lowered: LoweredPlans,
+    presets: PresetPlans,
     ties: Ties,
     limit: int | None,
     cap: int,
@@ -95,7 +97,9 @@ def _searched(
     def again(problem: CostProblem, enough: float) -> Solution:
         return solve(problem, cap, unpriced, bounds=False, enough=enough)
 
-    plan = fastest_plan(CostGraph(block, source, ties), solver(gap), again, unpriced)
+    graph = CostGraph(block, source, ties)
+    others = partial(presets.of_sum, graph)
+    plan = fastest_plan(graph, solver(gap), again, unpriced, others)
     if limit is None:
         return plan
     if lowered.may_fit(plan, ties, limit):
@@ -130,12 +134,15 @@ def _searched(
 
 
 def fastest_plan(
-    graph: CostGraph, solve: Solve, again: SolveAgain, unpriced: float
-) -> StrategyPlan:
+    graph: CostGraph, solve: Solve, again: SolveAgain, unpriced: float,
+    others: Others = no_others,
+) -> StrategyPlan:  # fmt: skip
     """Return the fastest plan that is found. `again` solves the problems after the first, to a gap
     of `unpriced`."""
     prices, first = TransferPrices(graph.mesh), graph.bounding_problem
-    found = solve_with_buckets(graph, first, graph.credit, prices, solve, again, unpriced)
+    found = solve_with_buckets(
+        graph, first, graph.credit, prices, solve, again, unpriced, others=others
+    )
     return StrategyPlan.of(graph, *found)
 
 

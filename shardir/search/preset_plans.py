@@ -1,13 +1,16 @@
-"""The plans of presets, compared with the searched plan by the time with overlap.
+"""The plans of presets, compared with the searched plan by their sums and by the time with overlap.
 
-The search minimises the sum of times; another plan may hide more of its communication. The plans of
-presets are solved in the cost graph (preset_solutions.py). Those that may be faster have their time
-with overlap estimated (overlapped.py), and where programs are small enough the fastest of these are
-lowered and measured. So no preset is faster than the result, as far as the estimates are right.
+The plans of presets are solved in the cost graph (preset_solutions.py). Where the gap is large, the
+search goes on from the one of the smallest sum, if that is smaller than its own: many small tensors
+may be in one bucket in it. Another plan than that of the smallest sum may hide more of its
+communication. Those that may be faster have their time with overlap estimated (overlapped.py), and
+where programs are small enough the fastest of these are lowered and measured. So no preset is
+faster than the result, as far as the estimates are right.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 
 from shardir.algebra.estimates import IMPROVEMENT
@@ -23,7 +26,7 @@ from shardir.search.presets import ProductOfPresets, Structure, axes_of, product
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
 
 MAX_ESTIMATED = 12
-"""How many plans of presets have their time with overlap estimated: those of the smallest sums."""
+"""How many plans of presets have their time estimated: those of the smallest sums."""
 
 MAX_ESTIMATED_OPS = 20_000
 """The ops of these plans together."""
@@ -38,16 +41,82 @@ MARGIN = 1.05
 """The ratio of estimates up to which the larger one may be of the faster program."""
 
 
+Solved = tuple[GroupedSolution, ProductOfPresets]
+
+
+class PresetPlans:
+    """The plans of products of presets of a function, in its cost graphs."""
+
+    def __init__(self, lowered: LoweredPlans):
+        self.lowered = lowered
+        self._in_graphs: dict[CostGraph, tuple[PresetSolutions, list[Solved]]] = {}
+
+    @cached_property
+    def _structure(self) -> Structure:
+        return Structure(self.lowered.f)
+
+    @cached_property
+    def _products(self) -> list[ProductOfPresets]:
+        """The products that exist."""
+        mesh = self.lowered.mesh
+        every = products(mesh) if axes_of(mesh) else ()
+        found = (ProductOfPresets(each, self._structure, mesh) for each in every)
+        return [presets for presets in found if presets.exists]
+
+    def _in(self, graph: CostGraph) -> tuple[PresetSolutions, list[Solved]]:
+        """Return what solves products in a graph, and the solution of each."""
+        if graph not in self._in_graphs:
+            solutions = PresetSolutions(graph, graph.smallest_problem, self._structure)
+            solved = [(solutions.solve(presets), presets) for presets in self._products]
+            self._in_graphs[graph] = solutions, solved
+        return self._in_graphs[graph]
+
+    def choices(
+        self, graph: CostGraph, seconds: Callable[[GroupedSolution], float], longest: float
+    ) -> Iterator[tuple[list[int], ProductOfPresets]]:
+        """Yield the different choices of products that take less than `longest` by `seconds`, as
+        they are and improved, in the order of their sums. Of products with the same choice the
+        first one counts."""
+        if not self._products:
+            return
+        solutions, solved = self._in(graph)
+        found = [(each, presets) for each, presets in solved if seconds(each) < longest]
+        found += [(solutions.improved(each), presets) for each, presets in found]
+        seen = set[tuple[int, ...]]()
+        for solution, presets in sorted(found, key=lambda each: each[0].objective):
+            choice = solutions.choice(solution)
+            if seconds(solution) < longest and tuple(choice) not in seen:
+                seen.add(tuple(choice))
+                yield choice, presets
+
+    def of_sum(self, graph: CostGraph, seconds: float) -> list[list[int]]:
+        """Return the choices of which the sum may be less than so many seconds."""
+        every = self.choices(graph, lambda found: found.objective, MARGIN * seconds)
+        return [choice for choice, _ in islice(every, MAX_ESTIMATED)]
+
+    def plans(
+        self, plan: StrategyPlan, limit: int | None, longest: float
+    ) -> Iterator[StrategyPlan]:
+        """Yield the plans in the graph of a plan that may take less than `longest` with overlap,
+        but that plan; if the graph counts memory, those that keep to the limit."""
+        graph = plan.graph
+        held = argument_bytes(graph, self.lowered.hosted) if limit is not None else []
+        for choice, presets in self.choices(graph, _shortest, longest):
+            if choice == plan.solution.choice:
+                continue
+            if limit is not None and live(held, choice).max() > limit:
+                continue
+            p = plan_of(graph, choice, plan.solution.bound, str(presets))
+            smallest = min(plan.solution.objective, p.solution.objective)
+            yield replace(p, live_bytes=plan.live_bytes, budget=plan.budget, smallest=smallest)
+
+
 def with_overlap(
-    plan: StrategyPlan,
-    lowered: LoweredPlans,
-    limit: int | None,
-    report: Callable[[str], object],
+    plan: StrategyPlan, presets: PresetPlans, limit: int | None, report: Callable[[str], object]
 ) -> StrategyPlan:
     """Return the fastest of a searched plan and those of presets, with overlap, within a limit of
     memory."""
-    if not axes_of(lowered.mesh):
-        return plan
+    lowered = presets.lowered
     timeline = StepTimeline(lowered.f.body.block, lowered.mesh)
 
     def estimate(p: StrategyPlan) -> float:
@@ -55,7 +124,7 @@ def with_overlap(
 
     base = estimate(plan)
     many = min(MAX_ESTIMATED, 1 + MAX_ESTIMATED_OPS // max(len(plan.candidates), 1))
-    plans = islice(preset_plans(plan, lowered, limit, MARGIN * base), many)
+    plans = islice(presets.plans(plan, limit, MARGIN * base), many)
     estimated = sorted(((estimate(p), p) for p in plans), key=lambda e: e[0])
     near = [(s, p) for s, p in estimated[:MAX_LOWERED] if s < MARGIN * base]
     if len(plan.candidates) * (1 + len(near)) > MAX_LOWERED_OPS:
@@ -72,35 +141,6 @@ def with_overlap(
         if fits and cost.seconds < lowered.cost(best).seconds * IMPROVEMENT:
             best = p
     return best
-
-
-def preset_plans(
-    plan: StrategyPlan, lowered: LoweredPlans, limit: int | None, longest: float
-) -> Iterator[StrategyPlan]:
-    """Yield the plans of products of presets that may take less than `longest` with overlap, in
-    the order of their sums; if the graph counts memory, those that keep to the limit. Of products
-    with the same plan the first one counts."""
-    graph, structure = plan.graph, Structure(lowered.f)
-    solutions = PresetSolutions(graph, graph.smallest_problem, structure)
-    found: list[tuple[GroupedSolution, ProductOfPresets]] = []
-    for each in products(lowered.mesh):
-        presets = ProductOfPresets(each, structure, lowered.mesh)
-        if presets.exists:
-            solution = solutions.solve(presets)
-            found.append((solution, presets))
-            if _shortest(solution) < longest:
-                found.append((solutions.improved(solution), presets))
-    held = argument_bytes(graph, lowered.hosted) if limit is not None else []
-    seen = {tuple(plan.solution.choice)}
-    for solution, presets in sorted(found, key=lambda each: each[0].objective):
-        choice = solutions.choice(solution)
-        if _shortest(solution) < longest and tuple(choice) not in seen:
-            seen.add(tuple(choice))
-            if limit is not None and live(held, choice).max() > limit:
-                continue
-            p = plan_of(graph, choice, plan.solution.bound, str(presets))
-            smallest = min(plan.solution.objective, p.solution.objective)
-            yield replace(p, live_bytes=plan.live_bytes, budget=plan.budget, smallest=smallest)
 
 
 def _shortest(solution: GroupedSolution) -> float:

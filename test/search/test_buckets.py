@@ -29,8 +29,11 @@ from shardir.search.bucket_prices import TransferPrices
 from shardir.search.buckets import (
     LateCollective,
     LateTransfer,
+    Others,
     Positions,
     Solve,
+    SolveAgain,
+    no_others,
     priced,
     shared_seconds,
     smallest_shares,
@@ -108,11 +111,12 @@ class Instance:
         return 0.0
 
     def solve(
-        self, solve: Solve = by_elimination, unpriced: float = 1e-3
+        self, solve: Solve = by_elimination, unpriced: float = 1e-3, others: Others = no_others
     ) -> tuple[Solution, LatencyShares]:
         first = self.problem_with(self.smallest_shares)
+        again: SolveAgain = lambda problem, _: solve(problem)  # noqa: E731
         return solve_with_buckets(
-            self, first, lambda _: 0.0, self, solve, lambda problem, _: solve(problem), unpriced
+            self, first, lambda _: 0.0, self, solve, again, unpriced, others=others
         )
 
     def cost(self, choice: Sequence[int]) -> float:
@@ -145,6 +149,18 @@ def test_the_minimum_of_all_plans_is_between_bound_and_objective():
         assert lowest <= found.objective * (1 + 1e-9)
         best += found.objective <= lowest * (1 + 1e-9)
     assert best >= 25
+
+
+def test_a_known_plan_that_is_better_is_the_result_or_a_better_one_is():
+    """Against all plans: the best one is offered among others."""
+    for seed in range(20):
+        made = Instance(seed)
+        every = sorted(product(range(CHOICES), repeat=TENSORS), key=made.cost)
+        alone, _ = made.solve()
+        found, _ = made.solve(others=lambda _, every=every: every[:3])
+        assert found.objective <= alone.objective * (1 + 1e-9)
+        assert made.cost(found.choice) <= made.cost(every[0]) * (1 + 1e-9)
+        assert found.bound <= made.cost(every[0]) * (1 + 1e-9)
 
 
 def test_the_gap_of_buckets_is_the_given_one_where_plans_are_that_near():

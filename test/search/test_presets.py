@@ -118,6 +118,17 @@ def test_no_plan_is_estimated_slower_than_in_turn(cluster: str) -> None:
     assert count > 4
 
 
+def test_no_plan_of_presets_has_a_smaller_sum() -> None:
+    """The search goes on from one that has, here the one with all gradients in one bucket."""
+    random = Random("presets gloo 71000022")
+    mesh = laws.random_mesh("gloo", random)
+    text = steps.random_step(mesh, random, random.randint(1, 3), steps.OPTIMIZERS)
+    module = search.applied(text, "distributed-autodiff,search-strategies{overlap=false}")
+    ((f, _),) = bodies(module)
+    sums = [plan.solution.objective for plan, _ in planned(text, products(mesh))]
+    assert found_by_search(f)["objective"] <= min(sums) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("presets", [(DATA, DATA), (MEGATRON, DATA)], ids=str)
 @pytest.mark.parametrize("model", ["transformer", "mlp"])
 def test_a_plan_of_presets_is_that_of_its_layouts(model: str, presets: Product) -> None:
