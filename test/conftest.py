@@ -46,6 +46,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Exempt the tables too from the collections with which pytest and Python end."""
+    gc.freeze()
+
+
 class RunLine(pytest.Item):
     """One RUN line."""
 
