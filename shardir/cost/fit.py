@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import least_squares
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
@@ -192,6 +191,8 @@ def of_functions(
 def _nearest(model: Model, start: Array, y: Array, most: float = np.inf) -> Array:
     """Return the parameters, at most `most`, for which `model` is closest to y. One that no
     measurement depends on keeps its start value: else it would drift."""
+    from scipy.optimize import least_squares
+
     begin, every = np.log(start), np.arange(len(y))
 
     def error(z: Array, some: Indices = every) -> Array:

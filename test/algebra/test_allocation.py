@@ -6,7 +6,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from scipy.optimize import LinearConstraint, milp
 
 from shardir.algebra.allocation import LiveBuffer, allocate, best_fit, live_bytes_bound
 from shardir.algebra.packing import PackingSearch
@@ -54,6 +53,8 @@ def full(seed: int, number: int, times: int, size: int) -> list[LiveBuffer]:
 def minimum(buffers: Sequence[LiveBuffer]) -> int:
     """The bytes of the smallest block, by a mixed-integer program: offsets, the top, and for each
     pair that is live at once which of them is lower."""
+    from scipy.optimize import LinearConstraint, milp
+
     n = len(buffers)
     pairs = [
         (i, j) for i, b in enumerate(buffers) for j in range(i)

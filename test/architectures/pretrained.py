@@ -1,13 +1,14 @@
-"""Examples of transformers: tiny configurations, and the inputs of each kind of task."""
+"""Examples of transformers: tiny configurations, and the inputs of each kind of task.
+
+The library is imported where a model is built: to collect the tests takes none.
+"""
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from architectures.architecture import (
     BATCH,
@@ -23,6 +24,9 @@ from architectures.architecture import (
     images,
     tokens,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 Fields = dict[str, Any]
 
@@ -50,11 +54,13 @@ SIZES: Fields = {
 """The fields by which configurations name their sizes."""
 
 
-def configuration(name: str, **fields: Any) -> PreTrainedConfig:
+def configuration(name: str, **fields: Any) -> "PreTrainedConfig":
     """The configuration of that class, with the sizes above and without dropout.
 
     A field that is a function gives the configuration of a part of the model.
     """
+    import transformers
+
     cls = getattr(transformers, name + "Config")
     tiny: Fields = {}
     for field, parameter in inspect.signature(cls).parameters.items():
@@ -77,6 +83,8 @@ def pretrained(
     """
 
     def build() -> Example:
+        import transformers
+
         cls, settings = getattr(transformers, model), configuration(config, **fields)
         made = cls.from_config(settings) if model.startswith("Auto") else cls(settings)
         if attention:

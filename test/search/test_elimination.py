@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from shardir.search.elimination import Elimination, Solution, eliminate, fits
 from shardir.search.problem import CostProblem
@@ -180,6 +179,8 @@ def test_milp_finds_the_same_minimum(seed: int):
 def by_milp(problem: CostProblem) -> float:
     """Return the minimum by an integer program: a variable of 0 or 1 for each value, and for each
     pair of values."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     starts = np.cumsum([0, *(len(u) for u in problem.unary)])
     costs = [*np.concatenate(problem.unary)]
     rows: list[dict[int, float]] = []

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
 
 from shardir.search.prices import prices
 
@@ -40,6 +39,8 @@ def test_prices_where_limits_are_nearly_equal():
 
 def check_prices(costs: np.ndarray, excess: np.ndarray, ceiling: float) -> None:
     """Assert that prices are those of HiGHS."""
+    from scipy.optimize import linprog
+
     n, rows = excess.shape
     found = prices(costs, excess, ceiling)
     wanted = linprog(
