@@ -94,17 +94,22 @@ def test_layouts_of_kin():
             assert {r[1] for r in of_kin(cases, mesh)} == {*cases}, key
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_each_factor_of_each_case_is_split_where_it_is_computed(case: Case):
+def test_each_factor_of_each_case_is_split_where_it_is_computed():
     """No operand of aligned layouts moves, and each factor that can be split over an axis is."""
+    unlike = [str(case) for case in CASES if not is_split(case)]
+    assert not unlike
+
+
+def is_split(case: Case) -> bool:
     f = op_layouts.factors(str(case), case.elements[0])
     found: set[str] = set()
     for row in op_layouts.aligned(str(case), case.elements[0]):
         chosen = f.axes_of(row, WIDE_MESH)
         placed = try_op_sharding(f, chosen, WIDE_MESH)
-        assert placed is not None and placed.operands == row[: len(f.operands)]
+        if placed is None or placed.operands != row[: len(f.operands)]:
+            return False
         found |= chosen.keys()
-    assert found >= {
+    return found >= {
         name
         for name, size in f.sizes
         if size > 1 and name not in f.replicate
