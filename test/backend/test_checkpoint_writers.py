@@ -18,7 +18,7 @@ def test_one_rank_writes_each_element():
     chance = random.Random(0)
     runtime, states = runtime_module("runtime"), runtime_module("runtime_states").States
     written = runtime_module("runtime_checkpoints").written
-    for _ in range(extent(100, 2000)):
+    for _ in range(extent(30, 2000)):
         axes = {name: chance.choice([1, 2, 3, 4]) for name in "abc"}
         types = {}
         for key in "vwxyz":

@@ -242,7 +242,7 @@ MUTANTS = [
         "shardir/rewriting/marks.py",
         "values[name] = 1",
         "pass",
-        "test/search/test_search_memory.py -k keeps_to_the_memory",
+        "test/rewriting/test_rewriting.py -k reports",
     ),
     Mutant(
         "a forward part returns sums",

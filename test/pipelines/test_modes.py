@@ -11,10 +11,24 @@ from shardir.pipelines import MODES, PIPELINES
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "modes.ir"
 TEXT = EXAMPLE.read_text()
+PRODUCT = """
+dist.cluster @c <levels [box = 4 {bandwidth = 1e+11, latency = 1e-07}], flops {f32 = 1e+8}>
+dist.mesh @m <dp = 2, tp = 2> on @c
+func.func private @loss(
+    %x: tensor<64x16xf32> {train.input = #train.init<normal>},
+    %w: tensor<16x8xf32> {train.parameter = "w", train.init = #train.init<normal>}
+) -> tensor<f32> {
+  %y = nn.matmul %x, %w : (tensor<64x16xf32>, tensor<16x8xf32>) -> tensor<64x8xf32>
+  %loss = nn.reduce <mean> %y dims <0, 1> : (tensor<64x8xf32>) -> tensor<f32>
+  func.return %loss : tensor<f32>
+}
+train.step @step of @loss <sgd, lr = 0.1>
+"""
+"""A program of which searches take little time."""
 
 
-def opt(*options: str) -> tuple[int, str, str]:
-    return run_tool(["shard-opt", str(EXAMPLE), *options], b"")
+def opt(*options: str, of: Path = EXAMPLE) -> tuple[int, str, str]:
+    return run_tool(["shard-opt", str(of), *options], b"")
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m != "manual"])
@@ -85,16 +99,18 @@ def test_a_mode_is_run() -> None:
     assert report.ranks == 1 and len(report.losses["step"]) == 2
 
 
-def test_a_mode_has_the_options_of_its_passes() -> None:
-    roomy = shardir.compile(TEXT, "auto{max-bytes=1024 memory=16000000000}").text
-    assert opt("--mode", "auto{memory=16GB max-bytes=1KiB}") == (0, roomy, "")
-    assert shardir.compile(TEXT, mode="AUTO_PARALLEL{memory=16GB max-bytes=1KiB}").text == roomy
+def test_a_mode_has_the_options_of_its_passes(tmp_path: Path) -> None:
+    path = tmp_path / "product.ir"
+    path.write_text(PRODUCT)
+    roomy = shardir.compile(PRODUCT, "auto{max-bytes=1024 memory=16000000000}").text
+    assert opt("--mode", "auto{memory=16GB max-bytes=1KiB}", of=path) == (0, roomy, "")
+    assert shardir.compile(PRODUCT, mode="AUTO_PARALLEL{memory=16GB max-bytes=1KiB}").text == roomy
     tight = "@step: expected a plan within 100 B on a device"
-    code, _, err = opt("--mode", "auto{memory=100B}")
+    code, _, err = opt("--mode", "auto{memory=100B}", of=path)
     assert code == 1 and tight in err
     with pytest.raises(ShardirError, match=tight):
-        shardir.compile(TEXT, mode="auto{memory=100B}")
-    code, _, err = run_tool(["shard-run", str(EXAMPLE), "--mode=auto{memory=100B}"], b"")
+        shardir.compile(PRODUCT, mode="auto{memory=100B}")
+    code, _, err = run_tool(["shard-run", str(path), "--mode=auto{memory=100B}"], b"")
     assert code == 2 and tight in err
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, f16, f32, f64
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation
 
 from shardir.algebra.layout import Layout
@@ -21,6 +22,7 @@ from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass, GlobalPass, LocalPass
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.lowering import lower
+from shardir.rewriting.marks import BUDGET, PRESETS, search_result, set_search_result
 from shardir.rewriting.rewriter import Rewriter
 from shardir.syntax.parser import parse
 from shardir.syntax.printer import print_module
@@ -218,6 +220,20 @@ def test_collectives_of_a_redistribution_have_its_fusion_index(fusion: int | Non
     found = [op.fusion for op in block.ops if isinstance(op, FusibleOp)]
     assert len(found) == 2
     assert [None if i is None else i.value.data for i in found] == [fusion] * 2
+
+
+# ---- what a search reports ----
+
+
+def test_what_a_search_reports_is_what_a_plan_saves() -> None:
+    """Figures, the bytes of a limit, the plan's presets and marks, in their order."""
+    found = {"repeats": 1, "objective": 1.5, BUDGET: 1000, PRESETS: "fsdp(d)", "bound": 1.0}
+    first, other, *_ = (op for op in parse(TEXT).walk() if isinstance(op, FuncOp))
+    assert search_result(first) is None
+    set_search_result(first, found)
+    set_search_result(other, search_result(first) or {})
+    assert [*(search_result(other) or {}).items()] == [*found.items()]
+    assert first.attributes == other.attributes
 
 
 # ---- pipelines within passes ----
