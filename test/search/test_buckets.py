@@ -16,8 +16,9 @@ from xdsl.dialects.builtin import TensorType, f32
 from shardir import compile
 from shardir.algebra.forms import Form
 from shardir.algebra.layout import Layout
-from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes
 from shardir.algebra.notation import parse_layout
+from shardir.algebra.redistribution import plan_redistribution
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.storages import Span
 from shardir.cost.clusters import load
@@ -326,3 +327,17 @@ def test_tables_have_the_prices_of_transfers_in_buckets(rows: int) -> None:
         ]
         assert found == pytest.approx(np.array(each), rel=1e-9)
         assert (found <= transfer_seconds(mesh, t, layouts, layouts) * (1 + 1e-9)).all()
+
+
+def test_late_collectives_are_those_of_the_plan_of_a_transfer() -> None:
+    """Also if the plan is in no table, since shards are uneven or have explicit sizes."""
+    mesh, t = Mesh("m", (("a", 4),), load("h200").part(4)), TensorType(f32, [9, 8])
+    sized = SizedAxes((Axis("a"),), (1, 4, 0, 4))
+    layouts = [parse_layout(f"@m, {text}") for text in LAYOUTS_ON_ONE_AXIS]
+    layouts.append(Layout("m", (sized, ())))
+    prices = TransferPrices(mesh)
+    for have, target in product(layouts, repeat=2):
+        planned = plan_redistribution((9, 8), "f32", mesh, have, target).steps
+        expected = [s for s in planned if s.record.fusible and s.communicates(mesh)]
+        found = prices.collectives(ValueTransfer(t, have, target))
+        assert [c.kind[1:3] for c in found] == [(s.kind, s.axes) for s in expected]
