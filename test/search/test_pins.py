@@ -65,7 +65,7 @@ def test_the_objective_of_a_preset_is_the_time_of_its_program(plan: str) -> None
 
 def test_gathered_parameters_are_not_saved_within_a_limit_of_memory() -> None:
     """The program keeps to the memory, and gathers are made again, marked or not."""
-    text = programs.mlp(layers=2, batch=16, dim=32, hidden=64, mesh=(2, 2))
+    text = programs.mlp(layers=extent(1, 2), batch=16, dim=32, hidden=64, mesh=(2, 2))
     free = planned("zero3", text)
     SearchStrategies().apply(Context(), free)
     most = program_bytes(free)
