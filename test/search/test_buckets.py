@@ -339,5 +339,5 @@ def test_late_collectives_are_those_of_the_plan_of_a_transfer() -> None:
     for have, target in product(layouts, repeat=2):
         planned = plan_redistribution((9, 8), "f32", mesh, have, target).steps
         expected = [s for s in planned if s.record.fusible and s.communicates(mesh)]
-        found = prices.collectives(ValueTransfer(t, have, target))
-        assert [c.kind[1:3] for c in found] == [(s.kind, s.axes) for s in expected]
+        found: list[Any] = [c.kind for c in prices.collectives(ValueTransfer(t, have, target))]
+        assert [kind[1:3] for kind in found] == [(s.kind, s.axes) for s in expected]
