@@ -14,7 +14,7 @@ import numpy as np
 
 from shardir.algebra.bound import minimum_factors, minimum_latency, outward, seconds_bound
 from shardir.algebra.even_codes import Layouts, Spelling, union
-from shardir.algebra.even_places import PrimePlaces, SplitPlaces
+from shardir.algebra.even_places import PrimePlaces, SplitPlaces, several
 from shardir.algebra.exchange_costs import Table
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
@@ -54,8 +54,8 @@ class EvenBound:
         partial, ends = sources.partial, targets.partial
         new = union(self.spelling.masks(targets.splits))
         shard = self.elements // self._extents[new]
-        places = self.places.compared(sources.splits, targets.splits)
-        stays = ~self.places.of_sets[ends]
+        places = self.places.compared(*(several(self.shape, x.splits) for x in (sources, targets)))
+        cycles, stays = self._cycles(places), ~self.places.of_sets[ends]
         gone = partial & ~ends
         mean, within = np.zeros(len(places.gone)), list[tuple[Table, Indices]]()
         for k, (outside, unit) in enumerate(zip(self._outside, self._units, strict=True)):
@@ -64,7 +64,7 @@ class EvenBound:
             reduced = self.elements * (lost - stay + groups - 1) / self.mesh.size
             far = self._far[k] & stays
             has = shard / self.places.primes.extents[places.gone & far]
-            within.append((has, self._one_in(places, far)))
+            within.append((has, self._one_in(places.paired & far, cycles)))
             equal = unit * outside[ends] // (self._extents[new] // outside[new])
             moved = (shard - has / within[k][1]) / equal
             mean += np.where(lost > stay, reduced, moved) * self._byte_seconds[k]
@@ -93,25 +93,21 @@ class EvenBound:
             + sums[rest & ~new & ~targets.partial] * factors.ended
         )
 
-    def _one_in(self, places: SplitPlaces, far: Indices) -> Indices:
-        """Return n for each: one in n devices has equal indices along the sub-axes of each of the
-        pairs whose old one is among some."""
-        primes = self.places.primes
-        some = places.paired & far
-        found = primes.extents[some]
-        # pairs that close a cycle follow from the others
-        if len(rows := np.flatnonzero(some & places.paired_of_new)):
-            pairs = places.pairs[rows] & primes.numbers_of[some[rows]]
-            codes, at = np.unique(pairs, return_inverse=True)
-            found[rows] //= self._implied(codes)[at]
-        return found
+    def _cycles(self, places: SplitPlaces) -> tuple[Indices, Indices]:
+        """Return the numbers of the layouts with pairs that close a cycle, a, b; b, c; c, a: the
+        last follows from the others. And the sets of the sub-axes of each cycle, by its first:
+        [layout, sub-axis]."""
+        rows = np.flatnonzero(places.paired & places.paired_of_new)
+        codes, at = np.unique(places.pairs[rows], return_inverse=True)
+        cycles = self._cycles_of(codes)
+        some = cycles.sum(axis=1)[at] > 0
+        return rows[some], cycles[at[some]]
 
-    def _implied(self, codes: Indices) -> Indices:
-        """Return the product of the sizes of one pair of each cycle: of a, b; b, c; c, a."""
+    def _cycles_of(self, codes: Indices) -> Indices:
+        """Return the same of pairs as numbers: [pairs, sub-axis]."""
         primes = self.places.primes
-        sizes, every = np.array(primes.sizes), np.arange(primes.count)
+        every, none = np.arange(primes.count), primes.count
         # the place of the other of each pair, of none the last
-        none = primes.count
         to = np.full((len(codes), none + 1), none)
         others = codes[:, None] >> primes.width * every & primes.last
         to[:, :-1] = np.where(others, others - 1, none)
@@ -119,6 +115,17 @@ class EvenBound:
         while done <= none:  # after each the first of twice as many on the way
             first = np.minimum(first, np.take_along_axis(first, to, 1))
             to, done = np.take_along_axis(to, to, 1), 2 * done
-        cycles = (to[:, :-1] < none) & (first[:, :-1] == every)
-        found: Indices = np.where(cycles, sizes, 1).prod(axis=1)
+        found = np.zeros((len(codes), none), dtype=np.int64)
+        for i in every.tolist():
+            rows = np.flatnonzero(to[:, i] < none)
+            found[rows, first[rows, i]] |= 1 << i
+        return found
+
+    def _one_in(self, paired: Indices, cycles: tuple[Indices, Indices]) -> Indices:
+        """Return n for each: one in n devices has equal indices along the sub-axes of each pair."""
+        primes = self.places.primes
+        found, (rows, sets) = primes.extents[paired], cycles
+        if len(rows):
+            implied = (sets > 0) & (sets & ~paired[rows][:, None] == 0)
+            found[rows] //= np.where(implied, primes.sizes, 1).prod(axis=1)
         return found

@@ -11,7 +11,7 @@ place by place in sub-axes of prime sizes, which have numbers and bits of their 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Spelling:
         self.reach = self.over_sets(0, lambda x, i: np.maximum(x, self.levels[i]))
         self.numbers_of = self.over_sets(0, lambda x, i: x | (self.last << self.width * i))
         """All the bits of the numbers at those places whose bits a set has."""
-        self.chunk = max(CHUNK // max(self.width, 1), 1) * self.width
+        self.chunk = max(min(CHUNK // max(self.width, 1), self.count), 1) * self.width
         self._masks = self._masks_of(np.arange(1 << self.chunk))
 
     def over_sets(self, empty: float, join: Any) -> np.ndarray[Any, Any]:
@@ -69,6 +69,15 @@ class Spelling:
         while code:
             yield code & self.last
             code >>= self.width
+
+    @cached_property
+    def every(self) -> Indices:
+        """The codes of all splits of a dimension."""
+        found = [np.zeros(1, dtype=np.int64)]
+        for _ in range(self.count):
+            row, i = np.nonzero(self.masks(found[-1])[:, None] & self.bits[1 : self.count + 1] == 0)
+            found.append(self.joined(found[-1][row], i + 1))
+        return np.concatenate(found)
 
     def spelled(self, code: int) -> Axes:
         """Return the axes of a code."""
@@ -101,11 +110,19 @@ class Spelling:
 
     def of_sets(self, masks: Indices, reverse: bool = False) -> Indices:
         """Return the codes of sets of axes, in their order or the reverse."""
-        found, at = np.zeros(masks.shape, dtype=np.int64), np.zeros(masks.shape, dtype=np.int64)
-        for i in range(self.count)[:: -1 if reverse else 1]:
-            has = masks >> i & 1
-            found += has * (i + 1) << at
-            at += has * self.width
+        return self._in_order[int(reverse)][masks]
+
+    @cached_property
+    def _in_order(self) -> list[Indices]:
+        """The codes of all sets, in the order of the axes and in the reverse."""
+        found = list[Indices]()
+        for order in (range(self.count), range(self.count)[::-1]):
+            masks, codes, at = np.arange(1 << self.count), *np.zeros((2, 1 << self.count), np.int64)
+            for i in order:
+                has = masks >> i & 1
+                codes += has * (i + 1) << at
+                at += has * self.width
+            found.append(codes)
         return found
 
     def lengths(self, codes: Indices) -> Indices:
@@ -172,6 +189,31 @@ class Spelling:
         differ = codes ^ others
         place = self.lengths(differ & -differ) - 1  # of the lowest bit that differs
         return union(self.masks(np.where(differ, codes >> self.width * place.clip(min=0), 0)))
+
+
+class KeyNumbers:
+    """The numbers of keys, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._keys, self._numbers = np.zeros((2, 0), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, keys: Indices) -> Indices:
+        """Return the numbers of keys, -1 of those that were not added."""
+        if not len(self._keys):
+            return np.full(len(keys), -1)
+        at = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        found: Indices = np.where(self._keys[at] == keys, self._numbers[at], -1)
+        return found
+
+    def add(self, keys: Indices) -> Indices:
+        """Return the numbers of new keys, each once and in their order."""
+        numbers, at = len(self._keys) + np.arange(len(keys)), np.searchsorted(self._keys, keys)
+        self._keys = np.insert(self._keys, at, keys)
+        self._numbers = np.insert(self._numbers, at, numbers)
+        return numbers
 
 
 def union(sets: Indices) -> Indices:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardir.algebra.even_codes import Layouts, Spelling
+from shardir.algebra.even_codes import KeyNumbers, Layouts, Spelling
 from shardir.algebra.even_moves import MoveArrays
 from shardir.algebra.even_times import EXCHANGE
 from shardir.algebra.exchange_costs import Table
@@ -42,13 +42,13 @@ class EvenPaths:
         self.open = np.ones(1, dtype=np.bool_)
         self.made = np.full((1, 5), -1)
         """The move by which each layout is reached (`MoveArrays.made`)."""
-        self._keys = spelling.keys(start)
-        self._sorted = np.zeros(1, dtype=np.int64)
+        self._numbers = KeyNumbers()
+        self._numbers.add(spelling.keys(start))
         self.expanded = 0
 
     def number(self, layout: Layouts) -> int | None:
         """Return the number of a layout; None if it is not known."""
-        found = int(self._numbers(self._spelling.keys(layout))[0])
+        found = int(self._numbers.find(self._spelling.keys(layout))[0])
         return found if found >= 0 else None
 
     def expand(self, limit: float) -> bool:
@@ -89,39 +89,32 @@ class EvenPaths:
     def _distinct(self, moves: MoveArrays, numbers: Indices, some: Indices) -> Indices:
         """Return some moves without the exchanges that are made twice."""
         exchanged = moves.kinds[some] == EXCHANGE
+        if not exchanged.any():
+            return some
         exchanges = some[exchanged]
         ends = moves.numbers[exchanges] * len(self.so_far) + numbers[exchanges]
         _, first = np.unique(ends, return_index=True)
         return np.sort(np.concatenate([some[~exchanged], exchanges[first]]))
-
-    def _numbers(self, keys: Indices) -> Indices:
-        """Return the numbers of the layouts of some keys, -1 for one that is not known."""
-        at = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
-        found: Indices = np.where(self._keys[at] == keys, self._sorted[at], -1)
-        return found
 
     def _with_numbers(self, layouts: Layouts) -> Indices:
         """Return the numbers of layouts; new ones are added."""
         keys, first, at = np.unique(
             self._spelling.keys(layouts), return_index=True, return_inverse=True
         )
-        numbers = self._numbers(keys)
+        numbers = self._numbers.find(keys)
         new = np.flatnonzero(numbers < 0)
         if len(new):
-            numbers[new] = len(self.so_far) + np.arange(len(new))
-            self._add(layouts[first[new]], keys[new], numbers[new])
+            numbers[new] = self._numbers.add(keys[new])
+            self._add(layouts[first[new]])
         return numbers[at]
 
-    def _add(self, layouts: Layouts, keys: Indices, numbers: Indices) -> None:
-        n = len(keys)
+    def _add(self, layouts: Layouts) -> None:
+        n = len(layouts)
         self.layouts = self.layouts.joined(layouts)
         self.so_far = np.concatenate([self.so_far, np.full(n, np.inf)])
         self.left = np.concatenate([self.left, self._bounds(layouts)])
         self.open = np.concatenate([self.open, np.zeros(n, dtype=np.bool_)])
         self.made = np.concatenate([self.made, np.full((n, 5), -1)])
-        at = np.searchsorted(self._keys, keys)
-        self._keys = np.insert(self._keys, at, keys)
-        self._sorted = np.insert(self._sorted, at, numbers)
 
     def path(self, at: int) -> list[int]:
         """Return the numbers of the layouts on the path to one, that first and `start` last."""

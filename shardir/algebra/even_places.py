@@ -6,15 +6,20 @@ layouts at once.
                                       place 1 of dimension 0 is gone: it has a part
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from functools import reduce
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardir.algebra.even_codes import Spelling
+from shardir.algebra.even_codes import KeyNumbers, Spelling
+from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
+
+MAX_EVERY = 5
+"""The number of axes, at the maximum, of which all splits, 326, are compared with one at once."""
 
 Bits = np.ndarray[Any, np.dtype[np.int16]]
 
@@ -31,19 +36,29 @@ class SplitPlaces(NamedTuple):
     pairs: Indices
     known: Flags
 
-    def some(self, rows: Indices) -> "SplitPlaces":
-        return SplitPlaces(
-            self.gone[rows], self.paired[rows], self.gone_of_new[rows], self.paired_of_new[rows],
-            self.pairs[rows], self.known[rows],
-        )  # fmt: skip
 
-    def joined(self, other: "SplitPlaces") -> "SplitPlaces":
-        """Return the result of two comparisons, of different dimensions."""
-        return SplitPlaces(
-            self.gone | other.gone, self.paired | other.paired,
-            self.gone_of_new | other.gone_of_new, self.paired_of_new | other.paired_of_new,
-            self.pairs | other.pairs, self.known & other.known,
-        )  # fmt: skip
+def several(shape: Shape, splits: Indices) -> Indices:
+    """Return splits without those of dimensions of one element: it is on the first devices along
+    the axes that split it, so a device that needs it had it unless another axis split it."""
+    found: Indices = splits * (np.array(shape) != 1)
+    return found
+
+
+class _ComparedSplits:
+    """The splits of a dimension that were compared with one other split, before or after it: of
+    each the four sets as bits after each other, the pairs, and whether they are of equal sizes."""
+
+    def __init__(self) -> None:
+        self.numbers = KeyNumbers()
+        self.sets, self.pairs = np.zeros((2, 0), dtype=np.int64)
+        self.known = np.zeros(0, dtype=np.bool_)
+
+    def add(self, places: SplitPlaces, bits: int) -> None:
+        """Add splits, of which a set has so many bits."""
+        sets = sum(some << bits * k for k, some in enumerate(places[:4]))
+        self.sets = np.concatenate([self.sets, sets])
+        self.pairs = np.concatenate([self.pairs, places.pairs])
+        self.known = np.concatenate([self.known, places.known])
 
 
 class PrimePlaces:
@@ -62,7 +77,16 @@ class PrimePlaces:
         self.of_sets = spelling.over_sets(0, lambda x, i: x | sets[i])
         self._sizes = np.array([1, *self.primes.sizes])
         self._several_primes = len({*self.primes.sizes}) > 1
+        self._compared_with = defaultdict[tuple[int, bool], _ComparedSplits](_ComparedSplits)
+        """By a split, and whether it is the new one."""
+        self._few = spelling.count <= MAX_EVERY
         self._set_chunks(parts)
+
+    @staticmethod
+    @lru_cache(maxsize=16)
+    def of(mesh: Mesh, axes: Axes, reduction: str) -> "PrimePlaces":
+        """Return those of some sub-axes: the redistributions of a program are over few."""
+        return PrimePlaces(mesh, Spelling(mesh, axes, reduction))
 
     def _set_chunks(self, parts: Sequence[Axes]) -> None:
         """Make the tables of the codes of some places: those over primes, and their bits."""
@@ -93,14 +117,34 @@ class PrimePlaces:
     def compared(self, old: Indices, new: Indices) -> SplitPlaces:
         """Compare old and new splits, of as many layouts, or either of one: [layout, dimension].
         With one layout each split of a dimension is compared once."""
-        if len(old) == len(new):
+        if len(old) == len(new) != 1:
             return self._compared(old, new)
-        found = list[SplitPlaces]()
-        for here, there in zip(old.T[..., None], new.T[..., None], strict=True):
-            some, at = np.unique(here if len(new) == 1 else there, return_inverse=True)
-            ends = (some[:, None], there) if len(new) == 1 else (here, some[:, None])
-            found.append(self._compared(*ends).some(at.ravel()))
-        return reduce(SplitPlaces.joined, found)
+        sets, pairs = np.zeros((2, max(len(old), len(new))), dtype=np.int64)
+        known = np.ones(len(sets), dtype=np.bool_)
+        for here, there in zip(old.T, new.T, strict=True):
+            one, some = (there, here) if len(new) == 1 else (here, there)
+            compared, at = self._with(int(one[0]), some, len(new) == 1)
+            sets |= compared.sets[at]
+            pairs |= compared.pairs[at]
+            if self._several_primes:
+                known &= compared.known[at]
+        n = self.primes.count
+        gone, paired, gone_of_new, paired_of_new = (sets >> n * k & (1 << n) - 1 for k in range(4))
+        return SplitPlaces(gone, paired, gone_of_new, paired_of_new, pairs, known)
+
+    def _with(self, one: int, some: Indices, is_new: bool) -> tuple[_ComparedSplits, Indices]:
+        """Return the splits that were compared with one, which is the new one of each or the old
+        one, and the numbers of some."""
+        compared = self._compared_with[one, is_new]
+        at = compared.numbers.find(some)
+        if (at < 0).any():
+            codes = np.sort(self.spelling.every if self._few else some[at < 0])
+            codes = codes[np.diff(codes, prepend=-1) > 0]
+            compared.numbers.add(codes)
+            ends = codes[:, None], np.array([[one]])
+            compared.add(self._compared(*ends[:: 1 if is_new else -1]), self.primes.count)
+            at = compared.numbers.find(some)
+        return compared, at
 
     def _compared(self, old: Indices, new: Indices) -> SplitPlaces:
         primes, sizes, last = self.primes, self._sizes, self.primes.last

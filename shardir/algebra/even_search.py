@@ -25,7 +25,7 @@ import numpy as np
 from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.even_bound import EvenBound
-from shardir.algebra.even_codes import Layouts, Spelling
+from shardir.algebra.even_codes import Layouts
 from shardir.algebra.even_meeting import EvenMeetings, MeetingEnds
 from shardir.algebra.even_moves import EvenMoves, MoveArrays
 from shardir.algebra.even_paths import EvenPaths, LayoutMoves
@@ -41,9 +41,10 @@ from shardir.algebra.traffic import Indices
 
 WEIGHT = 1.5
 
-MAX_ONE_BY_ONE = 16
-"""The number of devices up to which layouts of uneven shards are searched one by one: there arrays
-take twice as long, in all of a search for strategies that splits unevenly."""
+MAX_DEVICES, MAX_ONE_BY_ONE = 16, 2
+"""The numbers of devices and of sub-axes up to which layouts of uneven shards are searched one by
+one: arrays take nearly twice as long there, in all of a search for strategies that splits
+unevenly."""
 
 MAX_DIFFERENCE = 1e-9
 """The relative difference of an estimated and a counted time that is none."""
@@ -67,8 +68,8 @@ class EvenSearch:
     def __init__(self, problem: RedistributionProblem, itemsize: int):
         self.problem = problem
         mesh, shape = problem.mesh, problem.shape
-        spelling = self.spelling = Spelling(mesh, _axes(problem), _reduction(problem))
-        places = PrimePlaces(mesh, spelling)
+        places = PrimePlaces.of(mesh, _axes(problem), _reduction(problem))
+        spelling = self.spelling = places.spelling
         self.moves = EvenMoves(problem, spelling)
         self.times = EvenTimes(mesh, shape, itemsize, spelling, places)
         self.bound = EvenBound(mesh, shape, itemsize, spelling, places)
@@ -103,7 +104,7 @@ class EvenSearch:
         one = {l.reduction for l in (problem.source, problem.target) if l.partial}
         bits = max(k.bit_length() * (k + rank) + k, primes.bit_length() * primes)
         closed = speeds == sorted(speeds, reverse=True)
-        many = problem.is_even or problem.mesh.size > MAX_ONE_BY_ONE
+        many = problem.is_even or problem.mesh.size > MAX_DEVICES or k > MAX_ONE_BY_ONE
         usual = many and problem.is_regular and closed
         return rank > 0 and usual and len(one) < 2 and bits < 64
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from shardir.algebra.collectives import AxisState, CollectiveStep
+from shardir.algebra.collectives import AxisState, CollectiveStep, between
 from shardir.algebra.even_codes import Layouts, Spelling, union
-from shardir.algebra.even_places import PrimePlaces
+from shardir.algebra.even_places import PrimePlaces, several
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.exchange_costs import Table
 from shardir.algebra.forms import copying, rounds
 from shardir.algebra.layout import Shape
-from shardir.algebra.mesh import Mesh
-from shardir.algebra.named_costs import NamedMove, first_dims, named_forms
-from shardir.algebra.steps import step_seconds
+from shardir.algebra.mesh import Axes, Mesh
+from shardir.algebra.named_costs import NamedMove, named_transfer
+from shardir.algebra.steps import step_seconds, with_transfer
 from shardir.algebra.traffic import Flags, Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
@@ -54,9 +54,15 @@ class EvenTimes:
         self._sizes = sorted({0, *shape})
         self._span_numbers = np.unique(spans, return_inverse=True)[1]
         """A number for each set of axes: equal where groups have as many devices of each level."""
+        self._of_span, self._of_extent = self._examples(self._span_numbers), self._examples(extents)
         self.counted: dict[tuple[int, int], float] = {}
         """The times of exchanges of uneven shards that are counted, by the keys of both layouts."""
-        self._forms: dict[int, list[tuple[float, float]]] = {}
+        count = len(KINDS) * 16 * len(self._sizes) ** 2
+        self._numbers = np.full(count * (int(self._span_numbers.max()) + 1), -1)
+        """The number of the forms of each named collective, -1 where it was not asked for: by the
+        span of its axes, its kind, its dimensions and their sizes if they are uneven."""
+        self._forms = list[list[tuple[float, float]]]()
+        self._costs = np.zeros((2, 1, 0))
         cluster, primes = self.mesh.cluster_or_default, self.places.primes
         self._byte_seconds = [1 / level.bandwidth for level in cluster.levels]
         self._factor, self._copying = cluster.times["exchange"], copying(1, self.mesh)
@@ -70,6 +76,12 @@ class EvenTimes:
             sum(1 << i for i, level in enumerate(primes.levels) if level > near)
             for near in range(-1, len(cluster.levels))
         ]
+
+    def _examples(self, keys: Indices) -> list[Axes]:
+        """Return for each set of axes those of the first set of an equal key, in their order."""
+        _, first, at = np.unique(keys, return_index=True, return_inverse=True)
+        examples = [self.spelling.of_bits(mask) for mask in first.tolist()]
+        return [examples[i] for i in at.tolist()]
 
     def seconds(
         self, before: Layouts, after: Layouts, kinds: Indices, axes: Indices, dims: Indices
@@ -101,24 +113,24 @@ class EvenTimes:
         in_order = axes == spelling.of_sets(sets)
         first = np.where((dims == 0) & ~in_order[:, None], 1, dims.clip(max=1))
         first[:, 1] = np.where((first == 1).all(axis=1), 2, first[:, 1])
-        spans = self._span_numbers[sets]
-        keys = ((spans * EXCHANGE + kinds) * 4 + first[:, 0] + 1) * 4 + first[:, 1] + 1
+        keys = ((self._span_numbers[sets] * EXCHANGE + kinds) * 4 + first[:, 0] + 1) * 4
+        keys += first[:, 1] + 1
         have, want = (spelling.masks(x.splits) for x in (before, after))
         padded = self._padded(have, want, dims)
         keys = (keys * len(self._sizes) + padded[:, 0]) * len(self._sizes) + padded[:, 1]
-        distinct, example, at = np.unique(keys, return_index=True, return_inverse=True)
-        for key, i in zip(distinct.tolist(), example.tolist(), strict=True):
-            if key not in self._forms:
+        if len(new := np.flatnonzero(self._numbers[keys] < 0)):
+            distinct, at = np.unique(keys[new], return_index=True)
+            self._numbers[distinct] = len(self._forms) + np.arange(len(distinct))
+            for i in new[at].tolist():
                 sizes = tuple([self._sizes[k] for k in padded[i].tolist()])
-                dim, concat = first[i].tolist()
-                start, end = KINDS[int(kinds[i])]
-                move = NamedMove(start, end, spelling.spelled(int(axes[i])), dim, concat)
-                self._forms[key] = self._forms_of(move, sizes if any(sizes) else ())
-        some = [self._forms[key] for key in distinct.tolist()]
-        count = max(map(len, some))
-        costs = np.array([each + [each[-1]] * (count - len(each)) for each in some])
+                self._forms.append(
+                    self._forms_of(int(kinds[i]), int(sets[i]), first[i].tolist(), sizes)
+                )
+            count = max(map(len, self._forms))
+            every = [each + each[-1:] * (count - len(each)) for each in self._forms]
+            self._costs = np.array(every).transpose(2, 1, 0)
         share = np.maximum(self.share(have), self.share(want)).prod(axis=1)
-        latency, rate = costs[at].transpose(2, 1, 0)
+        latency, rate = self._costs[..., self._numbers[keys]]
         found: Table = (latency + rate * (self.size * share)).min(axis=0)
         return found
 
@@ -137,10 +149,19 @@ class EvenTimes:
         found: Indices = np.take_along_axis(uneven, dims, 1)
         return found
 
-    def _forms_of(self, move: NamedMove, sizes: Shape) -> list[tuple[float, float]]:
-        """Return the latency and the rate of each form of a named collective, for a tensor that no
-        other axes split, as `named_forms` does."""
-        return [(f.latency, f.rate) for f in named_forms(self.mesh, first_dims(move), sizes)]
+    def _forms_of(
+        self, kind: int, axes: int, dims: list[int], sizes: Shape
+    ) -> list[tuple[float, float]]:
+        """Return the latency and the rate of each form of a named collective over a set of axes,
+        for a tensor that no other axes split, as `named_forms` does."""
+        start, end = KINDS[kind]
+        equal = self._of_span[axes]
+        forms = between(start, end).forms_on(self.mesh, equal)
+        if start is not end:  # no all-to-all
+            equal = self._of_extent[axes]
+        named = NamedMove(start, end, equal, *dims)
+        transfer = named_transfer(self.mesh, named, sizes if any(sizes) else ())
+        return [(f.latency, f.rate) for f in with_transfer(forms, transfer)]
 
     def exchanges(self, before: Layouts, after: Layouts) -> Table:
         """Return the times of exchanges (exchange_costs.py)."""
@@ -167,10 +188,11 @@ class EvenTimes:
         extents = spelling.extents
         n = extents[moving]
         copies = n // extents[moving & has]
-        places = self.places.compared(before.splits, after.splits)
+        places = self.places.compared(*(several(self.shape, x.splits) for x in (before, after)))
         empty = self._shares[np.arange(len(self.shape)), old] * extents[old] >= 2
         lost = union(np.where(empty, self.places.of_sets[old], 0))  # most devices have nothing
         paired, gone = places.paired | places.gone & lost, places.gone & ~lost
+        paired |= self.places.of_sets[union(np.where(np.array(self.shape) == 1, old & ~new, 0))]
         within = [np.where(paired & far, 0, 1 / primes.extents[gone & far]) for far in self._far]
         receiving = sum(
             (within[k + 1] - within[k]) * seconds for k, seconds in enumerate(self._byte_seconds)
@@ -230,6 +252,8 @@ class LowestExchanges:
             new, j = np.unique(after.splits[:, dim], return_inverse=True)
             gone, changed = np.zeros((2, len(old), len(new)), dtype=np.int16)
             have, want = places.bits(old), places.bits(new)
+            if times.shape[dim] == 1:
+                have.clear()  # not lacked, at least
             want += [np.zeros(len(new), dtype=np.int16)] * (len(have) - len(want))
             for a, b in zip(have, want, strict=False):
                 changed |= a[:, None] & ~b

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardir.algebra.collectives import AxisState, Collective, between
+from shardir.algebra.collectives import AxisState, Collective, CollectiveStep, between
 from shardir.algebra.collectives import move as step_of
 from shardir.algebra.exchange_costs import Table
 from shardir.algebra.forms import NO_COMMUNICATION, Forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import step_forms
+from shardir.algebra.steps import StepTransfer, step_forms, step_transfer
 
 
 class NamedMove(NamedTuple):
@@ -65,9 +65,21 @@ def first_dims(move: NamedMove) -> NamedMove:
 def named_forms(mesh: Mesh, move: NamedMove, sizes: Shape = ()) -> Forms:
     """Return the forms of a move, for a tensor that no other axes split, with dimensions of these
     sizes, or so large that no shard is rounded."""
-    start, end, axes, dim, concat = move
     if not move.record.communicates:
         return NO_COMMUNICATION
+    return step_forms(mesh, *_example(mesh, move, sizes))
+
+
+@lru_cache(maxsize=16384)
+def named_transfer(mesh: Mesh, move: NamedMove, sizes: Shape = ()) -> StepTransfer:
+    """Return the costs of a move of the same tensor beside its forms. They are equal over all axes
+    of as many devices, but for an all-to-all, where they must have as many of each level."""
+    return step_transfer(mesh, *_example(mesh, move, sizes))
+
+
+def _example(mesh: Mesh, move: NamedMove, sizes: Shape) -> tuple[Shape, Layout, CollectiveStep]:
+    """Return the tensor, its layout and the step."""
+    start, end, axes, dim, concat = move
     before = Layout(mesh.name, ((),) * 4)
     if start is AxisState.SHARDED:
         before = before.with_dim(concat if end is AxisState.SHARDED else dim, axes)
@@ -76,6 +88,4 @@ def named_forms(mesh: Mesh, move: NamedMove, sizes: Shape = ()) -> Forms:
     shape = [*[2 * mesh.size] * 3, mesh.size**2]
     for d, size in zip((dim, concat), sizes, strict=False):
         shape[d] = size or shape[d]
-    return step_forms(
-        mesh, tuple(shape), before, step_of(start, end, mesh, before, axes, dim, concat)
-    )
+    return tuple(shape), before, step_of(start, end, mesh, before, axes, dim, concat)

@@ -6,6 +6,7 @@ They are those of the device that has most of them.
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from shardir.algebra.collectives import Cases, CollectiveStep, Transfer
 from shardir.algebra.forms import NO_COMMUNICATION, Form, Forms, copying, fastest
@@ -44,14 +45,31 @@ def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -
     evenly."""
     if not step.takes_time(mesh):
         return NO_COMMUNICATION
+    return with_transfer(step.forms(mesh), step_transfer(mesh, shape, before, step))
+
+
+class StepTransfer(NamedTuple):
+    """The costs of a step for each byte of an element: the bytes of its forms, and the seconds of
+    its packing; and the elements of the tensor."""
+
+    part: float
+    packing: float
+    size: int
+
+
+def step_transfer(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> StepTransfer:
     transfer = Transfer(mesh, shape, before, step, typical=True)
     part, packing = step.record.size(transfer), 0.0
     if mesh.cluster_or_default.memory_bandwidth:
         packing = copying(step.record.buffers(transfer), mesh)
-    size = max(prod(shape), 1)
+    return StepTransfer(part, packing, max(prod(shape), 1))
+
+
+def with_transfer(forms: Forms, transfer: StepTransfer) -> Forms:
+    """Return the forms of a collective over some axes by the bytes of a tensor."""
+    part, packing, size = transfer
     return tuple([
-        Form(name, latency, (rate * part + packing) / size)
-        for name, latency, rate in step.forms(mesh)
+        Form(name, latency, (rate * part + packing) / size) for name, latency, rate in forms
     ])  # fmt: skip
 
 
