@@ -11,7 +11,8 @@
 4. The others are fused where that gains: by the time model of the mesh's cluster, a bucket saves
    more in latencies than it costs to pack its values. Its operands have at most `max_bytes` (0:
    none of them is fused). No two that remain would gain. Those whose results are used only after
-   the update are fused first: the search counts their buckets.
+   the update (in a function without one: by the return) are fused first: the search counts their
+   buckets.
 5. A cast of the result of a collective moves to its own first use, so that the first use of the
    collective is later. Casts and collectives of its results move after a fused collective.
 6. A collective that is `async` stays as it is.
@@ -43,14 +44,13 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import Loops
 from shardir.analysis.repeats import MIN_BLOCKS, equal_blocks
 from shardir.analysis.storages import Span
-from shardir.analysis.updates import after_update
+from shardir.analysis.updates import after_update, update_position
 from shardir.cost.buckets import MAX_BUCKET_BYTES, Bucket, fused, fused_by_kind
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_of
 from shardir.dialects import dist, nn
 from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.nn.types import size_of, unsharded_type
-from shardir.dialects.train import UpdateOp
 from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.copying import copied
 from shardir.rewriting.marks import allowed_memory
@@ -103,7 +103,7 @@ def _reduce_before_updates(block: Block, ops: Sequence[Operation]) -> bool:
     """Move reductions, the collectives before them and slices that read no result of an update
     before the first update; return whether there are any."""
     moved = False
-    first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
+    first = update_position(ops)
     later = {v for op in ops[first:] for v in op.results}
     movable = [op for op in of_kind(ops[first:], dist.CollectiveOp) if not dist.is_started(op)]
     leading = set[Operation]()
@@ -198,7 +198,7 @@ def _fuse(
     late = (lambda _: True) if is_early else after_update(ops)
     loops = Loops(ops)
     at = {op: i for i, op in enumerate(ops)}
-    update = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
+    update = update_position(ops)
     indexed: list[Bucket] = []
     others: list[Bucket] = []
     for op in of_kind(ops, dist.FusibleOp):

@@ -1,7 +1,8 @@
-"""The ops that belong to the update of a training step."""
+"""The end of a function, for which values wait: the update of a training step, or the return."""
 
 from collections.abc import Callable, Sequence
 
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Operation
 
 from shardir.dialects.blocks import of_kind
@@ -10,11 +11,18 @@ from shardir.dialects.nn import ConvertOp
 from shardir.dialects.train import UpdateOp
 
 
+def update_position(ops: Sequence[Operation]) -> int:
+    """Return the position of the mark train.update among a function's ops, or of the return, if
+    there is none: of a forward function this is all that the last collectives are for."""
+    ends = (i for i, op in enumerate(ops) if isinstance(op, UpdateOp | ReturnOp))
+    return next(ends, len(ops))
+
+
 def after_update(ops: Sequence[Operation]) -> Callable[[Sequence[Operation]], bool]:
-    """Return a predicate of some of a training step's ops: that there are some, all after its mark
-    train.update, or casts and collectives whose results only such ops use. fuse-communication fuses
-    the collectives of values for these ops first, and the search counts their buckets."""
-    first = next((i for i, op in enumerate(ops) if isinstance(op, UpdateOp)), len(ops))
+    """Return a predicate of some of a function's ops: that there are some, all from its update on,
+    or casts and collectives whose results only such ops use. fuse-communication fuses the
+    collectives of values for these ops first, and the search counts their buckets."""
+    first = update_position(ops)
     late = set(ops[first:])
     for op in reversed(of_kind(ops[:first], ConvertOp, CollectiveOp)):
         users = [use.operation for v in op.results for use in v.uses]

@@ -19,14 +19,13 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import step_form
 from shardir.analysis.loops import Loops
-from shardir.analysis.updates import after_update
+from shardir.analysis.updates import after_update, update_position
 from shardir.cost.schedule import Flight, elapsed_at_best, level_of
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import RedistributeOp
 from shardir.dialects.nn import ConvertOp
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import itemsize
-from shardir.dialects.train import UpdateOp
 from shardir.search.candidates import Candidate
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.pins import pins
@@ -108,8 +107,7 @@ class StepTimeline:
         """Return the position at which each op is computed: its own; of a cast that is only used
         after the update, the first use."""
         found = list(range(len(self._ops)))
-        update = next((i for i, op in enumerate(self._ops) if isinstance(op, UpdateOp)), 0)
-        for i in reversed(range(update)):
+        for i in reversed(range(update_position(self._ops))):
             op = self._ops[i]
             if isinstance(op, ConvertOp) and self._late([op]):
                 found[i] = min(found[self._at[use.operation]] for use in op.out.uses)

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.analysis.updates import after_update
+from shardir.analysis.updates import after_update, update_position
 from shardir.dialects.nn import ConvertOp
-from shardir.dialects.train import UpdateOp
 from shardir.search.buckets import Positions
 
 
@@ -17,15 +16,14 @@ class UsePositions:
     Attributes:
         at: of each op.
         last: of the last one.
-        late: whether all of some ops are after the update, or are moved there.
-        before_update: of the op before the update; of the last one, if there is none.
+        late: whether all of some ops are of the update, or are moved there (analysis/updates.py).
+        before_update: of the op before the update, or before the return, if there is none.
     """
 
     def __init__(self, block: Block):
         self.at = {op: i for i, op in enumerate(block.ops)}
         self.last, self.late = len(self.at) - 1, after_update([*self.at])
-        updates = (i for op, i in self.at.items() if isinstance(op, UpdateOp))
-        self.before_update = next(updates, len(self.at)) - 1
+        self.before_update = update_position([*self.at]) - 1
 
     def made(self, v: SSAValue) -> int:
         """Return the position of the op that makes a value; -1 of an argument."""

@@ -251,31 +251,46 @@ class Writer:
     # ---- the end ----
 
     def text(self, optimizer: str) -> str:
-        """Return the program: most with parameters are training steps."""
+        """Return the program: most with parameters are training steps. Others are functions of one
+        or more results."""
         is_step = bool(self.weights) and self.random.random() < 0.85
-        if is_step:
-            self.loss()
-        private, result = "private " if is_step else "", self.types[self.last]
+        private, results = ("private ", [self.loss()]) if is_step else ("", self.results())
+        given, types = (
+            ", ".join(f"%{v}" for v in results),
+            ", ".join(self.types[v] for v in results),
+        )
         return "\n".join([
             declared(self.mesh),
-            f"func.func {private}@f({', '.join(self.arguments)}) -> {result} {{",
-            *self.lines, f"  func.return %{self.last} : {result}", "}",
+            f"func.func {private}@f({', '.join(self.arguments)}) -> ({types}) {{",
+            *self.lines, f"  func.return {given} : {types}", "}",
             *([f"train.step @step of @f <{optimizer}>"] if is_step else []),
         ])  # fmt: skip
 
-    def loss(self) -> None:
+    def results(self) -> list[str]:
+        """Return the last value and up to three more: earlier values, and sums of some over their
+        first dimension, such as the gradient of a bias."""
+        found = [self.last]
+        values = [v for v, t in self.types.items() if "f32" in t]
+        for x in self.random.choices(values, k=self.random.randint(0, 3)):
+            rest = self.shapes[x][1:]
+            if self.random.random() < 0.7 and rest:
+                x = self.op(f"nn.reduce <sum> %{x} dims <0>", [x], rest)
+            found.append(x)
+        return found
+
+    def loss(self) -> str:
+        """Return a loss of the last value."""
         y, shape = self.last, self.shape
         kind = self.random.choice(["mean", "error", "classes"])
         if kind == "error":
             target = self.input(shape)
-            self.last = self.op(f"nn.mse_loss <mean> %{y}, %{target}", [y, target], ())
-        elif kind == "classes" and len(shape) < 4:
+            return self.op(f"nn.mse_loss <mean> %{y}, %{target}", [y, target], ())
+        if kind == "classes" and len(shape) < 4:
             labels = self.integers(tuple(shape[:-1]), shape[len(shape) - 1])
             text = f"nn.cross_entropy_loss <mean> %{y}, %{labels}"
-            self.last = self.op(text, [y, labels], ())
-        else:
-            dims = ", ".join(map(str, range(len(shape))))
-            self.last = self.op(f"nn.reduce <mean> %{y} dims <{dims}>", [y], ())
+            return self.op(text, [y, labels], ())
+        dims = ", ".join(map(str, range(len(shape))))
+        return self.op(f"nn.reduce <mean> %{y} dims <{dims}>", [y], ())
 
 
 FLAT, IMAGE = (2, 3), (4,)

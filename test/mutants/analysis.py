@@ -131,4 +131,12 @@ MUTANTS = [
         "if len(meshes) == 1:",
         "test/filecheck/propagate-strategies/undeclared_mesh.ir",
     ),
+    Mutant(
+        "nothing waits for the return of a forward function",
+        "Results that only the return of a forward function uses have a latency each in the bound.",
+        "shardir/analysis/updates.py",
+        "UpdateOp | ReturnOp",
+        "UpdateOp",
+        "test/search/test_buckets.py -k partial_results",
+    ),
 ]

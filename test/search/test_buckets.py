@@ -49,7 +49,7 @@ from shardir.search.transfer_costs import ValueTransfer, bucket_price, transfer_
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
-declared = bench.load("random_steps").declared
+declared, laws = bench.load("random_steps").declared, bench.load("program_laws")
 
 TENSORS, CHOICES, JOINING = 5, 3, 0.1
 
@@ -302,6 +302,23 @@ def test_ops_wait_for_a_gather_as_after_the_passes(needed: str) -> None:
     user = User(1, 0, (Candidate(strategy, (layout,), (layout,), 0.0),), (0,))
     transfer = ValueTransfer(TensorType(f32, [8]), made, gathered)
     assert user.waits(transfer, [0]) is not fused
+
+
+@pytest.mark.parametrize("cluster", ["ascend910", "gloo", "h100"])
+def test_partial_results_of_a_function_are_reduced_together(cluster: str) -> None:
+    """Gradients of a norm whose rows are split: no plan has fewer latencies than its program."""
+    mesh = Mesh("m", (("a", 2), ("b", 2)), load(cluster).part(4))
+    x, w, s = (f"tensor<{n}xf32>" for n in ("512x256", "256", "512"))
+    rows = "{a, b}, {}"
+    module = parse(f"""{declared(mesh)}
+        func.func @f(%x: {x}, %w: {w}, %s: {s}) -> ({x}, {w}, {w}) {{
+          %dx, %dw, %db = nn.layer_norm_grad %x, %w, %x, %s, %s
+            strategy <@m, (({rows}), ({{}},), ({rows}), ({{a, b}},), ({{a, b}},))> :
+            ({x}, {w}, {x}, {s}, {s}) -> ({x}, {w}, {w})
+          func.return %dx, %dw, %db : {x}, {w}, {w}
+        }}""")
+    _, found = laws.searched(module)
+    assert max(found.values()) <= 1 + 1e-9, found
 
 
 def random_layout(mesh: Mesh, random: Random, partial: bool) -> Layout:
