@@ -13,6 +13,7 @@ shardir/rewriting/reordering.py.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from xdsl.ir import Operation, SSAValue
 
@@ -170,18 +171,37 @@ def sum_of_reduced(op: nn.AddOp) -> bool:
 
 @at_each(nn.AddOp)
 def reduced_next_to_each_other(op: nn.AddOp) -> bool:
-    """(%z + %p) + %q    ->    (%p + %q) + %z, where %p and %q are reduced over the same axes"""
-    for sum, y in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
-        inner = sum.owner
-        if not isinstance(inner, nn.AddOp) or sum.get_user_of_unique_use() is not op:
-            continue
-        for x, z in ((inner.lhs, inner.rhs), (inner.rhs, inner.lhs)):
-            if _are_equal_sums(x, y) and x.type == z.type == sum.type == op.out.type:
-                Rewriter().before(op).move(inner)
-                inner.operands[0], inner.operands[1] = x, y
-                op.operands[0], op.operands[1] = sum, z
-                return True
-    return False
+    """((%z + %p) + %y) + %q    ->    (%p + %q) + (%z + %y), where %p and %q are reduced over the
+    same axes: of any two addends, if the sums between them are used once"""
+    left, right = ([x for x in _addends(v) if reduces_sum(x.owner)] for v in (op.lhs, op.rhs))
+    type, beside = op.out.type, (op.lhs, op.rhs)
+    pairs = (p for p in product(left, right) if p[0].type == type and _are_equal_sums(*p))
+    if (pair := next(pairs, beside)) == beside:
+        return False
+    rewriter, free = Rewriter().before(op), list[nn.AddOp]()
+    for v in pair:
+        user = v.get_user_of_unique_use()
+        if user is not op and isinstance(user, nn.AddOp):
+            user.out.replace_all_uses_with(user.rhs if user.lhs is v else user.lhs)
+            free.append(user)
+    others = [v for v in op.operands if v not in pair]
+    for sum, those in zip(free, (pair, others), strict=False):
+        rewriter.move(sum)
+        sum.operands[0], sum.operands[1] = those
+    op.operands[0], op.operands[1] = free[0].out, free[1].out if len(free) > 1 else others[0]
+    return True
+
+
+def _addends(v: SSAValue) -> list[SSAValue]:
+    """Return a value and, of each that is a sum of values of its type and is used once, its
+    addends."""
+    found = [v]
+    for x in found:
+        op = x.owner
+        is_sum = isinstance(op, nn.AddOp) and x.type == op.lhs.type == op.rhs.type
+        if is_sum and x.get_user_of_unique_use() is not None:
+            found += op.operands
+    return found
 
 
 def _are_equal_sums(x: SSAValue, y: SSAValue) -> bool:

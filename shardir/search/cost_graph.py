@@ -8,9 +8,9 @@
     a pin, a redistribution that the         its one layout, with the time of the redistribution
     program has (pins.py)
 
-The lowered program makes the same redistributions of a plan. It makes less where several ops share
-moves of a value's redistributions that lead to none of its copies (copies.py): the sum counts them
-for each, and the cost of a solution once (shared_moves.py).
+The lowered program makes the same redistributions of a plan, but moves that several ops share and
+that lead to none of the copies of a value (copies.py) once, and equal reductions of addends. The
+sum counts them for each, and the cost of a solution once (shared_moves.py, summed_moves.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +40,7 @@ from shardir.search.operand_credits import Credit, Use, operand_credits
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
 from shardir.search.shared_moves import SharedMoves
+from shardir.search.summed_moves import SummedMoves
 from shardir.search.transfer_costs import ValueTransfer
 from shardir.search.transients import Transients
 from shardir.search.unsaved import UnsavedValues
@@ -386,13 +387,14 @@ class CostGraph:
         return -sum(float(table[choice[i], choice[j]]) for (i, j), table in self.credits)
 
     @cached_property
-    def _shared(self) -> SharedMoves:
-        return SharedMoves(self.mesh, self._uses.values() if self.spans is None else ())
+    def _made_once(self) -> tuple[SharedMoves, SummedMoves]:
+        uses = self._uses if self.spans is None else {}
+        return SharedMoves(self.mesh, uses.values()), SummedMoves(self.mesh, uses)
 
     def shared_seconds(self, choice: Sequence[int]) -> float:
-        """Return the seconds of moves that ops before the update share beyond copies, which the
-        costs of a solution have for each of them."""
-        return self._shared.seconds(choice)
+        """Return the seconds of moves before the update which the costs of a solution have several
+        times, and its program once: those that ops share beyond copies, and those of addends."""
+        return sum(each.seconds(choice) for each in self._made_once)
 
     def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution that may be in buckets."""

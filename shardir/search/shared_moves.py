@@ -48,7 +48,7 @@ class SharedMoves:
                 have = source(self.mesh, of.type, use.layouts[choice[i]], need)
                 t, *ends = of.transfer(have, need)
                 way: tuple[Layout | CollectiveStep, ...] = (ends[0],)
-                for step, seconds in _moves(self.mesh, t.get_shape(), itemsize(t), *ends):
+                for step, seconds in moves_of(self.mesh, t.get_shape(), itemsize(t), *ends):
                     way = (*way, step)
                     total += use.runs * seconds if way in made else 0.0
                     made.add(way)
@@ -56,7 +56,7 @@ class SharedMoves:
 
 
 @lru_cache(maxsize=65536)
-def _moves(
+def moves_of(
     mesh: Mesh, shape: Shape, itemsize: int, source: Layout, target: Layout
 ) -> tuple[tuple[CollectiveStep, float], ...]:
     """Return the moves of a redistribution, with their seconds."""

@@ -348,4 +348,12 @@ MUTANTS = [
         "self._is_late(users)",
         "test/search/test_presets.py -k in_turn",
     ),
+    Mutant(
+        "sums of partial values take no longer",
+        "Of addends that are reduced together the cost of a plan has sums as fast as complete ones.",
+        "shardir/search/summed_moves.py",
+        "use.runs * (seconds - longer)",
+        "use.runs * seconds",
+        "test/search/test_summed_moves.py",
+    ),
 ]
