@@ -41,8 +41,11 @@ from shardir.dialects.nn.base import TensorOp, is_in_parts, strategy_factors
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.signatures import Memo, SignatureMemo
 from shardir.rewriting.rewriter import Rewriter
+from shardir.search.bucket_prices import TransferPrices
+from shardir.search.buckets import LateTransfer, Positions, shared_seconds
 from shardir.search.domination import Fixed, dominated
 from shardir.search.transfer_costs import transfer_of, transfer_seconds
+from shardir.search.use_positions import UsePositions
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,21 @@ class Candidate:
     seconds: float
     times: int = 1
     """How many times the op is computed: twice if its result is not saved for the backward part."""
+    saved: float = 0.0
+    """The seconds that its decomposition takes less with its collectives in buckets."""
 
 
 Candidates = tuple[Candidate, ...]
+
+
+class Decomposed(NamedTuple):
+    """The layouts of the results of a decomposed op, its seconds, and those that it takes less with
+    its collectives in buckets."""
+
+    results: tuple[Layout, ...]
+    seconds: float
+    saved: float
+
 
 MAX_IMBALANCE = 1.05
 """How much larger than their mean the largest shard of a dimension may be."""
@@ -196,12 +211,14 @@ class CandidateSource:
         return {i for i, out in zip(parts, is_left_out, strict=True) if out}
 
     def _seconds_in_parts(self, op: TensorOp, facts: "OpFacts", split: FactorAxes) -> float:
-        """Return the time of the decomposition with a split; 0 if there is none."""
+        """Return the time of the decomposition with a split, with its collectives in buckets; 0 if
+        there is none."""
         sharding = try_op_sharding(facts.split, split, self.mesh)
         try:
-            return self._decomposed(op, sharding)[1] if sharding else 0.0
+            _, time, saved = self._decomposed(op, sharding) if sharding else ((), 0.0, 0.0)
         except ShardirError:
             return 0.0
+        return time - saved
 
     def _choices(self, op: TensorOp, facts: "OpFacts") -> Iterator[tuple[Axes, FactorAxes]]:
         """Yield axes over which the operands are partial, and a split over others, each once."""
@@ -285,12 +302,12 @@ class CandidateSource:
             ShardirError: the op has no decomposition with this sharding.
         """
         if is_in_parts(facts.kind, facts.factors, sharding.operands):
-            results, time = self._decomposed(op, sharding)
-            return Candidate(strategy, sharding.operands, results, time)
+            results, time, saved = self._decomposed(op, sharding)
+            return Candidate(strategy, sharding.operands, results, time, saved=saved)
         time = facts.seconds(facts.split, sharding.axes, self.mesh)
         return Candidate(strategy, sharding.operands, sharding.results, time)
 
-    def _decomposed(self, op: TensorOp, sharding: OpSharding) -> tuple[tuple[Layout, ...], float]:
+    def _decomposed(self, op: TensorOp, sharding: OpSharding) -> "Decomposed":
         """Return the layouts of an op's results, and its time, by its decomposition."""
         types = [
             with_layout(unsharded_type(v), l)
@@ -299,9 +316,7 @@ class CandidateSource:
         parts = type(op), *types, *(unsharded_type(v) for v in op.results), *_used(op)
         return self._parts.get_or(parts, op.properties, lambda: self._lowered(op, types))
 
-    def _lowered(
-        self, op: TensorOp, types: Sequence[TensorType]
-    ) -> tuple[tuple[Layout, ...], float]:
+    def _lowered(self, op: TensorOp, types: Sequence[TensorType]) -> "Decomposed":
         """Return the layouts of an op's results, and its time, by its decomposition for
         operands of these types."""
         block = Block(arg_types=types)
@@ -317,7 +332,19 @@ class CandidateSource:
         kept = [v for v, is_used in zip(results, _used(op), strict=True) if is_used]
         builder.insert(ReturnOp(*kept))
         builder.erase_unused(None, None)
-        return layouts, sum(map(self.seconds, block.ops))
+        return Decomposed(layouts, sum(map(self.seconds, block.ops)), self._saved(block))
+
+    def _saved(self, block: Block) -> float:
+        """Return the seconds that the redistributions of a block take less in buckets."""
+        at, moves = UsePositions(block), [op for op in block.ops if isinstance(op, RedistributeOp)]
+        if len(moves) < 2:
+            return 0.0
+        found = list[LateTransfer]()
+        for op in moves:
+            last = at.first_use([use.operation for use in op.out.uses]) - 1
+            positions = Positions(at.made(op.value), at.at[op], at.at[op], last)
+            found.append(LateTransfer(transfer_of(op), positions))
+        return sum(map(self.seconds, moves)) - shared_seconds(found, TransferPrices(self.mesh))[0]
 
 
 def _used(op: TensorOp) -> tuple[bool, ...]:

@@ -36,7 +36,7 @@ from shardir.search.domination import Fixed
 from shardir.search.edges import Edge, LateCopies, User, times, use_seconds
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.live_bytes import LONG_LIVED_OPS, storages_of
-from shardir.search.operand_credits import Credit, Use, operand_credits
+from shardir.search.operand_credits import Credit, Use, decomposition_credits, operand_credits
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
 from shardir.search.shared_moves import SharedMoves
@@ -369,8 +369,7 @@ class CostGraph:
 
     @cached_property
     def bounding_problem(self) -> CostProblem:
-        """The problem in which no solution costs more than its lowered program: the smallest one,
-        less the credits."""
+        """The smallest one less the credits: no solution costs more than its lowered program."""
         found = self.smallest_problem.copy()
         for ends, credit in self.credits:
             found.add(*ends, credit)
@@ -378,12 +377,12 @@ class CostGraph:
 
     @cached_property
     def credits(self) -> list[Credit]:
-        """The credits of operands before the update."""
-        return operand_credits(self.mesh, self._uses.values())
+        """The credits of operands before the update, and of decomposed ops."""
+        of_parts = decomposition_credits(self.op_variable, self.candidates, self._loops)
+        return operand_credits(self.mesh, self._uses.values()) + of_parts
 
     def credit(self, choice: Sequence[int]) -> float:
-        """Return the part of a solution's cost that the bounding problem leaves out before the
-        update."""
+        """Return the part of a solution's cost that the bounding problem leaves out."""
         return -sum(float(table[choice[i], choice[j]]) for (i, j), table in self.credits)
 
     @cached_property

@@ -16,21 +16,25 @@ that several ops share it is one of the copies, which are made once.
 A value with several users is redistributed where it is made, and waits for the first of them. So
 its collective may become one with those of that op's other operands: it pays then, and all of
 theirs that may be of a kind with it get their latencies back.
+
+The collectives of a decomposed op may become one with each other too: what that saves is a credit
+of the candidate.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import chain
 from operator import or_
 from typing import NamedTuple
 
 import numpy as np
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.routes import Flags, Table
 from shardir.algebra.traffic import Indices
+from shardir.analysis.loops import Loops
 from shardir.search.candidates import Candidates
 from shardir.search.copies import ValueLayouts, sources
 from shardir.search.kind_sets import NO_KIND, KindSets
@@ -151,6 +155,22 @@ def operand_credits(mesh: Mesh, ops: Iterable[Sequence[Use]]) -> list[Credit]:
         if key not in of_copies:
             of_copies[key] = np.diag(np.min(each, axis=0))
         found.append(((v, v), of_copies[key]))
+    return found
+
+
+def decomposition_credits(
+    variables: Mapping[Operation, int], candidates_of: Mapping[Operation, Candidates], loops: Loops
+) -> list[Credit]:
+    """Return the credits of decomposed ops, whose collectives may become one. Those of equal ops
+    are the same tables."""
+    found, tables = list[Credit](), dict[tuple[int, int], Table]()
+    for op, v in variables.items():
+        candidates = candidates_of[op]
+        if any(c.saved for c in candidates):
+            key = _, runs = id(candidates), loops.runs(op)
+            if key not in tables:
+                tables[key] = np.diag([-runs * c.times * c.saved for c in candidates])
+            found.append(((v, v), tables[key]))
     return found
 
 

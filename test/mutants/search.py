@@ -350,10 +350,18 @@ MUTANTS = [
     ),
     Mutant(
         "sums of partial values take no longer",
-        "Of addends that are reduced together the cost of a plan has sums as fast as complete ones.",
+        "Of addends that are reduced together a plan's cost has sums as fast as complete ones.",
         "shardir/search/summed_moves.py",
         "use.runs * (seconds - longer)",
         "use.runs * seconds",
         "test/search/test_summed_moves.py",
+    ),
+    Mutant(
+        "collectives of a decomposed op are apart",
+        "The bound has a latency for each collective of the decomposition of an op.",
+        "shardir/search/operand_credits.py",
+        "if any(c.saved for c in candidates):",
+        "if not candidates:",
+        "test/search/test_buckets.py -k partial_results",
     ),
 ]

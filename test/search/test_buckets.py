@@ -304,16 +304,20 @@ def test_ops_wait_for_a_gather_as_after_the_passes(needed: str) -> None:
     assert user.waits(transfer, [0]) is not fused
 
 
+@pytest.mark.parametrize(("rows", "features"), [("{a, b}", "{}"), ("{a}", "{b}"), ("{}", "{b}")])
 @pytest.mark.parametrize("cluster", ["ascend910", "gloo", "h100"])
-def test_partial_results_of_a_function_are_reduced_together(cluster: str) -> None:
-    """Gradients of a norm whose rows are split: no plan has fewer latencies than its program."""
+def test_partial_results_of_a_function_are_reduced_together(
+    cluster: str, rows: str, features: str
+) -> None:
+    """Gradients of a norm, with the sums for them where its features are split: the bound has no
+    more latencies than the program."""
     mesh = Mesh("m", (("a", 2), ("b", 2)), load(cluster).part(4))
     x, w, s = (f"tensor<{n}xf32>" for n in ("512x256", "256", "512"))
-    rows = "{a, b}, {}"
+    split = f"{rows}, {features}"
     module = parse(f"""{declared(mesh)}
         func.func @f(%x: {x}, %w: {w}, %s: {s}) -> ({x}, {w}, {w}) {{
           %dx, %dw, %db = nn.layer_norm_grad %x, %w, %x, %s, %s
-            strategy <@m, (({rows}), ({{}},), ({rows}), ({{a, b}},), ({{a, b}},))> :
+            strategy <@m, (({split}), ({features},), ({split}), ({rows},), ({rows},))> :
             ({x}, {w}, {x}, {s}, {s}) -> ({x}, {w}, {w})
           func.return %dx, %dw, %db : {x}, {w}, {w}
         }}""")
