@@ -15,9 +15,9 @@ from shardir.algebra.traffic import cut, sub_axes_of_primes
 
 REPLICATED, SHARDED, PARTIAL, ROOT = AxisState
 
-MAX_CUT = 16
-"""The number of devices up to which layouts are cut into sub-axes of two: on more a search takes
-far longer."""
+MAX_CUT, MAX_CUT_VECTORS = 16, 64
+"""The numbers of devices up to which layouts, and those of tensors of one dimension, are cut into
+sub-axes of two: on more a search takes far longer."""
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,11 @@ class RedistributionProblem:
 def _cuts(mesh: Mesh, shape: Shape) -> Axes:
     """Return the sub-axes at which layouts are cut beside each other's. Those of two cross no
     others of a mesh of a power of two, so that of any three layouts all plans are over the same
-    ones; of uneven shards, which are searched one by one on few devices, as few as may be."""
+    ones; of uneven shards of several dimensions, which a search for strategies has many of, as few
+    as may be."""
     n, found = mesh.size, parts(mesh)
-    if n & (n - 1) == 0 and n <= MAX_CUT and all(size % n == 0 for size in shape):
+    even = n <= MAX_CUT and all(size % n == 0 for size in shape)
+    if n & (n - 1) == 0 and (even or (len(shape) == 1 and n <= MAX_CUT_VECTORS)):
         return tuple([prime for prime, _ in sub_axes_of_primes(mesh, found)])
     return found
 

@@ -319,3 +319,17 @@ def test_uneven_shards_over_several_sub_axes_of_16_devices_meet_in_an_exchange()
         for x, y in ((source, third), (third, target), (source, target))
     )
     assert direct <= (first + second) * (1 + 1e-9)
+
+
+def test_plans_of_vectors_cut_axes_that_neither_end_cuts() -> None:
+    """All-reduces over the two parts of b, one after the other, are faster than one over b."""
+    mesh, shape = Mesh("m", (("a", 8), ("b", 8)), load("h200").part(64)), (5000,)
+    (a2, a4), b = mesh.split(Axis("a"), 2), Axis("b")
+    source = Layout("m", ((a4,),)).with_partial((a2, b))
+    third = Layout("m", ((a4,),)).with_partial((a2, mesh.split(b, 4)[1]))
+    target = Layout("m", ((Axis("a"),),))
+    first, second, direct = (
+        estimated_seconds(shape, mesh, x, y, 4)
+        for x, y in ((source, third), (third, target), (source, target))
+    )
+    assert direct <= (first + second) * (1 + 1e-9)
