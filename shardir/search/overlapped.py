@@ -66,7 +66,7 @@ class TimedTransfer(NamedTuple):
     may_share: bool = False
 
 
-class _Use(NamedTuple):
+class _TimedUse(NamedTuple):
     """An op that uses a value, at which operands, the position at which it is computed, and whether
     it is late."""
 
@@ -76,7 +76,7 @@ class _Use(NamedTuple):
     late: bool
 
 
-class _Made(NamedTuple):
+class _TimedValue(NamedTuple):
     """A value, the op that makes it, with its position and the number of the result, or None and -1
     for an argument; what is redistributed for it, whether all ops that use it are late, and those
     that have candidates."""
@@ -87,7 +87,7 @@ class _Made(NamedTuple):
     index: int
     moved: MovedValue
     late: bool
-    uses: list[_Use]
+    uses: list[_TimedUse]
 
 
 class StepTimeline:
@@ -113,19 +113,19 @@ class StepTimeline:
                 found[i] = min(found[self._at[use.operation]] for use in op.out.uses)
         return found
 
-    def _values(self) -> Iterator[_Made]:
+    def _values(self) -> Iterator[_TimedValue]:
         """Yield the arguments, and the results of ops that have candidates and of pins."""
-        uses: dict[SSAValue, list[_Use]] = {}
+        uses: dict[SSAValue, list[_TimedUse]] = {}
         for op in self._ops:
             if isinstance(op, TensorOp):
                 at, late = self._computed[self._at[op]], self._late([op])
                 for v in dict.fromkeys(op.operands):
                     operands = tuple([i for i, w in enumerate(op.operands) if w is v])
-                    uses.setdefault(v, []).append(_Use(op, operands, at, late))
+                    uses.setdefault(v, []).append(_TimedUse(op, operands, at, late))
 
-        def made(v: SSAValue, maker: Operation | None, at: int, index: int) -> _Made:
+        def made(v: SSAValue, maker: Operation | None, at: int, index: int) -> _TimedValue:
             late = self._late([use.operation for use in v.uses])  # func.return is one
-            return _Made(v, maker, at, index, MovedValue.of(v), late, uses.get(v, []))
+            return _TimedValue(v, maker, at, index, MovedValue.of(v), late, uses.get(v, []))
 
         yield from (made(v, None, -1, 0) for v in self.block.args)
         for at, op in enumerate(self._ops):
@@ -170,7 +170,7 @@ class StepTimeline:
             if source != layout:
                 transfer = moved.transfer(source, layout)
                 yield TimedTransfer(at, self._first(uses), v, transfer, is_late)
-            needs: dict[Layout, list[_Use]] = {}
+            needs: dict[Layout, list[_TimedUse]] = {}
             for use in uses:
                 operands = candidates[use.op].operands
                 for need in dict.fromkeys([operands[k] for k in use.operands]):
@@ -180,7 +180,7 @@ class StepTimeline:
                 is_late, transfer = all(use.late for use in those), moved.transfer(layout, need)
                 yield TimedTransfer(at, self._first(those), v, transfer, is_late, may_share=True)
 
-    def _pinned(self, op: RedistributeOp, uses: Sequence[_Use]) -> Iterator[TimedTransfer]:
+    def _pinned(self, op: RedistributeOp, uses: Sequence[_TimedUse]) -> Iterator[TimedTransfer]:
         """Yield the redistributions of a pin."""
         pin, maker = self._pins[op], op.value.owner
         start = self._at[maker] if isinstance(maker, Operation) else -1
@@ -188,7 +188,7 @@ class StepTimeline:
         if pin.again is not None and pin.unsaved is not None:
             yield TimedTransfer(pin.unsaved.start - 1, pin.again, op.out, pin.transfer, False)
 
-    def _first(self, uses: Sequence[_Use]) -> int:
+    def _first(self, uses: Sequence[_TimedUse]) -> int:
         """Return the position of the first use."""
         return min([use.at for use in uses], default=len(self._ops))
 

@@ -41,7 +41,7 @@ MARGIN = 1.05
 """The ratio of estimates up to which the larger one may be of the faster program."""
 
 
-Solved = tuple[GroupedSolution, ProductOfPresets]
+SolvedProduct = tuple[GroupedSolution, ProductOfPresets]
 
 
 class PresetPlans:
@@ -49,7 +49,7 @@ class PresetPlans:
 
     def __init__(self, lowered: LoweredPlans):
         self.lowered = lowered
-        self._in_graphs: dict[CostGraph, tuple[PresetSolutions, list[Solved]]] = {}
+        self._in_graphs: dict[CostGraph, tuple[PresetSolutions, list[SolvedProduct]]] = {}
 
     @cached_property
     def _structure(self) -> Structure:
@@ -63,7 +63,7 @@ class PresetPlans:
         found = (ProductOfPresets(each, self._structure, mesh) for each in every)
         return [presets for presets in found if presets.exists]
 
-    def _in(self, graph: CostGraph) -> tuple[PresetSolutions, list[Solved]]:
+    def _in(self, graph: CostGraph) -> tuple[PresetSolutions, list[SolvedProduct]]:
         """Return what solves products in a graph, and the solution of each."""
         if graph not in self._in_graphs:
             solutions = PresetSolutions(graph, graph.smallest_problem, self._structure)

@@ -33,7 +33,6 @@ from shardir.search.buckets import (
     Others,
     Positions,
     Solve,
-    SolveAgain,
     no_others,
     priced,
     shared_seconds,
@@ -115,7 +114,10 @@ class Instance:
         self, solve: Solve = by_elimination, unpriced: float = 1e-3, others: Others = no_others
     ) -> tuple[Solution, LatencyShares]:
         first = self.problem_with(self.smallest_shares)
-        again: SolveAgain = lambda problem, _: solve(problem)  # noqa: E731
+
+        def again(problem: CostProblem, _: float) -> Solution:
+            return solve(problem)
+
         return solve_with_buckets(
             self, first, lambda _: 0.0, self, solve, again, unpriced, others=others
         )
