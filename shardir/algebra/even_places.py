@@ -6,20 +6,23 @@ layouts at once.
                                       place 1 of dimension 0 is gone: it has a part
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardir.algebra.even_codes import KeyNumbers, Spelling
+from shardir.algebra.even_codes import Spelling
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
 
 MAX_EVERY = 5
 """The number of axes, at the maximum, of which all splits, 326, are compared with one at once."""
+
+MAX_ENDS = 256
+"""The number of splits, at the maximum, of which those that were compared with them are retained:
+with 2,000 of each 13 MB."""
 
 Bits = np.ndarray[Any, np.dtype[np.int16]]
 
@@ -44,21 +47,38 @@ def several(shape: Shape, splits: Indices) -> Indices:
     return found
 
 
-class _ComparedSplits:
-    """The splits of a dimension that were compared with one other split, before or after it: of
-    each the four sets as bits after each other, the pairs, and whether they are of equal sizes."""
+class _ComparedSplits(NamedTuple):
+    """The splits of a dimension that were compared with one other split, before or after it, sorted
+    by their codes: of each the four sets as bits after each other, the pairs, and whether they are
+    of equal sizes."""
 
-    def __init__(self) -> None:
-        self.numbers = KeyNumbers()
-        self.sets, self.pairs = np.zeros((2, 0), dtype=np.int64)
-        self.known = np.zeros(0, dtype=np.bool_)
+    codes: Indices
+    sets: Indices
+    pairs: Indices
+    known: Flags
 
-    def add(self, places: SplitPlaces, bits: int) -> None:
-        """Add splits, of which a set has so many bits."""
-        sets = sum(some << bits * k for k, some in enumerate(places[:4]))
-        self.sets = np.concatenate([self.sets, sets])
-        self.pairs = np.concatenate([self.pairs, places.pairs])
-        self.known = np.concatenate([self.known, places.known])
+    @staticmethod
+    def none() -> "_ComparedSplits":
+        return _ComparedSplits(*np.zeros((3, 0), dtype=np.int64), known=np.zeros(0, dtype=np.bool_))
+
+    def find(self, codes: Indices) -> tuple[Indices, Flags]:
+        """Return the number of each split, and whether it was compared."""
+        if not len(self.codes):
+            return np.zeros(len(codes), dtype=np.int64), np.zeros(len(codes), dtype=np.bool_)
+        at = self.codes.searchsorted(codes).clip(max=len(self.codes) - 1)
+        return at, self.codes[at] == codes
+
+    def joined(self, codes: Indices, places: SplitPlaces, bits: int) -> "_ComparedSplits":
+        """Return these splits and new ones, of which a set has so many bits."""
+        order = np.concatenate([self.codes, codes]).argsort()
+        sets: Indices = sum(
+            (some << bits * k for k, some in enumerate(places[:4])), np.zeros_like(codes)
+        )
+        return _ComparedSplits(
+            np.concatenate([self.codes, codes])[order], np.concatenate([self.sets, sets])[order],
+            np.concatenate([self.pairs, places.pairs])[order],
+            np.concatenate([self.known, places.known])[order],
+        )  # fmt: skip
 
 
 class PrimePlaces:
@@ -77,7 +97,7 @@ class PrimePlaces:
         self.of_sets = spelling.over_sets(0, lambda x, i: x | sets[i])
         self._sizes = np.array([1, *self.primes.sizes])
         self._several_primes = len({*self.primes.sizes}) > 1
-        self._compared_with = defaultdict[tuple[int, bool], _ComparedSplits](_ComparedSplits)
+        self._compared_with: dict[tuple[int, bool], _ComparedSplits] = {}
         """By a split, and whether it is the new one."""
         self._few = spelling.count <= MAX_EVERY
         self._set_chunks(parts)
@@ -135,15 +155,18 @@ class PrimePlaces:
     def _with(self, one: int, some: Indices, is_new: bool) -> tuple[_ComparedSplits, Indices]:
         """Return the splits that were compared with one, which is the new one of each or the old
         one, and the numbers of some."""
-        compared = self._compared_with[one, is_new]
-        at = compared.numbers.find(some)
-        if (at < 0).any():
-            codes = np.sort(self.spelling.every if self._few else some[at < 0])
+        compared = self._compared_with.get((one, is_new), _ComparedSplits.none())
+        at, is_known = compared.find(some)
+        if not is_known.all():
+            codes = np.sort(self.spelling.every if self._few else some[~is_known])
             codes = codes[np.diff(codes, prepend=-1) > 0]
-            compared.numbers.add(codes)
             ends = codes[:, None], np.array([[one]])
-            compared.add(self._compared(*ends[:: 1 if is_new else -1]), self.primes.count)
-            at = compared.numbers.find(some)
+            places = self._compared(*ends[:: 1 if is_new else -1])
+            compared = compared.joined(codes, places, self.primes.count)
+            if len(self._compared_with) >= MAX_ENDS:
+                self._compared_with.clear()
+            self._compared_with[one, is_new] = compared  # by other threads too, each with its own
+            at, _ = compared.find(some)
         return compared, at
 
     def _compared(self, old: Indices, new: Indices) -> SplitPlaces:
