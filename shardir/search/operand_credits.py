@@ -165,9 +165,9 @@ def decomposition_credits(
     are the same tables."""
     found, tables = list[Credit](), dict[tuple[int, int], Table]()
     for op, v in variables.items():
-        candidates = candidates_of[op]
+        candidates, runs = candidates_of[op], loops.runs(op)
         if any(c.saved for c in candidates):
-            key = _, runs = id(candidates), loops.runs(op)
+            key = id(candidates), runs
             if key not in tables:
                 tables[key] = np.diag([-runs * c.times * c.saved for c in candidates])
             found.append(((v, v), tables[key]))
