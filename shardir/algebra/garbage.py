@@ -10,8 +10,7 @@ def no_gc() -> Iterator[None]:
     """Disable garbage collection: IR is one live cyclic graph, and the layouts of a search for a
     plan are all retained, so that nothing can be freed.
 
-    Collecting while they grow costs 40% of the time. Afterwards they count as old: the next
-    collection of young objects would traverse all of them, which takes 3% of a search.
+    Collecting while they grow costs 40% of the time.
     """
     was = gc.isenabled()
     gc.disable()
@@ -19,7 +18,4 @@ def no_gc() -> Iterator[None]:
         yield
     finally:
         if was:
-            if not gc.get_freeze_count():  # what others have frozen stays so
-                gc.freeze()
-                gc.unfreeze()  # moves all to the oldest generation
             gc.enable()
