@@ -123,6 +123,8 @@ def with_overlap(
         return timeline.seconds(p.candidates, p.layouts, p.shares)
 
     base = estimate(plan)
+    if 2 * len(plan.candidates) <= MAX_LOWERED_OPS:
+        base = max(base, lowered.cost(plan).seconds)  # estimates of other plans may be longer
     many = min(MAX_ESTIMATED, 1 + MAX_ESTIMATED_OPS // max(len(plan.candidates), 1))
     plans = islice(presets.plans(plan, limit, MARGIN * base), many)
     estimated = sorted(((estimate(p), p) for p in plans), key=lambda e: e[0])
