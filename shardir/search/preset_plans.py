@@ -40,6 +40,8 @@ MAX_LOWERED_OPS = 4000
 MARGIN = 1.05
 """The ratio of estimates up to which the larger one may be of the faster program."""
 
+MAX_SHORT = 1.3
+"""How much longer a program takes than its estimate, at most, as far as is known."""
 
 SolvedProduct = tuple[GroupedSolution, ProductOfPresets]
 
@@ -122,17 +124,19 @@ def with_overlap(
     def estimate(p: StrategyPlan) -> float:
         return timeline.seconds(p.candidates, p.layouts, p.shares)
 
-    base = estimate(plan)
-    if 2 * len(plan.candidates) <= MAX_LOWERED_OPS:
-        base = max(base, lowered.cost(plan).seconds)  # estimates of other plans may be longer
-    many = min(MAX_ESTIMATED, 1 + MAX_ESTIMATED_OPS // max(len(plan.candidates), 1))
-    plans = islice(presets.plans(plan, limit, MARGIN * base), many)
-    estimated = sorted(((estimate(p), p) for p in plans), key=lambda e: e[0])
-    near = [(s, p) for s, p in estimated[:MAX_LOWERED] if s < MARGIN * base]
-    if len(plan.candidates) * (1 + len(near)) > MAX_LOWERED_OPS:
+    base, ops = estimate(plan), max(len(plan.candidates), 1)
+    programs = min(MAX_LOWERED, MAX_LOWERED_OPS // ops - 1)  # beside the plan's own
+    many = min(MAX_ESTIMATED, 1 + MAX_ESTIMATED_OPS // ops)
+    longest = (MAX_SHORT if programs > 0 else MARGIN) * base
+    estimated = ((estimate(p), p) for p in islice(presets.plans(plan, limit, longest), many))
+    near = sorted((e for e in estimated if e[0] < longest), key=lambda e: e[0])
+    if near and programs > 0:
+        base = max(base, lowered.cost(plan).seconds)
+        near = [(s, p) for s, p in near[:programs] if s < MARGIN * base]
+    elif near:
         near = [(s, p) for s, p in near[:1] if s < base * IMPROVEMENT]
         if near and limit is None:
-            seconds, best = near[0]
+            ((seconds, best),) = near
             report(f"{best.presets}: about {seconds:.6g} s with overlap, not {base:.6g} s")
             return best
     best = plan
