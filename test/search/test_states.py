@@ -64,9 +64,11 @@ def searched(text: str, memory: int = 0) -> ModuleOp:
     return module
 
 
-def objective(module: ModuleOp) -> float:
+def smallest(module: ModuleOp) -> float:
+    """Return the smallest sum that was found: a plan of presets may be chosen before it."""
     ((f, _),) = bodies(module)
-    return found_by_search(f)["objective"]
+    found = found_by_search(f)
+    return found.get("smallest", found["objective"])
 
 
 def layouts_of(module: ModuleOp) -> dict[str | None, str]:
@@ -94,9 +96,9 @@ def memory(module: ModuleOp) -> MemoryUse:
 def test_the_search_finds_the_best_layout_of_the_states_of_an_annotated_parameter(links: str):
     """Sharded states need a reduce-scatter and an all-gather, of an all-reduce's bytes, and an
     update of a quarter; replicated ones need one collective."""
-    best, chosen = min((objective(searched(step(links, s))), s) for s in LAYOUTS)
+    best, chosen = min((smallest(searched(step(links, s))), s) for s in LAYOUTS)
     found = searched(step(links))
-    assert isclose(objective(found), best)
+    assert isclose(smallest(found), best)
     assert (chosen == "[{}, {}]") == (links == SLOW_STARTS)
     layouts = layouts_of(found)
     assert layouts["w0"] == "[{}, {}]"
@@ -116,7 +118,7 @@ def test_within_memory_states_are_sharded_and_parameters_stay_as_annotated():
         assert {layouts.pop(f"w{i}") for i in range(4)} == {"[{}, {}]"}
         assert layouts.pop("step.count") == "[]"
         assert {*layouts.values()} <= {*states}
-    assert objective(free) < objective(found)
+    assert smallest(free) < smallest(found)
     assert memory(free).peak > limit >= memory(found).peak
     assert memory(found).parts["parameters"] == parameters
     assert memory(found).parts["states"] == 2 * parameters // 4 + 8
