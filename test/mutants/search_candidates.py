@@ -1,4 +1,4 @@
-"""Mutants of search: the candidates of ops, and their layouts."""
+"""Mutants of search: the candidates of ops, their layouts, and the plans that are gone on from."""
 
 from mutants import Mutant
 
@@ -74,5 +74,21 @@ MUTANTS = [
         "if is_constant and not any(l.complete.used for c in candidates for l in c.results):",
         "if is_constant:",
         "test/search/test_search.py -k no_argument",
+    ),
+    Mutant(
+        "the search ends without known plans",
+        "A plan of presets is not gone on from, though its sum is smaller.",
+        "shardir/search/buckets.py",
+        "for other in others(best.objective)",
+        "for other in ()",
+        "test/search/test_presets.py -k smaller_sum",
+    ),
+    Mutant(
+        "presets are near to the estimate of a plan",
+        "A preset is left out that is faster than the program of the plan, not than its estimate.",
+        "shardir/search/preset_plans.py",
+        "base = max(base, lowered.cost(plan).seconds)",
+        "pass",
+        "test/search/test_presets.py -k estimate_of_the_plan",
     ),
 ]
