@@ -34,6 +34,9 @@ from shardir.syntax.parts import share_out
 HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
 """The terminals of ops whose rules are in mlir.lark."""
 
+LISTS = (fmt.VariadicVariable, fmt.OperandsOrResultDirective)
+"""The directives that stand for any number of values."""
+
 Setter = Callable[[ParsingState, Any], None]
 RulePiece = tuple[str, list[Setter]]
 TypeLists = Sequence[Sequence[Attribute]]
@@ -99,7 +102,7 @@ def piece(
             return maybe("operands"), [lambda s, v: set_operands(d, s, v or ())]
         case fmt.TypeDirective(inner) if isinstance(inner, fmt.OptionalVariable):
             return maybe("type"), [lambda s, v: d.set(s, () if v is None else (v,))]
-        case fmt.TypeDirective(inner) if inner.is_variadic_like():
+        case fmt.TypeDirective(inner) if isinstance(inner, LISTS):
             return maybe("types"), [lambda s, v: d.set(s, v or ())]
         case fmt.TypeDirective():
             return "type", [lambda s, v: d.set(s, (v,))]
@@ -118,7 +121,9 @@ def piece(
         case fmt.OptionalRegionVariable():
             return maybe("region"), [d.set]
         case fmt.VariadicRegionVariable():
-            return rules.name("many", "region+" if first else "region*"), [d.set]
+            # with commas from xDSL 0.75 on, without them before
+            many = 'region (","? region)*'
+            return rules.name("many", many if first else f"({many})?"), [d.set]
         case fmt.SuccessorVariable():
             return "BLOCK_ID", [lambda s, t: d.set(s, read.block_named(t))]
         case fmt.OptionalSuccessorVariable():
@@ -256,7 +261,7 @@ def set_operands(d: fmt.OperandsDirective, s: ParsingState, tokens: Sequence[Any
 def set_side(
     side: fmt.TypeableDirective, s: ParsingState, types: Sequence[Attribute], what: str
 ) -> None:
-    single = not side.is_variadic_like() and not side.is_optional_like()
+    single = not isinstance(side, (*LISTS, fmt.OptionalVariable))
     if single and len(types) != 1:
         raise MisfitError(f"expected 1 {what} type, got {len(types)}")
     if isinstance(side, fmt.OptionalVariable) and len(types) > 1:

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 (texts of programs)
 
 import pytest
+import xdsl.irdl.declarative_assembly_format as fmt
 from parsers import Attributes, Color, ColorAttr, Segments, agree, with_test
 from xdsl.dialects.builtin import (
     DenseArrayBase,
@@ -17,6 +18,9 @@ from xdsl.dialects.builtin import (
 
 from shardir.syntax import printer
 from shardir.syntax.printer import print_module
+
+COMMA = "," if hasattr(fmt.Directive, "is_comma_separated_list") else ""
+"""Between regions, as xDSL reads it: a comma from 0.75 on."""
 
 FORMATS = {
     "operands": (
@@ -37,7 +41,7 @@ FORMATS = {
         "fmt.regions {\n}\nfmt.regions attributes {a = 1} {\n  fmt.regions {\n  }\n} else {\n"
         '  "test.op"() : () -> ()\n}'
     ),
-    "many": "fmt.many {attributes {a = 1}} {\n} {\n}\nfmt.many {}",
+    "many": f"fmt.many {{attributes {{a = 1}}}} {{\n}}{COMMA} {{\n}}\nfmt.many {{}}",
     "successors": '"test.op"() ({\n  fmt.jump ^a\n^a:\n  fmt.jump ^b {x}\n^b:\n  fmt.jump ^a\n}) : () -> ()',
     "properties in the dictionary": 'fmt.in_dict {hidden = "h", a = 1} -> (i32, f32)',
 }
@@ -49,6 +53,14 @@ def test_formats(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = agree(text, with_test())
     again = print_module(module)
     assert agree(again, with_test()).is_structurally_equivalent(module)
+
+
+@pytest.mark.parametrize("comma", ["", ","])
+def test_regions_have_commas_between_or_not(comma: str) -> None:
+    """Text that either version of xDSL printed is read."""
+    text = f"fmt.many {{}} {{\n}}{comma} {{\n}}{comma} {{\n}}"
+    op = with_test().parse(text).body.block.first_op
+    assert op is not None and len(op.regions) == 3
 
 
 def test_attributes_by_hand() -> None:

@@ -7,6 +7,7 @@ refused.
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from inspect import getattr_static
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +26,16 @@ def checkpoint_of(node: Node) -> int | None:
     """Return the number of the checkpoint that a node is of; None outside."""
     return (node.meta.get("custom") or {}).get(CHECKPOINT)
 
+
+NON_REENTRANT = next(
+    name
+    for name in (
+        "_checkpoint_without_reentrant_generator_impl",  # from torch 2.14 on
+        "_checkpoint_without_reentrant_generator",
+    )
+    if hasattr(checkpoint, name)
+)
+"""The generator of torch that runs a checkpoint that is not reentrant."""
 
 REGISTERED = "GeneratedBackwardFor"
 """The names of the classes that torch.library makes; their ops are in the graph as such."""
@@ -63,7 +74,8 @@ def annotated(
             with traceback.annotate({CHECKPOINT: next(numbers)}), torch.set_grad_enabled(trains):
                 return function(*args)
 
-    apply = torch.autograd.Function.apply.__func__
+    # The descriptor, a classmethod of Python or, from torch 2.14 on, of C.
+    apply = getattr_static(torch.autograd.Function, "apply")
 
     def refuse(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         name = cls.__name__
@@ -74,11 +86,11 @@ def annotated(
                 "whose backward would be ignored; use trace=True, or, if it is the derivative of "
                 f'its forward, derived=["{name}"]'
             )
-        return apply(cls, *args, **kwargs)
+        return apply.__get__(None, cls)(*args, **kwargs)
 
     with (
         traceback.preserve_node_meta(),
-        patch.object(checkpoint, "_checkpoint_without_reentrant_generator", region),
+        patch.object(checkpoint, NON_REENTRANT, region),
         patch.object(checkpoint, "CheckpointFunction", Reentrant),
         patch.object(torch.autograd.Function, "apply", classmethod(refuse)),
     ):
