@@ -18,8 +18,8 @@ from shardir.search.problem import Table
 TOLERANCE = 1e-9
 """The reduced cost that counts as 0, relative to the largest of a solution."""
 
-MIN_PIVOT = 1e-7
-"""The smallest pivot: smaller ones are the rounding of 0, and leave a singular basis."""
+MIN_PIVOT = 1e-6
+"""The smallest pivot: smaller ones are the rounding of 0."""
 
 MAX_PIVOTS = 1000
 """The maximum number of pivots. Rounding may make the algorithm cycle; any prices give a bound."""
@@ -41,34 +41,41 @@ def prices(costs: Table, excess: Table, ceiling: float) -> Prices:
         ceiling: the cost of one more solution, which is exactly at every limit. It has a weight as
             long as no mix of the others keeps to all limits.
 
-    The simplex algorithm with Bland's rule, which ends although the program is degenerate; there
-    are as many rows as limits, and one more.
+    The simplex algorithm on a tableau, with Bland's rule, which ends although the program is
+    degenerate. Each limit is counted in units of its largest excess, so that all numbers are near
+    to 1, and no matrix is inverted, which may be singular.
     """
     n, rows = excess.shape
-    columns = np.zeros((rows + 1, 1 + rows + n))
-    columns[rows, 0] = 1.0
-    columns[:rows, 1 : 1 + rows] = np.eye(rows)
-    columns[:rows, 1 + rows :] = excess.T
-    columns[rows, 1 + rows :] = 1.0
+    unit = np.abs(excess).max(axis=0, initial=0.0)
+    unit[unit == 0] = 1.0
     cost = np.concatenate(([ceiling], np.zeros(rows), costs))
-    right = np.zeros(rows + 1)
-    right[rows] = 1.0
+    # A row for each limit, then that of the weights, then the reduced costs. Columns: the solution
+    # at every limit, the slack of each limit, the solutions, and the right-hand side.
+    table = np.zeros((rows + 2, rows + n + 2))
+    table[:rows, 1 : 1 + rows] = np.eye(rows)
+    table[:rows, 1 + rows : -1] = (excess / unit).T
+    table[rows, 0] = 1.0
+    table[rows, 1 + rows :] = 1.0
+    table[-1, :-1] = cost - ceiling * table[rows, :-1]
+    first = table.copy()
     negligible = TOLERANCE * costs.max(initial=0.0)  # not of the ceiling, which may be far above
-    basis = [*range(1, rows + 1), 0]
-    inverse, dual = np.eye(rows + 1), cost[basis]
+    basis = np.array([*range(1, rows + 1), 0])
     for _ in range(MAX_PIVOTS):
-        reduced = cost - dual @ columns
-        reduced[basis] = 0.0
-        entering = np.flatnonzero(reduced < -negligible)
+        up = table[:-1, :-1] > MIN_PIVOT
+        entering = np.flatnonzero((table[-1, :-1] < -negligible) & up.any(axis=0))
         if not len(entering):
             break
-        direction, values = inverse @ columns[:, entering[0]], inverse @ right
-        up = direction > MIN_PIVOT
-        ratio = np.where(up, values / np.where(up, direction, 1.0), np.inf)
+        column = int(entering[0])
+        ratio = np.full(rows + 1, np.inf)
+        np.divide(table[:-1, -1], table[:-1, column], out=ratio, where=up[:, column])
         ties = np.flatnonzero(ratio <= ratio.min() + TOLERANCE)
-        basis[min(ties, key=lambda i: basis[i])] = int(entering[0])
-        inverse = np.linalg.inv(columns[:, basis])
-        dual = cost[basis] @ inverse
-    weights = np.zeros(len(cost))
-    weights[basis] = inverse @ right
-    return Prices(np.maximum(-dual[:rows], 0.0), weights[1 + rows :])
+        row = int(ties[basis[ties].argmin()])
+        basis[row] = column
+        table[row] /= table[row, column]
+        others = np.arange(rows + 2) != row
+        table[others] -= np.outer(table[others, column], table[row])
+    # Pivots have added up rounding: the solution of the last basis is that of the first table.
+    columns, weights = first[:-1, basis], np.zeros(len(cost))
+    weights[basis] = np.linalg.lstsq(columns, first[:-1, -1], rcond=None)[0]
+    dual = np.linalg.lstsq(columns.T, cost[basis], rcond=None)[0]
+    return Prices(np.maximum(-dual[:rows], 0.0) / unit, weights[1 + rows :])
