@@ -1,5 +1,5 @@
-"""Programs of the benchmarks, of any size, as text: transformers, MLPs, DLRM, and those of the
-scripts in docs/examples.
+"""Programs of the benchmarks, of any size, as text: transformers, MLPs, recurrences, DLRM, and
+those of the scripts in docs/examples.
 
 Only weights and the batch are annotated, those of transformers as Megatron splits them. PanGu-alpha
 has no annotations.
@@ -286,6 +286,69 @@ def mlp(
         h = t.op(f"down_{i}", f"nn.matmul %{h}, %{down}", [h, down], act)
         x = t.op(f"x_{i}", f"nn.add %{x}, %{h}", [x, h], act)
     t.squared_error(x, [batch, dim])
+    return t.step(lr)
+
+
+def recurrent(
+    *,
+    steps: int,
+    layers: int = 1,
+    directions: int = 1,
+    batch: int = 8,
+    dim: int = 16,
+    mesh: tuple[int, int] = (2, 2),
+    lr: float = 0.1,
+    layouts: Mapping[str, str] | None = None,
+) -> str:
+    """A train step of `layers` gated recurrences, h + z (tanh(x w + h u) - h) with the gate
+    z = sigmoid(x v + h g), unrolled over `steps`; loss mean((h - y)^2) of the last step, SGD.
+
+    x is [steps, batch, dim], with the batch split over dp; weights have the layouts of `layouts`.
+    With two directions a second chain of each layer begins at the last step, and the layer's values
+    are the sums of both.
+    """
+    t = Text(dict(zip(("dp", "tp"), mesh, strict=True)), layouts=layouts or {})
+    act, one = tensor([batch, dim]), tensor([1, batch, dim])
+    t.argument("x", [steps, batch, dim], "{}, {dp}, {}", "train.input = " + NORMAL.format(1))
+    t.argument("start", [batch, dim], "{dp}, {}", "train.input = " + NORMAL.format(1))
+    t.argument("target", [batch, dim], "{dp}, {}", "train.input = " + NORMAL.format(1))
+
+    def chain(name: str, given: Mapping[int, str]) -> dict[int, str]:
+        """Add a recurrence over values, in their order; return its value of each step."""
+        w = {
+            k: t.parameter(f"{name}_{k}", [dim, dim], "{}, {}", NORMAL.format(dim**-0.5))
+            for k in "wuvg"
+        }
+        h, found = "start", dict[int, str]()
+        for i, x in given.items():
+            at, sums = f"{name}_{i}", list[str]()
+            for p, q in ("wu", "vg"):
+                a = t.op(f"{at}_{p}", f"nn.matmul %{x}, %{w[p]}", [x, w[p]], act)
+                b = t.op(f"{at}_{q}", f"nn.matmul %{h}, %{w[q]}", [h, w[q]], act)
+                sums.append(t.op(f"{at}_{p}{q}", f"nn.add %{a}, %{b}", [a, b], act))
+            c = t.op(f"{at}_c", f"nn.tanh %{sums[0]}", [sums[0]], act)
+            z = t.op(f"{at}_z", f"nn.sigmoid %{sums[1]}", [sums[1]], act)
+            d = t.op(f"{at}_d", f"nn.sub %{c}, %{h}", [c, h], act)
+            d = t.op(f"{at}_zd", f"nn.mul %{z}, %{d}", [z, d], act)
+            h = found[i] = t.op(f"{at}_h", f"nn.add %{h}, %{d}", [h, d], act)
+        return found
+
+    values = dict[int, str]()
+    for i in range(steps):
+        limits = f"starts <{i}, 0, 0> limits <{i + 1}, {batch}, {dim}> strides <1, 1, 1>"
+        part = t.op(f"part_{i}", f"nn.slice %x {limits}", ["x"], one)
+        values[i] = t.op(f"x_{i}", f"nn.reshape %{part}", [part], act)
+    for layer in range(layers):
+        ahead = chain(f"l{layer}", values)
+        if directions == 2:
+            back = chain(f"r{layer}", dict(reversed(values.items())))
+            pairs = [(ahead[i], back[i]) for i in values]
+            ahead = {
+                i: t.op(f"both{layer}_{i}", f"nn.add %{a}, %{b}", [a, b], act)
+                for i, (a, b) in enumerate(pairs)
+            }
+        values = ahead
+    t.squared_error(values[steps - 1], [batch, dim])
     return t.step(lr)
 
 

@@ -9,6 +9,7 @@ is of another kind, or reads another value.
 import random
 import re
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+from shardir import compile
 from shardir.backend.torch.emit import program
 from shardir.backend.torch.runtime import FOLDER
 from shardir.dialects import train
@@ -28,12 +30,15 @@ from shardir.interpret.equivalence import random_arguments
 from shardir.interpret.evaluator import function, run
 from shardir.pipelines import build
 from shardir.syntax.parser import parse
+from shardir.tools import bench
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from programs import gpt, mlp, transformer
+from programs import gpt, mlp, recurrent, transformer
 
+LAYOUT = bench.load("search").LAYOUT
 TYPE = "tensor<3xf64>"
 UNARY, BINARY = ("tanh", "neg", "sin", "square"), ("add", "mul", "sub", "max")
+BOUNDED = ("tanh", "neg", "sin", "cos")
 
 
 def passed(module: ModuleOp, pipeline: str) -> ModuleOp:
@@ -89,6 +94,47 @@ def blocks_of(seed: int) -> str:
     return f"func.func @f({head}) -> ({outs}) {{\n{body}\n{returned}\n}}\n"
 
 
+def walk_of(seed: int) -> str:
+    """The text of a program of equal steps, and of steps back, from the last to the first, each of
+    which reads values of one step: between some there is another op, so that steps back may read
+    values of several loops, and of steps in none. In some, values of the steps are also read one by
+    one in between, by a loop or not. All values are bounded."""
+    draw = random.Random(seed)
+    size, count = draw.randint(2, 4), draw.randint(8, 24)
+    kinds = [draw.choice(BOUNDED) for _ in range(size)]
+    read = [draw.randrange(size) for _ in range(draw.randint(1, 4))]
+    share, lines = draw.choice((0.0, 0.1, 0.2)), list[str]()
+
+    def op(made: str, kind: str, *operands: str) -> str:
+        types, given = ", ".join([TYPE] * len(operands)), ", ".join(f"%{v}" for v in operands)
+        lines.append(f"  %{made} = nn.{kind} {given} : ({types}) -> {TYPE}")
+        return made
+
+    def steps() -> list[int]:
+        return sorted(range(count), reverse=draw.random() < 0.5)
+
+    x = "x"
+    for k in range(count):
+        if draw.random() < share:
+            x = op(f"odd{k}", "sigmoid", op(f"less{k}", "tanh", x))
+        for i, kind in enumerate(kinds):
+            x = op(f"v{k}_{i}", kind, x)
+    total, equal, between = "w", draw.random() < 0.5, draw.random() < 0.5
+    for k in steps() if between else ():
+        total = op(f"part{k}", BINARY[2 * (0 if equal else draw.randrange(2))], total, f"v{k}_0")
+    d = x
+    for k in reversed(range(count)):
+        if draw.random() < share / 2:
+            d = op(f"back_odd{k}", "cos", d)
+        for n, i in enumerate(read):
+            d = op(f"d{k}_{n}", BINARY[(i + n) % 4], d, f"v{k}_{i}")
+        total = op(f"sum{k}", "add", total, d)
+    head, outs = f"%x: {TYPE}, %w: {TYPE}", f"{TYPE}, {TYPE}"
+    body = "\n".join(lines)
+    returned = f"  func.return %{d}, %{total} : {outs}"
+    return f"func.func @f({head}) -> ({outs}) {{\n{body}\n{returned}\n}}\n"
+
+
 def emitted(text: str, name: str, given: list[Any]) -> Any:
     """A function of a program, and its arguments."""
     mesh = functions_of("import runtime as rt\nmesh = rt.Mesh((), 0)")["mesh"]
@@ -118,10 +164,11 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
-def test_a_loop_computes_what_its_blocks_do() -> None:
+@pytest.mark.parametrize("text_of", [blocks_of, walk_of])
+def test_a_loop_computes_what_its_blocks_do(text_of: Callable[[int], str]) -> None:
     found = 0
     for seed in range(extent(60, 3000)):
-        before = parse(blocks_of(seed))
+        before = parse(text_of(seed))
         after = passed(before, "outline-blocks")
         given = random_arguments(function(before, "f"), before, seed)
         want, got = run(before, "f", given), run(after, "f", given)
@@ -173,6 +220,34 @@ def test_the_local_view_is_the_same_with_loops(name: str, pipeline: str) -> None
     given = random_arguments(function(before, "step"), before)
     want, got = run(before, "step", given), run(after, "step", given)
     assert all(map(np.array_equal, want, got))
+
+
+RECURRENT = list(product((1, 2, 3), (1, 2), ("fsdp", "zero1", "data", "fsdp(dp)"), (5, 28)))
+"""Layers, directions, plan and steps."""
+
+
+@pytest.mark.parametrize(
+    ("layers", "directions", "plan", "steps"),
+    extent([(1, 2, "zero1", 9), (2, 1, "fsdp", 28)], RECURRENT),
+)
+def test_a_recurrence_is_the_same_with_loops(
+    layers: int, directions: int, plan: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of weights are sums over steps, and partial on each rank until the last step. The
+    program of one device has equal results with and without loops."""
+    text = LAYOUT.sub("", recurrent(steps=steps, layers=layers, directions=directions))
+    compiled = compile(text, plan=plan)
+    before, after = compiled.module, passed(compiled.module, "outline-blocks")
+    assert loops(after) >= 2 * layers and compiled.program
+    given = random_arguments(function(before, "step"), before)
+    want, got = run(before, "step", given), run(after, "step", given)
+    assert all(map(np.array_equal, want, got))
+    single = passed(parse(text), "single-device")
+    given = random_arguments(function(single, "step"), single)
+    looped = emitted(program.program_text(single), "step", given)
+    monkeypatch.setattr(program, "outlined", lambda module: module)
+    flat = emitted(program.program_text(single), "step", given)
+    assert all(map(np.array_equal, arrays(flat()), arrays(looped())))
 
 
 @pytest.mark.parametrize("name", STEPS)

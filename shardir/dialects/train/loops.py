@@ -122,6 +122,7 @@ class CarriedOp(Unary, HandsOn):
     """A value that a loop changes: x in the first run"""
 
     name = "train.carried"
+    LINEAR: ClassVar[str] = "any"
     traits = traits_def()  # not pure: each is another variable
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
@@ -133,6 +134,7 @@ class CarryOp(Elementwise, HandsOn):
     """x, which is the value `carried` of `train.carried` from the next run on"""
 
     name = "train.carry"
+    LINEAR: ClassVar[str] = "any"
     x = operand_def(TensorType)
     carried = operand_def(TensorType)
     out = result_def(TensorType)

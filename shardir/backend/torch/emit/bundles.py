@@ -81,4 +81,9 @@ def bundles_of(ops: Sequence[Operation], without: Collection[SSAValue] = ()) -> 
         bundle = found.setdefault(key, Bundle())
         bundle.made.append(op)
         bundle.read.append(reader)
-    yield from (b for b in found.values() if len(b.made) >= MIN_BUNDLE)
+    taken = set[train.ItemOp]()
+    for bundle in found.values():
+        # An item may read the values of several loops: it takes them out of one bundle.
+        if len(bundle.made) >= MIN_BUNDLE and taken.isdisjoint(bundle.read):
+            taken.update(bundle.read)
+            yield bundle

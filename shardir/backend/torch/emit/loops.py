@@ -285,9 +285,11 @@ class LoopScope(ListScope):
         for k, v in enumerate(of.values):
             users = sorted({u.operation for u in v.uses} & where.keys(), key=where.__getitem__)
             reader = users[0] if users else None
+            if len(users) > 1 and any(isinstance(user, train.ItemOp) for user in users):
+                return None
             if isinstance(reader, train.ItemOp):
                 item, reader = reader, self.around(reader)
-                if len(users) > 1 or reader is None:
+                if reader is None:
                     return None
                 items.setdefault(reader, {})[item] = None
             elif reader is None:
