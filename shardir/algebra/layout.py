@@ -13,14 +13,26 @@ ones shorter or empty: shard k is [min(k c, N), min((k + 1) c, N)) with c = ceil
 Other sizes are explicit: `{tp} sizes [40, 20, 4, 0]`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
+from math import prod
 
 from shardir.algebra.mesh import Axes, Axis, Mesh, axes_text, sizes_of
 from shardir.diagnostics import ShardirError, coded
 
 Shape = tuple[int, ...]
+
+MOST_ELEMENTS = "2^59 elements"
+"""The elements of the largest tensor: its bytes are an i64 with any element type."""
+
+
+def is_countable(shape: Sequence[int]) -> bool:
+    """Whether a tensor has no more elements than that; a size of 0 counts as 1, as in strides."""
+    return prod(max(n, 1) for n in shape) <= 1 << 59
+
+
 Slices = tuple[slice, ...]
 
 REDUCTIONS = ("sum", "max", "min", "mean", "any")

@@ -18,7 +18,7 @@ from shardir.algebra.bound import bound
 from shardir.algebra.cluster import BYTES, Cluster
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.garbage import no_gc
-from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.layout import MOST_ELEMENTS, Layout, Shape, is_countable
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.planner import Search, known_path
@@ -112,6 +112,10 @@ def plan_redistribution(
     if not all(isinstance(n, int) and n >= 0 for n in shape):
         raise ShardirError(f"expected a shape of integers of 0 or more, got {shape}")
     shape = tuple(shape)
+    if not is_countable(shape):
+        raise ShardirError(
+            f"expected a shape of at most {MOST_ELEMENTS}, got {shape}; make a dimension smaller"
+        )
     for layout in (source, target):
         if not isinstance(layout, Layout):
             raise ShardirError(

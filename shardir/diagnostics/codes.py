@@ -273,6 +273,11 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "options can be spelled.",
             "register it with shardir.register_custom_op, in Python or in a module for --import",
         ),
+        "T12": Code(
+            "A value is a tensor with a number for each size and at most 2^59 elements, of the "
+            "type f64, f32, f16, bf16, i64, i32 or i1, with a layout or without an encoding.",
+            "write such a tensor, as tensor<8x4xf32>",
+        ),
     },
     "Functions": {
         "F1": Code("A function that is called has a body.", "write its body"),

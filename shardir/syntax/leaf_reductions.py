@@ -56,8 +56,6 @@ the process has read."""
 STRINGS = re.compile(rf"//[^\n]*|({STRING})")
 """The strings of an attribute's text, in its first group, and the comments."""
 NUMBERS, HEX = re.compile(NUMBER, re.ASCII), re.compile(r"-?0x[0-9a-fA-F]+")
-MAX_DIMENSION = 1 << 59
-"""The elements of a dimension: its bytes are an i64 with any element type."""
 SIGNS = {"i": Signedness.SIGNLESS, "si": Signedness.SIGNED, "ui": Signedness.UNSIGNED}
 
 
@@ -197,15 +195,7 @@ class LeafReductions:
         return _tensor_type(element, tuple(dims), NoneAttr() if encoding is None else encoding)
 
     def dims(self, c: list[Token]) -> list[int]:
-        sizes = [builtin.DYNAMIC_INDEX if t.value == "?x" else decimal(t.value[:-1], t) for t in c]
-        for t, n in zip(c, sizes, strict=True):
-            if n > MAX_DIMENSION:
-                raise LeafError(
-                    t.start, t.end,
-                    f"expected at most 2^{MAX_DIMENSION.bit_length() - 1} elements in a dimension, "
-                    f"got at least 2^{n.bit_length() - 1}; use a smaller one",
-                )  # fmt: skip
-        return sizes
+        return [builtin.DYNAMIC_INDEX if t.value == "?x" else decimal(t.value[:-1], t) for t in c]
 
     def tuple_type(self, c: list[Any]) -> Attribute:
         return TupleType(ArrayAttr(tuple(c[0] or ())))

@@ -23,7 +23,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError
 from shardir.dialects.blocks import ops_in, ops_of
-from shardir.dialects.dist import check_transfers, check_type
+from shardir.dialects.dist import check_transfers, check_type, foreign
 from shardir.dialects.memory import check_offsets
 from shardir.dialects.symbols import find_symbol, fixed_symbols
 from shardir.dialects.train import check_counts, check_initial_values, check_order, check_stages
@@ -90,6 +90,10 @@ def verify_all(
                     functions.append(op)
             if around and (op in lost.ops or op in around):
                 continue
+            if (message := foreign_value(op)) is not None:
+                if message:
+                    report(op, message)
+                continue
             try:
                 check_op(op)
             except VerifyException as e:
@@ -131,6 +135,30 @@ def merge_missing(errors: Sequence[OpError]) -> Iterator[OpError]:
             counts[message] = 0
 
 
+def foreign_value(op: Operation) -> str | None:
+    """Return the message about the first value of a function, or of an op in one, whose type the
+    language lacks; an empty one where only operands have such types, which their definitions
+    report; else None."""
+    if isinstance(op, FuncOp):
+        ends = (("argument", op.function_type.inputs), ("result", op.function_type.outputs))
+        types = [(what, i, t) for what, types in ends for i, t in enumerate(types)]
+    elif is_in_function(op):
+        types = [("result", i, v.type) for i, v in enumerate(op.results)]
+    else:
+        return None
+    for what, i, t in types:
+        if (message := foreign(t)) is not None:
+            return f"{what} {i}: {message}"
+    return "" if any(foreign(v.type) is not None for v in op.operands) else None
+
+
+def is_in_function(op: Operation) -> bool:
+    parent = op.parent_op()
+    while parent is not None and not isinstance(parent, FuncOp):
+        parent = parent.parent_op()
+    return parent is not None
+
+
 def check_op(op: Operation) -> None:
     """Check an op by its definition. Raises VerifyException, ShardirError."""
     if type(op) is CallOp:
@@ -166,8 +194,8 @@ def check_call(op: CallOp) -> None:
 
 
 def check_signature(f: FuncOp) -> None:
-    """Check the types of a function's arguments, their layouts, also of unused ones, their initial
-    values, and that a step in stages ends. Raises VerifyException, ShardirError."""
+    """Check the layouts of a function's arguments, also of unused ones, their initial values, and
+    that a step in stages ends. Raises VerifyException, ShardirError."""
     block = f.body.blocks.first
     if block is not None and f.function_type.inputs.data != block.arg_types:
         raise VerifyException(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from random_routes import (
 from single_moves import single_moves
 
 from shardir.algebra.cluster import DEFAULT, Cluster, Level
-from shardir.algebra.layout import Layout, Shape
+from shardir.algebra.layout import Layout, Shape, is_countable
 from shardir.algebra.mesh import Mesh, sizes_of
-from shardir.algebra.notation import parse_axes, parse_layout
+from shardir.algebra.notation import mesh_of, parse_axes, parse_layout
 from shardir.algebra.redistribution import named_collectives, plan_redistribution
 from shardir.algebra.routes import routes
 from shardir.algebra.steps import step_form
@@ -55,6 +56,33 @@ def test_each_rank_ends_with_its_shard(route: Route) -> None:
         return  # the recipe has no explicit sizes
     recipe = named_collectives(shape, mesh, source, target)
     assert plan.seconds <= time_of(mesh, shape, plan.source, recipe) * (1 + 1e-9)
+
+
+@settings(max_examples=extent(10, 200), deadline=None, derandomize=True)
+@given(routes_of(2, MESHES))
+def test_the_largest_tensors_are_planned_as_smaller_ones(route: Route) -> None:
+    """2^16 times the elements, up to the most that a tensor has, take 2^16 times as long: no count
+    of elements or bytes overflows, of which a negative time would be a path without an end."""
+    mesh, (first, *rest), (source, target) = route
+    elements = first * prod(rest)
+    if not elements or any(map(sizes_of, (*source.dims, *target.dims))):
+        return
+    k = 59 - (elements - 1).bit_length()
+    small, large = (
+        plan_redistribution((first << n, *rest), "f64", mesh, source, target) for n in (k - 16, k)
+    )
+    assert is_countable(large.shape) and not is_countable((*large.shape, 2))
+    assert large.seconds == pytest.approx(small.seconds * 2**16, rel=0.01)
+    assert large.bound_bytes == pytest.approx(small.bound_bytes * 2**16, rel=0.01)
+    assert 0 <= large.bound_bytes <= large.received_bytes
+
+
+def test_a_tensor_of_more_elements_than_are_counted_is_refused() -> None:
+    """With 8 * 4 * (2^32 + 1)^2 elements the planner had no end."""
+    mesh, n = mesh_of("m", "d = 4"), (1 << 32) + 1
+    source, target = map(parse_layout, ("@m, [{}, {}, {d}, {}]", "@m, [{}, {d}, {}, {}]"))
+    with pytest.raises(ShardirError, match=r"at most 2\^59 elements, got .*; make a dimension"):
+        plan_redistribution((n, 4, 8, n), "f32", mesh, source, target)
 
 
 @pytest.mark.parametrize("rows", [10, 12, 22])

@@ -34,7 +34,9 @@ WRONG = {
     'func.func @f() attributes {a = "x} {\n  func.return\n}': [
         "1:27 expected the closing '\"' of a string after this '{', got none"
     ],
-    "func.func @f(%x: i32, %x: i32) {\n  func.return\n}": ["1:23 expected a new name, got %x"],
+    "func.func @f(%x: tensor<i32>, %x: tensor<i32>) {\n  func.return\n}": [
+        "1:31 expected a new name, got %x"
+    ],
     "func.func @f() {\n  func.return\n}\nfunc.func @f() {\n  func.return\n}": [
         "4:1 expected a new name, got @f"
     ],
@@ -69,9 +71,6 @@ WRONG = {
     ],
     "builtin.module attributes {a = 300 : i8} {\n}": ["1:32 "],
     "builtin.module attributes {a = 1.5 : i8} {\n}": ["1:32 expected a type of floats, got i8"],
-    "builtin.module attributes {a = tensor<2x1152921504606846976xf32>} {\n}": [
-        "1:41 expected at most 2^59 elements in a dimension, got at least 2^60; use a smaller one"
-    ],
     "builtin.module attributes {a = tensor<4xf33>} {\n}": [
         "1:41 expected a type, got f33; did you mean f32?"
     ],
@@ -121,7 +120,7 @@ def test_a_missing_mesh_is_one_error(count: int) -> None:
 
 def test_errors_are_in_the_order_of_the_text() -> None:
     """Those of dominance too, which are found last."""
-    use = '  "test.op"(%a) : (i32) -> ()\n  %a = "test.op"() : () -> i32\n'
+    use = '  "test.op"(%a) : (tensor<i32>) -> ()\n  %a = "test.op"() : () -> tensor<i32>\n'
     call = "  func.call @none() : () -> ()\n"
     text = f"func.func @f() {{\n{use}{call}{call.replace('none', 'other')}  func.return\n}}"
     module = with_test().parse(text, verify=False)
@@ -132,7 +131,8 @@ def test_dominance() -> None:
     """A use before the definition, and one in another branch, are errors; xDSL accepts both."""
     before = (
         "func.func @f() {\n"
-        '  "test.op"(%a) : (i32) -> ()\n  %a = "test.op"() : () -> i32\n  func.return\n}'
+        '  "test.op"(%a) : (tensor<i32>) -> ()\n  %a = "test.op"() : () -> tensor<i32>\n'
+        "  func.return\n}"
     )
     assert messages(before, with_test()) == [
         "2:3 expected a definition of %a before its use, got one after it"
@@ -171,8 +171,11 @@ def test_every_op_is_verified() -> None:
 
 def test_caret() -> None:
     with pytest.raises(ParseErrors) as e:
-        parse("func.func @f(%x: i32) {\n\t%y = nn.relu %x :: (i32) -> i32\n}", "a.ir")
+        parse(
+            "func.func @f(%x: tensor<f32>) {\n\t%y = nn.relu %x :: (tensor<f32>) -> tensor<f32>\n}",
+            "a.ir",
+        )
     assert str(e.value) == (
         "a.ir:2:19: error: expected a function type, got ':'\n"
-        "  \t%y = nn.relu %x :: (i32) -> i32\n  \t                 ^"
+        "  \t%y = nn.relu %x :: (tensor<f32>) -> tensor<f32>\n  \t                 ^"
     )

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 
 from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
     ModuleOp,
     NoneAttr,
     SymbolNameConstraint,
@@ -25,12 +26,12 @@ from xdsl.irdl import (
 from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.algebra.cluster import Cluster
-from shardir.algebra.layout import Layout, LocalLayout, Shape
+from shardir.algebra.cluster import BYTES, Cluster
+from shardir.algebra.layout import MOST_ELEMENTS, Layout, LocalLayout, Shape, is_countable
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_layout
 from shardir.algebra.sharding import Sharding
-from shardir.diagnostics import ShardirError, coded
+from shardir.diagnostics import ShardirError, coded, one_of
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.attributes import (
     ClusterAttr,
@@ -228,8 +229,43 @@ def with_layout(type: TensorType, layout: Layout | None) -> TensorType:
     return laid_out(type.element_type, type.get_shape(), layout)
 
 
+def foreign(type: Attribute) -> str | None:
+    """Return the message about a type that no value of the language has; None for one that values
+    have: a tensor with static sizes, an element type of ours, and a layout or none."""
+    return _foreign.of(type, _foreign_message)
+
+
+_foreign = SignatureMemo()
+
+
+def _foreign_message(type: Attribute) -> str | None:
+    if not isinstance(type, TensorType):
+        return coded("T12", f"expected a tensor with a number for each size, got {type}")
+    sizes = [*type.get_shape()]
+    for dim, size in enumerate(sizes):
+        if size < 0:
+            shown = "?" if size == DYNAMIC_INDEX else size
+            found = f"expected a size of at least 0 of dimension {dim}, got {shown} in {type}"
+            return coded("T12", found, use="write the number, and one program for each size")
+    if (element := str(type.element_type)) not in BYTES:
+        found = f"expected an element type of {one_of(BYTES)}, got {element} in {type}"
+        return coded("T12", found, use="use one of them")
+    if not isinstance(type.encoding, NoneAttr | LayoutAttr | ShardingAttr | LocalAttr):
+        found = f"expected a layout in a tensor type, got {type.encoding} in {type}"
+        return coded("T12", found, use="write #dist.layout<@m, [...]>, or drop it")
+    if isinstance(type.encoding, LocalAttr):
+        sizes = [*(type.encoding.data.shape or sizes)]
+    if not is_countable(sizes):
+        found = f"expected at most {MOST_ELEMENTS}, got {'x'.join(map(str, sizes))}"
+        return coded("T12", found, use="make a dimension smaller")
+    return None
+
+
 def check_type(op: Operation, type: Attribute, what: str) -> None:
-    """Raise VerifyException when the layout of a type violates an invariant, after `what`."""
+    """Raise VerifyException where a type is none of the language, or its layout violates an
+    invariant, after `what`."""
+    if (message := foreign(type)) is not None:
+        raise VerifyException(f"{what}: {message}")
     layout = type_layout(type)
     if isinstance(type, TensorType) and isinstance(type.encoding, ShardingAttr):
         layout = type.encoding.data.layout
@@ -285,7 +321,8 @@ def verification() -> Iterator[None]:
 
 
 def check_types(op: Operation) -> None:
-    """Raise VerifyException when the layout of an operand or result violates an invariant."""
+    """Raise VerifyException where the type of an operand or result is none of the language, or its
+    layout violates an invariant."""
     for what, values in (("operand", op._operands), ("result", op.results)):
         checked = set[int]()  # of a bucket's thousands of values few types
         for i, v in enumerate(values):
@@ -293,5 +330,4 @@ def check_types(op: Operation) -> None:
             if id(t) in checked:
                 continue
             checked.add(id(t))
-            if isinstance(t, TensorType) and not isinstance(t.encoding, NoneAttr):
-                check_type(op, t, f"{what} {i}")
+            check_type(op, t, f"{what} {i}")

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 from xdsl.dialects.builtin import (
     AnyFloat,
@@ -33,11 +32,7 @@ def element_name(element: Attribute) -> str:
 
 def itemsize(t: TensorType) -> int:
     """The size of an element in bytes; an i1 has one byte."""
-    name = element_name(t.element_type)
-    if name in BYTES:
-        return BYTES[name]
-    element: Any = t.element_type  # an integer or a float
-    return (element.bitwidth + 7) // 8
+    return BYTES[element_name(t.element_type)]
 
 
 _sizes, _unsharded, _elements = SignatureMemo(), SignatureMemo(), SignatureMemo()
