@@ -1,6 +1,6 @@
 """A compiled program: its text, its Python, and runs of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from shardir.backend.runs import Options, Report
 from shardir.cost.clusters import load
 from shardir.cost.report import FunctionCost, report
 from shardir.diagnostics import Failure, ParseErrors, ShardirError, checked
+from shardir.dialects.nn.base import Array
 from shardir.dialects.symbols import find_symbol
 from shardir.reports.layouts import Explanation
 from shardir.rewriting.annotated_plan import annotated_plan
@@ -156,18 +157,18 @@ class Compiled:
             straight_line: write the runs and transfers of steps in stages as plain calls on each
                 rank, in place of a table.
         """
+        return self._written(directory, self.base_dir, {}, per_rank, straight_line)
+
+    def _written(
+        self, directory: str | Path, base_dir: Path | None, states: Mapping[str, Array],
+        per_rank: bool, straight_line: bool,
+    ) -> Path:  # fmt: skip
+        """Write a directory whose states begin with these values, by their keys; others as the
+        program says."""
         backend = replace(self.backend, per_rank=per_rank, straight_line=straight_line)
-        located(
-            self.source,
-            lambda: backend.emit_directory(
-                self.context,
-                self.module,
-                self.original,
-                directory,
-                self.base_dir,
-                Origin.of(self.given, self.passes),
-            ),
-        )
+        given = (self.context, self.module, self.original, directory, base_dir)
+        origin = Origin.of(self.given, self.passes)
+        located(self.source, lambda: backend.emit_directory(*given, origin, states))
         return Path(directory)
 
     def run(self, **options: Any) -> Report:

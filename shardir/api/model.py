@@ -7,7 +7,7 @@ model.load_state_dict(program.state_dict())
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,17 @@ from shardir.api.batches import (
 )
 from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import SEARCH, MeshForm, devices_of
+from shardir.api.training_state import TrainingState
 from shardir.backend.runs import Batches, Options, Report
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_call, checked, described, did_you_mean
-from shardir.dialects.train import Role, arguments
+from shardir.dialects.train import InitAttr, Role, arguments
 from shardir.frontends.torch import optimizers, weight_files, weights
 from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture
 from shardir.frontends.torch.importer import FUNCTION, MODEL, STEP, Imported, import_model
 from shardir.frontends.torch.outputs import Outputs
-from shardir.syntax.files import scratch_folder
+from shardir.rewriting.functions import bodies
+from shardir.syntax.files import copy_file, scratch_folder
 
 DATA, WEIGHTS = "data.npz", "weights.npz"
 """The files of inputs and of initial values that a program is written with."""
@@ -50,10 +52,20 @@ class CompiledModel(Compiled):
     """A compiled module of torch."""
 
     imported: Imported
-    values: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The present value of each parameter and buffer, by the module's name for it."""
+    state: TrainingState
+    """The values with which the next run begins."""
     outputs: Outputs | None = None
     """The form of the module's outputs, of a program for inference."""
+
+    @property
+    def values(self) -> Mapping[str, torch.Tensor]:
+        """The present value of each parameter and buffer, by the module's name for it."""
+        return self.state.values
+
+    @property
+    def steps_done(self) -> int:
+        """The steps of all runs since the program was compiled, or reset."""
+        return self.state.steps
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of a program for inference, as the module returns them; buffers keep
@@ -71,7 +83,7 @@ class CompiledModel(Compiled):
             dump = folder / "results.npz"
             program = self.save(folder / "program", parts_of(batch, microbatches_of(self.given)))
             self.backend.run(program, Options.of({"dump": dump}))
-            self.values.update(weights.read_dump(dump, self.values))
+            self.state.take(dump)
             return self.outputs.made(weights.read_results(dump, FUNCTION))
 
     @checked("save")
@@ -83,7 +95,8 @@ class CompiledModel(Compiled):
         per_rank: bool = False,
         straight_line: bool = False,
     ) -> Path:
-        """Write a directory that needs only Python and torch, with the weights and the data.
+        """Write a directory that needs only Python and torch, with the data and the present values
+        of weights and states, with which its runs begin at step 0.
 
         Args:
             batches: one for each step, by default the example inputs. A batch has the form of the
@@ -100,9 +113,7 @@ class CompiledModel(Compiled):
             else:
                 found = [arrays_of(self.imported, i, x) for i, x in enumerate(batches)]
             weights.save(folder / DATA, rows_of(self.imported, found))
-            written = replace(self, base_dir=folder)
-            given = {"per_rank": per_rank, "straight_line": straight_line}
-            return super(CompiledModel, written).save(directory, **given)
+            return self._written(directory, folder, self.state.states, per_rank, straight_line)
 
     @checked("run")
     def run(
@@ -110,6 +121,11 @@ class CompiledModel(Compiled):
     ) -> Report:
         """Run the program on local processes, one for each rank; afterwards `state_dict` has the
         trained values.
+
+        A run goes on where the last one ended: parameters and buffers, the states of the optimizer,
+        its schedule, random numbers, the numbers of steps and the rows of files. `steps` are those
+        of this run, with `resume=` all from step 0 on. A run that fails, or that a signal ends,
+        changes nothing here.
 
         Args:
             batches: one for each step. They are taken while the ranks train, and not stored; an
@@ -125,17 +141,25 @@ class CompiledModel(Compiled):
         if local and batches is None:
             raise ShardirError("expected batches with local=True, got none")
         with scratch_folder() as folder:
-            dump = options.pop("dump", None) or folder / "states.npz"
-            program = self.save(folder / "program")
-            given = Options.of(options | {"dump": dump})
-            if batches is None:
-                report = self.backend.run(program, given)
-            else:
+            given, dump = Options.of(options), folder / "states.npz"
+            if "steps_done" not in options:
+                done = self.steps_done
+                steps = given.steps + (done if given.resume is None else 0)
+                given = replace(given, steps_done=done, steps=steps)
+            program, made = self.save(folder / "program"), None
+            if batches is not None:
                 made = Batches(arrays_of_all(self.imported, batches, local), local)
-                report = self.backend.run(program, given, batches=made)
+            report = self.backend.run(program, replace(given, dump=dump), batches=made)
             if report.stopped is None:
-                self.values.update(weights.read_dump(dump, self.values))
+                if given.dump is not None:
+                    copy_file(dump, given.dump)
+                self.state.take(dump, report)
         return report
+
+    def reset(self) -> None:
+        """Let the next run begin anew: at step 0, with the values that the module, and the states
+        of its optimizer, had when they were compiled."""
+        self.state.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The values of parameters and buffers, as the module's `load_state_dict` takes them:
@@ -144,8 +168,8 @@ class CompiledModel(Compiled):
 
     @checked("load_state_dict")
     def load_state_dict(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Take the values of parameters and buffers, in place of those that the module had when it
-        was compiled.
+        """Take the values of parameters and buffers, in place of the present ones. The states of
+        the optimizer and the number of steps stay, as in torch.
 
         Args:
             states: the values by the module's names for them, as its `state_dict()` has them.
@@ -155,9 +179,9 @@ class CompiledModel(Compiled):
         """
         known = self._known()
         weights.check(states, {name: self.values[k] for name, k in known.items()}, known)
-        for name, value in states.items():
-            like = self.values[known[name]]
-            self.values[known[name]] = value.detach().to("cpu", like.dtype)
+        found = {known[name]: x.detach().to("cpu", self.values[known[name]].dtype, copy=True)
+                 for name, x in states.items()}  # fmt: skip
+        self.state.replace(found, self._copies())
 
     @checked("load_weights")
     def load_weights(self, path: str | Path) -> None:
@@ -189,6 +213,12 @@ class CompiledModel(Compiled):
             ShardirError: they can't be written; existing files are unchanged.
         """
         weight_files.write(path, self.state_dict(), max_shard_size)
+
+    def _copies(self) -> list[str]:
+        """The keys of the states that begin as copies of others, such as those of replicas."""
+        roles = (a for f, _ in bodies(self.module) for a in arguments(f))
+        return [a.key for a in roles if a.key and isinstance(a.init, InitAttr)
+                and a.init.kind == "copy"]  # fmt: skip
 
     def _known(self) -> dict[str, str]:
         """The name of the value of each entry of the module's state_dict: of tied tensors one has
@@ -338,6 +368,5 @@ def compile_model(
                     pipeline=stages)  # fmt: skip
     compiled = compile_module(module.module, **on.options)
     outputs = None if train else Outputs.of(captured.program)
-    return CompiledModel(
-        **vars(compiled), imported=imported, values=dict(imported.values), outputs=outputs
-    )
+    state = TrainingState(imported.values, {})
+    return CompiledModel(**vars(compiled), imported=imported, state=state, outputs=outputs)

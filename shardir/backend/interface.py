@@ -10,9 +10,10 @@ The module is in the local view, after all passes. The compiler uses a backend o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Self
 
 from xdsl.context import Context
@@ -21,6 +22,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.target import Target
 
 from shardir.backend.runs import Batches, MeasuredTimes, OnEvent, Options, Report
+from shardir.dialects.nn.base import Array
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Backend(Target, ABC):
         out_dir: str | Path,
         base_dir: Path | None = None,
         origin: Origin | None = None,
+        states: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         """Write a directory that runs without the compiler; nothing if there is an error.
 
@@ -91,6 +94,7 @@ class Backend(Target, ABC):
             original_module: the program before all passes, for a program on one device.
             base_dir: the folder that paths of data files are relative to; else the source file's.
             origin: what the directory keeps, so that it can be compiled for other numbers of ranks.
+            states: values of states, by their keys, in place of those that they begin with.
 
         Raises:
             ShardirError: the module cannot be emitted, or the directory cannot be written.

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from shutil import copyfileobj
 from threading import current_thread, main_thread
 
 from shardir.diagnostics import ShardirError
@@ -24,6 +25,19 @@ def write_text(path: Path, text: str) -> None:
     try:
         with writing(path) as file:
             file.write(text.encode("utf-8", "surrogateescape"))
+    except (OSError, ValueError) as e:
+        raise ShardirError(f"cannot write {path}: {reason(e)}") from None
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy a file, as `writing` writes one.
+
+    Raises:
+        ShardirError: it can't be written; an existing file is unchanged.
+    """
+    try:
+        with source.open("rb") as read, writing(path) as file:
+            copyfileobj(read, file)
     except (OSError, ValueError) as e:
         raise ShardirError(f"cannot write {path}: {reason(e)}") from None
 

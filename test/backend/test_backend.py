@@ -1,9 +1,10 @@
 """The interface of backends, with a second backend."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 import pytest
@@ -16,6 +17,7 @@ from shardir.backend.interface import Backend, Origin
 from shardir.backend.runs import Batches, LaunchError, MeasuredTimes, OnEvent, Options, Report
 from shardir.backend.torch.backend import TorchBackend
 from shardir.dialects.installed import installed
+from shardir.dialects.nn.base import Array
 from shardir.tools import opt
 
 PROGRAM = """
@@ -45,6 +47,7 @@ class Listing(Backend):
         out_dir: str | Path,
         base_dir: Path | None = None,
         origin: Origin | None = None,
+        states: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         Path(out_dir).mkdir(exist_ok=True)
         (Path(out_dir) / "listing.txt").write_text(self.text(module))

@@ -10,9 +10,10 @@ runtime.py ...   the files of runtime/ that the programs import
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +34,7 @@ from shardir.backend.torch import resize
 from shardir.backend.torch.directory import SOURCE, replacing
 from shardir.backend.torch.emit.arena import arena_plan
 from shardir.backend.torch.emit.data import Data
-from shardir.backend.torch.emit.plan import plan_of
+from shardir.backend.torch.emit.plan import plan_of, states_in
 from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, outline, program_text
 from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.launch.start import read_plan, run
@@ -43,6 +44,7 @@ from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
 from shardir.backend.torch.traces import Differences, MeasuredTrace
 from shardir.cost.clusters import load
 from shardir.diagnostics import ShardirError
+from shardir.dialects.nn.base import Array
 from shardir.pipelines import build
 from shardir.syntax.files import scratch_folder, write_text
 from shardir.syntax.source import collect_warnings, warn
@@ -75,8 +77,9 @@ class TorchBackend(Backend):
         out_dir: str | Path,
         base_dir: Path | None = None,
         origin: Origin | None = None,
+        states: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
-        texts, modules, data = self.files(ctx, module, original_module, base_dir)
+        texts, modules, data = self.files(ctx, module, original_module, base_dir, states)
         if origin is not None:
             texts[SOURCE] = resize.text_of(origin)
         self._write(out_dir, texts, modules, data)
@@ -95,7 +98,7 @@ class TorchBackend(Backend):
 
     def files(
         self, ctx: Context, module: ModuleOp, original: ModuleOp | None, base_dir: Path | None,
-        copied: Path | None = None,
+        states: Mapping[str, Array], copied: Path | None = None,
     ) -> tuple[dict[str, str], set[str], Data]:  # fmt: skip
         """The texts by file name, the modules that they import, and the data, which the directory
         `copied` may have already."""
@@ -105,7 +108,7 @@ class TorchBackend(Backend):
                 f"expected a mesh of at most {MAX_PROGRAMS} devices for per-rank=true, which "
                 f"writes a file for each, got {mesh.size}; omit it: every rank runs program.py"
             )
-        plan, data = plan_of(module, base_dir, copied)
+        plan, data = plan_of(module, base_dir, copied, states)
         for f, message in data.warnings:
             warn(f, message)
         form = {"straight_line": self.straight_line, "arena": self.arena}
@@ -177,7 +180,8 @@ class TorchBackend(Backend):
         context, module = resize.resized(directory, ranks, of)
         backend = replace(self, arena=read_plan(directory).arena is not None)
         with collect_warnings():
-            self._write(out, *backend.files(context, module, None, None, directory))
+            states = states_in(directory)
+            self._write(out, *backend.files(context, module, None, None, states, directory))
 
     def measure(
         self,

@@ -1,12 +1,13 @@
 """Weights of modules: from torch's tensors to arrays, and from runs back to tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
 import numpy as np
 import torch
 
+from shardir.backend.torch.runtime.runtime_arrays import BYTES, array_in
 from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import Array
 
@@ -50,6 +51,24 @@ def read_dump(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.T
             name: torch.from_numpy(np.array(file[key])).to(x.dtype).reshape(x.shape)
             for name, x in like.items() if (key := f"states/{name}") in file.files
         }  # fmt: skip
+
+
+def read_states(path: Path, but: Container[str]) -> dict[str, Array]:
+    """Return the states that a run has written, but for these: maps of the file, which may be
+    removed, but not changed."""
+    first = "states/"
+    with ZipFile(path) as file:
+        entries = [name.removesuffix(".npy") for name in file.namelist()]
+    keys = [name.removeprefix(first) for name in entries if name.startswith(first)]
+    return {key: _mapped(path, first + key) for key in keys if key not in but}
+
+
+def _mapped(path: Path, entry: str) -> Array:
+    found = array_in(path, entry)
+    kind = np.dtype("?" if found.dtype == "i1" else f"<{found.dtype[0]}{BYTES[found.dtype]}")
+    if 0 in found.shape:  # nothing that could be mapped
+        return np.zeros(found.shape, kind)
+    return np.memmap(path, kind, "r", found.offset, found.shape)
 
 
 def read_results(path: Path, function: str) -> list[np.ndarray]:

@@ -45,14 +45,25 @@ class Data:
         `array`. Raises OSError, ValueError, KeyError."""
         key = str(path.resolve()), array
         if key not in self._names:
-            stem, n = identifier(f"{path.stem}_{array}", "array"), 0
-            name = f"data/{stem}.npy"
-            while name in self.files:
-                n += 1
-                name = f"data/{stem}_{n}.npy"
+            name = self._name(f"{path.stem}_{array}")
             self.files[name] = self._values(path, array, tokens, name)
             self._names[key] = name
         return self._names[key]
+
+    def add_state(self, key: str, values: Array) -> str:
+        """The file in the directory for the value of a state."""
+        name = self._name(f"state_{key}")
+        self.files[name] = values
+        return name
+
+    def _name(self, about: str) -> str:
+        """A name of a file that none has."""
+        stem, n = identifier(about, "array"), 0
+        name = f"data/{stem}.npy"
+        while name in self.files:
+            n += 1
+            name = f"data/{stem}_{n}.npy"
+        return name
 
     def _values(self, path: Path, array: str, tokens: bool, name: str) -> Array:
         if self.copied is not None:

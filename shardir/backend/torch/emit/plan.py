@@ -1,11 +1,14 @@
 """plan.json: the arguments and results of a program's functions, for the runtime (runtime_plan.py
 reads it)."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -18,6 +21,7 @@ from shardir.backend.torch.emit.types import DTYPES
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.dist import global_shape, layout_of
+from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.types import element_name
 from shardir.dialects.train import (
     REPLICA,
@@ -36,10 +40,12 @@ from shardir.rewriting.composites import expanded
 
 
 def plan_of(
-    module: ModuleOp, base_dir: Path | None = None, copied: Path | None = None
-) -> tuple[dict[str, Any], Data]:
+    module: ModuleOp, base_dir: Path | None = None, copied: Path | None = None,
+    states: Mapping[str, Array] = MappingProxyType({}),
+) -> tuple[dict[str, Any], Data]:  # fmt: skip
     """The plan (but for `single`), and the data files that it names; those that the directory
-    `copied` has are not read elsewhere.
+    `copied` has are not read elsewhere. `states` are values of states in place of those that they
+    begin with; others than the program's are left out.
 
     Raises:
         Failure: something in the program cannot be run: a file that is not there, a state of two
@@ -49,7 +55,7 @@ def plan_of(
     mesh, functions = mesh_of(module), public_functions(module)
     called = function_names(functions)
     data = Data(base_dir, copied, inits=_inits(functions))
-    plan = {
+    plan: dict[str, Any] = {
         "version": 1,
         "mesh": {
             "name": mesh.name if mesh else "",
@@ -62,7 +68,18 @@ def plan_of(
         },
     }
     _check_states(functions, plan["functions"])
+    retained = (a for f in plan["functions"].values() for a in f["args"] if a["role"] != "input")
+    keys = dict.fromkeys(a["key"] for a in retained)
+    if begun := {key: data.add_state(key, states[key]) for key in keys if key in states}:
+        plan["states"] = begun
     return plan, data
+
+
+def states_in(directory: Path) -> dict[str, Array]:
+    """The values that states of a written directory begin with in place of the program's."""
+    plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+    return {key: np.load(directory / file, mmap_mode="r", allow_pickle=False)
+            for key, file in plan.get("states", {}).items()}  # fmt: skip
 
 
 def _check_states(functions: list[FuncOp], plans: dict[str, Any]) -> None:

@@ -167,14 +167,14 @@ def recorded_calls(folder: Path) -> list[RankCalls]:
 
 
 def _steps_done(options: Options) -> int:
-    """Return the steps before the checkpoint that a run goes on from; 0 where there is none, or one
-    that the ranks refuse."""
+    """Return the steps before the checkpoint that a run goes on from; where there is none, or one
+    that the ranks refuse, those that are done."""
     if options.resume is None:
-        return 0
+        return options.steps_done
     try:
         return manifests.read(manifests.located(Path(options.resume))).step
     except PlanError:
-        return 0
+        return options.steps_done
 
 
 def check_nodes(plan: ProgramPlan, options: Options) -> None:

@@ -121,6 +121,11 @@ class RunOptions:
     steps: int = option(
         100, "training steps, with those before a checkpoint", kind=int, check=at_least(0)
     )
+    steps_done: int = option(
+        0, "steps that are done, with the values that the run begins with: its first one is the "
+        "next, by its number and its rows; a checkpoint has its own", kind=int, check=at_least(0),
+        metavar="K",
+    )  # fmt: skip
     backend: str = option(
         "gloo", "gloo on CPUs; shm on those of one machine, by shared memory: faster; nccl on GPUs",
         kind=str, choices=("gloo", "shm", "nccl"),

@@ -9,6 +9,7 @@
                   "shape": [8, 4], "dtype": "f32", "dims": [["dp"], []], "init": {"kind": ...}}],
         "results": [{"name": "loss", "shape": [], "dtype": "f32", "dims": [],
                      "partial": null | {"op": "sum", "axes": ["tp"]}, "updates": null | "w"}]}},
+     "states": {"w.exp_avg": "data/state_w_exp_avg.npy"},
      "single": "single.py" | null}
 
 `python` is the function's name in program.py. Shapes are global; `dims` has the axes that split
@@ -20,6 +21,7 @@ normal (mean, std), uniform (low, high), integers (low, high), constant (value),
 and file (file: an .npy, as a path in the directory; shuffle: true unless it is false there;
 shift: 0 or 1, of tokens that are packed into rows).
 A file input of a step is a batch of the file's rows at each step; of a function, its first rows.
+`states` are values of some, as .npy files, with which a run begins in place of their `init`.
 With `microbatches` a function reads that many batches, which are in dimension 0 of this input; a
 result with `microbatches` has those in its dimension 0.
 
@@ -93,6 +95,11 @@ class PlanArgument(PlanValue):
     def of_replica(self) -> bool:
         """Whether each replica has its own value, where a function runs on those of several."""
         return self.role == "input" or self.key.endswith(f".{REPLICA}")
+
+    @property
+    def copies(self) -> str | None:
+        """The key of the state whose value it begins with; None: it has one of its own."""
+        return self.init["of"] if self.init["kind"] == "copy" and self.source is None else None
 
     @property
     def microbatches(self) -> int | None:
@@ -216,6 +223,7 @@ def _plan(top: Field, directory: Path) -> ProgramPlan:
         for name, value in top.get("functions", dict).value.items()
     )
     _check_states(functions)
+    functions = _with_states(functions, top.get("states", dict, default={}), directory)
     channels = top.get("channels", list, default=[])
     single = top.get("single", (str, type(None)), default=None)
     if single.value is not None:
@@ -230,6 +238,28 @@ def _plan(top: Field, directory: Path) -> ProgramPlan:
         single=single.value,
         arena=top.get("arena", dict).get("bytes", int).value if "arena" in top.value else None,
     )
+
+
+def _with_states(
+    functions: tuple[PlanFunction, ...], states: Field, directory: Path
+) -> tuple[PlanFunction, ...]:
+    """Return the functions whose states begin with the values of these files."""
+    retained = {a.key: a for f in functions for a in f.args if a.role != "input"}
+    found = {}
+    for key in states.value:
+        field = states.get(key, str)
+        if key not in retained:
+            raise field.fail("no function has this state")
+        found[key] = array_in(file_in(directory, field))
+        if problem := fitting(found[key], retained[key]):
+            raise field.fail(problem)
+
+    def begun(f: PlanFunction) -> PlanFunction:
+        args = [replace(a, source=found[a.key]) if a.role != "input" and a.key in found else a
+                for a in f.args]  # fmt: skip
+        return replace(f, args=tuple(args))
+
+    return tuple(map(begun, functions))
 
 
 def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -> PlanFunction:

@@ -130,7 +130,7 @@ def saving(
     """
     if (options.checkpoints or options.resume) and not _has_safetensors():
         raise PlanError("checkpoints need safetensors: pip install 'shardir[weights]'")
-    first = Beginning(0, None, states.initialize)
+    first = Beginning(options.steps_done, None, states.initialize)
     if options.resume is not None and not _is_new(options):
         path = manifests.located(options.resume)
         first = _checkpoint(path, states, function)
@@ -139,6 +139,10 @@ def saving(
             raise PlanError(
                 f"expected more than {first.step} --steps, which {path} has, got {options.steps}"
             )
+    elif options.steps_done > options.steps:
+        raise PlanError(
+            f"expected at least {options.steps_done} --steps, which are done, got {options.steps}"
+        )
     if options.checkpoints is None:
         yield Saving(Interruption(states.mesh, (FINISH,)) if may_finish() else None, first)
         return

@@ -55,11 +55,11 @@ class States:
         self.types.clear()
         retained = [a for f in self.plan.functions for a in f.args if a.role != "input"]
         # The copies come last.
-        for arg in sorted(retained, key=lambda arg: arg.init["kind"] == "copy"):
+        for arg in sorted(retained, key=lambda arg: arg.copies is not None):
             if arg.key not in self.types:
                 self.types[arg.key] = arg
                 is_here = self.is_here(arg.key)
-                takes_part = self.broadcasts and arg.init["kind"] != "copy"  # as all ranks do
+                takes_part = self.broadcasts and arg.copies is None  # as all ranks do
                 x = self.filled(arg) if is_here or takes_part else None
                 if is_here and x is not None:
                     self.values[arg.key] = x
@@ -138,12 +138,13 @@ class States:
         self.values[arg.key] = placed(self.mesh, shard, arg.host)
         for copy in {a.key: a for f in self.plan.functions for a in f.args}.values():
             if copy.role != "input" and copy.init == {"kind": "copy", "of": arg.key}:
-                self.values[copy.key], self.types[copy.key] = self.filled(copy), copy
+                shard = self._copied(copy, self.bounds(copy))
+                self.values[copy.key], self.types[copy.key] = shard, copy
 
     def filled(self, arg: PlanArgument) -> Tensor:
         """Return this rank's shard of an initial value, which is the same on any mesh."""
-        kind, bounds = arg.init["kind"], self.bounds(arg)
-        if kind == "copy":
+        bounds = self.bounds(arg)
+        if arg.copies is not None:
             return self._copied(arg, bounds)
         if self.broadcasts:
             shape, dtype = arg.shape, DTYPES[arg.dtype]

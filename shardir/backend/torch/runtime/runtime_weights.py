@@ -16,7 +16,7 @@ from pathlib import Path
 import runtime_manifest as manifests
 from runtime_arrays import ArrayError, DividedArray, FileArray, safetensors_in
 from runtime_fields import several
-from runtime_plan import PlanArgument, PlanError, PlanFunction, ProgramPlan
+from runtime_plan import PlanArgument, PlanError, ProgramPlan
 
 NAME, INDEX = "model.safetensors", ".index.json"
 
@@ -51,15 +51,15 @@ def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
     if wrong:
         raise PlanError(f"--weights {path}: expected {'; '.join(wrong[:5])}")
 
-    def begun(f: PlanFunction) -> PlanFunction:
-        args = [
-            replace(a, source=found[a.key], init={"kind": "file"})
-            if a.role != "input" and a.key in found else a
-            for a in f.args
-        ]  # fmt: skip
-        return replace(f, args=tuple(args))
+    def begun(arg: PlanArgument) -> PlanArgument:
+        if arg.role != "input" and arg.key in found:
+            return replace(arg, source=found[arg.key], init={"kind": "file"})
+        if arg.init.get("of") in found:  # a copy of the new value, not of what it was
+            return replace(arg, source=None)
+        return arg
 
-    return replace(plan, functions=tuple(map(begun, plan.functions)))
+    functions = [replace(f, args=tuple(map(begun, f.args))) for f in plan.functions]
+    return replace(plan, functions=tuple(functions))
 
 
 def weights_in(path: Path, known: Container[str]) -> Mapping[str, FileArray | DividedArray]:

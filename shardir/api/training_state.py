@@ -1,0 +1,55 @@
+"""The values with which the next run of a program of a model begins."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from shardir.backend.runs import Report
+from shardir.dialects.nn.base import Array
+from shardir.frontends.torch import weights
+
+
+class TrainingState:
+    """The values of a program between its runs: a run begins with those that the last one that has
+    ended left.
+
+    Args:
+        values: the first value of each parameter and buffer, by the module's name for it.
+        states: those of other states that do not begin as the program says, by their keys.
+
+    Attributes:
+        values: the present values of parameters and buffers.
+        states: those of all other states, such as moments, numbers of steps and random keys; of one
+            that is missing the first value is that of the program.
+        steps: the steps that are done.
+    """
+
+    def __init__(self, values: Mapping[str, torch.Tensor], states: Mapping[str, Array]):
+        # copies: a module that is trained in torch changes its tensors in place
+        self._first = {name: _copy(x) for name, x in values.items()}, dict(states)
+        self.reset()
+
+    def reset(self) -> None:
+        """Take the first values again."""
+        values, states = self._first
+        self.values, self.states, self.steps = dict(values), dict(states), 0
+
+    def replace(self, values: Mapping[str, torch.Tensor], copies: Iterable[str]) -> None:
+        """Take other values of parameters and buffers. States that begin as copies of them do so
+        again; other states stay."""
+        self.values.update(values)
+        for key in copies:
+            self.states.pop(key, None)
+
+    def take(self, dump: Path, report: Report | None = None) -> None:
+        """Take the values that a run has written, and the number of its last step."""
+        self.values.update(weights.read_dump(dump, self.values))
+        self.states = weights.read_states(dump, self.values)
+        if report is not None:
+            for function, losses in report.losses.items():
+                self.steps = report.first[function] - 1 + len(losses)
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_meta else x.detach().to("cpu", copy=True)
