@@ -29,8 +29,9 @@ from shardir.api.training_state import TrainingState
 from shardir.backend.runs import Batches, Options, Report
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_call, checked, described, did_you_mean
-from shardir.dialects.train import InitAttr, Role, arguments
-from shardir.frontends.torch import optimizers, weight_files, weights
+from shardir.dialects.nn.base import Array
+from shardir.dialects.train import InitAttr, Role, arguments, is_of_replica
+from shardir.frontends.torch import optimizer_states, optimizers, weight_files, weights
 from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture
 from shardir.frontends.torch.importer import FUNCTION, MODEL, STEP, Imported, import_model
 from shardir.frontends.torch.outputs import Outputs
@@ -56,6 +57,8 @@ class CompiledModel(Compiled):
     """The values with which the next run begins."""
     outputs: Outputs | None = None
     """The form of the module's outputs, of a program for inference."""
+    optimizer: optimizer_states.TorchForm | None = None
+    """The form of the optimizer of torch that it was compiled with."""
 
     @property
     def values(self) -> Mapping[str, torch.Tensor]:
@@ -182,6 +185,25 @@ class CompiledModel(Compiled):
         found = {known[name]: x.detach().to("cpu", self.values[known[name]].dtype, copy=True)
                  for name, x in states.items()}  # fmt: skip
         self.state.replace(found, self._copies())
+
+    @checked("optimizer_state_dict")
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """The present states of the optimizer, as its `load_state_dict` takes them, with the rates
+        of its scheduler.
+
+        Raises:
+            ShardirError: the program was compiled with the text of one, or its replicas have states
+                of their own.
+        """
+        if self.optimizer is None:
+            raise ShardirError(
+                "expected a program with an optimizer of torch.optim, got one with a text, or none"
+            )
+        if any(map(is_of_replica, self.state.states)):
+            raise ShardirError(
+                "expected a program without sync=..., whose replicas have states of their own"
+            )
+        return self.optimizer.state_dict(self.state.states, self.steps_done)
 
     @checked("load_weights")
     def load_weights(self, path: str | Path) -> None:
@@ -348,6 +370,7 @@ def compile_model(
             raise ShardirError(
                 f"expected no {name} with train=False, got {described(value)}; drop {name}=..."
             )
+    read: optimizers.ImportedOptimizer | None = None
     on = devices_of(mesh, cluster, devices, options | {"stages": stages, "sync": sync})
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
     stages = None if stages == SEARCH else stages
@@ -359,8 +382,9 @@ def compile_model(
     if in_parts:
         module.forward(FUNCTION, MODEL, accumulate=accumulate, pipeline=stages)
     elif train:
-        names = {id(p): n for n, p in model.named_parameters()} | _trained(imported)
-        read = optimizers.read(optimizer, names, scheduler, scheduler_steps)
+        trained = _trained(imported)
+        names = {id(p): n for n, p in model.named_parameters()} | trained
+        read = optimizers.read(optimizer, names, scheduler, scheduler_steps, trained)
         _check_trained(imported, optimizer)
         imported.own_numbers(read.lr_scales, read.weight_decays)
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
@@ -368,5 +392,12 @@ def compile_model(
                     pipeline=stages)  # fmt: skip
     compiled = compile_module(module.module, **on.options)
     outputs = None if train else Outputs.of(captured.program)
-    state = TrainingState(imported.values, {})
-    return CompiledModel(**vars(compiled), imported=imported, state=state, outputs=outputs)
+    states, form = dict[str, Array](), None
+    if read is not None and isinstance(optimizer, torch.optim.Optimizer):
+        trained = _trained(imported)
+        states = optimizer_states.taken(optimizer, trained, compiled.module, read.count)
+        form = optimizer_states.TorchForm.of(optimizer, scheduler, trained)
+    state = TrainingState(imported.values, states)
+    return CompiledModel(
+        **vars(compiled), imported=imported, state=state, outputs=outputs, optimizer=form
+    )

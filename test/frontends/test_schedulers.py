@@ -170,18 +170,32 @@ def test_a_schedule_scales_each_group() -> None:
     assert sampled.lr_scales == read.lr_scales
 
 
-def stepped() -> Any:
+@pytest.mark.parametrize("name", [*SCHEDULERS, *SAMPLED])
+@pytest.mark.parametrize("changed", [1.0, 0.5])
+def test_a_scheduler_that_has_stepped_goes_on(name: str, changed: float) -> None:
+    """From its own rates, and from one that was changed by hand on the way."""
     optimizer = sgd(0.1)
-    scheduler = SCHEDULERS["step"](optimizer)
-    optimizer.step()
-    scheduler.step()
-    return scheduler
+    scheduler, begun = (SCHEDULERS | SAMPLED)[name](optimizer), 3
+    for _ in range(begun):
+        optimizer.step()
+        scheduler.step()
+    optimizer.param_groups[0]["lr"] *= changed
+    names = {id(p): "w" for p in optimizer.param_groups[0]["params"]}
+    steps = STEPS if name in SAMPLED or changed != 1.0 else None
+    found = optimizers.read(optimizer, names, scheduler, steps)
+    assert found.count == begun
+    text = found.text.partition("lr = ")[2].partition(", weight_decay")[0]
+    expected = []
+    for _ in range(begun, STEPS):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates_of(text, STEPS)[begun:] == pytest.approx(expected, rel=0, abs=3e-7)
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no end": (lambda: SAMPLED["lambda"](sgd(0.1)), "use scheduler_steps=1000: after them"),
     "plateau": (lambda: lr_scheduler.ReduceLROnPlateau(sgd(0.1)), "got ReduceLROnPlateau"),
-    "begun": (stepped, "before its first step, got one after 1"),
     "groups": (lambda: SCHEDULERS["cosine"](sgd(0.1, 0.2)), "groups of one lr"),
     "factors": (
         lambda: lr_scheduler.LambdaLR(

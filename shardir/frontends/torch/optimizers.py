@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from shardir.diagnostics import ShardirError
-from shardir.frontends.torch.schedules import schedule
+from shardir.frontends.torch import optimizer_states
+from shardir.frontends.torch.optimizer_states import STEP
+from shardir.frontends.torch.schedules import begun, schedule
 
 ParamGroup = Mapping[str, Any]
 
@@ -19,6 +21,8 @@ class ImportedOptimizer:
     text: str
     lr_scales: dict[str, float] = field(default_factory=dict)
     weight_decays: dict[str, float] = field(default_factory=dict)
+    count: int = 0
+    """The steps that are done, from which the schedule and the optimizer go on."""
 
 
 def _betas(g: ParamGroup) -> str:
@@ -82,15 +86,16 @@ REFUSED = ("amsgrad", "maximize", "differentiable")
 
 
 def read(
-    optimizer: Any, names: Mapping[int, str], scheduler: Any = None, steps: int | None = None
-) -> ImportedOptimizer:
+    optimizer: Any, names: Mapping[int, str], scheduler: Any = None, steps: int | None = None,
+    trained: Mapping[int, str] | None = None,
+) -> ImportedOptimizer:  # fmt: skip
     """Return an optimizer of torch as one of ours, or the text of one as it is. `names` are those
     of the parameters, by their identity. Without a scheduler the groups' present rates count; of
-    one, `steps` are sampled.
+    one, `steps` are sampled. `trained` are the names of those that are trained, if not all.
 
     Raises:
         ShardirError: ours do not have the class, an option, or groups that differ so; or the
-            scheduler.
+            scheduler; or parameters have different numbers of steps.
     """
     if isinstance(optimizer, str):
         if scheduler is not None:
@@ -115,7 +120,10 @@ def read(
             "expected groups that differ in lr and weight_decay alone, got others: "
             f"{' and '.join(sorted({form(g) for g in groups}))}"
         )
-    found = None if scheduler is None else schedule(scheduler, optimizer, steps)
+    count = optimizer_states.steps_of(optimizer, names if trained is None else trained)
+    if scheduler is not None and not any(STEP in s for s in optimizer.state.values()):
+        count = begun(scheduler)
+    found = None if scheduler is None else schedule(scheduler, optimizer, steps, count)
     rates = [float(g["lr"] if scheduler is None else g["initial_lr"]) for g in groups]
     base, decay = rates[0], float(groups[0]["weight_decay"])
     scales, decays = {}, {}
@@ -131,4 +139,5 @@ def read(
             if float(g["weight_decay"]) != decay:
                 decays[name] = float(g["weight_decay"])
     lr = repr(base) if found is None else found.replace("{lr}", repr(base))
-    return ImportedOptimizer(form(groups[0]).format(lr=lr, decay=repr(decay)), scales, decays)
+    text = form(groups[0]).format(lr=lr, decay=repr(decay))
+    return ImportedOptimizer(text, scales, decays, count)

@@ -78,13 +78,25 @@ def _end_of_function(function: Any) -> int | None:
     return steps if isinstance(steps, int) else None
 
 
-def schedule(scheduler: Any, optimizer: Any, steps: int | None = None) -> str:
+def begun(scheduler: Any) -> int:
+    """Return the steps that a scheduler has made; a chain of several has those of each."""
+    of_chain = [s.last_epoch for s in getattr(scheduler, "_schedulers", ())]
+    return getattr(scheduler, "last_epoch", max(of_chain, default=0))
+
+
+def after(scheduler: Any, steps: int) -> list[float]:
+    """Return the rates of the optimizer's groups when a scheduler has made so many more steps."""
+    return _rates(copy_of(scheduler), steps)[-1]
+
+
+def schedule(scheduler: Any, optimizer: Any, steps: int | None = None, count: int = 0) -> str:
     """Return the text of the learning rate that a scheduler gives an optimizer, with the place of
-    the first rate, `{lr}`. `steps` of it are sampled, if its class has no law of ours.
+    the first rate, `{lr}`. `steps` of it are sampled, if its class has no law of ours, or if it is
+    not where that law has it after `count` steps, which the program takes for done: then its rates
+    from now on follow them.
 
     Raises:
-        ShardirError: it is no scheduler, or another optimizer's, or has begun; or it can't be
-            sampled.
+        ShardirError: it is no scheduler, or another optimizer's; or it can't be sampled.
     """
     if not isinstance(scheduler, lr_scheduler.LRScheduler) or isinstance(
         scheduler, lr_scheduler.ReduceLROnPlateau
@@ -95,16 +107,15 @@ def schedule(scheduler: Any, optimizer: Any, steps: int | None = None) -> str:
         )
     if scheduler.optimizer is not optimizer:
         raise ShardirError("expected the scheduler of the optimizer, got that of another one")
-    if (begun := getattr(scheduler, "last_epoch", 0)) != 0:
-        raise ShardirError(f"expected a scheduler before its first step, got one after {begun}")
     if getattr(scheduler, "cycle_momentum", False):
         raise ShardirError(
             f"expected a scheduler of the learning rate alone, got {type(scheduler).__name__} with "
             "cycle_momentum; use cycle_momentum=False"
         )
     form = next((f for kind, f in SCHEDULES.items() if type(scheduler) is kind), None)
-    if form is None or steps is not None:
-        at = ", ".join(map(str, points(factors(scheduler, steps))))
+    if form is None or steps is not None or not _is_lawful(scheduler, count):
+        found = [p._replace(step=p.step + count) for p in points(factors(scheduler, steps))]
+        at = ", ".join(map(str, found))
         return f'points<rate = {{lr}}, at = "{at}">'
     if getattr(scheduler, "eta_min", 0) and len({*scheduler.base_lrs}) > 1:
         raise ShardirError(
@@ -115,7 +126,8 @@ def schedule(scheduler: Any, optimizer: Any, steps: int | None = None) -> str:
 
 
 def factors(scheduler: Any, steps: int | None = None) -> np.ndarray:
-    """Return the rate of each step of a scheduler, f64, as a factor of the group's first rate.
+    """Return the rate of each step of a scheduler from now on, f64, as a factor of the group's
+    first rate. `steps` are those from its beginning.
 
     Raises:
         ShardirError: its end is unknown, or too far, or its groups have different factors.
@@ -131,16 +143,8 @@ def factors(scheduler: Any, steps: int | None = None) -> np.ndarray:
             f"expected 0 to {MAX_STEPS:,} steps of {kind}, got {end:,}; use "
             'optimizer="adamw, lr = cosine<...>"'
         )
-    held = [p for group in scheduler.optimizer.param_groups for p in group["params"]]
-    trial = deepcopy(scheduler, {id(p): torch.zeros(()) for p in held})  # its weights are not read
-    groups = trial.optimizer.param_groups
-    rates = [[group["lr"] for group in groups]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the optimizer has made no step
-        for _ in range(end):
-            trial.step()
-            rates.append([group["lr"] for group in groups])
-    found = np.array(rates, np.float64)
+    found = np.array(_rates(copy_of(scheduler), max(0, end - begun(scheduler))), np.float64)
+    groups = scheduler.optimizer.param_groups
     bases = np.array([float(group["initial_lr"]) for group in groups])
     found = found[:, bases > 0] / bases[bases > 0]
     if not found.shape[1]:
@@ -153,6 +157,39 @@ def factors(scheduler: Any, steps: int | None = None) -> np.ndarray:
     if not np.isfinite(found).all() or found.min() < 0:
         raise ShardirError(f"expected rates of at least 0 of {kind}, got {found.min()}")
     return found[:, 0]
+
+
+def copy_of(scheduler: Any) -> Any:
+    """A copy of a scheduler, whose optimizer has neither weights nor states."""
+    optimizer = scheduler.optimizer
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held += [x for state in optimizer.state.values() for x in state.values()]
+    return deepcopy(scheduler, {id(x): torch.zeros(()) for x in held if torch.is_tensor(x)})
+
+
+def _rates(trial: Any, steps: int) -> list[list[float]]:
+    """The rates of the groups now, and after each of so many steps of a scheduler."""
+    groups = trial.optimizer.param_groups
+    rates = [[float(group["lr"]) for group in groups]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer has made no step
+        for _ in range(steps):
+            trial.step()
+            rates.append([float(group["lr"]) for group in groups])
+    return rates
+
+
+def _is_lawful(scheduler: Any, count: int) -> bool:
+    """Whether a scheduler has made so many steps, and has the rates to which they lead from its
+    first ones."""
+    if begun(scheduler) != count:
+        return False
+    trial = copy_of(scheduler)
+    now, groups = _rates(trial, 0)[0], trial.optimizer.param_groups
+    for group in groups:
+        group["lr"] = group["initial_lr"]
+    trial.last_epoch = 0
+    return bool(np.allclose(_rates(trial, count)[-1], now, rtol=TOLERANCE, atol=0))
 
 
 def points(rates: np.ndarray) -> list[Point]:

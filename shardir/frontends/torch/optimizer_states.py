@@ -1,0 +1,192 @@
+"""States of torch's optimizers as those of programs, and back, by the names of parameters.
+
+state[weight]["exp_avg"]       weight.exp_avg
+state[weight]["step"]          step.count, one for all parameters
+"""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from xdsl.dialects.builtin import ModuleOp
+
+from shardir.diagnostics import ShardirError
+from shardir.dialects.dist import MeshOp, global_shape
+from shardir.dialects.nn.base import Array
+from shardir.dialects.train import arguments, key_of_replica, replicas_of
+from shardir.frontends.torch.schedules import after, copy_of
+from shardir.frontends.torch.weights import array_of, several
+from shardir.rewriting.functions import bodies
+
+STEP = "step"
+"""The name of a program's step, and of torch's number of steps."""
+
+SHARED = {STEP: f"{STEP}.count", "mu_product": f"{STEP}.mu_product"}
+"""The keys of the states that torch has of each parameter, and a program once."""
+
+RENAMED: dict[tuple[type[Any], str], str] = {(torch.optim.SGD, "momentum_buffer"): "momentum"}
+"""The names of states that a program calls otherwise."""
+
+REDUCED = {"row_var": -1, "col_var": -2}
+"""The dimension, of one element in torch, that a state of a program lacks."""
+
+
+def steps_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> int:
+    """Return the steps that an optimizer has made for these parameters, by their identity; 0 where
+    it does not count.
+
+    Raises:
+        ShardirError: they are different numbers.
+    """
+    counts: dict[int, str] = {}
+    for p, name in _parameters(optimizer, names):
+        step = optimizer.state[p].get(STEP, 0) if p in optimizer.state else 0
+        counts.setdefault(int(step), name)
+    if len(counts) > 1 and any(STEP in s for s in optimizer.state.values()):
+        (first, a), (second, b) = list(counts.items())[:2]
+        raise ShardirError(
+            f"expected an optimizer with one number of steps for all parameters, got {first} for "
+            f"{a}, {second} for {b}; use one whose parameters have all been trained in each step"
+        )
+    return next(iter(counts), 0)
+
+
+def taken(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], module: ModuleOp, count: int
+) -> dict[str, Array]:
+    """Return the states of an optimizer as values of those of a program, by their keys.
+
+    Args:
+        names: those of the parameters that are trained, by their identity.
+        module: the program, after its passes.
+        count: the value of its number of steps, if it has one.
+
+    Raises:
+        ShardirError: the program lacks a state, or it has another shape.
+    """
+    found: dict[str, Any] = {}
+    for p, name in _parameters(optimizer, names):
+        for kind, value in optimizer.state.get(p, {}).items():
+            if value is None or kind == STEP:
+                continue
+            key = SHARED.get(kind) or f"{name}.{_ours(optimizer, kind)}"
+            value = array_of(torch.as_tensor(value))
+            if key in found and kind in SHARED and (found[key] != value).any():
+                raise ShardirError(
+                    f"expected one {kind} of all parameters, got {found[key]} and {value} ({name})"
+                )
+            found[key] = value
+    if count:
+        found[SHARED[STEP]] = np.asarray(count, np.int64)
+    return dict(_fitted(found, module))
+
+
+def _fitted(found: Mapping[str, Array], module: ModuleOp) -> Iterator[tuple[str, Array]]:
+    """Yield values of states in the program's shapes; each replica begins with the same one."""
+    mesh = next((op.mesh for op in module.ops if isinstance(op, MeshOp)), None)
+    known = {
+        a.key: (global_shape(t, mesh), replicas_of(f))
+        for f, _ in bodies(module)
+        for a, t in zip(arguments(f), f.function_type.inputs, strict=True) if a.key is not None
+    }  # fmt: skip
+    if missing := [k for k in found if not {k, key_of_replica(k)} & known.keys()]:
+        missing = [k for k in missing if k != SHARED[STEP]]  # nothing of the program reads it
+        if missing:
+            raise ShardirError(
+                f"expected an optimizer with the states of the program's, got {several(missing)} "
+                "too; use one without them: load_state_dict of its parameters' states alone"
+            )
+    for key, value in found.items():
+        own = key if key in known else key_of_replica(key)
+        if own not in known:
+            continue
+        shape, replicas = known[own]
+        if [n for n in shape if n != 1] != [n for n in value.shape if n != 1]:
+            raise ShardirError(
+                f"expected {key} of {list(shape)} in the optimizer, got {list(value.shape)}"
+            )
+        copy = np.array(value).reshape(shape)  # torch changes its own in place
+        yield own, copy if own == key else np.broadcast_to(copy, (replicas or 1, *shape))
+
+
+@dataclass(frozen=True)
+class TorchForm:
+    """The form of an optimizer's state_dict, as it was when a program was compiled with it.
+
+    Args:
+        kind: its class.
+        groups: the groups of its parameters.
+        names: those of its parameters, in their order; None: it is not trained.
+        dtypes: theirs.
+        count: the steps that it had made.
+        scheduler: a copy of its scheduler, if it has one.
+    """
+
+    kind: type[torch.optim.Optimizer]
+    groups: list[dict[str, Any]]
+    names: list[str | None]
+    dtypes: list[torch.dtype]
+    count: int
+    scheduler: Any
+
+    @classmethod
+    def of(
+        cls, optimizer: torch.optim.Optimizer, scheduler: Any, names: Mapping[int, str]
+    ) -> "TorchForm":
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        return cls(
+            type(optimizer), deepcopy(optimizer.state_dict()["param_groups"]),
+            [names.get(id(p)) for p in held], [p.dtype for p in held], steps_of(optimizer, names),
+            None if scheduler is None else copy_of(scheduler),
+        )  # fmt: skip
+
+    def state_dict(self, states: Mapping[str, Array], steps: int) -> dict[str, Any]:
+        """Return what `optimizer.load_state_dict` takes, with the rates of the scheduler.
+
+        Args:
+            states: those of the program.
+            steps: those of its runs.
+        """
+        made: dict[str, Any] = {"state": {}, "param_groups": deepcopy(self.groups)}
+        if self.scheduler is not None:
+            for group, now in zip(made["param_groups"], after(self.scheduler, steps), strict=True):
+                group["lr"] = now
+        count = int(states.get(SHARED[STEP], self.count + steps))
+        if states or count:
+            made["state"] = {i: self._state(name, dtype, states, count)
+                             for i, (name, dtype) in enumerate(zip(self.names, self.dtypes,
+                                                                   strict=True))
+                             if name is not None}  # fmt: skip
+        return made
+
+    def _state(
+        self, name: str, dtype: torch.dtype, states: Mapping[str, Array], count: int
+    ) -> dict[str, torch.Tensor]:
+        """The state of one parameter."""
+        theirs = {ours: kind for (of, kind), ours in RENAMED.items() if of is self.kind}
+        own = {kind: torch.tensor(float(states[key])) for kind, key in SHARED.items()
+               if kind != STEP and key in states}  # fmt: skip
+        if self.kind is not torch.optim.SGD:
+            own[STEP] = torch.tensor(float(count))
+        for key, value in states.items():
+            of, _, kind = key.rpartition(".")
+            if of == name:
+                x = torch.from_numpy(np.array(value)).to(dtype)
+                own[theirs.get(kind, kind)] = x.unsqueeze(REDUCED[kind]) if kind in REDUCED else x
+        return own
+
+
+def _ours(optimizer: torch.optim.Optimizer, kind: str) -> str:
+    return RENAMED.get((type(optimizer), kind), kind)
+
+
+def _parameters(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+) -> Iterator[tuple[torch.Tensor, str]]:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if id(p) in names:
+                yield p, names[id(p)]
