@@ -71,8 +71,8 @@ class Training:
 
 @pytest.mark.parametrize("name", extent(list(CASES)[:3], list(CASES)))
 def test_training_goes_on_in_a_program_and_back_in_torch(name: str) -> None:
-    whole, parts = Training(name), Training(name)
-    losses = whole.step(BATCHES)
+    alone, parts = Training(name), Training(name)
+    losses = alone.step(BATCHES)
     parts.step(BATCHES[:2])
     program = parts.compiled()
     assert program.run(BATCHES[2:4], steps=2).losses["step"] == pytest.approx(losses[2:4], rel=1e-5)
