@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -77,6 +78,7 @@ def command(name: str) -> int:
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to remove yet
+    warnings.formatwarning = lambda message, *_, **__: f"shard-{name}: warning: {message}\n"
     gc.disable()
     main = import_module(f"shardir.tools.{name}").main
     if "xdsl.ir" in sys.modules:  # not to run a compiled program

@@ -1,12 +1,13 @@
 """`--list-passes`: each pass with its options, then the pipelines and the modes."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from xdsl.passes import ModulePass
 from xdsl.transforms import get_all_passes
 
 from shardir import pipelines
+from shardir.diagnostics import ShardirError
 from shardir.pipelines import Loaders
 from shardir.rewriting.options import dashed, default_text, meanings, option_types, type_text
 
@@ -20,7 +21,7 @@ def describe(passes: Loaders) -> str:
     lines: list[str] = []
     for name in pipelines.in_order(passes):
         if name not in of_xdsl:
-            lines += [name, *_described(passes[name]())]
+            lines += [name, *_entry(passes[name])]
     names = ", ".join(sorted(n for n in passes if n in of_xdsl))
     lines += ["", "passes of xDSL:", *_wrapped(names, 2)]
     lines += ["", "pipelines, each with the options of its passes:"]
@@ -28,6 +29,14 @@ def describe(passes: Loaders) -> str:
     lines += ["", "modes:"]
     lines += [f"  {name} = {mode.pipeline}: {mode.does}" for name, mode in pipelines.MODES.items()]
     return "\n".join(lines)
+
+
+def _entry(load: Callable[[], type[ModulePass]]) -> list[str]:
+    """Return the lines of a pass; of one that cannot be loaded the reason."""
+    try:
+        return [*_described(load())]
+    except ShardirError as e:
+        return _wrapped(str(e), 4)
 
 
 def _described(cls: type[ModulePass]) -> Iterator[str]:

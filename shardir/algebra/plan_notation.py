@@ -54,7 +54,7 @@ INSTEAD = {
 def read(text: str) -> tuple[LayoutPlan, list[LineError]]:
     """Return the plan of a text, and the errors of the lines that do not parse."""
     lines, errors = list[Line](), list[LineError]()
-    for number, text_line in enumerate(text.splitlines(), 1):
+    for number, text_line in enumerate(text.split("\n"), 1):
         content = COMMENT.sub(lambda m: m[1] or "", text_line).rstrip()
         if not content:
             continue

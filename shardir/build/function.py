@@ -26,6 +26,7 @@ from shardir.build.attributes import element_type, layout_attr
 from shardir.build.ops import Ops
 from shardir.build.values import OpScope, Value
 from shardir.diagnostics import ShardirError
+from shardir.dialects.locations import file_name
 from shardir.dialects import nn
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import Props
@@ -262,7 +263,7 @@ def caller() -> LocationAttr:
 
 def file_line(file: str, line: int) -> FileLineColLoc:
     """The location of a line of a file."""
-    return FileLineColLoc(StringAttr(file), IntAttr(line), IntAttr(1))
+    return FileLineColLoc(file_name(file), IntAttr(line), IntAttr(1))
 
 
 def _first(kind: type[nn.TensorOp], operands: Sequence[Value]) -> TensorType:

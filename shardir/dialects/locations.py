@@ -7,8 +7,14 @@ from xdsl.dialects.builtin import (
     FusedLoc,
     LocationAttr,
     NameLoc,
+    StringAttr,
 )
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+
+
+def file_name(name: str) -> StringAttr:
+    """Return the name of a file in locations: IR is UTF-8, so a byte that is not is U+FFFD."""
+    return StringAttr(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
 
 def file_location(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:

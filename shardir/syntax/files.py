@@ -49,7 +49,7 @@ def read_text(path: Path) -> str:
         ShardirError: it can't be read, or is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode()
     except UnicodeDecodeError as e:
         raise ShardirError(
             f"{path}: expected UTF-8 text, got {e.reason} at byte {e.start}"

@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 from xdsl.ir import Operation
 
 from shardir.diagnostics import Diagnostic, Located
-from shardir.dialects.locations import file_location
+from shardir.dialects.locations import file_location, file_name
 
 if TYPE_CHECKING:  # of plans, which few commands read
     from shardir.algebra.plan import LineError
@@ -36,7 +36,7 @@ class Source:
     def __init__(self, text: str, name: str = "<input>"):
         self.text, self.name = text, name
         self.starts = [0, *(m.end() for m in re.finditer("\n", text))]
-        self.file = StringAttr(name)
+        self.file = file_name(name)
         self.offsets: dict[Operation, int] = {}
         """The offsets of operations with a `loc(...)` of their own."""
         self._ints: dict[int, IntAttr] = {}
@@ -89,7 +89,7 @@ class Source:
         if place is None:
             return Diagnostic(f"{op.name}: {message}", self.name, notes=tuple(notes))
         file, line, column = place
-        if file != self.name or not 0 < line <= len(self.starts):
+        if file != self.file.data or not 0 < line <= len(self.starts):
             return Diagnostic(f"{op.name}: {message}", file, line, column, notes=tuple(notes))
         pos = self.starts[line - 1] + column - 1
         return self.at(pos, self._word_end(pos), message, notes)

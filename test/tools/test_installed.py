@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ACME = '''
 from dataclasses import dataclass
 
@@ -55,16 +57,16 @@ for arguments, expected in (
 """
 
 
-def run_beside(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_beside(folder: Path, *words: str, input: str = "") -> subprocess.CompletedProcess[str]:
     """Run Python where a package of the folder is installed."""
     information = folder / "acme-1.0.dist-info"
-    information.mkdir()
+    information.mkdir(exist_ok=True)
     (information / "METADATA").write_text("Name: acme\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[xdsl.universe]\nacme = acme:UNIVERSE\n")
     path = os.pathsep.join([str(folder), *sys.path])
     return subprocess.run(
         [sys.executable, *words], env={**os.environ, "PYTHONPATH": path}, cwd=folder,
-        input="", capture_output=True, text=True, check=False,
+        input=input, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -75,8 +77,44 @@ def test_a_package_is_known_to_all_tools(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_package_that_does_not_load_is_an_error(tmp_path: Path) -> None:
-    done = run_beside(tmp_path, "-m", "shardir.tools.opt")
-    assert done.returncode == 2
-    assert "got ModuleNotFoundError: No module named 'acme'" in done.stderr
-    assert "Traceback" not in done.stderr
+BROKEN = """
+from xdsl.universe import Universe
+
+def broken():
+    import no_such_module
+
+UNIVERSE = Universe(all_dialects={"acme": broken}, all_passes={"acme-watch": broken})
+"""
+NAMED_AS_OURS = "from shardir.universe import UNIVERSE\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (None, "the plugin acme (acme:UNIVERSE) is left out: ModuleNotFoundError: No module named"),
+        ("UNIVERSE = 3\n", "the plugin acme (acme:UNIVERSE) is left out: TypeError: expected"),
+        (NAMED_AS_OURS, "the plugin acme (acme:UNIVERSE) is left out: ValueError: expected new"),
+        (BROKEN, ""),
+    ],
+)
+def test_a_package_that_does_not_load_is_left_out(
+    module: str | None, message: str, tmp_path: Path
+) -> None:
+    """A warning names it, and what does not need it works."""
+    if module is not None:
+        (tmp_path / "acme.py").write_text(module)
+    done = run_beside(tmp_path, "-m", "shardir.tools.opt", "--list-passes")
+    assert done.returncode == 0, done.stderr
+    assert "lower-to-spmd" in done.stdout
+    assert done.stderr.startswith(f"shard-opt: warning: {message}") if message else not done.stderr
+    if module == BROKEN:
+        why = "of the plugin acme cannot be loaded: ModuleNotFoundError: No module named"
+        assert f"acme-watch\n    acme-watch {why}" in done.stdout
+        for words, text in (
+            (("-p", "acme-watch"), "func.func private @f()"),
+            ((), '"acme.watch"() : () -> ()'),
+        ):
+            done = run_beside(tmp_path, "-m", "shardir.tools.opt", *words, input=text)
+            assert done.returncode in (1, 2), done.stderr
+            assert why in done.stderr
+            assert "Traceback" not in done.stderr

@@ -71,7 +71,7 @@ def parse_orders(text: str) -> Orders:
         ShardirError: there is no line, or a cell is no action; with all errors.
     """
     orders, errors = [], []
-    for rank, line in enumerate(text.strip().splitlines()):
+    for rank, line in enumerate(text.strip().split("\n")):
         actions: list[Action] = []
         for cell in line.split(","):
             try:

@@ -35,7 +35,7 @@ class LineTexts:
             tree = ast.parse(text)
         except (OSError, ValueError, SyntaxError):
             text, tree = "", ast.Module([], [])
-        self._lines = text.splitlines()
+        self._lines = text.split("\n")
         self._functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
 
     def describe(self, line: int) -> LineText:

@@ -108,7 +108,7 @@ class Watch(TorchDispatchMode):
             frame = frame.f_back
         if frame is None:
             return ""
-        lines = self.program.read_text(encoding="utf-8").splitlines()[: frame.f_lineno]
+        lines = self.program.read_text(encoding="utf-8").split("\n")[: frame.f_lineno]
         comments = (_SOURCE.search(line) for line in reversed(lines))
         source = next((found[1] for found in comments if found), "")
         parts = (line for line in reversed(lines) if line.startswith("def ") or "# ---- " in line)

@@ -28,6 +28,7 @@ from runtime_host import placed
 from runtime_interruption import own_group
 from runtime_manifest import INCOMPLETE, Manifest, step_folder
 from runtime_plan import PlanError, PlanFunction
+from runtime_process import error_kind
 from runtime_states import DTYPES, States
 from runtime_weights import retained
 from torch import Tensor
@@ -112,7 +113,8 @@ class Checkpoints:
         self._group = own_group(self.mesh)
         self._host: dict[str, Tensor] = {}
         """Copies in host memory, used again for each checkpoint."""
-        self._error: str | None = None
+        self._error: BaseException | None = None
+        """Why the last checkpoint is not written."""
         if self.mesh.rank == 0:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -140,12 +142,13 @@ class Checkpoints:
         self._thread = self._started(self._write, step, parts)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is written. Raises PlanError where it could not be."""
+        """Wait until the last checkpoint is written. Raises PlanError where it could not be, and
+        the error of torch.distributed where another rank was lost."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if self._error is not None:
-            raise PlanError(self._error)
+            raise self._error
 
     def _started(self, work: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=work, args=args, daemon=True)
@@ -160,7 +163,8 @@ class Checkpoints:
                 if owned and self.states.is_here(key):
                     self._copy_of(key, self.states.values[key]).zero_()
         except RuntimeError as e:
-            self._error = f"cannot allocate memory for the copies of checkpoints: {cause(e)}"
+            why = f"cannot allocate memory for the copies of checkpoints: {cause(e)}"
+            self._error = PlanError(why)
 
     def _copy_of(self, key: str, x: Tensor) -> Tensor:
         """Return the memory of the host for a copy of a state."""
@@ -194,7 +198,10 @@ class Checkpoints:
         try:
             self._write_files(step, parts, path, final)
         except (Exception, CheckpointException) as e:  # the latter is no Exception
-            self._error = f"cannot write the checkpoint of step {step} to {self.folder}: {cause(e)}"
+            self._error = origin(e)
+            if error_kind(self._error) == "program":  # else another rank was lost meanwhile
+                why = f"cannot write the checkpoint of step {step} to {self.folder}: {cause(e)}"
+                self._error = PlanError(why)
             with suppress(OSError):
                 shutil.rmtree(path)
 
@@ -336,11 +343,17 @@ def synchronize(path: Path) -> None:
         os.close(fd)
 
 
-def cause(e: BaseException) -> str:
-    """Return the first line of the error that one of torch.distributed.checkpoint wraps."""
+def origin(e: BaseException) -> BaseException:
+    """Return the error that one of torch.distributed.checkpoint wraps: of several an OSError."""
     if isinstance(e, CheckpointException) and e.failures:
         failures = [error for error, _ in e.failures.values()]
-        e = next((x for x in failures if isinstance(x, OSError)), failures[0])
+        return next((x for x in failures if isinstance(x, OSError)), failures[0])
+    return e
+
+
+def cause(e: BaseException) -> str:
+    """Return the first line of the `origin` of an error."""
+    e = origin(e)
     if isinstance(e, OSError) and e.strerror:
         return e.strerror
-    return (str(e).splitlines() or [type(e).__name__])[0]
+    return str(e).split("\n", 1)[0] or type(e).__name__

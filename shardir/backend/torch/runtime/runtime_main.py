@@ -150,7 +150,11 @@ class Runner(Session):
             for key in self.states.types:
                 dump[f"states/{key}"] = self.states.state(key)
             if self.mesh.rank == 0:
-                save_npz(options.dump, dump)
+                try:
+                    save_npz(options.dump, dump)
+                except OSError as e:
+                    why = e.strerror or e
+                    raise PlanError(f"--dump {options.dump} cannot be written: {why}") from None
         return 0
 
     def train(

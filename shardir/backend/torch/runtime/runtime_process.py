@@ -69,7 +69,7 @@ def as_rank(work: Callable[[RunOptions, Events], int | None]) -> None:
         message = f"{type(error).__name__}: {error}".splitlines()[0][:1000]
         if _ON_DEVICE in message:
             message += ": an index is out of range; --backend gloo --device cpu says which"
-        events.send(always=True, event="error", kind=_kind(error), message=message)
+        events.send(always=True, event="error", kind=error_kind(error), message=message)
         traceback.print_exc()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
@@ -84,7 +84,7 @@ def as_rank(work: Callable[[RunOptions, Events], int | None]) -> None:
         os._exit(code)
 
 
-def _kind(error: Exception) -> str:
+def error_kind(error: BaseException) -> str:
     """Return whose error it is: of the program, or of another rank (see _OTHERS)."""
     text = str(error).lower() if isinstance(error, RuntimeError) else ""
     found = (kind for kind, parts in _OTHERS.items() if any(part in text for part in parts))
