@@ -30,6 +30,7 @@ from shardir.diagnostics import ShardirError, check_call, described
 from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.regions import annotated
 from shardir.frontends.torch.traced import TracedProgram, traced
+from shardir.frontends.torch.unchecked import unchecked
 from shardir.syntax.source import warn
 
 LossFunction = Callable[..., Any]
@@ -194,7 +195,7 @@ def capture(
             if trace:
                 program = _traced(wrapper, given)
             else:
-                with annotated(train, derived, notes.setdefault):
+                with annotated(train, derived, notes.setdefault), unchecked():
                     program = torch.export.export(wrapper, given, strict=False)
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None

@@ -8,6 +8,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -24,8 +25,8 @@ def decomposition(target: OpOverload) -> Callable[..., Any] | None:
 
 
 def decomposed(node: Node) -> tuple[GraphModule, list[Node]] | None:
-    """Return the graph of a call's decomposition, and the nodes that are its arguments; None
-    without a decomposition."""
+    """Return the graph of a call's decomposition, without writes in place, and the nodes that are
+    its arguments; None without a decomposition."""
     assert isinstance(node.target, OpOverload)
     function = decomposition(node.target)
     if function is None:
@@ -49,9 +50,16 @@ def decomposed(node: Node) -> tuple[GraphModule, list[Node]] | None:
     with warnings.catch_warnings(action="ignore"), mode or unset_fake_temporarily(), no_mkldnn:
         try:
             module = make_fx(call, tracing_mode="real")(*examples)
+            if any(map(_writes, module.graph.nodes)):
+                functional = functionalize(module, remove="mutations")
+                module = make_fx(functional, tracing_mode="real")(*examples)
         except Exception:  # of any kind: some are written for other arguments
             return None
     return module, [leaves[i] for i in at]
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _lists(tree: Any) -> Any:

@@ -21,7 +21,7 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
 from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs
 from shardir.frontends.torch import fallback
-from shardir.frontends.torch.aten import TABLE, VIEWS
+from shardir.frontends.torch.aten import MOVEMENTS, TABLE, VIEWS
 from shardir.frontends.torch.capture import CHOICE, Capture
 from shardir.frontends.torch.cells import Cell, read, to_cells
 from shardir.frontends.torch.decompose import decomposed, decomposition
@@ -31,7 +31,13 @@ from shardir.frontends.torch.names import location_of, path_of, value_names
 from shardir.frontends.torch.positions import simplify_positions
 from shardir.frontends.torch.regions import checkpoint_of
 from shardir.frontends.torch.static import IGNORED, check_static
-from shardir.frontends.torch.translation import AtenEntry, Translation
+from shardir.frontends.torch.translation import (
+    AtenEntry,
+    Translation,
+    conform,
+    entry_call,
+    not_taken,
+)
 from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.marks import RECOMPUTE
 
@@ -263,9 +269,9 @@ class Importer:
         entry = TABLE.get(f"{name}.{overload}") or TABLE.get(name)
         if entry is not None:
             args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: read(self.cells[n]))
-            found = self._run(entry, node, *args, **kwargs)
+            found = self._run(entry_call(entry), node, *args, **kwargs)
             if found is not NotImplemented:
-                return found
+                return conform(node, found, moved=name in MOVEMENTS)
         inner = decomposed(node)
         if inner is not None and all(map(_has_translation, inner[0].graph.nodes)):
             module, given = inner
@@ -275,8 +281,10 @@ class Importer:
         found = self._run(fallback.called, node, args, kwargs)
         if found is not NotImplemented:
             return found
+        left = not_taken(entry, node.target, node.args, node.kwargs) if entry is not None else []
+        of = f" with {' and '.join(left)}" if left else ""
         raise ShardirError(
-            f"expected an op that can be imported, got {node.target}{self._at()}; write it by "
+            f"expected an op that can be imported, got {node.target}{of}{self._at()}; write it by "
             "other ops"
         )
 
@@ -298,7 +306,7 @@ class Importer:
         inverse = VIEWS[name]
         return Cell(
             value, base,
-            lambda x: self._run(entry, node, x, *rest, **kwargs),
+            lambda x: self._run(entry_call(entry), node, x, *rest, **kwargs),
             inverse and (lambda old, new: self._run(inverse, node, old, new, *rest, **kwargs)),
             base.root.writes,
         )  # fmt: skip

@@ -1,17 +1,162 @@
 """The node that an entry of the table of ATen ops translates, and its result."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from shardir.build import FunctionBuilder, Value
 from shardir.build.values import Real
+from shardir.diagnostics import ShardirError
 from shardir.frontends.torch.dtypes import dtype_name
 
 AtenEntry = Callable[..., Any]
 Inverse = Callable[..., Value]
+
+WITHOUT_VALUES = {
+    "device", "layout", "pin_memory", "memory_format", "non_blocking", "dtype", "half_to_float",
+    "copy", "output_dtype", "size", "shape", "output_size", "implicit", "sparse", "sparse_grad",
+    "cudnn_enable", "cudnn_enabled",
+}  # fmt: skip
+"""Arguments that say where and how a tensor is stored, and its dtype and shape: `Translation` has
+those of the result."""
+
+
+@dataclass(frozen=True)
+class ByType:
+    """An entry whose result follows from its tensors and the type of the result, which
+    `Translation` has: the arguments after its parameters say no more than that type."""
+
+    entry: AtenEntry
+
+    def __call__(self, *args: Any) -> Any:
+        return self.entry(*args)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The parameter of an entry that takes each argument of a schema."""
+
+    taken: Mapping[str, str]
+    """Names of arguments, and of the parameters that take them."""
+    left: Mapping[str, Any]
+    """Names of arguments that the entry does not take, and the values that they may have."""
+    complete: bool
+    """Whether each parameter without a default has an argument."""
+
+
+REQUIRED = object()
+"""In place of the default of an argument without one."""
+
+
+@cache
+def binding_of(entry: AtenEntry, target: OpOverload) -> Binding:
+    """Bind the arguments of a schema to the parameters of an entry: by their names, or else by
+    their places to the parameters without a default."""
+    by_type = isinstance(entry, ByType)
+    parameters = list(inspect.signature(entry.entry if by_type else entry).parameters.values())[1:]
+    names = {p.name for p in parameters}
+    schema = target._schema.arguments
+    defaults = {a.name: a.default_value if a.has_default_value() else REQUIRED for a in schema}
+    taken: dict[str, str] = {}
+    for i, argument in enumerate(schema):
+        if argument.name in names and not by_type:
+            taken[argument.name] = argument.name
+        elif (
+            i < len(parameters)
+            and parameters[i].default is inspect.Parameter.empty
+            and (by_type or parameters[i].name not in defaults)
+        ):
+            taken[argument.name] = parameters[i].name
+    left = {} if by_type else {
+        name: default for name, default in defaults.items()
+        if name not in taken and name not in WITHOUT_VALUES
+    }  # fmt: skip
+    required = {p.name for p in parameters if p.default is inspect.Parameter.empty}
+    return Binding(taken, left, required <= set(taken.values()))
+
+
+def arguments_of(
+    target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all arguments of a call by their names, with the defaults of the schema."""
+    schema = target._schema.arguments
+    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+    return defaults | dict(zip((a.name for a in schema), args, strict=False)) | dict(kwargs)
+
+
+def not_taken(
+    entry: AtenEntry, target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[str]:
+    """Return the names of the arguments of a call that an entry does not take, and whose values are
+    not the schema's defaults."""
+    left = binding_of(entry, target).left
+    given = arguments_of(target, args, kwargs)
+    return [name for name, default in left.items() if not _is_default(given.get(name), default)]
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    if value is None:
+        return True
+    if isinstance(value, Value) or default is REQUIRED:
+        return False
+    if isinstance(value, list | tuple) and isinstance(default, list | tuple):
+        return list(value) == list(default)
+    return bool(value == default)
+
+
+def entry_call(entry: AtenEntry) -> AtenEntry:
+    """Return the function of a call's arguments that gives an entry those that it takes. It returns
+    NotImplemented if the entry does not take one, so that none is left out in silence."""
+
+    def call(t: "Translation", *args: Any, **kwargs: Any) -> Any:
+        target = t.node.target
+        assert isinstance(target, OpOverload)
+        binding = binding_of(entry, target)
+        if not binding.complete or not_taken(entry, target, args, kwargs):
+            return NotImplemented
+        given = arguments_of(target, args, kwargs)
+        found = {binding.taken[name]: x for name, x in given.items() if name in binding.taken}
+        return entry(t, *found.values()) if isinstance(entry, ByType) else entry(t, **found)
+
+    return call
+
+
+SMALL = {torch.uint8: (0, 255), torch.int8: (128, 255), torch.int16: (32768, 65535)}
+"""Integers that are computed in i32: what is added so that none is negative, and the mask of their
+bits."""
+
+
+def conform(node: Node, found: Any, moved: bool) -> Any:
+    """Return the results of a node, of which small integers wrap around as theirs do. Those that
+    are `moved` are elements of the operands.
+
+    Raises:
+        ShardirError: a result is of another type than torch's.
+    """
+    expected = node.meta.get("val")
+    several = isinstance(expected, tuple | list)
+    made = found if isinstance(found, tuple | list) else [found]
+    out = []
+    for x, fake in zip(made, expected if several else [expected], strict=False):
+        if isinstance(x, Value) and isinstance(fake, torch.Tensor):
+            want = tuple(fake.shape), dtype_name(fake.dtype)
+            if (x.shape, x.dtype) != want:
+                raise ShardirError(
+                    f"expected {node.target} of {want[1]} {list(want[0])}, got {x.dtype} "
+                    f"{list(x.shape)}: a fault of its translation; write it by other ops"
+                )
+            if fake.dtype in SMALL and not moved:
+                first, mask = SMALL[fake.dtype]
+                x = (x + first if first else x) & x.function.constant(mask, dtype="i32")
+                x = x - first if first else x
+        out.append(x)
+    return (*out, *made[len(out) :]) if isinstance(found, tuple | list) else out[0]
 
 
 class Translation:

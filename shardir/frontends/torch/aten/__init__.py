@@ -11,6 +11,7 @@ that returns the base's new value from its old one, the view's new one, and the 
 """
 
 from shardir.dialects.families import modules_of
+from shardir.frontends.torch.aten import shape
 from shardir.frontends.torch.translation import AtenEntry, Inverse
 
 TABLE: dict[str, AtenEntry] = {}
@@ -18,3 +19,6 @@ VIEWS: dict[str, Inverse | None] = {}
 for module in modules_of(__name__).values():
     TABLE |= module.TABLE
     VIEWS |= getattr(module, "VIEWS", {})
+
+MOVEMENTS = frozenset(shape.TABLE)
+"""The ops whose results have elements of their operands alone."""

@@ -28,6 +28,9 @@ def cotangents_of(
             assert parts is not None
             y = next((new for old, new in zip(op.results, parts, strict=True) if old is y), y)
             Rewriter.replace(op, parts)
+        else:  # parts are at the end of the block, so what reads them follows them
+            op.detach()
+            block.add_op(op)
     made = list(_after(before, block))
     activity, cotangents = Activity(v.ssa for v in operands), Cotangents(builder)
     transposition = Transposition(block, builder, activity, cotangents)
@@ -50,28 +53,48 @@ def _after(op: Operation | None, block: Block) -> Iterator[Operation]:
 
 
 def _convolution_backward(
-    t: Translation, dy: Value, x: Value, w: Value, bias: Sequence[int] | None, *rest: Any
-) -> tuple[Value | None, ...]:
-    *how, wanted = rest
+    t: Translation, dy: Value, x: Value, w: Value, bias_sizes: Sequence[int] | None, stride: Any,
+    padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:  # fmt: skip
     forward, like_dy = contraction.TABLE["convolution"], t.of(0)
+    how = (stride, padding, dilation, transposed, output_padding, groups)
     d_x, d_w = cotangents_of(t, lambda: forward(like_dy, x, w, None, *how), [x, w], dy)
     dims = (0, *range(2, len(dy.shape)))
-    return d_x, d_w, dy.sum(dims) if bias is not None and wanted[2] else None
+    bias = bias_sizes is not None and output_mask[2]
+    return d_x, d_w, dy.sum(dims) if bias else None
 
 
-def _pool_backward(name: str) -> AtenEntry:
+def _pool_backward(t: Translation, name: str, dy: Value, x: Value, *how: Any) -> Value | None:
     """The cotangent of a pool's operand, from the pool's own arguments."""
+    forward, like_dy = pooling.TABLE[name], t.of(0)
+    return cotangents_of(t, lambda: forward(like_dy, x, *how), [x], dy)[0]
 
-    def backward(t: Translation, dy: Value, x: Value, *how: Any) -> Value | None:
-        given = [a for a in how if not isinstance(a, Value)]  # but for the indices of the maxima
-        forward, like_dy = pooling.TABLE[name], t.of(0)
-        return cotangents_of(t, lambda: forward(like_dy, x, *given), [x], dy)[0]
+
+def _avg_pool_backward(name: str) -> AtenEntry:
+    def backward(
+        t: Translation, dy: Value, x: Value, kernel_size: Any, stride: Any, padding: Any,
+        ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
+    ) -> Value | None:  # fmt: skip
+        how = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return _pool_backward(t, name, dy, x, *how)
+
+    return backward
+
+
+def _max_pool_backward(name: str) -> AtenEntry:
+    def backward(
+        t: Translation, dy: Value, x: Value, kernel_size: Any, stride: Any, padding: Any,
+        dilation: Any, ceil_mode: bool, indices: Value,
+    ) -> Value | None:  # fmt: skip
+        del indices  # those of the maxima, which are found again
+        return _pool_backward(t, name, dy, x, kernel_size, stride, padding, dilation, ceil_mode)
 
     return backward
 
 
 TABLE: dict[str, AtenEntry] = {
     "convolution_backward": _convolution_backward,
-    **{f"avg_pool{n}d_backward": _pool_backward(f"avg_pool{n}d") for n in (2, 3)},
-    **{f"max_pool{n}d_with_indices_backward": _pool_backward(f"max_pool{n}d") for n in (2, 3)},
+    **{f"avg_pool{n}d_backward": _avg_pool_backward(f"avg_pool{n}d") for n in (2, 3)},
+    **{f"max_pool{n}d_with_indices_backward": _max_pool_backward(f"max_pool{n}d") for n in (2, 3)},
 }

@@ -54,7 +54,7 @@ def _batch(x: Value, letters: str) -> tuple[str, Value]:
     return "".join(own[d] for d in keep), x.reshape(*shape, *x.shape[-2:])
 
 
-def _einsum(t: Translation, equation: str, operands: Sequence[Value], path: Any = None) -> Value:
+def _einsum(t: Translation, equation: str, operands: Sequence[Value]) -> Value:
     equation = equation.replace(" ", "")
     if len(operands) == 2 and "->" in equation:
         try:
@@ -76,7 +76,7 @@ def _plus_product(entry: AtenEntry) -> AtenEntry:
     return add
 
 
-def _grouped(t: Translation, x: Value, w: Value, ends: Value, *_: Any) -> Value:
+def _grouped(t: Translation, x: Value, w: Value, ends: Value) -> Value:
     """Products of groups of rows, which end at `ends`, with a matrix for each: a sum over the
     matrices of the rows that are theirs."""
     if len(x.shape) != 2 or len(w.shape) != 3:
@@ -129,13 +129,9 @@ def _mask(t: Translation, mask: Value) -> Value:
 
 def _conv(
     t: Translation, x: Value, w: Value, bias: Value | None = None, stride: Any = 1,
-    padding: Any = 0, dilation: Any = 1, *rest: Any,
+    padding: Any = 0, dilation: Any = 1, transposed: bool = False, output_padding: Any = 0,
+    groups: int = 1,
 ) -> Value:  # fmt: skip
-    transposed, output_padding, groups = False, 0, 1
-    if len(rest) == 3:  # aten.convolution
-        transposed, output_padding, groups = rest
-    elif rest:
-        (groups,) = rest
     if transposed:
         return _conv_transpose(t, x, w, bias, stride, padding, output_padding, groups, dilation)
     n = len(w.shape) - 2

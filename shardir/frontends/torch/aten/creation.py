@@ -5,39 +5,49 @@ from typing import Any
 
 from shardir.build import Value, nn
 from shardir.build.values import Real
-from shardir.frontends.torch.translation import AtenEntry, Translation
+from shardir.frontends.torch.translation import AtenEntry, ByType, Translation
 
 
 def _filled(number: Real) -> AtenEntry:
-    return lambda t, *_, **__: t.full(number)
+    return ByType(lambda t: t.full(number))
 
 
-def _full(t: Translation, shape: Any, number: Real | Value, **_: Any) -> Value:
-    return t.value(number).broadcast_to(*t.shape)
+def _full(t: Translation, like: Any, fill_value: Real | Value) -> Value:
+    return t.value(fill_value).broadcast_to(*t.shape)
 
 
-def _arange(t: Translation, *bounds: Real, **_: Any) -> Value:
-    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    del end
-    integral = all(isinstance(n, int) for n in bounds)
+def _fill(t: Translation, like: Value, value: Real | Value) -> Value:
+    return _full(t, like, value)
+
+
+def _arange(t: Translation, end: Real, start: Real = 0, step: Real = 1) -> Value:
+    integral = all(isinstance(n, int) for n in (start, end, step))
     x = t.iota(t.shape, dtype="i64" if integral else "f64")
     x = x if step == 1 else x * step
     return (x if start == 0 else x + start).to(t.dtype)
 
 
-def _linspace(t: Translation, start: float, end: float, steps: int, **_: Any) -> Value:
-    step = (end - start) / max(steps - 1, 1)
-    return (t.iota((steps,), dtype="f64") * step + float(start)).to(t.dtype)
+def _linspace(t: Translation, start: Real | Value, end: Real | Value, steps: int) -> Value:
+    """As torch: from either end to the middle, so that both ends are exact."""
+    if isinstance(start, Value) or isinstance(end, Value):
+        return NotImplemented
+    if t.dtype.startswith("i"):
+        start, end = int(start), int(end)
+    step = (float(end) - float(start)) / max(steps - 1, 1)
+    at = t.iota((steps,))
+    up = at.to("f64") * step + float(start)
+    down = (t.iota((steps,)) - (steps - 1)).to("f64") * step + float(end)
+    return nn.select(at < steps // 2, up, down).to(t.dtype) if steps > 1 else up.to(t.dtype)
 
 
-def _eye(t: Translation, *_: Any, **__: Any) -> Value:
+def _eye(t: Translation) -> Value:
     return t.iota(t.shape, 0).compare("eq", t.iota(t.shape, 1)).to(t.dtype)
 
 
 def _indices(keep: Callable[[Value, Value], Value]) -> AtenEntry:
     """`tril_indices` and `triu_indices`: their numbers are known."""
 
-    def entry(t: Translation, rows: int, columns: int, offset: int = 0, **_: Any) -> Value:
+    def entry(t: Translation, rows: int, columns: int, offset: int = 0) -> Value:
         lower = keep is _lower
         pairs = [
             (i, j) for i in range(rows) for j in range(columns)
@@ -63,25 +73,30 @@ def random(t: Translation, distribution: str, shape: Sequence[int], dtype: str) 
 
 
 def _draw(distribution: str) -> AtenEntry:
-    return lambda t, *_, **__: random(t, distribution, t.shape, t.dtype)
+    return lambda t, like: random(t, distribution, t.shape, t.dtype)
 
 
 def dropout(t: Translation, x: Value, p: float = 0.5, train: bool | None = True) -> Value:
     if not train or p == 0:
         return x
+    if p == 1:
+        return x * 0.0
     key, stream = t.random()
     return nn.dropout(x, key, p=p, stream=stream)
 
 
-def _bernoulli(t: Translation, x: Value, p: float | None = None, **_: Any) -> Value:
+def _bernoulli(t: Translation, x: Value, p: Value | float | None = None) -> Value:
+    given = x if p is None else p
     drawn = random(t, "uniform", t.shape, "f32")
-    return (drawn < (x.to("f32") if p is None else p)).to(t.dtype)
+    return (drawn < (given.to("f32") if isinstance(given, Value) else given)).to(t.dtype)
 
 
-def _randint(t: Translation, *bounds: Any, **_: Any) -> Value:
-    numbers = [n for n in bounds if isinstance(n, int)]
-    low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
+def _randint(t: Translation, high: int, low: int = 0) -> Value:
     return random(t, f"integers, low = {low}, high = {high}", t.shape, t.dtype)
+
+
+def _randint_like(t: Translation, like: Value, high: int | Value, low: int = 0) -> Value:
+    return NotImplemented if isinstance(high, Value) else _randint(t, high, low)
 
 
 def _feature_dropout(t: Translation, x: Value, p: float, train: bool) -> Value:
@@ -89,7 +104,7 @@ def _feature_dropout(t: Translation, x: Value, p: float, train: bool) -> Value:
     if not train or p == 0:
         return x
     kept = random(t, "uniform", x.shape[:2], "f32") >= p
-    mask = kept.to(x.dtype) * (1 / (1 - p))
+    mask = kept.to(x.dtype) * (1 / (1 - p) if p < 1 else 0.0)
     return x * mask.reshape(*x.shape[:2], *(1,) * (len(x.shape) - 2))
 
 
@@ -104,13 +119,13 @@ TABLE: dict[str, AtenEntry] = {
     },
     "full": _full,
     "full_like": _full,
-    "new_full": lambda t, x, shape, number, **_: _full(t, shape, number),
-    "fill": lambda t, x, number: _full(t, None, number),
-    "scalar_tensor": lambda t, number, **_: t.value(number),
-    "copy": lambda t, x, y, *_: t.value(y).broadcast_to(*t.shape),
+    "new_full": _full,
+    "fill": _fill,
+    "scalar_tensor": lambda t, s: t.value(s),
+    "copy": lambda t, x, src: t.value(src).broadcast_to(*t.shape),
     "arange": _arange,
     "linspace": _linspace,
-    "eye": _eye,
+    "eye": ByType(_eye),
     "tril_indices": _indices(_lower),
     "triu_indices": _indices(_upper),
     "rand": _draw("uniform"),
@@ -118,7 +133,7 @@ TABLE: dict[str, AtenEntry] = {
     "randn": _draw("normal"),
     "randn_like": _draw("normal"),
     "randint": _randint,
-    "randint_like": lambda t, x, *bounds, **_: _randint(t, *bounds),
+    "randint_like": _randint_like,
     "bernoulli": _bernoulli,
     "dropout": dropout,
     "feature_dropout": _feature_dropout,

@@ -1,10 +1,15 @@
 """Arithmetic, functions and comparisons of elements, and activations."""
 
-from math import log
+from math import log, pi
 from typing import Any
 
+import torch
+
 from shardir.build import Value, nn
-from shardir.frontends.torch.translation import AtenEntry, Translation
+from shardir.build.values import Real
+from shardir.frontends.torch.aten.creation import random
+from shardir.frontends.torch.dtypes import DTYPES
+from shardir.frontends.torch.translation import AtenEntry, ByType, Translation
 
 
 def unary(op: AtenEntry) -> AtenEntry:
@@ -12,9 +17,9 @@ def unary(op: AtenEntry) -> AtenEntry:
     return lambda t, x: op(t.value(x))
 
 
-def binary(op: AtenEntry) -> AtenEntry:
-    """An op of two operands, in the result's dtype."""
-    return lambda t, x, y: t.binary(op, x, y)
+def binary(op: AtenEntry, of_bools: AtenEntry | None = None) -> AtenEntry:
+    """An op of two operands, in the result's dtype; `of_bools` is its meaning of bools."""
+    return lambda t, x, y: t.binary(of_bools if of_bools and t.dtype == "i1" else op, x, y)
 
 
 def compare(how: str) -> AtenEntry:
@@ -30,8 +35,8 @@ def compare(how: str) -> AtenEntry:
 
 
 def logical(op: AtenEntry) -> AtenEntry:
-    """A logical op: its operands are whether elements are not 0."""
-    return lambda t, *xs: op(*(truth(t, x) for x in xs))
+    """A logical op of two operands: whether their elements are not 0."""
+    return lambda t, x, y: op(truth(t, x), truth(t, y))
 
 
 def truth(t: Translation, x: Value) -> Value:
@@ -43,11 +48,26 @@ def _scaled(t: Translation, y: Value, alpha: float) -> Value:
     return t.value(y) if alpha == 1 else t.value(y) * alpha
 
 
-def _pow(t: Translation, x: Value, y: Value | float) -> Value:
-    x = t.value(x)
-    if isinstance(y, Value) or y not in POWERS:
+def _pow(t: Translation, x: Value | Real, exponent: Value | Real) -> Value:
+    y, integral = exponent, t.dtype.startswith("i")
+    if isinstance(y, Value) or (integral and not 0 <= y <= MAX_PRODUCTS):
+        if integral:  # f64 has all integers up to 2^53
+            return nn.pow(t.value(x, "f64"), t.value(y, "f64")).to(t.dtype)
         return t.binary(nn.pow, x, y)
-    return POWERS[y](x)
+    x = t.value(x)
+    if integral:
+        return _repeated_product(t, x, int(y))
+    return POWERS[y](x) if y in POWERS else t.binary(nn.pow, x, y)
+
+
+def _repeated_product(t: Translation, x: Value, n: int) -> Value:
+    """x to the power of n, by squares."""
+    found: Value | None = None
+    while n:
+        found = (x if found is None else found * x) if n % 2 else found
+        n //= 2
+        x = x * x if n else x
+    return t.full(1) if found is None else found
 
 
 POWERS = {
@@ -56,22 +76,65 @@ POWERS = {
 }  # fmt: skip
 """Exponents with an op of their own, whose gradient is simpler."""
 
+MAX_PRODUCTS = 64
+"""The largest exponent of integers that is computed by products."""
 
-def _div(t: Translation, x: Value, y: Value, rounding_mode: str | None = None) -> Value:
+
+def _div(
+    t: Translation, x: Value | Real, y: Value | Real, rounding_mode: str | None = None
+) -> Value:
     if rounding_mode is None:
         return t.binary(nn.div, x, y)
-    rounded = {"floor": nn.floor, "trunc": nn.trunc}[rounding_mode]
-    if t.dtype.startswith("f"):
-        return rounded(t.binary(nn.div, x, y))
-    return rounded(t.value(x, "f64") / t.value(y, "f64")).to(t.dtype)
+    if t.dtype.startswith("i"):
+        whole = t.value(x, "f64") / t.value(y, "f64")
+        return (nn.floor(whole) if rounding_mode == "floor" else nn.trunc(whole)).to(t.dtype)
+    x, y = t.value(x), t.value(y)
+    if rounding_mode == "trunc":
+        return nn.trunc(x / y)
+    # the quotient without its rounding: 1 // 0.1 is 9, although 1 / 0.1 is 10
+    exact = nn.round((x - nn.remainder(x, y)) / y)
+    return nn.stop_gradient(nn.select(*_broadcast(t, y.compare("eq", 0.0), x / y, exact)))
+
+
+def _fmod(t: Translation, x: Value | Real, y: Value | Real) -> Value:
+    """The remainder with the sign of x."""
+    x, y = t.value(x), t.value(y)
+    r = nn.remainder(x, y)  # with the sign of y
+    zero = t.value(0)
+    other = nn.compare(r, zero, how="ne") & (nn.compare(r, zero, how="lt")
+                                              ^ nn.compare(x, zero, how="lt"))  # fmt: skip
+    return nn.select(*_broadcast(t, other, r - y, r))
+
+
+def _broadcast(t: Translation, *xs: Value) -> tuple[Value, ...]:
+    return tuple(x.broadcast_to(*t.shape) for x in xs)
 
 
 def _clamp(t: Translation, x: Value, min: Any = None, max: Any = None) -> Value:
     x = t.value(x)
-    if not x.dtype.startswith(("f", "bf")) or isinstance(min, Value) or isinstance(max, Value):
-        x = x if min is None else t.binary(nn.max, x, min)
-        return x if max is None else t.binary(nn.min, x, max)
-    return nn.clamp(x, min=min, max=max)
+    if isinstance(min, Value) or isinstance(max, Value):
+        return _clamp_by_tensors(t, x, min, max)
+    if not x.dtype.startswith(("f", "bf")):
+        x = x if min is None else nn.max(x, t.value(min))
+        return x if max is None else nn.min(x, t.value(max))
+    return nn.clamp(x, min=_real(min), max=_real(max))
+
+
+def _clamp_by_tensors(t: Translation, x: Value, low: Value | None, high: Value | None) -> Value:
+    """x where it is at a bound or within, else the bound: each cotangent has one way."""
+    for how, bound in (("lt", low), ("gt", high)):
+        if bound is not None:
+            bound = t.value(bound)
+            beyond = nn.compare(x, bound, how=how)
+            if bound.dtype.startswith(("f", "bf")):
+                beyond = beyond | nn.isnan(bound)
+            shape = torch.broadcast_shapes(x.shape, bound.shape)
+            x = nn.select(*(v.broadcast_to(*shape) for v in (beyond, bound, x)))
+    return x
+
+
+def _real(x: float | None) -> float | None:
+    return None if x is None else float(x)
 
 
 def _gelu(t: Translation, x: Value, approximate: str = "none") -> Value:
@@ -79,14 +142,69 @@ def _gelu(t: Translation, x: Value, approximate: str = "none") -> Value:
 
 
 def _softplus(t: Translation, x: Value, beta: float = 1, threshold: float = 20) -> Value:
-    if threshold != 20:
-        return nn.select(x * beta > threshold, x, nn.log1p(nn.exp(x * beta)) * (1 / beta))
-    return nn.softplus(x) if beta == 1 else nn.softplus(x * beta) * (1 / beta)
+    if threshold == 20:
+        return nn.softplus(x) if beta == 1 else nn.softplus(x * beta) * (1 / beta)
+    z = x * beta
+    below = z <= float(threshold)
+    soft = nn.log1p(nn.exp(nn.select(below, z, t.full(0.0)))) * (1 / beta)
+    return nn.select(below, soft, x)
 
 
 def _elu(t: Translation, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1):
-    y = nn.elu(x if input_scale == 1 else x * input_scale, alpha=alpha)
+    if input_scale != 1:
+        below = nn.expm1(nn.min(x, 0.0) * input_scale) * (alpha * scale)
+        return nn.select(x > 0.0, x if scale == 1 else x * scale, below)
+    y = nn.elu(x, alpha=float(alpha))
     return y if scale == 1 else y * scale
+
+
+def _logit(t: Translation, x: Value, eps: float | None = None) -> Value:
+    x = t.value(x)
+    x = x if eps is None else nn.clamp(x, min=eps, max=1 - eps)
+    return nn.log(x / (1.0 - x))
+
+
+def log_sigmoid(t: Translation, x: Value) -> Value:
+    return nn.min(x, 0.0) - nn.log1p(nn.exp(-nn.abs(x)))
+
+
+def _sinc(t: Translation, x: Value) -> Value:
+    x = t.value(x)
+    zero, one = x.compare("eq", 0.0), t.full(1.0)
+    other = nn.select(zero, one, x) * pi
+    return nn.select(zero, one, nn.sin(other) / other)
+
+
+def _rrelu(
+    t: Translation, x: Value, lower: float = 0.125, upper: float = 1 / 3, training: bool = False
+) -> Value:
+    if not training:
+        return nn.leaky_relu(x, slope=(lower + upper) / 2)
+    slopes = random(t, "uniform", t.shape, t.dtype) * (upper - lower) + float(lower)
+    return nn.select(x > 0.0, x, x * slopes)
+
+
+def _nan_to_num(
+    t: Translation, x: Value, nan: float | None = None, posinf: float | None = None,
+    neginf: float | None = None,
+) -> Value:  # fmt: skip
+    if not x.dtype.startswith(("f", "bf")):
+        return x
+    largest = torch.finfo(next(d for d, name in DTYPES.items() if name == x.dtype)).max
+    return nn.nan_to_num(
+        x, nan=float(nan or 0.0), posinf=float(largest if posinf is None else posinf),
+        neginf=float(-largest if neginf is None else neginf),
+    )  # fmt: skip
+
+
+def _class(op: AtenEntry, of_integers: bool) -> AtenEntry:
+    """`isnan` and its kind, which integers have too."""
+    return lambda t, x: op(x) if x.dtype.startswith(("f", "bf")) else t.full(of_integers)
+
+
+def rounded(op: AtenEntry) -> AtenEntry:
+    """A rounding; integers are as they are."""
+    return lambda t, x: op(x) if x.dtype.startswith(("f", "bf")) else x
 
 
 SELU = 1.6732632423543772, 1.0507009873554805
@@ -94,11 +212,10 @@ SELU = 1.6732632423543772, 1.0507009873554805
 
 
 def _bitwise(op: AtenEntry) -> AtenEntry:
-    return lambda t, *xs: op(*(t.value(x) for x in xs))
+    return lambda t, x, y: op(t.value(x), t.value(y))
 
 
-def _convert(t: Translation, x: Value, *_: Any, **__: Any) -> Value:
-    return x.to(t.dtype)
+_convert = ByType(lambda t, x: x.to(t.dtype))
 
 
 def _where(t: Translation, condition: Value, x: Value, y: Value) -> Value:
@@ -111,24 +228,24 @@ def _where(t: Translation, condition: Value, x: Value, y: Value) -> Value:
 
 TABLE: dict[str, AtenEntry] = {
     # arithmetic
-    "add": lambda t, x, y, alpha=1: t.binary(nn.add, x, _scaled(t, y, alpha)),
+    "add": lambda t, x, y, alpha=1: binary(nn.add, nn.or_)(t, x, _scaled(t, y, alpha)),
     "sub": lambda t, x, y, alpha=1: t.binary(nn.sub, x, _scaled(t, y, alpha)),
     "rsub": lambda t, x, y, alpha=1: t.binary(nn.sub, y, _scaled(t, x, alpha)),
-    "mul": binary(nn.mul),
+    "mul": binary(nn.mul, nn.and_),
     "div": _div,
     "true_divide": _div,
     "divide": _div,
     "floor_divide": lambda t, x, y: _div(t, x, y, "floor"),
     "remainder": binary(nn.remainder),
-    "fmod": lambda t, x, y: t.value(x) - nn.trunc(t.value(x) / t.value(y)) * t.value(y),
+    "fmod": _fmod,
     "pow": _pow,
     "float_power": _pow,
     "square": unary(nn.square),
-    "lerp": lambda t, x, y, w: nn.lerp(x, y, t.value(w)),
-    "addcmul": lambda t, x, y, z, value=1: x + y * z * value,
-    "addcdiv": lambda t, x, y, z, value=1: x + y / z * value,
-    "maximum": binary(nn.max),
-    "minimum": binary(nn.min),
+    "lerp": lambda t, x, y, w: nn.lerp(t.value(x), t.value(y), t.value(w)),
+    "addcmul": lambda t, x, y, z, value=1: t.value(x) + _scaled(t, t.value(y) * t.value(z), value),
+    "addcdiv": lambda t, x, y, z, value=1: t.value(x) + _scaled(t, t.value(y) / t.value(z), value),
+    "maximum": binary(nn.max, nn.or_),
+    "minimum": binary(nn.min, nn.and_),
     "clamp": _clamp,
     "clip": _clamp,
     "clamp_min": lambda t, x, min: _clamp(t, x, min=min),
@@ -140,10 +257,6 @@ TABLE: dict[str, AtenEntry] = {
             "neg",
             "abs",
             "sign",
-            "floor",
-            "ceil",
-            "round",
-            "trunc",
             "exp",
             "log",
             "sqrt",
@@ -164,6 +277,7 @@ TABLE: dict[str, AtenEntry] = {
             "silu",
         )
     },
+    **{name: rounded(getattr(nn, name)) for name in ("floor", "ceil", "round", "trunc")},
     "log10": lambda t, x: nn.log(t.value(x)) * (1 / log(10)),
     "erfc": lambda t, x: 1.0 - nn.erf(t.value(x)),
     "sinh": lambda t, x: (nn.exp(t.value(x)) - nn.exp(-t.value(x))) * 0.5,
@@ -173,17 +287,21 @@ TABLE: dict[str, AtenEntry] = {
     # activations
     "gelu": _gelu,
     "softplus": _softplus,
-    "leaky_relu": lambda t, x, slope=0.01: nn.leaky_relu(x, slope=slope),
+    "leaky_relu": lambda t, x, negative_slope=0.01: nn.leaky_relu(x, slope=float(negative_slope)),
     "elu": _elu,
     "celu": lambda t, x, alpha=1.0: nn.elu(x * (1 / alpha), alpha=1.0) * alpha,
     "selu": lambda t, x: nn.elu(x, alpha=SELU[0]) * SELU[1],
-    "hardtanh": lambda t, x, min=-1.0, max=1.0: nn.hardtanh(x, min=min, max=max),
+    "hardtanh": lambda t, x, min_val=-1.0, max_val=1.0: nn.hardtanh(
+        x, min=float(min_val), max=float(max_val)
+    ),
     "relu6": lambda t, x: nn.hardtanh(x, min=0.0, max=6.0),
     "hardsigmoid": lambda t, x: nn.hardtanh(x + 3.0, min=0.0, max=6.0) * (1 / 6),
     "hardswish": lambda t, x: x * (nn.hardtanh(x + 3.0, min=0.0, max=6.0) * (1 / 6)),
     "mish": lambda t, x: x * nn.tanh(nn.softplus(x)),
-    "logit": lambda t, x: nn.log(x / (1.0 - x)),
-    "log_sigmoid": lambda t, x: -nn.softplus(-x),
+    "logit": _logit,
+    "log_sigmoid": log_sigmoid,
+    "sinc": _sinc,
+    "rrelu": _rrelu,
     "softsign": lambda t, x: x / (nn.abs(x) + 1.0),
     "prelu": lambda t, x, w: nn.select(x > 0.0, x, x * _channels(w, len(x.shape))),
     "glu": lambda t, x, dim=-1: _glu(x, dim % len(x.shape)),
@@ -192,24 +310,22 @@ TABLE: dict[str, AtenEntry] = {
     "logical_and": logical(nn.and_),
     "logical_or": logical(nn.or_),
     "logical_xor": logical(nn.xor),
-    "logical_not": logical(nn.not_),
+    "logical_not": lambda t, x: nn.not_(truth(t, x)),
     "bitwise_and": _bitwise(nn.and_),
     "bitwise_or": _bitwise(nn.or_),
     "bitwise_xor": _bitwise(nn.xor),
-    "bitwise_not": _bitwise(nn.not_),
+    "bitwise_not": lambda t, x: nn.not_(x),
     "__and__": _bitwise(nn.and_),
     "__or__": _bitwise(nn.or_),
-    "isnan": lambda t, x: nn.isnan(x),
-    "isinf": lambda t, x: nn.isinf(x),
-    "isfinite": lambda t, x: nn.isfinite(x),
+    "isnan": _class(nn.isnan, False),
+    "isinf": _class(nn.isinf, False),
+    "isfinite": _class(nn.isfinite, True),
     "where.self": _where,
     "where.ScalarOther": _where,
     "where.ScalarSelf": _where,
     "where.Scalar": _where,
     "masked_fill": lambda t, x, mask, value: _where(t, mask, value, x),
-    "nan_to_num": lambda t, x, nan=None, posinf=None, neginf=None: nn.nan_to_num(
-        x, nan=nan, posinf=posinf, neginf=neginf
-    ),
+    "nan_to_num": _nan_to_num,
     # dtypes
     "to": _convert,
     "_to_copy": _convert,

@@ -2,19 +2,35 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+
+import torch
 
 from shardir.build import Value, nn
 from shardir.frontends.torch.translation import AtenEntry, Translation
 
 
-def _embedding(t: Translation, table: Value, ids: Value, padding_idx: int = -1, *_: Any) -> Value:
+def _embedding(
+    t: Translation, table: Value, ids: Value, padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+) -> Value:  # fmt: skip
+    if scale_grad_by_freq:
+        table = _scaled_by_frequency(t, table, ids)
     if padding_idx < 0:
         return nn.gather(table, ids, axis=0)
     # The row is read, and has no gradient (torch.nn.functional.embedding).
     rows = t.iota((table.shape[0], 1)).compare("eq", padding_idx)
     fixed = nn.select(rows.broadcast_to(*table.shape), nn.stop_gradient(table), table)
     return nn.gather(fixed, ids, axis=0)
+
+
+def _scaled_by_frequency(t: Translation, table: Value, ids: Value) -> Value:
+    """The table; the gradient of each row is divided by the number of times that it is read."""
+    flat, n = ids.reshape(-1), table.shape[0]
+    ones = t.value(1, "i64").broadcast_to(*flat.shape)
+    counts = nn.scatter_add(flat, ones, axis=0, shape=(n,), dtype="i64")
+    share = (1.0 / nn.max(counts, 1).to(table.dtype)).reshape(n, 1)
+    fixed = nn.stop_gradient(table)
+    return fixed + (table - fixed) * share
 
 
 def _index(t: Translation, x: Value, indices: Sequence[Value | None]) -> Value:
@@ -128,10 +144,22 @@ def _index_add(
     return x + nn.scatter_add(at, source, axis=dim, shape=x.shape, dtype=x.dtype)
 
 
-def _gather(t: Translation, x: Value, dim: int, ids: Value, **_: Any) -> Value:
+def _gather(t: Translation, x: Value, dim: int, ids: Value) -> Value:
+    if not x.shape:
+        return x.broadcast_to(*t.shape)
     dim %= len(x.shape)
     x = x[tuple(slice(None) if d == dim else slice(0, n) for d, n in enumerate(ids.shape))]
     return nn.take_along_axis(x, ids, axis=dim)
+
+
+def _take_along_dim(t: Translation, x: Value, ids: Value, dim: int | None = None) -> Value:
+    """Elements by index; the other dimensions are broadcast to each other."""
+    if dim is None:
+        return _gather(t, x.reshape(-1), 0, ids.reshape(-1))
+    dim %= len(x.shape)
+    sizes = torch.broadcast_shapes(*((*v.shape[:dim], 1, *v.shape[dim + 1 :]) for v in (x, ids)))
+    x, ids = (v.broadcast_to(*sizes[:dim], v.shape[dim], *sizes[dim + 1 :]) for v in (x, ids))
+    return _gather(t, x, dim, ids)
 
 
 def _one_hot(t: Translation, ids: Value, num_classes: int = -1) -> Value:
@@ -151,15 +179,16 @@ def _masked_scatter(t: Translation, x: Value, mask: Value, source: Value) -> Val
 
 def _embedding_bag(
     t: Translation, table: Value, ids: Value, offsets: Value, scale_grad_by_freq: bool = False,
-    mode: int = 0, sparse: bool = False, weights: Value | None = None,
-    include_last: bool = False, padding_idx: int | None = -1,
-) -> tuple[Value, ...]:  # fmt: skip
-    """Sums and means of bags of rows: a product with the matrix of which id is in which bag."""
+    mode: int = 0, per_sample_weights: Value | None = None, include_last_offset: bool = False,
+    padding_idx: int | None = -1,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """Sums and means of bags of rows: a product with the matrix of which id is in which bag. The
+    other results are for torch's own backward part."""
     if mode == 2 or scale_grad_by_freq:
         return NotImplemented
     n, bags = ids.shape[0], t.shape[0]
     starts = offsets[:bags].to("i64").reshape(bags, 1)
-    if include_last:
+    if include_last_offset:
         ends = offsets[1:].to("i64").reshape(bags, 1)
     else:
         end = t.value(n, "i64").broadcast_to(1, 1)
@@ -169,11 +198,11 @@ def _embedding_bag(
     if padding_idx is not None and padding_idx >= 0:
         inside = inside & ids.compare("ne", padding_idx).reshape(1, n).broadcast_to(bags, n)
     share = inside.to(table.dtype)
-    if weights is not None:
-        share = share * weights.reshape(1, n)
+    if per_sample_weights is not None:
+        share = share * per_sample_weights.reshape(1, n)
     if mode == 1:
         share = share / nn.clamp(share.sum(1, keep=True), min=1.0)
-    return share @ nn.gather(table, ids, axis=0), offsets, offsets, offsets
+    return share @ nn.gather(table, ids, axis=0), None, None, None
 
 
 def _histc(t: Translation, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
@@ -198,7 +227,7 @@ TABLE: dict[str, AtenEntry] = {
     "index_put": _index_put,
     "masked_scatter": _masked_scatter,
     "gather": _gather,
-    "take_along_dim": lambda t, x, ids, dim: _gather(t, x, dim, ids),
+    "take_along_dim": _take_along_dim,
     "scatter": _scatter,
     "scatter_add": _scatter_add,
     "index_add": _index_add,

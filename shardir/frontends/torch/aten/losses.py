@@ -1,27 +1,54 @@
 """Losses."""
 
-from typing import Any
+from math import prod
+
+import torch
 
 from shardir.build import Value, nn
+from shardir.frontends.torch.aten.elementwise import log_sigmoid
 from shardir.frontends.torch.translation import AtenEntry, Translation
 
 REDUCTIONS = ("none", "mean", "sum")
 """torch's reductions by their numbers."""
 
 
-def _elementwise(op: AtenEntry, **fixed: Any) -> AtenEntry:
+def _together(t: Translation, x: Value, y: Value) -> tuple[Value, Value]:
+    """Two tensors in the result's dtype and in one shape."""
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    return t.value(x).broadcast_to(*shape), t.value(y).broadcast_to(*shape)
+
+
+def _reduced(losses: Value, reduction: int) -> Value:
+    return losses if reduction == 0 else losses.reduce(REDUCTIONS[reduction])
+
+
+def _plain(op: AtenEntry) -> AtenEntry:
     """A loss of two tensors, reduced."""
 
-    def entry(t: Translation, x: Value, y: Value, reduction: int = 1, *rest: Any, **named: Any):
-        numbers = dict(zip(fixed, rest, strict=False)) | named
-        given = {**fixed, **{k: v for k, v in numbers.items() if k in fixed}}
-        return op(
-            t.value(x), t.value(y), reduction=REDUCTIONS[reduction],
-            **{k: float(v) if isinstance(v, int) and not isinstance(v, bool) else v
-               for k, v in given.items()},
-        )  # fmt: skip
+    def entry(t: Translation, x: Value, y: Value, reduction: int = 1) -> Value:
+        return op(*_together(t, x, y), reduction=REDUCTIONS[reduction])
 
     return entry
+
+
+def _huber(t: Translation, x: Value, y: Value, reduction: int = 1, delta: float = 1.0) -> Value:
+    operands = _together(t, x, y)
+    return nn.huber_loss(*operands, reduction=REDUCTIONS[reduction], delta=float(delta))
+
+
+def _smooth_l1(t: Translation, x: Value, y: Value, reduction: int = 1, beta: float = 1.0) -> Value:
+    operands, how = _together(t, x, y), REDUCTIONS[reduction]
+    if beta == 0:
+        return nn.l1_loss(*operands, reduction=how)
+    return nn.smooth_l1_loss(*operands, reduction=how, beta=float(beta))
+
+
+def _kl_div(
+    t: Translation, x: Value, y: Value, reduction: int = 1, log_target: bool = False
+) -> Value:
+    return nn.kl_div_loss(
+        *_together(t, x, y), reduction=REDUCTIONS[reduction], log_target=log_target
+    )
 
 
 def classes_last(x: Value) -> Value:
@@ -35,30 +62,22 @@ def _cross_entropy(
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Value:  # fmt: skip
     x = t.value(x)
-    if not labels.dtype.startswith("i"):
-        log = nn.log_softmax(x, axis=min(1, len(x.shape) - 1))
-        if label_smoothing:
-            n = x.shape[min(1, len(x.shape) - 1)]
-            labels = labels * (1 - label_smoothing) + label_smoothing / n
+    if labels.dtype.startswith("i"):
         if weight is not None:
-            labels = labels * weight.reshape(-1, *(1,) * (len(x.shape) - 2))
-        loss = -(labels * log).sum(min(1, len(x.shape) - 1))
-        total = loss.sum()
-        rows = max(1, loss.type.get_shape() and _count(loss))
-        return loss if reduction == 0 else total * (1 / rows) if reduction == 1 else total
+            return NotImplemented
+        return nn.cross_entropy_loss(
+            classes_last(x), labels, reduction=REDUCTIONS[reduction], ignore=ignore_index,
+            smoothing=label_smoothing or None,
+        )  # fmt: skip
+    axis, labels = min(1, len(x.shape) - 1), t.value(labels)
+    if label_smoothing:
+        labels = labels * (1 - label_smoothing) + label_smoothing / x.shape[axis]
     if weight is not None:
-        return NotImplemented
-    return nn.cross_entropy_loss(
-        classes_last(x), labels, reduction=REDUCTIONS[reduction], ignore=ignore_index,
-        smoothing=label_smoothing or None,
-    )  # fmt: skip
-
-
-def _count(x: Value) -> int:
-    n = 1
-    for size in x.shape:
-        n *= size
-    return n
+        labels = labels * t.value(weight).reshape(-1, *(1,) * (len(x.shape) - 2))
+    losses = -(labels * nn.log_softmax(x, axis=axis)).sum(axis)
+    if reduction == 0:
+        return losses
+    return losses.sum() if reduction == 2 else losses.sum() * (1 / max(1, prod(losses.shape)))
 
 
 def _nll(
@@ -72,15 +91,28 @@ def _nll(
     )
 
 
-def _bce(op: AtenEntry) -> AtenEntry:
-    def entry(t: Translation, x: Value, y: Value, weight: Value | None = None, *rest: Any) -> Value:
-        if weight is not None or (len(rest) == 2 and rest[0] is not None):
-            return NotImplemented
-        reduction = rest[-1] if rest else 1
-        assert isinstance(reduction, int)
-        return op(t.value(x), t.value(y), reduction=REDUCTIONS[reduction])
+def _bce(
+    t: Translation, x: Value, y: Value, weight: Value | None = None, reduction: int = 1
+) -> Value:
+    x, y = _together(t, x, y)
+    if weight is None:
+        return nn.bce_loss(x, y, reduction=REDUCTIONS[reduction])
+    return _reduced(nn.bce_loss(x, y, reduction="none") * t.value(weight), reduction)
 
-    return entry
+
+def _bce_with_logits(
+    t: Translation, x: Value, y: Value, weight: Value | None = None,
+    pos_weight: Value | None = None, reduction: int = 1,
+) -> Value:  # fmt: skip
+    x, y = _together(t, x, y)
+    if weight is None and pos_weight is None:
+        return nn.bce_with_logits_loss(x, y, reduction=REDUCTIONS[reduction])
+    if pos_weight is None:
+        losses = nn.bce_with_logits_loss(x, y, reduction="none")
+    else:
+        of_log = (t.value(pos_weight) - 1.0) * y + 1.0
+        losses = (1.0 - y) * x - of_log * log_sigmoid(t, x)
+    return _reduced(losses if weight is None else losses * t.value(weight), reduction)
 
 
 TABLE: dict[str, AtenEntry] = {
@@ -88,14 +120,12 @@ TABLE: dict[str, AtenEntry] = {
     "nll_loss": _nll,
     "nll_loss_nd": _nll,
     "nll_loss2d": _nll,
-    "mse_loss": _elementwise(nn.mse_loss),
-    "l1_loss": _elementwise(nn.l1_loss),
-    "huber_loss": _elementwise(nn.huber_loss, delta=1.0),
-    "smooth_l1_loss": _elementwise(nn.smooth_l1_loss, beta=1.0),
-    "soft_margin_loss": _elementwise(nn.soft_margin_loss),
-    "kl_div": lambda t, x, y, reduction=1, *, log_target=False: nn.kl_div_loss(
-        t.value(x), t.value(y), reduction=REDUCTIONS[reduction], log_target=log_target
-    ),
-    "binary_cross_entropy": _bce(nn.bce_loss),
-    "binary_cross_entropy_with_logits": _bce(nn.bce_with_logits_loss),
+    "mse_loss": _plain(nn.mse_loss),
+    "l1_loss": _plain(nn.l1_loss),
+    "huber_loss": _huber,
+    "smooth_l1_loss": _smooth_l1,
+    "soft_margin_loss": _plain(nn.soft_margin_loss),
+    "kl_div": _kl_div,
+    "binary_cross_entropy": _bce,
+    "binary_cross_entropy_with_logits": _bce_with_logits,
 }

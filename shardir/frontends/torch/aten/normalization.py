@@ -1,7 +1,6 @@
 """Norms of activations."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from shardir.build import Value, nn
 from shardir.frontends.torch.translation import AtenEntry, Translation
@@ -18,11 +17,11 @@ def _affine(
 
 
 def _layer_norm(
-    t: Translation, x: Value, shape: Sequence[int], w: Value | None = None,
-    b: Value | None = None, eps: float = 1e-5, *_: Any,
+    t: Translation, x: Value, normalized_shape: Sequence[int], weight: Value | None = None,
+    bias: Value | None = None, eps: float = 1e-5,
 ) -> Value:  # fmt: skip
     x = t.value(x)
-    return nn.layer_norm(x, *_affine(t, w, b, shape, x.dtype), eps=eps)
+    return nn.layer_norm(x, *_affine(t, weight, bias, normalized_shape, x.dtype), eps=eps)
 
 
 EPS = {"f64": 2.220446049250313e-16, "f32": 1.1920928955078125e-07, "bf16": 0.0078125,
@@ -31,17 +30,17 @@ EPS = {"f64": 2.220446049250313e-16, "f32": 1.1920928955078125e-07, "bf16": 0.00
 
 
 def _rms_norm(
-    t: Translation, x: Value, shape: Sequence[int], w: Value | None = None,
+    t: Translation, x: Value, normalized_shape: Sequence[int], weight: Value | None = None,
     eps: float | None = None,
 ) -> Value:  # fmt: skip
     x = t.value(x)
-    w, _ = _affine(t, w, None, shape, x.dtype)
+    w, _ = _affine(t, weight, None, normalized_shape, x.dtype)
     return nn.rms_norm(x, w, eps=EPS[x.dtype] if eps is None else eps)
 
 
 def _batch_norm(
     t: Translation, x: Value, w: Value | None, b: Value | None, mean: Value | None,
-    var: Value | None, training: bool, momentum: float, eps: float, *_: Any,
+    var: Value | None, training: bool, momentum: float, eps: float,
 ) -> Value:  # fmt: skip
     w, b = _affine(t, w, b, x.shape[1:2], x.dtype)
     if not training:
@@ -58,15 +57,16 @@ def _batch_norm(
 
 
 def _group_norm(
-    t: Translation, x: Value, groups: int, w: Value | None = None, b: Value | None = None,
-    eps: float = 1e-5, *_: Any,
+    t: Translation, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None,
+    eps: float = 1e-5,
 ) -> Value:  # fmt: skip
-    return nn.group_norm(x, *_affine(t, w, b, x.shape[1:2], x.dtype), groups=groups, eps=eps)
+    affine = _affine(t, weight, bias, x.shape[1:2], x.dtype)
+    return nn.group_norm(x, *affine, groups=groups, eps=eps)
 
 
 def _instance_norm(
     t: Translation, x: Value, w: Value | None, b: Value | None, mean: Value | None,
-    var: Value | None, use_input_stats: bool, momentum: float, eps: float, *_: Any,
+    var: Value | None, use_input_stats: bool, momentum: float, eps: float,
 ) -> Value:  # fmt: skip
     if not use_input_stats or mean is not None:
         return NotImplemented

@@ -1,6 +1,8 @@
 """Pools and resampling."""
 
 from collections.abc import Sequence
+from functools import wraps
+from math import prod
 from typing import Any
 
 from shardir.build import Value, nn
@@ -11,20 +13,24 @@ from shardir.frontends.torch.translation import AtenEntry, Translation
 def _batched(n: int, entry: AtenEntry) -> AtenEntry:
     """An entry for tensors of a batch, also of one without."""
 
+    @wraps(entry)
     def both(t: Translation, x: Value, *args: Any, **named: Any) -> Value:
-        if len(x.shape) == n + 1:
-            return entry(t, x.reshape(1, *x.shape), *args, **named).reshape(*t.shape)
-        return entry(t, x, *args, **named)
+        if len(x.shape) > n + 1:
+            return entry(t, x, *args, **named)
+        found = entry(t, x.reshape(1, *x.shape), *args, **named)
+        return found if found is NotImplemented else found.reshape(*t.shape)
 
     return both
 
 
-def _clipped(t: Translation, x: Value, window: Sequence[int]) -> tuple[int, ...]:
-    """The window, not larger than the tensor where there is one of it alone."""
+def _clipped(
+    t: Translation, x: Value, window: Sequence[int], given: Sequence[int]
+) -> tuple[int, ...]:
+    """The window, not larger than the tensor where there is one of it alone, without padding."""
     n = len(window)
     return tuple(
-        min(w, have) if out == 1 else w
-        for w, have, out in zip(window, x.shape[-n:], t.shape[-n:], strict=True)
+        min(w, have) if out == 1 and not pad else w
+        for w, have, out, pad in zip(window, x.shape[-n:], t.shape[-n:], given[::2], strict=True)
     )
 
 
@@ -46,11 +52,13 @@ def _max_pool(n: int) -> AtenEntry:
         t: Translation, x: Value, size: Any, stride: Any = (), padding: Any = 0,
         dilation: Any = 1, ceil_mode: bool = False,
     ) -> Value:  # fmt: skip
-        window = _clipped(t, x, sizes(size, n))
+        del ceil_mode  # the result's size has it
+        given = edges(padding, sizes(size, n), ())
+        window = _clipped(t, x, sizes(size, n), given)
         steps = window if stride in (None, (), []) else sizes(stride, n)
         if set(sizes(dilation, n)) != {1}:
             return NotImplemented
-        margins = _margins(t, x, window, steps, edges(padding, window, ()))
+        margins = _margins(t, x, window, steps, given)
         return nn.max_pool(x, window=window, stride=steps, padding=margins)
 
     return _batched(n, entry)
@@ -59,31 +67,56 @@ def _max_pool(n: int) -> AtenEntry:
 def _avg_pool(n: int) -> AtenEntry:
     def entry(
         t: Translation, x: Value, size: Any, stride: Any = (), padding: Any = 0,
-        ceil_mode: bool = False, count_include_pad: bool = True, divisor: int | None = None,
+        ceil_mode: bool = False, count_include_pad: bool = True,
+        divisor_override: int | None = None,
     ) -> Value:  # fmt: skip
-        window = _clipped(t, x, sizes(size, n))
+        del ceil_mode  # the result's size has it
+        given = edges(padding, sizes(size, n), ())
+        window = _clipped(t, x, sizes(size, n), given)
         steps = window if stride in (None, (), []) else sizes(stride, n)
-        given = edges(padding, window, ())
         margins = _margins(t, x, window, steps, given)
-        if divisor is not None or (margins != given and count_include_pad and any(given)):
-            return NotImplemented
-        return nn.avg_pool(
-            x, window=window, stride=steps, padding=margins,
-            exclude=not count_include_pad or margins != given,
-        )  # fmt: skip
+        beyond = margins != given
+        how = dict(window=window, stride=steps, padding=margins)
+        if divisor_override is not None:
+            return nn.avg_pool(x, **how) * (prod(window) / divisor_override)
+        if not (beyond and count_include_pad and any(given)):
+            return nn.avg_pool(x, **how, exclude=not count_include_pad or beyond)
+        y = nn.avg_pool(x, **how)
+        for d, (w, step) in enumerate(zip(window, steps, strict=True)):
+            # what ceil_mode adds after the padding does not count
+            end = x.shape[len(x.shape) - n + d] + given[2 * d] + given[2 * d + 1]
+            counts = [min(w, end - i * step) for i in range(y.shape[len(y.shape) - n + d])]
+            if set(counts) != {w}:
+                scale = t.function.constant([w / count for count in counts], dtype=x.dtype)
+                y = y * scale.reshape(-1, *(1,) * (n - 1 - d))
+        return y
 
     return _batched(n, entry)
 
 
+def _has_scales(t: Translation, x: Value, n: int, *scales: Any) -> bool:
+    """Whether the factors of a resampling that are given are those of the sizes."""
+    given = [s for s in scales if s is not None]
+    given = [*given[0]] if given and isinstance(given[0], list | tuple) else given
+    ratios = [want / have for want, have in zip(t.shape[-n:], x.shape[-n:], strict=True)]
+    return not given or given == ratios
+
+
 def _adaptive(n: int) -> AtenEntry:
-    def entry(t: Translation, x: Value, size: Any) -> Value:
+    def entry(t: Translation, x: Value) -> Value:
         return nn.adaptive_avg_pool(x, size=t.shape[-n:])
 
     return _batched(n, entry)
 
 
 def _nearest(n: int) -> AtenEntry:
-    def entry(t: Translation, x: Value, *_: Any) -> Value:
+    def entry(
+        t: Translation, x: Value, scales: float | None = None, scales_d: float | None = None,
+        scales_h: float | None = None, scales_w: float | None = None,
+        scale_factors: Sequence[float] | None = None,
+    ) -> Value:  # fmt: skip
+        if not _has_scales(t, x, n, scale_factors, scales, scales_d, scales_h, scales_w):
+            return NotImplemented
         for d in range(n):
             axis = len(x.shape) - n + d
             have, want = x.shape[axis], t.shape[len(t.shape) - n + d]
@@ -127,12 +160,15 @@ def _weights(i: int, have: int, want: int, corners: bool) -> list[float]:
 
 
 def _linear(n: int) -> AtenEntry:
-    def entry(t: Translation, x: Value, size: Any, corners: bool, *scales: float | None) -> Value:
-        if any(s is not None and s != w / h for s, w, h in zip(
-            scales[0] if scales and isinstance(scales[0], list | tuple) else scales,
-            t.shape[-n:], x.shape[-n:], strict=False)):  # fmt: skip
+    def entry(
+        t: Translation, x: Value, align_corners: bool, scales: float | None = None,
+        scales_d: float | None = None, scales_h: float | None = None,
+        scales_w: float | None = None, scale_factors: Sequence[float] | None = None,
+    ) -> Value:  # fmt: skip
+        exact = _has_scales(t, x, n, scale_factors, scales, scales_d, scales_h, scales_w)
+        if not align_corners and not exact:
             return NotImplemented
-        return _resized(t, x, t.shape[-n:], corners)
+        return _resized(t, x, t.shape[-n:], align_corners)
 
     return entry
 

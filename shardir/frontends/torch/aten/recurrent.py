@@ -46,10 +46,10 @@ def _cell(step: CellStep) -> AtenEntry:
 
     def entry(
         t: Translation, x: Value, hx: Value | Sequence[Value], w: Value, w_kept: Value,
-        b: Value | None = None, b_kept: Value | None = None,
+        b_ih: Value | None = None, b_hh: Value | None = None,
     ) -> Value | CellState:  # fmt: skip
         state = _state(t, hx)
-        found = step(linear(t, x, w, b), linear(t, state[0], w_kept, b_kept), state)
+        found = step(linear(t, x, w, b_ih), linear(t, state[0], w_kept, b_hh), state)
         return found[0] if isinstance(hx, Value) else found
 
     return entry

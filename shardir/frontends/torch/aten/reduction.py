@@ -1,11 +1,12 @@
 """Reductions, statistics, softmax, and orders along a dimension."""
 
 from collections.abc import Sequence
+from functools import wraps
 from math import inf, prod
 from typing import Any
 
 from shardir.build import Value, nn
-from shardir.frontends.torch.aten.elementwise import truth
+from shardir.frontends.torch.aten.elementwise import binary, truth
 from shardir.frontends.torch.translation import AtenEntry, Translation
 
 AtenDims = int | Sequence[int] | None
@@ -20,29 +21,48 @@ def dims_of(x: Value, dim: AtenDims) -> tuple[int, ...]:
 
 
 def reduction(kind: str) -> AtenEntry:
-    """A reduction of some dimensions, computed in the result's dtype."""
+    """A reduction of some dimensions, which prims call `dims`, computed in the result's dtype."""
 
-    def entry(t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False, **_: Any):
-        return t.value(x).reduce(kind, dims_of(x, dim), keepdim)
+    def entry(
+        t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False,
+        dims: AtenDims = None,
+    ) -> Value:  # fmt: skip
+        return t.value(x).reduce(kind, dims_of(x, dim if dims is None else dims), keepdim)
 
     return entry
+
+
+def _of_rows(entry: AtenEntry) -> AtenEntry:
+    """An entry of a tensor with dimensions, also of one without, whose results have none."""
+
+    @wraps(entry)
+    def both(t: Translation, x: Value, *args: Any, **named: Any) -> Any:
+        if x.shape:
+            return entry(t, x, *args, **named)
+        found = entry(t, x.reshape(1), *args, **named)
+        if isinstance(found, tuple):
+            return tuple(y.reshape() for y in found)
+        return found if found is NotImplemented else found.reshape()
+
+    return both
 
 
 def _extreme(kind: str) -> AtenEntry:
-    """`max` and `min`: of all elements, of a dimension with the indices, or of two tensors."""
+    """`max` and `min` of a dimension, with the indices. The first of equal elements has the
+    cotangent."""
+    argument = nn.argmax if kind == "max" else nn.argmin
 
-    def entry(t: Translation, x: Value, dim: Any = None, keepdim: bool = False):
-        if dim is None:
-            return x.reduce(kind)
-        if isinstance(dim, Value):
-            return t.binary(nn.max if kind == "max" else nn.min, x, dim)
-        assert isinstance(dim, int)
-        if not x.shape:
-            return x, t.value(0, "i64")
-        at = (nn.argmax if kind == "max" else nn.argmin)(x, axis=dim % len(x.shape), keep=keepdim)
-        return x.reduce(kind, dim, keepdim), at
+    def entry(t: Translation, x: Value, dim: int, keepdim: bool = False):
+        axis = dim % len(x.shape)
+        if not x.dtype.startswith(("f", "bf")):
+            numbers = x.to("i32") if x.dtype == "i1" else x
+            return x.reduce(kind, axis, keepdim), argument(numbers, axis=axis, keep=keepdim)
+        at = argument(x, axis=axis, keep=True)
+        values = nn.take_along_axis(x, at, axis=axis)
+        shape = values.shape if keepdim else (*x.shape[:axis], *x.shape[axis + 1 :])
+        return values.reshape(*shape), at.reshape(*shape)
 
-    return entry
+    return _of_rows(entry)
 
 
 def _argument(kind: str) -> AtenEntry:
@@ -51,87 +71,110 @@ def _argument(kind: str) -> AtenEntry:
             return getattr(nn, kind)(x.reshape(-1), axis=0).reshape(*t.shape)
         return getattr(nn, kind)(x, axis=dim % len(x.shape), keep=keepdim)
 
-    return entry
+    return _of_rows(entry)
 
 
 def _any(t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False) -> Value:
-    return truth(t, x).to("i32").reduce("max", dims_of(x, dim), keepdim) > 0
+    found = truth(t, x).to("i32").reduce("max", dims_of(x, dim), keepdim) > 0
+    return found.to(t.dtype)
 
 
 def _all(t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False) -> Value:
-    return truth(t, x).to("i32").reduce("min", dims_of(x, dim), keepdim) > 0
+    found = truth(t, x).to("i32").reduce("min", dims_of(x, dim), keepdim) > 0
+    return found.to(t.dtype)
 
 
 def _variance(op: AtenEntry) -> AtenEntry:
     def entry(
         t: Translation, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False,
-        *, correction: float | None = None,
+        correction: float | None = None,
     ) -> Value:  # fmt: skip
-        if isinstance(dim, bool):  # var(x, unbiased)
-            dim, unbiased = None, dim
         by = correction if correction is not None else int(unbiased)
-        dims = dims_of(x, dim)
-        y = op(x, dims=dims, correction=int(by))
-        return y.reshape(*(1 if d in dims else n for d, n in enumerate(x.shape))) if keepdim else y
+        if by != int(by):
+            return NotImplemented
+        return op(x, dims=dims_of(x, dim), correction=int(by), keep=keepdim)
 
-    return entry
+    return _of_rows(entry)
 
 
 def _with_mean(op: AtenEntry) -> AtenEntry:
     spread = _variance(op)
 
-    def entry(t: Translation, x: Value, *args: Any, **named: Any) -> tuple[Value, Value]:
-        y = spread(t, x, *args, **named)
-        dim = args[0] if args and not isinstance(args[0], bool) else None
-        return y, x.mean(dims_of(x, dim)).reshape(*y.shape)
+    def entry(
+        t: Translation, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False,
+        correction: float | None = None,
+    ) -> tuple[Value, Value]:  # fmt: skip
+        y = spread(t, x, dim, unbiased, keepdim, correction)
+        return y if y is NotImplemented else (y, x.mean(dims_of(x, dim), keepdim))
 
     return entry
 
 
-def _norm(
-    t: Translation,
-    x: Value,
-    ord: float | None = 2,
-    dim: AtenDims = None,
-    keepdim: bool = False,
-    **_: Any,
-):
+def norm(
+    t: Translation, x: Value, order: float | None, dim: AtenDims = None, keepdim: bool = False
+) -> Value:  # fmt: skip
+    """The norm of some dimensions. As in torch, no cotangent passes where it is 0."""
     x, dims = t.value(x), dims_of(x, dim)
-    if ord is None or ord == 2:
-        return nn.sqrt(nn.square(x).sum(dims, keepdim))
-    if ord == 1:
-        return nn.abs(x).sum(dims, keepdim)
-    if ord in (inf, -inf):
-        return nn.abs(x).reduce("max" if ord > 0 else "min", dims, keepdim)
-    if ord == 0:
+    if order in (inf, -inf):
+        return nn.abs(x).reduce("max" if order == inf else "min", dims, keepdim)
+    if order == 0:
         return x.compare("ne", 0).to(t.dtype).sum(dims, keepdim)
-    return (nn.abs(x) ** float(ord)).sum(dims, keepdim) ** (1 / ord)
+    if order == 1:
+        return nn.abs(x).sum(dims, keepdim)
+    if order in (None, 2):
+        return root(t, nn.square(x).sum(dims, keepdim), 0.5)
+    powers, p = nn.abs(x), float(order)
+    powers = root(t, powers, p) if 0 < p < 1 else powers**p
+    return root(t, powers.sum(dims, keepdim), 1 / p)
+
+
+def _distances(t: Translation, x: Value, p: float = 2) -> Value:
+    """The norm of the difference of each pair of rows."""
+    n = x.shape[0]
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    left, right = (t.function.constant([pair[k] for pair in pairs], dtype="i64") for k in (0, 1))
+    return norm(t, nn.gather(x, left, axis=0) - nn.gather(x, right, axis=0), p, 1)
+
+
+def root(t: Translation, x: Value, power: float) -> Value:
+    """A root of numbers that are not negative. No cotangent passes at 0, where its slope is
+    infinite."""
+    zero = x.compare("eq", 0.0)
+    other = nn.select(zero, t.value(1.0).broadcast_to(*x.shape), x)
+    return nn.select(zero, nn.stop_gradient(x), nn.sqrt(other) if power == 0.5 else other**power)
 
 
 def _softmax(op: AtenEntry) -> AtenEntry:
-    return lambda t, x, dim, dtype=None, *_: op(t.value(x), axis=dim % max(len(x.shape), 1))
+    return _of_rows(lambda t, x, dim: op(t.value(x), axis=dim % len(x.shape)))
 
 
 def _logsumexp(t: Translation, x: Value, dim: AtenDims, keepdim: bool = False) -> Value:
-    return nn.logsumexp(t.value(x), dims=dims_of(x, dim)).reshape(*t.shape)
+    return nn.logsumexp(t.value(x), dims=dims_of(x, dim), keep=keepdim)
 
 
-def _cumsum(t: Translation, x: Value, dim: int, **_: Any) -> Value:
-    return nn.cumsum(t.value(x), axis=dim % len(x.shape)) if x.shape else t.value(x)
+def _cumsum(t: Translation, x: Value, dim: int) -> Value:
+    return nn.cumsum(t.value(x), axis=dim % len(x.shape))
 
 
-def _sort(t: Translation, x: Value, dim: int = -1, descending: bool = False, **_: Any):
+def _sort(
+    t: Translation, x: Value, dim: int = -1, descending: bool = False, stable: bool | None = None
+) -> tuple[Value, ...]:  # fmt: skip
+    del stable  # it always is
     return nn.sort(x, axis=dim % len(x.shape), descending=descending)
+
+
+def _argsort(
+    t: Translation, x: Value, dim: int = -1, descending: bool = False, stable: bool = False
+) -> Value:
+    del stable  # it always is
+    return nn.argsort(x, axis=dim % len(x.shape), descending=descending)
 
 
 def _topk(
     t: Translation, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-):
+) -> tuple[Value, ...]:  # fmt: skip
+    del sorted  # they always are
     return nn.topk(x, k=k, axis=dim % len(x.shape), smallest=not largest)
-
-
-def _normalize(t: Translation, x: Value, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
-    return x / nn.clamp(_norm(t, x, p, dim, True), min=eps)
 
 
 TABLE: dict[str, AtenEntry] = {
@@ -140,8 +183,15 @@ TABLE: dict[str, AtenEntry] = {
     "prod": reduction("prod"),
     "amax": reduction("max"),
     "amin": reduction("min"),
-    "max": _extreme("max"),
-    "min": _extreme("min"),
+    **{
+        f"{kind}{overload}": entry
+        for kind, op, of_bools in (("max", nn.max, nn.or_), ("min", nn.min, nn.and_))
+        for overload, entry in (
+            ("", reduction(kind)),
+            (".dim", _extreme(kind)),
+            (".other", binary(op, of_bools)),
+        )
+    },
     "argmax": _argument("argmax"),
     "argmin": _argument("argmin"),
     "any": _any,
@@ -153,19 +203,21 @@ TABLE: dict[str, AtenEntry] = {
     "std": _variance(nn.std),
     "var_mean": _with_mean(nn.var),
     "std_mean": _with_mean(nn.std),
-    "norm": _norm,
-    "linalg_vector_norm": _norm,
-    "frobenius_norm": lambda t, x, dim=None, keepdim=False: _norm(t, x, 2, dim, keepdim),
+    "norm": lambda t, x, p=2, dim=None, keepdim=False: norm(t, x, p, dim, keepdim),
+    "linalg_vector_norm": lambda t, x, ord=2, dim=None, keepdim=False: norm(
+        t, x, ord, dim, keepdim
+    ),
+    "frobenius_norm": lambda t, x, dim=None, keepdim=False: norm(t, x, 2, dim, keepdim),
+    "pdist": _distances,
+    "_pdist_forward": _distances,
     "softmax": _softmax(nn.softmax),
     "_softmax": _softmax(nn.softmax),
     "log_softmax": _softmax(nn.log_softmax),
     "_log_softmax": _softmax(nn.log_softmax),
-    "logsumexp": _logsumexp,
-    "cumsum": _cumsum,
-    "sort": _sort,
-    "argsort": lambda t, x, dim=-1, descending=False: nn.argsort(
-        x, axis=dim % len(x.shape), descending=descending
-    ),
-    "topk": _topk,
+    "logsumexp": _of_rows(_logsumexp),
+    "cumsum": _of_rows(_cumsum),
+    "sort": _of_rows(_sort),
+    "argsort": _of_rows(_argsort),
+    "topk": _of_rows(_topk),
     "numel": lambda t, x: prod(x.shape),
 }

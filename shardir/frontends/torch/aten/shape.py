@@ -5,11 +5,9 @@ from math import prod
 from typing import Any
 
 from shardir.build import Value, nn
-from shardir.frontends.torch.translation import AtenEntry, Inverse, Translation
+from shardir.frontends.torch.translation import AtenEntry, ByType, Inverse, Translation
 
-
-def _reshape(t: Translation, x: Value, *_: Any, **__: Any) -> Value:
-    return x.reshape(*t.shape)
+_reshape = ByType(lambda t, x: x.reshape(*t.shape))
 
 
 def _back(t: Translation, old: Value, new: Value, *_: Any, **__: Any) -> Value:
@@ -17,8 +15,7 @@ def _back(t: Translation, old: Value, new: Value, *_: Any, **__: Any) -> Value:
     return new.reshape(*old.shape)
 
 
-def _same(t: Translation, x: Value, *_: Any, **__: Any) -> Value:
-    return x
+_same = ByType(lambda t, x: x)
 
 
 def _all_of(t: Translation, old: Value, new: Value, *_: Any, **__: Any) -> Value:
@@ -32,13 +29,21 @@ def _swapped(rank: int, a: int, b: int) -> list[int]:
     return perm
 
 
-def _transpose(t: Translation, x: Value, a: int = 0, b: int = 1) -> Value:
+def _transpose(t: Translation, x: Value, a: int, b: int) -> Value:
     return x.transpose(*_swapped(len(x.shape), a, b)) if len(x.shape) > 1 else x
 
 
-def _permute(t: Translation, x: Value, *dims: int | Sequence[int]) -> Value:
-    order = [d for given in dims for d in ([given] if isinstance(given, int) else given)]
-    return x.transpose(*order) if order else x
+def _t(t: Translation, x: Value) -> Value:
+    return x.transpose(1, 0) if len(x.shape) > 1 else x
+
+
+def _view_dtype(t: Translation, x: Value) -> Value:
+    """The same bits: as they are in their own dtype only."""
+    return x if t.argument(0).dtype == t.result.dtype else NotImplemented
+
+
+def _permute(t: Translation, x: Value, dims: Sequence[int]) -> Value:
+    return x.transpose(*dims) if dims else x
 
 
 def _permuted_back(t: Translation, old: Value, new: Value, dims: Sequence[int]) -> Value:
@@ -86,10 +91,10 @@ def _slice_back(
         return nn.concat(*parts, axis=dim) if len(parts) > 1 else parts[0]
     at = nn.remainder(t.iota((n,)) - first, t.value(step, "i64")).compare("eq", 0)
     at = at & (t.iota((n,)) >= first) & (t.iota((n,)) < last)
-    source = nn.clamp(
-        (t.iota((n,)) - first).to("f64") * (1 / step), min=0.0, max=new.shape[dim] - 1.0
-    )
-    spread = nn.gather(new, nn.floor(source).to("i64"), axis=dim)
+    # rounded, since 49 * (1 / 49) is below 1; elements between the steps are not taken
+    source = nn.round((t.iota((n,)) - first).to("f64") * (1 / step))
+    source = nn.clamp(source, min=0.0, max=new.shape[dim] - 1.0)
+    spread = nn.gather(new, source.to("i64"), axis=dim)
     shape = [n if d == dim else 1 for d in range(len(old.shape))]
     return nn.select(at.reshape(*shape).broadcast_to(*old.shape), spread, old)
 
@@ -105,8 +110,7 @@ def _select_back(t: Translation, old: Value, new: Value, dim: int, index: int) -
     return _slice_back(t, old, new.reshape(*shape), dim, index, index + 1)
 
 
-def _expand(t: Translation, x: Value, *_: Any, **__: Any) -> Value:
-    return x.broadcast_to(*t.shape)
+_expand = ByType(lambda t, x: x.broadcast_to(*t.shape))
 
 
 def pieces(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
@@ -193,7 +197,11 @@ def _repeat(t: Translation, x: Value, repeats: Sequence[int]) -> Value:
     return nn.tile(x, repeats=tuple(repeats))
 
 
-def _repeat_interleave(t: Translation, x: Value, repeats: int, dim: int | None = None, **_: Any):
+def _tile(t: Translation, x: Value, dims: Sequence[int]) -> Value:
+    return _repeat(t, x, [*(1,) * (len(x.shape) - len(dims)), *dims])
+
+
+def _repeat_interleave(t: Translation, x: Value, repeats: int, dim: int | None = None) -> Value:
     if dim is None:
         x, dim = x.reshape(-1), 0
     return nn.repeat_interleave(x, repeats=repeats, axis=dim % len(x.shape))
@@ -209,13 +217,15 @@ def _unfold(t: Translation, x: Value, dim: int, size: int, step: int) -> Value:
     return y.transpose(*(d for d in range(rank) if d != dim + 1), dim + 1)
 
 
-def _diagonal(t: Translation, x: Value, offset: int = 0, a: int = 0, b: int = 1) -> Value:
+def _diagonal(t: Translation, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     rank = len(x.shape)
-    rest = [d for d in range(rank) if d not in (a % rank, b % rank)]
-    x = x.transpose(*rest, a % rank, b % rank)
+    a, b = dim1 % rank, dim2 % rank
+    x = x.transpose(*(d for d in range(rank) if d not in (a, b)), a, b)
     rows, columns = x.shape[-2:]
     first, n = (max(0, -offset), max(0, offset)), t.shape[-1]
     flat = x.reshape(*x.shape[:-2], rows * columns)
+    if not n:
+        return flat[..., :0]
     start = first[0] * columns + first[1]
     return flat[..., start : start + (n - 1) * (columns + 1) + 1 : columns + 1]
 
@@ -246,15 +256,16 @@ def _meshgrid(t: Translation, xs: Sequence[Value], indexing: str = "ij") -> tupl
 
 
 def _as_strided(
-    t: Translation, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
-) -> Value:
+    t: Translation, x: Value, size: Sequence[int], stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Value:  # fmt: skip
     """A view of all elements in their order."""
     base, want = t.argument(0), 1
     for n, step in reversed(list(zip(size, stride, strict=True))):
         if n != 1 and step != want:
             want = -1
         want *= n
-    if not (want == base.numel() == prod(size) and base.is_contiguous() and not offset):
+    if not (want == base.numel() == prod(size) and base.is_contiguous() and not storage_offset):
         return NotImplemented
     return x.reshape(*size)
 
@@ -283,7 +294,6 @@ TABLE: dict[str, AtenEntry] = {
             "clone",
             "lift_fresh_copy",
             "lift_fresh",
-            "view.dtype",
             "_conj",
             "resolve_conj",
             "resolve_neg",
@@ -293,7 +303,8 @@ TABLE: dict[str, AtenEntry] = {
         )
     },
     "detach": lambda t, x: nn.stop_gradient(x) if x.dtype.startswith(("f", "bf")) else x,
-    "t": _transpose,
+    "view.dtype": _view_dtype,
+    "t": _t,
     "numpy_T": lambda t, x: x.transpose(*reversed(range(len(x.shape)))),
     "mT": lambda t, x: x.transpose(),
     "transpose": _transpose,
@@ -316,11 +327,11 @@ TABLE: dict[str, AtenEntry] = {
     "stack": stack,
     "hstack": lambda t, xs: _cat(t, xs, 0 if len(t.shape) == 1 else 1),
     "pad": _pad,
-    "constant_pad_nd": lambda t, x, pad, value=0.0: _pad(t, x, pad, "constant", value),
+    "constant_pad_nd": lambda t, x, pad, value=0: _pad(t, x, pad, "constant", value),
     "roll": _roll,
     "flip": _flip,
     "repeat": _repeat,
-    "tile": _repeat,
+    "tile": _tile,
     "repeat_interleave.self_int": _repeat_interleave,
     "unfold": _unfold,
     "diagonal": _diagonal,
@@ -337,7 +348,7 @@ VIEWS: dict[str, Inverse | None] = {
     **{name: _back for name in ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze")},
     "as_strided": _back,
     **{name: _all_of for name in ("alias", "detach", "contiguous")},
-    "t": lambda t, old, new: _transpose(t, new),
+    "t": lambda t, old, new: _t(t, new),
     "transpose": lambda t, old, new, a, b: _transpose(t, new, a, b),
     "permute": _permuted_back,
     "slice": _slice_back,
