@@ -35,6 +35,7 @@ from special_values import (
     WITHOUT_NAN,
     with_special,
 )
+from xdsl.dialects.builtin import FloatAttr
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.dialects import nn
@@ -146,6 +147,33 @@ def test_special_values_of_each_op(case: Case) -> None:
                     assert (np.isfinite(x) == np.isfinite(y)).all(), f"result {i} of {given}"
                     p.wanted[i] = np.where(np.isfinite(y), y, x)
             assert not p.errors(module), given
+
+
+POINTS = (0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 3.0, -3.0)
+
+
+@pytest.mark.parametrize("case", first_cases(), ids=str)
+def test_gradients_at_points_of_each_op(case: Case) -> None:
+    """Zeros, ties, equal rows, and the numbers that are properties of the op, such as bounds:
+    where a derivative has two sides the gradient is that which torch chooses, on one device and
+    split."""
+    bounds = [a.value.data for a in case.props.values() if isinstance(a, FloatAttr)]
+    args, draw = case.args("f64"), random.Random(len(str(case)))
+    kinds = [*case.kinds, *["normal"] * (len(args) - len(case.kinds))]
+    rng = np.random.default_rng(len(str(case)))
+    for points in ((*POINTS, *bounds), (0.0,), (1.0,), (0.0, *bounds)):
+        arrays = [numbers(rng, a.element, a.shape, k) for a, k in zip(args, kinds, strict=True)]
+        arrays = [
+            with_special(rng, x, 1.0, [p for p in points if k != "positive" or p > 0] or [1.0])
+            for x, k in zip(arrays, kinds, strict=True)
+        ]
+        p = posed(program(args, case.body("f64"), case.wrt("f64")), case.wrt("f64"), arrays, rng)
+        given = [random_layout(draw, MESH, len(a.shape)) for a in args]
+        for module in (
+            apply(p.module.clone(), "distributed-autodiff"),
+            compiled(laid_out(p.module, MESH, given)),
+        ):
+            assert not p.errors(module), f"{points} {given}"
 
 
 def close(x: Array, y: Array) -> bool:

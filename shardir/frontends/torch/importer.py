@@ -281,6 +281,7 @@ class Importer:
         found = self._run(fallback.called, node, args, kwargs)
         if found is not NotImplemented:
             return found
+        assert isinstance(node.target, torch._ops.OpOverload)
         left = not_taken(entry, node.target, node.args, node.kwargs) if entry is not None else []
         of = f" with {' and '.join(left)}" if left else ""
         raise ShardirError(

@@ -92,7 +92,7 @@ def _bernoulli(t: Translation, x: Value, p: Value | float | None = None) -> Valu
 
 
 def _randint(t: Translation, high: int, low: int = 0) -> Value:
-    return random(t, f"integers, low = {low}, high = {high}", t.shape, t.dtype)
+    return random(t, f"integers, low = {low}, high = {high}", t.shape, "i64").to(t.dtype)
 
 
 def _randint_like(t: Translation, like: Value, high: int | Value, low: int = 0) -> Value:

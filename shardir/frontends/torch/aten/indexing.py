@@ -183,8 +183,9 @@ def _embedding_bag(
     padding_idx: int | None = -1,
 ) -> tuple[Value | None, ...]:  # fmt: skip
     """Sums and means of bags of rows: a product with the matrix of which id is in which bag. The
-    other results are for torch's own backward part."""
-    if mode == 2 or scale_grad_by_freq:
+    other results, for torch's own backward part, are left to its kernel."""
+    others = any(user.args[1:] != (0,) for user in t.node.users)
+    if mode == 2 or scale_grad_by_freq or others:
         return NotImplemented
     n, bags = ids.shape[0], t.shape[0]
     starts = offsets[:bags].to("i64").reshape(bags, 1)
