@@ -66,6 +66,10 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "A dimension that is unsharded and closed has no priority.",
             "drop the priority, or open the dimension: {?}",
         ),
+        "L9": Code(
+            "Shardings are those of this language; those of Shardy and XLA are not read.",
+            "write dist.mesh and #dist.layout, to which shardir.from_sdy translates, or drop it",
+        ),
     },
     "Redistributions and collectives": {
         "R1": Code(

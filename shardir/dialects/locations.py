@@ -8,6 +8,7 @@ from xdsl.dialects.builtin import (
     LocationAttr,
     NameLoc,
     StringAttr,
+    UnregisteredOp,
 )
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
@@ -15,6 +16,11 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 def file_name(name: str) -> StringAttr:
     """Return the name of a file in locations: IR is UTF-8, so a byte that is not is U+FFFD."""
     return StringAttr(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+
+
+def op_name(op: Operation) -> str:
+    """The name of an op in the text, also of a dialect that is not registered."""
+    return op.op_name.data if isinstance(op, UnregisteredOp) else op.name
 
 
 def file_location(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:

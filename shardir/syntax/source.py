@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 from xdsl.ir import Operation
 
 from shardir.diagnostics import Diagnostic, Located
-from shardir.dialects.locations import file_location, file_name
+from shardir.dialects.locations import file_location, file_name, op_name
 
 if TYPE_CHECKING:  # of plans, which few commands read
     from shardir.algebra.plan import LineError
@@ -87,10 +87,10 @@ class Source:
             return self.at(pos, self._word_end(pos), message, notes)
         place = file_location(op.location)
         if place is None:
-            return Diagnostic(f"{op.name}: {message}", self.name, notes=tuple(notes))
+            return Diagnostic(f"{op_name(op)}: {message}", self.name, notes=tuple(notes))
         file, line, column = place
         if file != self.file.data or not 0 < line <= len(self.starts):
-            return Diagnostic(f"{op.name}: {message}", file, line, column, notes=tuple(notes))
+            return Diagnostic(f"{op_name(op)}: {message}", file, line, column, notes=tuple(notes))
         pos = self.starts[line - 1] + column - 1
         return self.at(pos, self._word_end(pos), message, notes)
 

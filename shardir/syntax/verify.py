@@ -6,12 +6,18 @@ for error in verify_all(module, source):
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DictionaryAttr,
+    IntegerAttr,
+    ModuleOp,
+    UnregisteredAttr,
+)
 from xdsl.dialects.func import CallOp, FuncOp
-from xdsl.ir import Block, Operation, OpTraits
+from xdsl.ir import Attribute, Block, Operation, OpTraits
 from xdsl.traits import (
     IsolatedFromAbove,
     IsTerminator,
@@ -21,9 +27,10 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError
+from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, coded
 from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import check_transfers, check_type, foreign
+from shardir.dialects.locations import op_name
 from shardir.dialects.memory import check_offsets
 from shardir.dialects.symbols import find_symbol, fixed_symbols
 from shardir.dialects.train import check_counts, check_initial_values, check_order, check_stages
@@ -39,6 +46,15 @@ FUNCTION = replace(
 )
 """The definition of a function without the trait that walks over its ops for values from outside,
 which `check_dominance` reports too."""
+
+OTHERS_SHARDING = re.compile(
+    r"^(xla\.)?sdy\.|\b(mhlo|stablehlo|xla|jax|tf)\.\w*(shard|partition|replica|spmd)|"
+    r"_(XlaSharding|XlaShardingV2)$"
+)
+"""The names of attributes of Shardy, StableHLO, XLA and TensorFlow that split a program."""
+
+OWN = ("nn.", "dist.", "train.")
+"""The beginnings of the names of our ops."""
 
 MISSING = re.compile(r"expected a (?:declared mesh, got|function) @")
 
@@ -90,6 +106,9 @@ def verify_all(
                     functions.append(op)
             if around and (op in lost.ops or op in around):
                 continue
+            if (message := foreign_sharding(op)) is not None:
+                report(op, message)
+                continue
             if (message := foreign_value(op)) is not None:
                 if message:
                     report(op, message)
@@ -133,6 +152,41 @@ def merge_missing(errors: Sequence[OpError]) -> Iterator[OpError]:
             yield op, message, (*notes, f"{n - 1} more ops name it") if n > 1 else notes
         if message in counts:
             counts[message] = 0
+
+
+def foreign_sharding(op: Operation) -> str | None:
+    """Return the message about a sharding of another language, which no pass would read: an op or
+    an attribute of Shardy, or what XLA is told of partitions. None where the op has none."""
+    if op_name(op).startswith("sdy."):
+        return coded("L9", f"expected an op of shardir, got {op_name(op)}")
+    own = op.name.startswith(OWN)  # whose properties are checked as they are read
+    if own and not op.attributes:
+        return None
+    for name, value in named_attributes(op.attributes if own else op.attributes | op.properties):
+        if is_sharding(name, value):
+            return coded("L9", f"expected a layout, got the attribute {name} = {value}")
+    return None
+
+
+def named_attributes(attributes: Mapping[str, Attribute]) -> Iterator[tuple[str, Attribute]]:
+    """Yield the attributes with their names, those within arrays and dictionaries too."""
+    todo: list[tuple[str, Attribute]] = [*attributes.items()]
+    for name, value in todo:
+        yield name, value
+        if isinstance(value, DictionaryAttr):
+            todo += value.data.items()
+        elif isinstance(value, ArrayAttr):
+            todo += [("", item) for item in value.data]
+
+
+def is_sharding(name: str, value: Attribute) -> bool:
+    """Whether an attribute of another language says how values or computations are split."""
+    if isinstance(value, IntegerAttr) and value.value.data == 1:
+        return False  # one partition, one replica
+    if OTHERS_SHARDING.search(name):
+        return True
+    kind = value.attr_name.data if isinstance(value, UnregisteredAttr) else value.name
+    return kind.startswith("sdy.")
 
 
 def foreign_value(op: Operation) -> str | None:
