@@ -105,15 +105,15 @@ def rounded(array: Any, element: Attribute) -> Array:
 def split(array: Array, layout: Layout, mesh: Mesh, holder: int = 0) -> list[Array]:
     """Return the shard of each rank, or its partial value where the layout is partial.
 
-    `holder`: which of the devices with partial values has the maximum or minimum, modulo their
-    number. With different ones for two operands an op that passes maxima on where it must not
-    gets a wrong result.
+    `holder`: which of the devices with partial values has the first element's maximum or minimum,
+    modulo their number. With different ones for two operands an op that passes maxima on where it
+    must not gets a wrong result.
     """
     n = mesh.extent(layout.partial)
     return [
         partial_value(
             array[layout.slices(mesh, array.shape, rank)],
-            layout.reduction, n, mesh.index(rank, layout.partial), holder % n,
+            layout.reduction, n, mesh.index(rank, layout.partial), holder,
         )
         for rank in range(mesh.size)
     ]  # fmt: skip
@@ -122,27 +122,33 @@ def split(array: Array, layout: Layout, mesh: Mesh, holder: int = 0) -> list[Arr
 def partial_value(x: Array, reduction: str, n: int, k: int, holder: int) -> Array:
     """Return partial value `k` of `n`, whose reduction is `x`, without rounding.
 
-    They differ from each other and from `x`, so that an op that takes one for the value, or
-    applies to each what holds for their sum only, gets a wrong result. A sum has an infinity or NaN
-    in its first part.
+    In the form of a checkerboard the ranks take turns with the elements: each has the maximum, or
+    the minimum, of some and less, or more, of the others, and shares of a sum that differ in sign.
+    So an op that takes one for the value, that applies to each what holds for their sum only, or
+    that is right where one rank has all maxima, gets a wrong result. A sum has an infinity or NaN
+    in one share.
     """
     if n == 1:
         return x
-    boolean = x.dtype == bool
+    boolean, nothing = x.dtype == bool, np.zeros_like(x)
+    turn = (k + sum(np.indices(x.shape, sparse=True), np.zeros(x.shape, np.int64))) % n
     match reduction:
-        case "sum" if not boolean:
-            first = 2 * x if n % 2 == 0 else x
-            share = first if k == 0 else -x if k % 2 else x
-            return np.where(np.isfinite(x), share, x if k == 0 else np.zeros_like(x))
+        case "sum" if boolean:
+            return np.where(turn == 0, x, nothing)
+        case "sum":
+            share = np.where(turn % 2, -x, np.where((turn == 0) & (n % 2 == 0), 2 * x, x))
+            return np.where(np.isfinite(x), share, np.where(turn == 0, x, nothing))
         case "mean":
-            return x if n % 2 and k == n - 1 else np.zeros_like(x) if k % 2 else 2 * x
-        case "max" | "min" if k != holder:
+            return np.where(turn % 2, nothing, np.where((turn == n - 1) & (n % 2 == 1), x, 2 * x))
+        case "max" | "min":
             worse = -1 if reduction == "max" else 1
             if boolean:
-                return np.full_like(x, worse > 0)
-            return np.where(np.isfinite(x), x + worse * (np.abs(x) + 1), x)
+                other = np.full_like(x, worse > 0)
+            else:
+                other = np.where(np.isfinite(x), x + worse * (np.abs(x) + 1), x)
+            return np.where(turn == holder % n, x, other)
         case _:
-            return x if k == 0 or reduction in ("max", "min") else np.zeros_like(x)
+            return x if k == 0 else nothing
 
 
 def assemble(parts: list[Array], layout: Layout, mesh: Mesh, shape: Shape) -> Array:

@@ -43,4 +43,20 @@ MUTANTS = [
         "0.1 * scale",
         "test/interpret/test_equivalence.py -k tolerance",
     ),
+    Mutant(
+        "one rank has all maxima",
+        "A partial maximum is the value itself on one rank.",
+        "shardir/interpret/values.py",
+        "return np.where(turn == holder % n, x, other)",
+        "return np.where(k == holder % n, x, other)",
+        "test/interpret/test_values.py",
+    ),
+    Mutant(
+        "a share has one sign",
+        "The shares of a sum are the same multiple of all elements.",
+        "shardir/interpret/values.py",
+        "turn = (k + sum(np.indices(x.shape, sparse=True), np.zeros(x.shape, np.int64))) % n",
+        "turn = np.full(x.shape, k)",
+        "test/interpret/test_values.py",
+    ),
 ]
