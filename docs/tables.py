@@ -1,9 +1,10 @@
 """The tables of the documentation, from the code: `python docs/tables.py NAME`, where NAME is nn,
-ops, dist, train, passes, options, modes, invariants or mutants.
+ops, dist, train, passes, options, modes, invariants, mutants or step.
 
 `python test/project/test_docs.py --regenerate` puts them into the pages.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -40,8 +41,11 @@ from harness import FLOATS, Arg, add_step, compiled, elements_of, function, prog
 from mutants import caught, mutants
 from op_cases import CASES
 
+RECORDS = Path(__file__).parents[1] / "test" / "bench" / "records"
+"""The figures of benchmarks, as `shard-bench NAME --json FILE` writes them."""
+
 ELEMENTS = ("f64", "f32", "bf16", "f16", "i64", "i32", "i1")
-NAMES = "nn, ops, dist, train, optimizers, passes, options, modes, invariants, mutants"
+NAMES = "nn, ops, dist, train, optimizers, passes, options, modes, invariants, mutants, step"
 TAIL = re.compile(r"\s*(\(`strategy` \$strategy\^\)\? )?attr-dict.*$")
 
 
@@ -257,6 +261,22 @@ def planted() -> Iterator[str]:
         yield f"| {m.package} | {_escaped(m.name)} | {_escaped(m.breaks)} | `{name}` |"
 
 
+def measured_steps() -> Iterator[str]:
+    """Yield the record of `shard-bench step`, and the table of its rows."""
+    found = json.loads((RECORDS / "step.json").read_text(encoding="utf-8"))
+    yield f"`{found['command']}` at {found['commit']}, {found['date']}:"
+    yield ""
+    yield "| mesh | hidden | variant | median, ms | ratio to hand | collectives | bytes |"
+    yield "| --- | ---: | --- | ---: | ---: | ---: | ---: |"
+    before = None
+    for r in found["records"]:
+        of = r["mesh"], r["hidden"]
+        first = "| | |" if of == before else f"| {of[0]} | {of[1]} |"
+        figures = f"{r['median_ms']:.0f} | {r['ratio_to_hand']:.2f} | {r['collectives']}"
+        yield f"{first} {r['variant']} | {figures} | {r['bytes']:,} |"
+        before = of
+
+
 def table(name: str) -> str:
     """Return one table."""
     match name:
@@ -280,6 +300,8 @@ def table(name: str) -> str:
             return "\n".join(invariants()).rstrip()
         case "mutants":
             return "\n".join(planted())
+        case "step":
+            return "\n".join(measured_steps())
         case _:
             raise SystemExit(f"expected the name of a table, got {name!r}; use one of {NAMES}")
 

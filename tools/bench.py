@@ -2,7 +2,10 @@
 
 import argparse
 import json
+import shlex
+import subprocess
 import sys
+from datetime import UTC, datetime
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +23,11 @@ Record = dict[str, Any]
 FOLDER = Path(__file__).resolve().parent.parent / "test" / "bench"
 """The folder of the benchmarks: a file each, with a docstring and `records(log)`. One with options
 has `add_options(parser)`, and `records` a parameter for each of them. One whose records are no rows
-of one table has `tables(records)`: titles, with the rows of each."""
+of one table has `tables(records)`: titles, with the rows of each. SMOKE are names of the file with
+the values that they have for `--smoke`: small sizes, few rounds."""
+
+RECORDS = FOLDER / "records"
+"""The records of which tables of the documentation are made, as `--json` has written them."""
 
 EXTRAS = {"scipy": "calibrate"}
 """The extra of a package that benchmarks require; `torch` of any other."""
@@ -45,6 +52,27 @@ def load(name: str) -> ModuleType:
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def run_of(arguments: list[str]) -> Record:
+    """Return the command of a run, its date (UTC), and the commit of the tree, with `-dirty` if
+    files have changed since; no commit outside of git."""
+    git = [
+        "git",
+        "-C",
+        str(FOLDER),
+        "describe",
+        "--always",
+        "--abbrev=12",
+        "--dirty",
+        "--exclude=*",
+    ]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    date = datetime.now(UTC).date().isoformat()
+    return {"command": shlex.join(["shard-bench", *arguments]), "commit": commit, "date": date}
 
 
 def show(title: str, records: list[Record], console: Console) -> None:
@@ -80,16 +108,24 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("name", choices=list(known), help="the benchmark")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the records of the table as JSON"
-    )
+        "--json", type=Path, metavar="FILE",
+        help="write the records of the table as JSON, with the commit, date and command",
+    )  # fmt: skip
+    parser.add_argument(
+        "--smoke", action="store_true",
+        help="try it in seconds, on small sizes; the figures mean nothing",
+    )  # fmt: skip
     arguments = sys.argv[1:] if arguments is None else arguments
     name = next((a for a in arguments if a in known), "")
     progress = Console(stderr=True)
     try:
         module = load(name) if name else None
+        if module is not None and "--smoke" in arguments:
+            vars(module).update(module.SMOKE)
         if module is not None and hasattr(module, "add_options"):
             module.add_options(parser)
         options = vars(parser.parse_args(arguments))
+        options.pop("smoke")
         assert module is not None
         json_file, chosen = options.pop("json"), options.pop("name")
         if chosen != name:  # another one is the value of an option before it
@@ -110,7 +146,8 @@ def main(arguments: list[str] | None = None) -> int:
         show(f"shard-bench {name}{': ' if title else ''}{title}", rows, console)
     if json_file is not None:
         try:
-            write_text(json_file, json.dumps(records, indent=1) + "\n")
+            found = {**run_of(arguments), "records": records}
+            write_text(json_file, json.dumps(found, indent=1) + "\n")
         except ShardirError as e:
             print(f"error: {e}", file=sys.stderr)
             return 2

@@ -20,7 +20,7 @@ from started import run
 from shardir.api import compile
 from shardir.syntax.parser import parse
 
-RANKS = 4
+RANKS, ROUNDS = 4, 21
 TIMEOUT = 900
 GPT = {"layers": 4, "hidden": 512, "vocab": 2048, "lr": 1e-3, "optimizer": "adamw"}
 PROGRAMS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
@@ -30,13 +30,17 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "mlp tp": lambda: (mlp(mesh=(2, 2), layers=8, batch=512, hidden=1024), {}),
 }
 """A module and what decides on its layouts."""
+SMOKE = {
+    "RANKS": 2, "ROUNDS": 1,
+    "PROGRAMS": {"mlp tp": lambda: (mlp(mesh=(1, 2), batch=8, dim=8, hidden=8), {})},
+}  # fmt: skip
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=21, help="the steps of each form")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="the steps of each form")
 
 
-def records(log: Callable[[str], object], rounds: int = 21) -> list[dict[str, Any]]:
+def records(log: Callable[[str], object], rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """One record per program: the bytes of the arena and the lower bound on them; `share`, of the
     bytes that a step makes those in it; `predicted_mb`, what a rank holds between steps, the arena
     and the most of others, beside the measured peak of living tensors with it and without;

@@ -44,6 +44,10 @@ ROUNDS, TURN = 51, 0.05
 by a sixth: with that many its median is within 3%."""
 
 PROBING = 17, 0.01
+SMOKE = {
+    "RANKS": 2, "BOTH": (1, 2), "ROUNDS": 1, "PROBING": (1, 0.0), "MAX_PROBE_BYTES": 1 << 8,
+    "MODELS": {"mlp": {"megatron": ((1, 2), {})}}, "MORE": {"mlp": {}},
+}  # fmt: skip
 
 
 def calibrated() -> Cluster:

@@ -84,6 +84,10 @@ RECOMMENDER: dict[str, tuple[Mesh, dict[str, str]]] = {
 
 
 MODELS = {"mlp": MLP, "transformer": TRANSFORMER, "recommender": RECOMMENDER}
+SMOKE = {
+    "RANKS": 2, "ROUNDS": 1, "TURN": 0.0, "MAX_PROBE_BYTES": 1 << 8, "EVERY": 2,
+    "MODELS": {"mlp": {"data": ((2, 1), {}), "megatron": ((1, 2), {}), "columns": ((1, 2), {})}},
+}  # fmt: skip
 
 
 def programs() -> Iterator[tuple[str, str, str]]:

@@ -24,6 +24,12 @@ from shardir.backend.torch.launch.measure import times
 ROUNDS, TURN, TIMEOUT = 40, 0.5, 300
 TOKENS, IMAGES, ROWS = 32 << 20, 2048, 1 << 16
 VOCABULARY, IMAGE, WIDTH = 1024, 64, 256
+BATCH = {"gpt": 8, "resnet": 32, "mlp": 1024}
+"""The samples of a step of each model."""
+SMOKE = {
+    "ROUNDS": 1, "TURN": 0.0, "TOKENS": 1 << 12, "IMAGES": 8, "ROWS": 16, "VOCABULARY": 16,
+    "IMAGE": 32, "WIDTH": 8, "BATCH": {"gpt": 2, "resnet": 4, "mlp": 8},
+}  # fmt: skip
 
 
 Program = tuple[str, dict[str, str]]
@@ -34,7 +40,7 @@ def _tokens(folder: Path, random: np.random.Generator) -> Program:
     """A GPT of two layers, from a file of 64 MB without a header."""
     random.integers(0, VOCABULARY, TOKENS, dtype=np.uint16).tofile(folder / "tokens.bin")
     file = 'tokens, path = "tokens.bin", type = "u16", shift = '
-    text = gpt(layers=2, vocab=VOCABULARY, mesh=(2, 2))
+    text = gpt(layers=2, batch=BATCH["gpt"], vocab=VOCABULARY, mesh=(2, 2))
     return text, {"tokens": f"{file}0", "targets": f"{file}1"}
 
 
@@ -42,7 +48,9 @@ def _images(folder: Path, random: np.random.Generator) -> Program:
     """A narrow ResNet, from images of 49 KB."""
     images = random.normal(size=(IMAGES, 3, IMAGE, IMAGE)).astype(np.float32)
     np.savez(folder / "images.npz", x=images, labels=random.integers(0, 10, IMAGES))
-    text = resnet(blocks=(1, 1, 1, 1), width=16, batch=32, image=IMAGE, classes=10, dp=2, tp=2)
+    text = resnet(
+        blocks=(1, 1, 1, 1), width=16, batch=BATCH["resnet"], image=IMAGE, classes=10, dp=2, tp=2
+    )
     return text, {x: f'file, path = "images.npz", array = "{x}"' for x in ("x", "labels")}
 
 
@@ -51,7 +59,7 @@ def _rows(folder: Path, random: np.random.Generator) -> Program:
     shape = (ROWS, WIDTH)
     x, target = (random.normal(size=shape).astype(np.float32) for _ in range(2))
     np.savez(folder / "rows.npz", x=x, target=target)
-    text = mlp(batch=1024, dim=WIDTH, hidden=1024, mesh=(2, 2))
+    text = mlp(batch=BATCH["mlp"], dim=WIDTH, hidden=1024, mesh=(2, 2))
     return text, {x: f'file, path = "rows.npz", array = "{x}"' for x in ("x", "target")}
 
 

@@ -26,6 +26,7 @@ import torch
 RANKS, ROUNDS, TIMEOUT = 4, 40, 500
 MESHES = {"2x2": ("dp = 2, tp = 2", "megatron(tp) * ddp(dp)"), "1x4": ("tp = 4", "megatron(tp)")}
 WIDTHS = (64, 512)
+SMOKE = {"RANKS": 2, "ROUNDS": 1, "WIDTHS": (64,), "MESHES": {"1x2": ("tp = 2", "megatron(tp)")}}
 
 
 def add_options(parser: ArgumentParser) -> None:

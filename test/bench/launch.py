@@ -21,7 +21,8 @@ from programs import mlp
 
 from shardir.api import compile
 
-RANKS, ROUNDS, TIMEOUT = 4, 7, 120
+RANKS, MESH, ROUNDS, TIMEOUT = 4, (2, 2), 7, 120
+SMOKE = {"RANKS": 1, "MESH": (1, 1), "ROUNDS": 1}
 ALL_REDUCE = """
 import torch
 import torch.distributed as dist
@@ -66,7 +67,7 @@ def records(log: Callable[[str], object], rounds: int) -> list[dict[str, Any]]:
     the first, or of the end where there is none)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        program = compile(mlp(batch=8, dim=8, hidden=8, mesh=(2, 2)), "train").save(folder / "mlp")
+        program = compile(mlp(batch=8, dim=8, hidden=8, mesh=MESH), "train").save(folder / "mlp")
         (folder / "all_reduce.py").write_text(ALL_REDUCE)
         (folder / "empty.py").write_text("")
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]

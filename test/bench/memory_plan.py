@@ -18,7 +18,8 @@ from shardir.algebra.allocation import LiveBuffer, allocate
 from shardir.diagnostics import ShardirError
 
 Record = dict[str, Any]
-CAPACITY = 1 << 20
+CAPACITY, PARTS = 1 << 20, (50, 100, 200, 400)
+SMOKE = {"PARTS": (50,)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +57,7 @@ def instances(folder: Path) -> Iterator[tuple[str, int, list[LiveBuffer]]]:
 
 def cut_blocks() -> Iterator[tuple[str, int, list[LiveBuffer]]]:
     """Yield blocks of CAPACITY that are cut into buffers."""
-    for parts in (50, 100, 200, 400):
+    for parts in PARTS:
         yield f"cut {parts}", CAPACITY, cut(Random(parts), parts, parts, CAPACITY)
 
 

@@ -30,6 +30,7 @@ MODELS: dict[str, Callable[[], str]] = {
 }
 CHOSEN = ("annotated", "data", "zero-3")
 ROUNDS, TURN, TIMEOUT = 7, 1.0, 300
+SMOKE = {"ROUNDS": 1, "TURN": 0.0, "MODELS": {"mlp": lambda: mlp(hidden=16, mesh=MESH)}}
 
 
 def records(log: Callable[[str], object]) -> list[dict[str, Any]]:

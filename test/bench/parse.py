@@ -18,6 +18,7 @@ from shardir.syntax.parser import parse
 
 OPS = 20_000
 TURNS = 3
+SMOKE = {"OPS": 2 * OPS_PER_LAYER, "TURNS": 1}
 
 
 def records(log: Callable[[str], object]) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from xdsl.context import Context
 from shardir.pipelines import build
 from shardir.syntax.parser import parse
 
-SIZES = (5_000, 10_000, 20_000)
+SIZES: tuple[int, ...] = (5_000, 10_000, 20_000)
+SMOKE = {"SIZES": (2 * OPS_PER_LAYER,)}
 
 
 def records(log: Callable[[str], object]) -> list[dict[str, Any]]:

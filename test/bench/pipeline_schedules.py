@@ -27,6 +27,8 @@ from torch_schedules import CLASSES, torch_orders
 COSTS = {"unit": (1.0, 1.0, 1.0), "real": (1.0, 1.15, 0.85)}
 """Seconds of F, I and W."""
 CHUNKS = (1, 2, 4)
+NUMBERS = {"ranks": [4, 8, 16], "microbatches": [8, 16, 32], "evaluations": 150}
+SMOKE = {"NUMBERS": {"ranks": [2], "microbatches": [4], "evaluations": 2}}
 
 
 class Measured(NamedTuple):
@@ -52,11 +54,12 @@ def torch_schedules(ranks: int, microbatches: int) -> Iterator[tuple[str, int, S
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16])
-    parser.add_argument("--microbatches", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--ranks", type=int, nargs="+", default=NUMBERS["ranks"])
+    parser.add_argument("--microbatches", type=int, nargs="+", default=NUMBERS["microbatches"])
     parser.add_argument(
-        "--evaluations", type=int, default=150, help="trials of the local search on a placement"
-    )
+        "--evaluations", type=int, default=NUMBERS["evaluations"],
+        help="trials of the local search on a placement",
+    )  # fmt: skip
 
 
 def records(

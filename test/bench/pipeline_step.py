@@ -42,7 +42,7 @@ from shardir.algebra.schedules import (
 from shardir.search.chunk_shares import searched_split
 from shardir.search.stage_costs import UnitCosts, costs_of_stages
 
-RANKS, MICROBATCHES, NAP, TIMEOUT = 4, pipeline_models.BATCH, 0.02, 900
+RANKS, MICROBATCHES, NAP, ROUNDS, TIMEOUT = 4, pipeline_models.BATCH, 0.02, 9, 900
 OVERHEAD, TRANSFER = 0.6e-3, 0.4e-3
 """The seconds beside the nap of a part, and of a message, that the search of a schedule reckons
 with."""
@@ -53,7 +53,13 @@ SCHEDULES = {"1f1b": 1, "interleaved": 2, "zbv": 2}
 SEARCHED, SPLIT = "searched", "split"
 NAMES = {"gpt": (*SCHEDULES, SEARCHED), "sleeping": (*SCHEDULES, SEARCHED, SPLIT)}
 """The rows of each model."""
-BACKENDS = ("gloo", "shm")
+BACKENDS: tuple[str, ...] = ("gloo", "shm")
+SIZES = (512, 128, 2048)
+"""The width of the models, the tokens of a sample, and the words of the vocabulary."""
+SMOKE = {
+    "NAP": 0.001, "ROUNDS": 1, "SIZES": (16, 4, 8), "BACKENDS": ("gloo",),
+    "NAMES": {"gpt": ("1f1b",), "sleeping": ()},
+}  # fmt: skip
 
 
 def _stages(name: str) -> tuple[str, int]:
@@ -136,7 +142,7 @@ MADE = {"gpt": _gpt, "sleeping": _sleeping}
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("--rounds", type=int, default=9, help="steps of each variant")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="steps of each variant")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
     parser.add_argument("--models", nargs="+", choices=list(MADE), default=list(MADE))
 
@@ -146,6 +152,7 @@ def records(
 ) -> list[dict[str, Any]]:
     """One record per model, schedule and backend: median_ms of ours and of torch, their ratio, that
     of processor seconds, loss_error (relative, against one process), bound_ms."""
+    pipeline_models.resize(*SIZES)
     found = []
     for model in models:
         for name in NAMES[model]:
@@ -166,7 +173,7 @@ def _measured(
     given.write_text(json.dumps(programs))
     found = []
     for backend in backends:
-        words = [str(given), str(out), str(rounds), str(NAP), backend]
+        words = [*map(str, (given, out, rounds, NAP, backend, *SIZES))]
         run("pipeline_step_rank.py", words, RANKS, TIMEOUT)
         found.append({"backend": backend} | _record(json.loads(out.read_text()), model, name))
     return found

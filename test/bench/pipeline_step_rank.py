@@ -192,7 +192,8 @@ def measured(steps: dict[str, Step], rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    given, out, rounds, nap, backend = sys.argv[1:]
+    given, out, rounds, nap, backend, *sizes = sys.argv[1:]
+    models.resize(*map(int, sizes))
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):  # Linux

@@ -32,7 +32,7 @@ from shardir.search.repetition_choice import choose
 from shardir.search.repetition_policies import StepBlocks, is_product
 from shardir.search.repetitions import Repetitions, Simulator
 
-RANKS, TIMEOUT = 4, 900
+RANKS, MESH, ROUNDS, LIMIT, TIMEOUT = 4, (2, 2), 11, 60.0, 900
 
 LOWERED = (
     "inline-calls,propagate-strategies,insert-redistributions,distributed-autodiff,recompute,"
@@ -43,8 +43,8 @@ GPT: dict[str, Any] = {
     "layers": 4, "batch": 16, "seq": 128, "hidden": 256, "heads": 4, "vocab": 512,
 }  # fmt: skip
 SMALL: dict[str, Callable[[], str]] = {
-    "mlp, 4 layers": lambda: mlp(layers=4, batch=256, dim=64, hidden=256, mesh=(2, 2)),
-    "gpt, 1 layer": lambda: gpt(mesh=(2, 2), **(GPT | {"layers": 1})),
+    "mlp, 4 layers": lambda: mlp(layers=4, batch=256, dim=64, hidden=256, mesh=MESH),
+    "gpt, 1 layer": lambda: gpt(mesh=MESH, **(GPT | {"layers": 1})),
 }
 """Programs for which HiGHS is tried."""
 
@@ -62,10 +62,17 @@ CAPACITIES = 64
 
 TOGETHER = (1, 2, 3, 4)
 
+SMOKE = {
+    "ROUNDS": 1, "LIMIT": 0.5, "CAPACITIES": 2, "PARTS": (0.9,),
+    "RANKS": 2, "MESH": (1, 2),
+    "GPT": {"layers": 1, "batch": 4, "seq": 16, "hidden": 16, "heads": 4, "vocab": 32},
+    "SMALL": {"mlp": lambda: mlp(layers=2, batch=8, dim=8, hidden=8, mesh=MESH)},
+}  # fmt: skip
+
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=11, help="the steps of each program")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds of HiGHS for a program")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="the steps of each program")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of HiGHS for a program")
 
 
 def computes(op: Any) -> bool:
@@ -116,7 +123,7 @@ def records(
 
 
 def _simulated(log: Callable[[str], object], limit: float) -> Iterator[dict[str, Any]]:
-    texts = {"gpt, 4 layers": lambda: gpt(mesh=(2, 2), **GPT), **SMALL}
+    texts = {"gpt, 4 layers": lambda: gpt(mesh=MESH, **GPT), **SMALL}
     for name, text in texts.items():
         step = Step(text())
         for solver, part, r, bound in _sets(step, limit if name in SMALL else 0.0):
@@ -153,7 +160,7 @@ def _sets(step: Step, limit: float) -> Iterator[Found]:
 
 
 def _measured(log: Callable[[str], object], rounds: int) -> list[dict[str, Any]]:
-    text = gpt(mesh=(2, 2), **GPT)
+    text = gpt(mesh=MESH, **GPT)
     wanted: list[str | float] = ["", "full", "dots", *PARTS]
     with tempfile.TemporaryDirectory() as folder:
         peaks = dict[str, int]()

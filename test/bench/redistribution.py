@@ -40,7 +40,7 @@ MESHES = {
 }
 """Sizes of the axes, and the tensor's shape; on 4x3 no shard over three is even."""
 
-DTENSOR = ("2x2", "2x4")
+DTENSOR: tuple[str, ...] = ("2x2", "2x4")
 """The meshes on which DTensor is measured too."""
 
 LARGE = ((4, 8, 8, 8), (16, 4, 4, 8), (2, 4, 4, 64))
@@ -52,8 +52,16 @@ LARGE_PAIRS = 24
 LARGE_LAYOUTS = {"full axes": False, "sub-axes": True}
 """The kinds of layouts, and whether some axes are cut in two."""
 
+LINKED: tuple[int, ...] = (2, 2, 2)
+"""The axes of the mesh on two nodes."""
+
 SOON = 0.2
 """The CPU seconds in which a redistribution on 2,048 devices is to be planned."""
+
+SMOKE = {
+    "MESHES": {"2x2": ((2, 2), (64, 64))}, "DTENSOR": ("2x2",), "LARGE": ((2, 2),),
+    "LARGE_PAIRS": 2, "LINKED": (2, 2),
+}  # fmt: skip
 
 PUBLISHED = (
     ("2x4", 110, "shardy (published)", 84, 1.170, 2.14, 1.090),
@@ -172,7 +180,7 @@ def _placed(mesh: Mesh, placements: list[str]) -> Layout:
 def _links(log: Callable[[str], object]) -> dict[str, Any]:
     """Return the modelled times relative to the fixed order's, on two nodes of four devices."""
     node, pod = Level("node", 4, 4.5e11, 3e-6), Level("pod", 2, 5e10, 2e-5)
-    mesh, shape = _mesh((2, 2, 2), Cluster((node, pod))), (4096, 4096)
+    mesh, shape = _mesh(LINKED, Cluster((node, pod))), (4096, 4096)
     all_of_them = layouts(mesh, len(shape))
     pairs = [(a, b) for a in all_of_them for b in all_of_them if a != b]
     start = time.process_time()

@@ -135,10 +135,17 @@ def searched_pangu(size: str, *axes: int, **sizes: int) -> Record:
     return searched(model, text, mesh, "mixed-precision{compute=f16},distributed-autodiff")
 
 
-LAYERS = (1, 2, 4, 8, 16)
+LAYERS: tuple[int, ...] = (1, 2, 4, 8, 16)
 SCALES = (("2.6B", 8, 8), ("13.1B", 64, 8), ("207B", 64, 4, 8))
-DEPTHS = (2, 4, 8, 16, 32, 64)
+DEPTHS, DEEP = (2, 4, 8, 16, 32, 64), (8, 8)
+"""Numbers of layers, and the axes on which they are searched."""
 WIDTHS = ((2, 4), (4, 8), (16, 8), (64, 8), (256, 8))
+WIDE = 8
+"""The layers of the model that is searched on more and more devices."""
+SMOKE = {
+    "LAYERS": (), "SCALES": (), "DEPTHS": (1, 2), "DEEP": (2,), "WIDTHS": ((2,), (4,)),
+    "WIDE": 1,
+}  # fmt: skip
 
 
 def exponent(found: list[Record], sizes: list[int]) -> float:
@@ -159,8 +166,8 @@ def records(log: Callable[[str], object]) -> list[Record]:
 
     out = [logged(searched_gpt(layers)) for layers in LAYERS]
     out += [logged(searched_pangu(size, *axes)) for size, *axes in SCALES]
-    deep = [logged(searched_pangu("2.6B", 8, 8, layers=n)) for n in DEPTHS]
-    wide = [logged(searched_pangu("2.6B", *axes, layers=8)) for axes in WIDTHS]
+    deep = [logged(searched_pangu("2.6B", *DEEP, layers=n)) for n in DEPTHS]
+    wide = [logged(searched_pangu("2.6B", *axes, layers=WIDE)) for axes in WIDTHS]
     grown = [
         {"model": "growth with layers", "exponent": exponent(deep, list(DEPTHS))},
         {"model": "growth with devices", "exponent": exponent(wide, [r["devices"] for r in wide])},

@@ -24,6 +24,7 @@ from cost_model import (
     TIMEOUT,
     TURN,
     programs,
+    text,
 )
 from kept_rounds import Rounds, digest, folder_of, read, write
 from rich.markup import escape
@@ -38,9 +39,13 @@ from shardir.diagnostics import ShardirError
 from shardir.tools.calibrate import fitted, medians, unmeasured, working
 from shardir.tools.probes import module, probes
 
-BACKENDS = ("gloo", "shm")
+BACKENDS: tuple[str, ...] = ("gloo", "shm")
 WORST = 8
 """The number of kinds of ops of a model that are logged."""
+SMOKE = {
+    "RANKS": 2, "ROUNDS": 2, "TURN": 0.0, "MAX_PROBE_BYTES": 1 << 8, "BACKENDS": ("gloo",),
+    "programs": lambda: ((x, x, text("mlp", (1, 2), {})) for x in ("mlp", "again")),
+}  # fmt: skip
 
 
 def number_of_rounds(text: str) -> int:

@@ -36,6 +36,11 @@ Record = dict[str, Any]
 SIZE, BATCH = "207B", 512
 RANKS, TENSOR, DATA, MICROBATCHES = 16, 8, 16, 32
 PLAN = "megatron(tp) * zero1(dp)"
+LAYERS, CLUSTER = PANGU[SIZE]["layers"], "pod2048"
+SMOKE = {
+    "SIZE": "2.6B", "LAYERS": 2, "BATCH": 4, "CLUSTER": "gloo", "RANKS": 2, "TENSOR": 2,
+    "DATA": 2, "MICROBATCHES": 4,
+}  # fmt: skip
 
 
 def made(text: str) -> ModuleOp:
@@ -53,7 +58,7 @@ def searched(sizes: dict[str, int], batch: int, log: Callable[[str], object]) ->
     """Return the record of the search."""
     module = made(pangu(**sizes, batch=batch))
     start = time.process_time()
-    search = SearchStages(cluster="pod2048").search(Context(), module, log)
+    search = SearchStages(cluster=CLUSTER).search(Context(), module, log)
     cpu = time.process_time() - start
     assert search.best is not None
     best = search.best
@@ -67,7 +72,7 @@ def searched(sizes: dict[str, int], batch: int, log: Callable[[str], object]) ->
 def published(sizes: dict[str, int], batch: int) -> Record:
     """Return the record of the plan with which the model was trained."""
     mesh = {"dp": DATA, "tp": TENSOR}
-    module = made(pangu(**sizes, batch=batch // MICROBATCHES, mesh=mesh, cluster="pod2048"))
+    module = made(pangu(**sizes, batch=batch // MICROBATCHES, mesh=mesh, cluster=CLUSTER))
     ApplyPlan(plan=PLAN).apply(Context(), module)
     ops = list(ops_of_model(step_of(module).find()))
     short = copied(module)
@@ -92,7 +97,7 @@ def records(log: Callable[[str], object]) -> list[Record]:
     """Return a record for each plan: plan, found, seconds, bytes; of the search also bound, cpu,
     and the numbers of candidates, of searches for layouts and of those whose schedules were
     tried."""
-    sizes = PANGU[SIZE]
+    sizes = PANGU[SIZE] | {"layers": LAYERS}
     out = [searched(sizes, BATCH, log), published(sizes, BATCH)]
     for record in out:
         log(f"{record['plan']}: {record['seconds']:.3f} s, {record['bytes'] / 1e9:.1f} GB")

@@ -4,9 +4,11 @@ rank."""
 import contextlib
 import os
 import socket
-import subprocess
-import sys
+import time
 from pathlib import Path
+
+from shardir.backend.runs import Options
+from shardir.backend.torch.launch.forks import Fork, forks
 
 
 def free_port() -> int:
@@ -29,14 +31,30 @@ def environment(ranks: int) -> dict[str, str]:
 
 
 def run(script: str, words: list[str], ranks: int, timeout: float) -> None:
-    """Run a script on ranks, to their end."""
-    command = [sys.executable, str(Path(__file__).parent / script), *words]
-    given = environment(ranks)
-    started = [subprocess.Popen(command, env={**given, "RANK": str(r)}) for r in range(ranks)]
-    try:
-        codes = [p.wait(timeout) for p in started]
-    finally:
-        for p in started:
-            p.kill()
-    if any(codes):
+    """Run a script on ranks: see `run_groups`."""
+    run_groups(script, [words], ranks, timeout)
+
+
+def run_groups(script: str, groups: list[list[str]], ranks: int, timeout: float) -> None:
+    """Run a script on several groups of ranks at once, each with words of its own, to the end of
+    the last rank, or of the first that fails. They print to the standard error. No rank remains,
+    however this ends."""
+    file, until = str(Path(__file__).parent / script), time.monotonic() + timeout
+    started, codes = list[Fork](), list[int | None]()
+    with forks(Options(timeout=timeout)) as here:
+        try:
+            for words in groups:
+                given = environment(ranks)
+                for rank in range(ranks):
+                    started.append(here.start([file, *words], {**given, "RANK": str(rank)}, 2))
+            codes = [p.poll() for p in started]
+            while None in codes and not any(codes) and time.monotonic() < until:
+                here.code(started[codes.index(None)].pid, 1.0)
+                codes = [p.poll() for p in started]
+        finally:
+            for p in started:
+                p.kill()
+            for p in started:
+                p.wait()
+    if any(code != 0 for code in codes):
         raise SystemExit(f"error: {script}: ranks ended with {codes}")

@@ -17,9 +17,13 @@ from started import run
 
 from shardir.api import compile
 
-RANKS = 4
+RANKS, ROUNDS = 4, 8
 MESHES = {"2x2": (2, 2), "1x4": (1, 4), "4x1": (4, 1)}
+SIZES = (("2x2", 256), ("2x2", 512), ("1x4", 256), ("4x1", 256))
+"""The meshes, with the width of the transformer."""
 TIMEOUT = 600
+SMOKE = {"RANKS": 2, "ROUNDS": 1, "MESHES": {"2x1": (2, 1)}, "SIZES": (("2x1", 16),)}
+"""On two axes DTensor alone compares layouts for a minute."""
 
 
 def measure(mesh: str, hidden: int) -> list[dict[str, Any]]:
@@ -30,7 +34,7 @@ def measure(mesh: str, hidden: int) -> list[dict[str, Any]]:
         compile(text, name="transformer.ir").save(program)
         out = Path(folder) / "records.json"
         dp, tp = MESHES[mesh]
-        words = [str(word) for word in (program, out, dp, tp, hidden)]
+        words = [str(word) for word in (program, out, dp, tp, hidden, ROUNDS)]
         run("step_rank.py", words, RANKS, TIMEOUT)
         found = json.loads(out.read_text())
     hand = statistics.median(found["hand"]["ms"])
@@ -53,7 +57,7 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
     """One record per mesh, size and variant: variant, median_ms, ratio_to_hand, collectives, bytes
     (of each collective's larger side on one rank), loss_error (relative, against one device)."""
     out = []
-    for mesh, hidden in (("2x2", 256), ("2x2", 512), ("1x4", 256), ("4x1", 256)):
+    for mesh, hidden in SIZES:
         out += measure(mesh, hidden)
         ratios = ", ".join(f"{r['variant']} {r['ratio_to_hand']:.2f}" for r in out[-3:])
         log(f"{mesh}, hidden {hidden}: {ratios}")

@@ -1,4 +1,5 @@
-"""One rank of the step benchmark: `step_rank.py PROGRAM OUT DP TP HIDDEN`, as step.py starts it."""
+"""One rank of the step benchmark: `step_rank.py PROGRAM OUT DP TP HIDDEN ROUNDS`, as step.py starts
+it."""
 
 import json
 import logging
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BATCH, SEQ, HEADS, LAYERS, LR = 8, 64, 8, 2, 0.1
-ROUNDS, STEPS = 8, 5
+STEPS = 5
 GATHERING = {"all_gather_into_tensor", "_allgather_base_", "allgather_"}
 COLLECTIVES = GATHERING | {
     "all_reduce", "allreduce_", "reduce_scatter_tensor", "_reduce_scatter_base_",
@@ -250,7 +251,7 @@ class Emitted:
         states = {k: v.clone() for k, v in kept.values.items()}
         everywhere = {k: kept.state(k) for k in states}
         names = [arg.name for arg in self.function.args if arg.role == "input"]
-        made = [make(0).clone() for make in self.runner.inputs[self.function.name]]
+        made = [x.clone() for x in self.runner.inputs[self.function.name].at(0)]
         inputs = dict(zip(names, made, strict=True))
         return everywhere, states, inputs
 
@@ -263,7 +264,7 @@ class Emitted:
 
 
 def main() -> None:
-    program, out, dp, tp, hidden = sys.argv[1:]
+    program, out, dp, tp, hidden, rounds = sys.argv[1:]
     logging.getLogger("torch").setLevel(logging.ERROR)  # DTensor warns of its fallbacks
     torch.set_num_threads(1)
     if hasattr(os, "SCHED_BATCH"):
@@ -305,7 +306,7 @@ def main() -> None:
         found[name] = {
             "ms": [], "collectives": count.collectives, "bytes": count.bytes, "loss_error": error
         }  # fmt: skip
-    for _ in range(ROUNDS):
+    for _ in range(int(rounds)):
         for name, (step, _number) in variants.items():
             for _ in range(STEPS):
                 dist.barrier()

@@ -57,12 +57,19 @@ ROWS = (
 )  # fmt: skip
 
 MODELS = {"13.1B": {"a": 64, "b": 8}, "207B": {"a": 64, "b": 4, "c": 8}}
+LAYERS = 0
+SMOKE = {
+    "MODELS": {"2.6B": {"a": 2, "b": 2}}, "BATCH": 4, "LAYERS": 1,
+    "ROWS": (ROWS[0], ROWS[4]),
+}  # fmt: skip
 
 
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--model", choices=[*MODELS], help="one model alone")
     parser.add_argument("--row", help="one row alone")
-    parser.add_argument("--layers", type=int, default=0, help="so many layers; 0: as published")
+    parser.add_argument(
+        "--layers", type=int, default=LAYERS, help="so many layers; 0: as published"
+    )
 
 
 def records(

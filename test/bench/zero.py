@@ -12,23 +12,22 @@ import statistics
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from plans import bare
 from programs import gpt
-from started import run
+from started import run_groups
 
 from shardir.api import compile
 from shardir.syntax.parser import parse
 
-RANKS = 4
+RANKS, ROUNDS = 4, 21
 TIMEOUT = 900
 GPT = {"layers": 4, "hidden": 512, "vocab": 2048, "lr": 1e-3, "optimizer": "adamw"}
 SIDES = ("torch", "emitted")
 """Of processes (`zero_rank.py`), of each backend."""
-BACKENDS = ("gloo", "shm")
+BACKENDS: tuple[str, ...] = ("gloo", "shm")
 OURS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
     "ddp": ((4, 1), {"plan": "ddp"}),
     "zero1": ((4, 1), {"plan": "zero1"}),
@@ -36,15 +35,19 @@ OURS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
     "auto": ((2, 2), {"mode": "auto"}),
 }
 """The mesh, dp and tp, and what decides on the layouts."""
+SMOKE = {
+    "RANKS": 2, "ROUNDS": 1, "GPT": GPT | {"layers": 1, "hidden": 16, "vocab": 32, "seq": 8},
+    "BACKENDS": ("gloo",), "OURS": {"fsdp": ((2, 1), {"plan": "fsdp"})},
+}  # fmt: skip
 
 
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=21, help="the steps of each variant")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="the steps of each variant")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
 
 
 def records(
-    log: Callable[[str], object], rounds: int = 21, backends: Sequence[str] = BACKENDS
+    log: Callable[[str], object], rounds: int = ROUNDS, backends: Sequence[str] = BACKENDS
 ) -> list[dict[str, Any]]:
     """One record per variant and backend: ratio, the median of the ratios of each turn to FSDP2 on
     the first; on Gloo collectives and the bytes of the larger side of each, on one rank; the peak
@@ -59,15 +62,11 @@ def records(
             compile(module, name="gpt.ir", **how).save(Path(folder) / name)
         log(f"{len(OURS)} programs compiled")
         outs = [Path(folder) / f"{side}.json" for side in sides]
-        with ThreadPoolExecutor() as pool:
-            started = [
-                pool.submit(run, "zero_rank.py", [*given, ",".join(sides)], RANKS, TIMEOUT)
-                for given in (
-                    [folder, str(o), str(rounds), s] for o, s in zip(outs, sides, strict=True)
-                )
-            ]
-            for each in started:
-                each.result()
+        groups = [
+            [folder, str(out), str(rounds), side, ",".join(sides)]
+            for out, side in zip(outs, sides, strict=True)
+        ]
+        run_groups("zero_rank.py", groups, RANKS, TIMEOUT)
         found = {name: v for out in outs for name, v in json.loads(out.read_text()).items()}
     base = found[f"fsdp2 {backends[0]}"]["seconds"]
     return [

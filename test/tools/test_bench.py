@@ -1,7 +1,10 @@
 """shard-bench: the options of a benchmark, and what the exit code says."""
 
 import json
+import re
+import sys
 from argparse import ArgumentParser
+from datetime import date
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -33,7 +36,7 @@ def test_the_exit_code_says_whether_a_law_is_violated(
 def test_a_benchmark_may_have_several_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
 ) -> None:
-    """The file has the records as they are."""
+    """The file has the records as they are, and what they are of."""
     records = [{"a": 1, "b": 2.5}, {"a": 3, "b": None}]
     wide = "as wide as the title of the table"
     rows = {"firsts": [{wide: r["a"]} for r in records], "all": [{wide: 4}]}
@@ -43,7 +46,10 @@ def test_a_benchmark_may_have_several_tables(
     out = capsys.readouterr().out
     titles = [out.index(title) for title in ("shard-bench simulator: firsts", "simulator: all")]
     assert titles == sorted(titles)
-    assert json.loads((tmp_path / "all.json").read_text()) == records
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert found["records"] == records
+    assert found["command"].startswith("shard-bench simulator --json ")
+    assert {"commit", "date"} <= found.keys()
 
 
 def test_the_tables_of_the_simulator() -> None:
@@ -137,3 +143,33 @@ def test_an_error_of_a_benchmark_is_one_line(
     monkeypatch.setattr(bench, "load", lambda name: SimpleNamespace(records=records))
     assert bench.main(["laws"]) == 2
     assert capsys.readouterr().err == "error: expected rounds, got none\n"
+
+
+@pytest.mark.parametrize("name", bench.names())
+@pytest.mark.usefixtures("forked_ranks")
+def test_each_benchmark_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In its smoke form: to the end, with a row, and no law is violated."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert bench.main([name, "--smoke", "--json", str(tmp_path / "all.json")]) == 0
+    assert json.loads((tmp_path / "all.json").read_text())["records"]
+
+
+def test_figures_have_records_or_are_written_by_hand() -> None:
+    """A record says what it is of; each table of the page is named with its age (stale.py)."""
+    for file in bench.RECORDS.glob("*.json"):
+        found = json.loads(file.read_text())
+        assert file.stem in bench.names()
+        assert found["command"].startswith(f"shard-bench {file.stem}")
+        assert re.fullmatch(r"[0-9a-f]{12}", found["commit"])
+        assert date.fromisoformat(found["date"])
+        assert found["records"]
+    bench.load("step")  # puts the folder on the path
+    stale: Any = import_module("stale")
+    rows = {title: benchmarks for title, benchmarks, _ in stale.sections()}
+    assert len(rows) > 20
+    assert rows["A training step on 4 Gloo ranks"] == ["step"]
+    assert {file.stem for file in bench.RECORDS.glob("*.json")} <= {
+        n for x in rows.values() for n in x
+    }
