@@ -5,7 +5,7 @@ The process group is fake: one process plays the ranks one after another, and no
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,34 +122,39 @@ def test_each_rank_has_the_shard_of_dtensor(
     assert all(any([*d] != sorted(d, key=order) for d in layout.dims) for _, layout in strided)
 
 
-def test_every_placement_has_its_layout_or_none_has_its_shards() -> None:
-    """Over 2 x 4 ranks, with strides that follow from no order of the mesh dims too."""
-    mesh = Mesh("m", (("a", 2), ("d", 4)))
-    parts = (Axis("a"), Axis("d", 1, 2), Axis("d", 2, 2))
-    shape = (48,)
-    candidates = [l for n in range(4) for p in itertools.combinations(parts, n)
+@pytest.mark.parametrize("size", [4, 8])
+def test_every_placement_has_its_layout_or_none_has_its_shards(size: int) -> None:
+    """Over 2 ranks times an axis that strides cut in two places, one of which is not its middle;
+    also with strides that follow from no order of the mesh dims."""
+    mesh, shape = Mesh("m", (("a", 2), ("d", size))), (12 * size,)
+    cuts = [Axis("d", n, 2) for n in (1, 2, 4) if n < size]
+    candidates = [l for n in range(5) for p in itertools.combinations((Axis("a"), *cuts), n)
                   for l in layouts(mesh, p, 1)]  # fmt: skip
     each: list[Any] = [Replicate(), *(Shard(0, n) for n in (1, 2, 3, 4, 8))]
-    for pair in itertools.product(each, repeat=2):
-        held = []
-        for rank in range(mesh.size):
-            with one_of(mesh.size, rank):
-                theirs = [
-                    dt.Replicate() if isinstance(p, Replicate)
-                    else dt.Shard(0) if p.split_factor == 1
-                    else _StridedShard(0, split_factor=p.split_factor)
-                    for p in pair
-                ]  # fmt: skip
-                held.append(distributed(numbered(shape), device_mesh((2, 4)), theirs).to_local())
+    pairs = list(itertools.product(each, repeat=2))
+    held = list[list[torch.Tensor]]()
+    for rank in range(mesh.size):
+        with one_of(mesh.size, rank):
+            ranks = device_mesh((2, size))
+            held.append([distributed(numbered(shape), ranks, [*map(_dtensors, pair)]).to_local()
+                         for pair in pairs])  # fmt: skip
+    for pair, shards in zip(pairs, zip(*held, strict=True), strict=True):
 
-        def holds(layout: Layout, held: list[torch.Tensor] = held) -> bool:
+        def holds(layout: Layout, shards: Sequence[torch.Tensor] = shards) -> bool:
             ours = [numbered(shape)[layout.slices(mesh, shape, r)] for r in range(mesh.size)]
-            return all(map(torch.equal, ours, held))
+            return all(map(torch.equal, ours, shards))
 
         try:
-            assert holds(from_placements(pair, mesh, shape))
+            assert holds(from_placements(pair, mesh, shape)), pair
         except ShardirError:
             assert not any(map(holds, candidates)), pair
+
+
+def _dtensors(p: Replicate | Shard) -> Any:
+    """Return torch's own placement."""
+    if isinstance(p, Replicate):
+        return dt.Replicate()
+    return dt.Shard(0) if p.split_factor == 1 else _StridedShard(0, split_factor=p.split_factor)
 
 
 def test_placements() -> None:

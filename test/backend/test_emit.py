@@ -7,7 +7,7 @@ import pytest
 import torch
 from emitted import MESH, TYPES, functions_of, mesh_op, tensor
 from extent import extent
-from harness import numbers, program
+from harness import ELEMENTS, numbers, program
 from op_cases import CASES
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
@@ -16,6 +16,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.factors import try_op_sharding
 from shardir.algebra.mesh import Axes, Axis
+from shardir.backend.torch.emit.literals import number_text, round_to
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.ops import FAMILIES
 from shardir.backend.torch.ops.dist import TORCH_DIST
@@ -24,7 +25,7 @@ from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import Composite
 from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret.evaluator import run
-from shardir.interpret.values import assemble
+from shardir.interpret.values import assemble, rounded
 from shardir.syntax.parser import parse
 
 torch.set_num_threads(1)
@@ -193,6 +194,61 @@ def test_op_in_every_layout(case, element):
         for p, w, r, layout in zip(parts, want, op.results, placement.results, strict=True):
             full = assemble(p, layout, MESH, w.shape)
             close(full, w, str(unsharded_type(r).element_type))
+
+
+MEAN = "nn.reduce <{}> %0 dims <{}> : (tensor<{}x{}>) -> tensor<{}{}>"
+KINDS = {"mean": lambda x, d: x.mean(d), "sum": lambda x, d: x.sum(d),
+         "max": lambda x, d: x.max(d), "min": lambda x, d: x.min(d)}  # fmt: skip
+HALVES = {"f16": (2.0**-11, 60000.0), "bf16": (2.0**-8, 1e36)}
+"""The rounding of a type, and values near to its largest ones."""
+
+
+@pytest.mark.parametrize(("kind", "element"), [*itertools.product(KINDS, HALVES)])
+def test_reductions_in_half_precision_are_rounded_once(kind: str, element: str) -> None:
+    """In every split, even and uneven: what each rank has is that of f64, times its part of a mean,
+    rounded to the type. A mean of large values is finite where their sum is not."""
+    rounding, large = HALVES[element]
+    for shape, dims in itertools.product(((7, 6), (8, 5), (1, 9)), ((0,), (1,), (0, 1))):
+        rest = "".join(f"{n}x" for d, n in enumerate(shape) if d not in dims)
+        text = MEAN.format(
+            kind, ", ".join(map(str, dims)), "x".join(map(str, shape)), element, rest, element
+        )
+        module, _ = module_of(text)
+        op, count = the_op(module), np.prod([shape[d] for d in dims])
+        given = np.random.default_rng(0).uniform(0.5, 1.0, shape) * (large if kind != "sum" else 1)
+        x = array_of(tensor(given, element), element)
+        for placement in placements(op):
+            emitted = functions_of(program_text(local_module(op, placement)[0]))
+            for rank in range(MESH.size):
+                mine = x[placement.operands[0].slices(MESH, shape, rank)]
+                if not mine.size:
+                    continue
+                got = emitted["f"](rt.Mesh(MESH.axes, rank), tensor(mine, element))
+                assert got.dtype == TYPES[element]
+                exact = mine.astype(np.float64)
+                wanted = KINDS["sum"](exact, dims) / count if kind == "mean" else (
+                    KINDS[kind](exact, dims)
+                )  # fmt: skip
+                off = np.abs(array_of(got, element).astype(np.float64) / wanted - 1)
+                assert (off <= rounding * (1 + 1e-3)).all(), f"{text}, {placement}, rank {rank}"
+
+
+@pytest.mark.parametrize("element", ["f32", "f16", "bf16"])
+def test_literals_are_rounded_as_by_torch(element: str) -> None:
+    """To nearest, and halfway between two numbers to the even one: numbers that have one more bit
+    than the type, and those beside them; in the program and in the interpreter."""
+    bits = {"f32": 23, "f16": 10, "bf16": 7}[element]
+    rng = np.random.default_rng(0)
+    ties = 1 + (2 * rng.integers(0, 1 << bits, 100) + 1) * 2.0 ** -(bits + 1)
+    ties = np.concatenate([ties, [1 + 2.0**-bits - 2.0 ** -(bits + 1), 2 - 2.0 ** -(bits + 1)]])
+    near = np.concatenate([ties, ties * (1 + 2.0**-20), ties * (1 - 2.0**-20)])
+    given = np.concatenate([near, -near, near * 2.0**-13, near * 2.0**12])
+    wanted = torch.tensor(given).to(TYPES[element]).double().tolist()
+    assert [round_to(x, element) for x in given.tolist()] == wanted
+    assert [float(number_text(x, element)) for x in given.tolist()] == pytest.approx(
+        wanted, rel=1e-7, abs=0
+    )
+    assert rounded(given, ELEMENTS[element]).tolist() == wanted
 
 
 def test_every_op_has_its_text():

@@ -1,8 +1,10 @@
 """The memory model against what lives while torch runs the emitted program, and cases by hand."""
 
+import random
 import weakref
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +21,9 @@ import shardir
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import FOLDER
 from shardir.cost.functions import functions
-from shardir.cost.memory import MemoryUse, memory_of
+from shardir.cost.memory import LiveStorages, MemoryUse, memory_of
 from shardir.dialects.nn.types import unsharded_type
+from shardir.syntax.parser import parse
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TYPES = {
@@ -256,3 +259,43 @@ def test_collectives_need_what_the_runtime_needs(
     sent = count * half * side * 4 if count > 1 and op == "all_to_all" else 0
     found = measured_on(one_of_two, module, "f")
     assert found <= uses(module)["f"].peak <= found + sent
+
+
+WIDTHS = (1, 4, 32)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_op_needs_what_lives_then(seed: int) -> None:
+    """Of random products: the arguments, which live throughout, and each value from the op that
+    makes it to the last that reads it, or the return. The largest need is that of torch."""
+    draw = random.Random(seed)
+    types = {f"w{m}_{n}": f"tensor<{m}x{n}xf32>" for m, n in product(WIDTHS, repeat=2)}
+    arguments = ", ".join(f"%{v}: {t}" for v, t in {"x": "tensor<8x4xf32>", **types}.items())
+    width, ops = {"x": 4}, list[tuple[str, str]]()
+    for i in range(draw.randint(4, 12)):
+        x, n = draw.choice([*width][-3:]), draw.choice(WIDTHS)
+        ops.append((x, f"v{i}"))
+        width[f"v{i}"] = n
+    lines = [
+        f"  %{y} = nn.matmul %{x}, %w{width[x]}_{width[y]} : "
+        f"(tensor<8x{width[x]}xf32>, {types[f'w{width[x]}_{width[y]}']}) -> "
+        f"tensor<8x{width[y]}xf32>"
+        for x, y in ops
+    ]  # fmt: skip
+    read = {x: i for i, (x, _) in enumerate(ops)}
+    ends = [y for _, y in ops if y not in read]
+    results = ", ".join(f"tensor<8x{width[v]}xf32>" for v in ends)
+    returned = ", ".join(f"%{v}" for v in ends)
+    module = parse("\n".join([
+        f"func.func @f({arguments}) -> ({results}) attributes {{train.step}} {{",
+        *lines, f"  func.return {returned} : {results}", "}",
+    ]))  # fmt: skip
+    given = 4 * (8 * 4 + sum(m * n for m, n in product(WIDTHS, repeat=2)))
+    wanted = [
+        given + sum(4 * 8 * width[y] for j, (_, y) in enumerate(ops)
+                    if j <= i <= read.get(y, len(ops)))
+        for i in range(len(ops) + 1)
+    ]  # fmt: skip
+    ((f, mesh),) = functions(module)
+    assert LiveStorages(f, mesh).needed == wanted
+    assert max(wanted) == measured(module, "f")

@@ -8,7 +8,7 @@ where, is the list `op_laws.cells`.
 
 import random
 from collections.abc import Sequence
-from math import copysign
+from math import copysign, prod
 from typing import Any
 
 import pytest
@@ -46,6 +46,8 @@ from op_layouts import (
     with_partial,
 )
 from reference import shape_of
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.layout import Layout, Shape
@@ -53,8 +55,10 @@ from shardir.algebra.mesh import Axis, SizedAxes
 from shardir.algebra.notation import mesh_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn
+from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import dims_attr, float_attr, int_attr
+from shardir.dialects.nn.types import unsharded_type
 
 pytestmark = pytest.mark.filterwarnings("ignore:no rule is registered of the op")
 
@@ -222,6 +226,45 @@ def test_partial_values_are_reduced_before_they_are_repeated():
     forward, _ = parts(module := compiled(laid_out(p.module, MESH, given)), "g")
     assert not p.errors(module)
     assert [type(op) for op in forward] == [dist.AllReduceOp, nn.BroadcastOp]
+
+
+def shrinking() -> list[Case]:
+    """A case of each linear op whose only float operand has more elements than its result: the
+    transpose makes a cotangent larger."""
+    found: dict[type, Case] = {}
+    for case in CASES:
+        if "f32" not in case.elements or not case.gradient or len(case.wrt("f32")) != 1:
+            continue
+        (f,) = [f for f in case.problem("f32").module.body.ops if isinstance(f, FuncOp)]
+        op = f.body.block.first_op
+        if isinstance(op, TensorOp) and op.factors().linear and len(op.results) == 1:
+            size = (prod(unsharded_type(v).get_shape()) for v in (*op.operands[:1], *op.results))
+            large, small = size
+            if 1 < small < large:
+                found.setdefault(case.op, case)
+    return [*found.values()]
+
+
+@pytest.mark.parametrize("case", shrinking(), ids=str)
+def test_cotangents_are_reduced_before_they_are_made_larger(case: Case):
+    """The result is repeated along a split dimension, so that its cotangent is partial."""
+    args, sizes = case.args("f32"), list[int]()
+
+    def repeated(b: OpBuilder, *given: SSAValue) -> SSAValue:
+        (y,) = case.body("f32")(b, *given[:-1])
+        shape = unsharded_type(y).get_shape()
+        sizes.append(prod(shape))
+        dims = range(1, len(shape) + 1)
+        return b.mul(b.broadcast(y, dims, (4, *shape)), b.broadcast(given[-1], [0], (4, *shape)))
+
+    p = problem([*args, Arg("f32", (4,))], repeated, case.wrt("f32"), case.kinds)
+    given = [*[layout("[" + ", ".join(["{}"] * len(a.shape)) + "]") for a in args], layout("[{a}]")]
+    module = compiled(laid_out(p.module, MESH, given))
+    assert not p.errors(module)
+    _, backward = parts(module, "g")
+    reduced = [v for op in backward if isinstance(op, dist.AllReduceOp) for v in op.values]
+    assert reduced
+    assert all(prod(dist.global_shape(v.type, MESH)) <= sizes[0] for v in reduced)
 
 
 # ---- rows that are split ----

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from runtime_files import save_npz
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import shardir
 from shardir.diagnostics import ShardirError
+from shardir.frontends.torch.weights import read_dump
 
 X = torch.randn(8, 4)
 
@@ -45,6 +47,19 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
     module = Tied()
     module.load_state_dict(read(tmp_path / name))
     torch.testing.assert_close(dict(module.state_dict()), first.state_dict(), rtol=0, atol=0)
+
+
+TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+         torch.bool]  # fmt: skip
+
+
+def test_what_a_run_has_written_has_the_types_and_shapes_of_the_module(tmp_path: Path) -> None:
+    """Of every type that a state can have; a scalar too. Others in the file are left out."""
+    like = {f"{t}, {shape}": torch.empty(shape, dtype=t) for t in TYPES for shape in ((), (2, 3))}
+    written = {name: (torch.randn(x.shape) * 3).to(x.dtype) for name, x in like.items()}
+    files = {f"states/{name}": x for name, x in written.items()}
+    save_npz(tmp_path / "run.npz", files | {"losses/step": torch.ones(2)})
+    torch.testing.assert_close(read_dump(tmp_path / "run.npz", like), written, rtol=0, atol=0)
 
 
 def test_weights_of_several_files(tmp_path: Path) -> None:

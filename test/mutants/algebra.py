@@ -255,4 +255,12 @@ MUTANTS = [
         "if False:",
         "test/passes/test_propagation.py -k strategy_of_ones",
     ),
+    Mutant(
+        "a stride cuts an axis at its other factor",
+        "A strided placement cuts a later axis of 8 into 4 and 2 where it needs 2 and 4.",
+        "shardir/algebra/placements.py",
+        "mesh.split(order[k], first)",
+        "mesh.split(order[k], size // first)",
+        "test/algebra/test_placements.py -k every_placement",
+    ),
 ]

@@ -331,4 +331,12 @@ MUTANTS = [
         "free = [*range(len(begin))]",
         "test/cost/test_calibrate.py -k alone",
     ),
+    Mutant(
+        "values are freed one op early",
+        "The last op that reads a value needs no memory for it.",
+        "shardir/cost/memory.py",
+        "        died[end] += size",
+        "        died[max(start, end - 1)] += size",
+        "test/cost/test_cost_memory.py -k lives_then",
+    ),
 ]

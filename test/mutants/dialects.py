@@ -332,4 +332,12 @@ MUTANTS = [
         '"initial": OptionSpec(float, 65536.0, minimum=0.0),',
         "test/filecheck/verify/train.ir",
     ),
+    Mutant(
+        "sums pass maxima on",
+        "A sum of partial maxima is a partial maximum, as where one rank has all of them.",
+        "shardir/dialects/nn/reduction.py",
+        'return cls.over(operands, results, props, linear="sum")',
+        'return cls.over(operands, results, props, linear="any")',
+        "test/dialects/test_ops.py::test_partial_operands[nn.reduce]",
+    ),
 ]

@@ -139,4 +139,12 @@ MUTANTS = [
         "form not in (None, EVERYWHERE)",
         "test/frontends/test_masks.py",
     ),
+    Mutant(
+        "a dump has the types of its file",
+        "What a run has written has the element types of its file: bf16 comes back as f32.",
+        "shardir/frontends/torch/weights.py",
+        "torch.from_numpy(np.array(file[key])).to(x.dtype)",
+        "torch.from_numpy(np.array(file[key]))",
+        "test/frontends/test_weights.py -k types_and_shapes",
+    ),
 ]

@@ -318,4 +318,12 @@ MUTANTS = [
         "pass",
         "test/filecheck/simplify-communication",
     ),
+    Mutant(
+        "what is read elsewhere is each replica's own",
+        "local-steps does not synchronise states of the optimizer that other functions read.",
+        "passes/local_steps.py",
+        "or a.key in others or not is_own(a))",
+        "or not is_own(a))",
+        "test/passes/test_local_steps.py",
+    ),
 ]

@@ -285,4 +285,20 @@ MUTANTS = [
         "if isinstance(op := v.owner, TensorOp) and not op.operands:",
         "test/rewriting/test_hosts.py -k numbers",
     ),
+    Mutant(
+        "open dimensions stay where they are",
+        "An input of all microbatches has the open dimensions of one of them.",
+        "shardir/rewriting/autodiff/microbatches.py",
+        "frozenset(d + 1 for d in sharding.open)",
+        "sharding.open",
+        "test/rewriting/test_microbatches.py -k without_microbatches",
+    ),
+    Mutant(
+        "cotangents are reduced after they are made larger",
+        "The transpose of a linear op passes a partial cotangent on, whatever its size.",
+        "shardir/rewriting/autodiff/transposition.py",
+        "and elements_of(active[0]) <= sum(map(elements_of, op.results))",
+        "and True",
+        "test/dialects/test_ops.py -k made_larger",
+    ),
 ]

@@ -364,4 +364,12 @@ MUTANTS = [
         "if not candidates:",
         "test/search/test_buckets.py -k partial_results",
     ),
+    Mutant(
+        "results are priced in the other direction",
+        "A result is redistributed from the layout of its value into that which the op makes.",
+        "shardir/search/mixture_costs.py",
+        "return self._makes(values[v], p.sharding.results[j], c.layout)",
+        "return self._makes(values[v], c.layout, p.sharding.results[j])",
+        "test/search/test_reopening.py -k reckons",
+    ),
 ]

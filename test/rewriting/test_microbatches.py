@@ -1,6 +1,7 @@
 """Gradients of microbatches: their sum is torch's; the program does not grow with them."""
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from xdsl.ir import Operation
 from shardir.cost import FunctionCost, report
 from shardir.dialects import nn, train
 from shardir.dialects.builder import OpBuilder
+from shardir.dialects.dist import layout_of
+from shardir.syntax.parser import parse
 
 
 def accumulated(how: str, count: int) -> train.AccumulateAttr:
@@ -116,3 +119,32 @@ def test_ops_of_parameters_alone_are_computed_once():
     found = collectives(ops)
     assert sum(isinstance(op, nn.ExpOp) for op in ops) == 1
     assert found["all_gather"] == found["reduce_scatter"] == 1
+
+
+OPEN = """
+dist.mesh @m <a = 2, b = 2>
+func.func private @loss(
+    %x: tensor<8x4xf32, #dist.sharding<@m, [{{{}}}, {{{}}}]>> {{train.input = #train.init<normal>}},
+    %z: tensor<8x4xf32, #dist.layout<@m, [{{a}}, {{b}}]>> {{train.input = #train.init<normal>}},
+    %w: tensor<4xf32, #dist.layout<@m, [{{b}}]>> {{train.parameter = "w", train.init = #train.init<normal>}}
+) -> tensor<f32> {{
+  %y = nn.add %x, %z : (tensor<8x4xf32, #dist.sharding<@m, [{{{}}}, {{{}}}]>>, tensor<8x4xf32, #dist.layout<@m, [{{a}}, {{b}}]>>) -> tensor<8x4xf32>
+  %v = nn.mul %y, %w : (tensor<8x4xf32>, tensor<4xf32, #dist.layout<@m, [{{b}}]>>) -> tensor<8x4xf32>
+  %loss = nn.reduce <mean> %v dims <0, 1> : (tensor<8x4xf32>) -> tensor<f32>
+  func.return %loss : tensor<f32>
+}}
+train.step @step of @loss <sgd, lr = 0.1>{}
+"""  # noqa: E501 - a program
+
+
+@pytest.mark.parametrize("dims", [*product(["", "?"], repeat=2)])
+def test_an_input_is_split_as_without_microbatches(dims: tuple[str, str]) -> None:
+    """Dimensions that may be split still may, beside a dimension of the microbatches."""
+    found = []
+    for tail in ("", " accumulate <mean, microbatches = 4>"):
+        module = parse(OPEN.format(*dims, *dims, tail))
+        compiled(module, ("inline-calls", "distributed-autodiff", "propagate-strategies"))
+        found.append(layout_of(function(module, "step").body.block.args[0]))
+    alone, together = found
+    assert alone is not None and together is not None
+    assert together.dims == ((), *alone.dims)

@@ -1,8 +1,11 @@
 # ruff: noqa: E402 (torch may not be installed)
 """Batches that Python makes while ranks train."""
 
+import contextlib
 import copy
+import os
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,23 @@ def compiled():
         mesh="dp = 2, tp = 2", plan="megatron(tp) * ddp(dp)",
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_pipe_stays_open(compiled):
+    """However a run ends, neither end of a pipe is left."""
+    before = pipes()
+    yield
+    assert pipes() <= before
+
+
+def pipes():
+    """Return the pipes of this process: each of its descriptors, with the pipe's number."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the folder itself
+            found.add((path.name, os.readlink(path)))
+    return {(name, file) for name, file in found if file.startswith("pipe:")}
 
 
 def batches(seed):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ pytest.importorskip("torch")
 import shardir
 from shardir.backend.runs import Options, Report, RunError
 from shardir.backend.torch.launch import rendezvous
+from shardir.backend.torch.launch.agent import digests
 from shardir.backend.torch.launch.forks import Fork, shared
+from shardir.backend.torch.launch.start import read_plan
 from shardir.tools import run as tool
 
 AGENT = Path(__file__).parent / "node_agent.py"
@@ -397,3 +400,19 @@ def test_nodes_are_in_the_order_of_their_ranks():
     wrong = [*nodes(0, 1), rendezvous.Peer(2, "p", "other")]
     with pytest.raises(RunError, match="got other options on node 2 than on node 0"):
         rendezvous.place(wrong, 0)
+
+
+def test_nodes_know_each_other_by_all_that_they_run(tmp_path):
+    """Of a program, what ranks read of it; of options all but the paths of files."""
+    directory = program(tmp_path)
+    plan, options = read_plan(directory), Options(steps=3, dump=tmp_path / "a.npz")
+    same = digests(plan, options)
+    assert digests(plan, replace(options, dump=tmp_path / "b.npz")) == same
+    assert digests(plan, replace(options, steps=4))[0] == same[0]
+    assert digests(plan, replace(options, steps=4))[1] != same[1]
+    for name in ("program.py", "plan.json"):
+        text = (directory / name).read_bytes()
+        (directory / name).write_bytes(text + b"\n")
+        assert digests(plan, options)[0] != same[0], name
+        (directory / name).write_bytes(text)
+    assert digests(plan, options) == same

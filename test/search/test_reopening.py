@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from itertools import product
 
+import numpy as np
 import pytest
 from extent import extent
 from harness import apply
@@ -20,13 +21,15 @@ from shardir.algebra.propagation import PropagationState, propagate
 from shardir.algebra.propagation.graph import PropagationGraph
 from shardir.analysis.functions import values
 from shardir.cost import report
-from shardir.dialects import dist
+from shardir.dialects import dist, train
 from shardir.dialects.nn.types import unsharded_type
 from shardir.passes import propagate_strategies
 from shardir.pipelines import PIPELINES
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import set_type
+from shardir.search.mixture_costs import MixtureCosts
 from shardir.search.reopening import Price, reopened
+from shardir.search.solver import solve
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
@@ -213,3 +216,34 @@ def shuffle(f: FuncOp, draw: random.Random) -> None:
         placed.add(op)
         op.detach()
         block.add_op(op)
+
+
+def all_of(costs: MixtureCosts, other: bool) -> float:
+    """Return the minimum estimate of a mixture with all layouts of one of its propagations."""
+    options = [np.arange(len(c)) for c in costs.problem.unary]
+    for v, i in costs.variable.items():
+        mine = np.flatnonzero([is_other is other for is_other in costs.choices[v].is_other()])
+        options[i] = mine if len(mine) else options[i]
+    return solve(costs.problem.restricted(options)).objective
+
+
+@pytest.mark.parametrize("seed", [1002, 1016, 1024, 1032, 1035])
+def test_forward_programs_take_what_the_mixture_reckons(seed: int, monkeypatch: pytest.MonkeyPatch):
+    """Of a function without a gradient: the times of its lowered programs with the layouts of
+    either propagation differ as their estimates do. Operands and results are redistributed."""
+    estimates, lowered = list[float](), list[float]()
+    for other in (False, True):
+
+        def chosen(graph: PropagationGraph, _price: Price, other: bool = other) -> PropagationState:
+            states = propagate(graph), propagate(graph, parameters_first=True)
+            estimates.append(all_of(MixtureCosts(*states), other))
+            return states[other]
+
+        monkeypatch.setattr(propagate_strategies, "reopened", chosen)
+        module = products(seed)
+        for request in module.body.ops:
+            if isinstance(request, train.StepOp):
+                request.detach()
+        lowered.append(seconds(module)[1])
+    assert lowered[0] != pytest.approx(lowered[1])
+    assert estimates[1] - estimates[0] == pytest.approx(lowered[1] - lowered[0], abs=1e-9)
