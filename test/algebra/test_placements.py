@@ -88,20 +88,23 @@ def test_each_rank_has_the_shard_of_dtensor(
     assert len(cases) == count * len(shapes)
     differ: set[tuple[Any, ...]] = set()
     refused: set[tuple[Any, ...]] = set()
+    given: dict[tuple[Any, ...], Any] = {}
+    for shape, layout in cases:
+        try:
+            given[shape, layout] = shardir.to_dtensor(layout, mesh, shape)
+        except ShardirError:
+            refused.add((shape, layout))
+            even = tuple(n * mesh.size for n in shape)  # the placements that it would have
+            given[shape, layout] = shardir.to_dtensor(layout, mesh, even)
     back: dict[tuple[Any, ...], Layout] = {}
     strided: set[tuple[Any, ...]] = set()
     for rank in range(mesh.size):
         with one_of(mesh.size, rank):
-            for case in cases:
+            meshes = {key: device_mesh(*key) for key in {(s, n) for n, s, _ in given.values()}}
+            for case, (names, sizes, placements) in given.items():
                 shape, layout = case
                 full = numbered(shape)
-                try:
-                    names, sizes, placements = shardir.to_dtensor(layout, mesh, shape)
-                except ShardirError:
-                    refused.add(case)
-                    even = tuple(n * mesh.size for n in shape)  # the placements that it would have
-                    names, sizes, placements = shardir.to_dtensor(layout, mesh, even)
-                theirs = distributed(full, device_mesh(sizes, names), placements)
+                theirs = distributed(full, meshes[sizes, names], placements)
                 if not torch.equal(theirs.to_local(), full[layout.slices(mesh, shape, rank)]):
                     differ.add(case)
                 if rank == 0:
