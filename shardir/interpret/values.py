@@ -145,7 +145,7 @@ def partial_value(x: Array, reduction: str, n: int, k: int, holder: int) -> Arra
             if boolean:
                 other = np.full_like(x, worse > 0)
             else:
-                other = np.where(np.isfinite(x), x + worse * (np.abs(x) + 1), x)
+                other = x + worse * (np.abs(np.where(np.isfinite(x), x, 0)) + 1)
             return np.where(turn == holder % n, x, other)
         case _:
             return x if k == 0 else nothing
