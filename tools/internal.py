@@ -9,7 +9,7 @@ from xdsl.utils.exceptions import DiagnosticException
 from shardir.diagnostics import ShardirError
 
 BUG = (
-    "this is a bug of shardir, not an error of the input; please report it with the input "
+    "this is a bug of shardir, not an error of the input; please report it with {} "
     "(--traceback shows where)"
 )
 

@@ -13,6 +13,7 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,10 @@ ONE_PROGRAM = ("save_strategies", "cost_graph", "trace")
 class Driver(OptArguments):
     """One run of `shard-opt`, from its arguments to its output."""
 
+    source: Source | None = None
+    """The program that is compiled, and the number of passes that have run over it."""
+    done = 0
+
     def main(self) -> int:
         """Run, and return the exit code; errors go to stderr."""
         if self.args.list_passes:
@@ -73,13 +78,17 @@ class Driver(OptArguments):
         )
         if self.args.dump_pass_pipeline:
             print(pipelines.text_of(self.passes), file=sys.stderr)
+        name, text = files.read_input(self.args.input_file)
+        if self.args.run_reproducer:
+            from shardir.api.reproducer import read_reproducer
+
+            self.passes, self.args.target = read_reproducer(text, name)
         self.target = self.make_target()
         self.internal = guard(self.args.traceback)
         self.times = PassTimes()
         self.reports = Reports(self.args, self.internal)
         if self.args.disable_verify:
             Attribute.__post_init__ = _empty_post_init
-        name, text = files.read_input(self.args.input_file)
         chunks = files.split_chunks(text) if self.args.split_input_file else [text]
         for option in ONE_PROGRAM:
             if len(chunks) > 1 and getattr(self.args, option) is not None:
@@ -135,7 +144,20 @@ class Driver(OptArguments):
         ]
         return output, reported + errors
 
+    def reproducer(self, error: str) -> Path | None:
+        """Write the program before the pass that failed to a file; return its path, if it could be
+        written."""
+        from shardir.api.reproducer import write_reproducer
+
+        source = self.source
+        if source is None:
+            return None
+        target = "torch" if self.args.target == "torch" else "mlir"
+        made = partial(self.parse, source)
+        return write_reproducer(error, made, source.text, self.passes, self.done, self.ctx, target)
+
     def compile(self, source: Source) -> str:
+        self.source, self.done = source, 0
         with self.internal("the parser"):
             module = self.times.measure("parse", lambda: self.parse(source))
         self.verify(module, source)
@@ -147,6 +169,7 @@ class Driver(OptArguments):
             if p.name == pipelines.LOWERING:
                 self.reports.layouts(module)
             self.apply(p, module)
+            self.done = i + 1
             if i == planned:
                 from shardir.rewriting.annotated_plan import annotated_plan
 
@@ -271,14 +294,18 @@ class Driver(OptArguments):
 def main(args: Sequence[str] | None = None) -> int:
     """Run `shard-opt`, and return its exit code."""
     checked = Attribute.__post_init__  # --disable-verify replaces it for the process
+    driver = None
     try:
         with no_gc():
-            return Driver(args).main()
+            driver = Driver(args)
+            return driver.main()
     except ShardirError as e:
         print(f"shard-opt: error: {e}", file=sys.stderr)
         return 2
     except InternalError as e:
-        print(f"shard-opt: internal error in {e}\n{BUG}", file=sys.stderr)
+        path = None if driver is None else driver.reproducer(str(e))
+        what = "the input" if path is None else f"{path}, which --run-reproducer runs"
+        print(f"shard-opt: internal error in {e}\n{BUG.format(what)}", file=sys.stderr)
         return 70
     finally:
         Attribute.__post_init__ = checked

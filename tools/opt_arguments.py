@@ -134,6 +134,11 @@ class OptArguments(xDSLOptMain):
             "offsets (docs/memory.md)",
         )
         add(
+            "--run-reproducer",
+            action="store_true",
+            help="run the passes that the file of an internal error names, over its program",
+        )
+        add(
             "--verify-each", action="store_true", help="verify after each pass, not only at the end"
         )
         add(

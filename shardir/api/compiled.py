@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from xdsl.passes import ModulePass
 from shardir import pipelines
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.plan_notation import PlanForm
+from shardir.api.reproducer import write_reproducer
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Origin
 from shardir.backend.runs import Options, Report
@@ -84,20 +86,35 @@ def compile_module(
             source, original = Source("", name), copied(text_or_module)
             verify(original, source)
         given, module, context = original, copied(original), default_parser().ctx
+        done = 0
 
         def work() -> None:
-            nonlocal original
-            for p in passes:
+            nonlocal original, done
+            for done, p in enumerate(passes):  # noqa: B007 - read where one fails
                 p.apply(context, module)
                 if pipelines.runs_on_one_device(p):
                     original = copied(module)
             verify(module, source)
 
-        located(source, work)
+        try:
+            located(source, work)
+        except ShardirError:
+            raise
+        except Exception as e:
+            made = partial(copied, given)
+            name_error(e, passes[done].name, made, source.text, passes, done, context)
+            raise
     base = Path(base_dir) if base_dir is not None else None
     backend = backend_of(target)
     backend = replace(backend, arena=arena or backend.arena)
     return Compiled(module, original, source, base, context, backend, given, tuple(passes))
+
+
+def name_error(error: Exception, part: str, *reproducer: Any) -> None:
+    """Add a note to an internal error: the file of its reproducer."""
+    path = write_reproducer(f"{part}: {type(error).__name__}: {error}", *reproducer)
+    if path is not None:
+        error.add_note(f"a reproducer for a report is {path}: shard-opt {path} --run-reproducer")
 
 
 def located(source: Source, work: Callable[[], Any]) -> Any:
@@ -144,7 +161,14 @@ class Compiled:
     @property
     def program(self) -> str:
         """The Python that every rank runs."""
-        return located(self.source, lambda: self.backend.text(self.module))
+        try:
+            return located(self.source, lambda: self.backend.text(self.module))
+        except ShardirError:
+            raise
+        except Exception as e:
+            made, text = partial(copied, self.module), self.source.text
+            name_error(e, "the emitter", made, text, (), 0, self.context, self.backend.name)
+            raise
 
     @checked("save")
     def save(
