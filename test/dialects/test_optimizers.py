@@ -1,7 +1,10 @@
 """Optimizers and their schedules are torch's on one device (or, where torch has none, their
 formula's)."""
 
+import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +38,7 @@ from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime.runtime import Mesh
 from shardir.dialects import dist, train
 from shardir.dialects.builder import OpBuilder
+from shardir.dialects.train.options import ScheduleAttr
 from shardir.frontends.torch.optimizers import read
 from shardir.interpret import run
 from shardir.syntax.parser import parse
@@ -328,3 +332,30 @@ def test_schedules_are_those_of_torch(schedule: str):
     optimizer = O.SGD(parameters, 0.1)
     compare(ours, parameters, by_torch(optimizer, parameters, SCHEDULES[schedule](optimizer)))
     assert ours.values["step.count"] == 20
+
+
+FORMULAS = re.findall(
+    r"^\| `((?:constant|cosine|polynomial|step|inverse_sqrt)<[^`]*)>` \| (.*) \|$",
+    (Path(__file__).parents[2] / "docs" / "language.md").read_text(),
+    re.M,
+)
+"""The schedules of docs/language.md: text, formula."""
+
+
+NO_DEVICE: Any = None
+"""The device of ops whose value does not depend on it."""
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+@pytest.mark.parametrize(("text", "formula"), FORMULAS)
+def test_schedules_are_those_of_the_documentation(text: str, formula: str, warmup: int) -> None:
+    """Python evaluates the formulas of the page, whose text multiplies by the warm-up."""
+    text = text.replace("steps = 1000", "steps = 90")
+    names = {name: float(x) for name, x in re.findall(r"(\w+) = ([\d.]+)", text)}
+    schedule = ScheduleAttr.read(f"{text.replace('<', ', ', 1)}, warmup = {warmup}")
+    op = train.LearningRateOp.create(properties={"schedule": schedule})
+    for t in range(120):
+        p = min(1.0, max(0.0, t - warmup) / (90 - warmup))
+        scope = {**vars(math), **names, "warmup": warmup, "t": t, "p": p}
+        expected = eval(formula.replace("^", "**"), scope) * min(1, (t + 1) / max(1, warmup))
+        assert float(op.evaluate(NO_DEVICE, np.array(t))) == pytest.approx(expected, rel=1e-12)
