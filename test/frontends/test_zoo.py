@@ -3,6 +3,7 @@ each of several plans, in the interpreter."""
 
 from contextlib import nullcontext
 from itertools import product
+from pathlib import Path
 
 import pytest
 from architectures import UNEXPORTABLE, ZOO, doubles
@@ -59,3 +60,22 @@ def test_what_is_not_imported_is_named(name: str) -> None:
 def test_what_is_not_exported_is_refused_with_its_place(name: str) -> None:
     with pytest.raises(ShardirError, match=r"expected a module that torch\.export takes, got"):
         imports(UNEXPORTABLE[name], UNEXPORTABLE[name].make())
+
+
+@pytest.mark.parametrize(
+    ("page", "sentences"),
+    [
+        ("README.md", ["the {exported} of {all} architectures that torch.export takes"]),
+        ("docs/zoo.md", ["the {exported} of {all} architectures that torch.export takes"]),
+        ("docs/models.md", ["a zoo of {all} tiny architectures",
+                            "torch.export takes {exported} of them, and {imported} import"]),
+        ("docs/testing.md", ["{imported}, each with three plans"]),
+    ],
+)  # fmt: skip
+def test_pages_count_the_architectures(page: str, sentences: list[str]) -> None:
+    text = (Path(__file__).parents[2] / page).read_text()
+    counts = {
+        "all": len(ZOO) + len(UNEXPORTABLE), "exported": len(ZOO), "imported": len(IMPORTED),
+    }  # fmt: skip
+    for sentence in sentences:
+        assert sentence.format(**counts) in text
