@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STEPS ?= 240
 PROGRAMS ?= 2000
+MODULES ?= 2000
 MUTANTS ?= 2000
 JOBS ?= 2
 FAULTS ?= 200
@@ -12,7 +13,7 @@ FAULTS ?= 200
 WORKERS ?= 3
 DIGITS := docs/examples/digits.npz
 
-.PHONY: demo test test-gpu test-all mutants programs fuzz faults lint clean
+.PHONY: demo test test-gpu test-all mutants programs modules fuzz faults lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 $(VENV)/ready: pyproject.toml
@@ -46,6 +47,9 @@ mutants: $(VENV)/ready  ## plant errors, each of which the tests of its package 
 
 programs: $(VENV)/ready  ## random programs of all ops, others each time
 	PROGRAMS=$(PROGRAMS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 test/passes/test_random_programs.py
+
+modules: $(VENV)/ready  ## random modules of torch, trained as torch does; SEED=7 for the same again
+	OMP_NUM_THREADS=1 $(BIN)/python test/modules.py --modules $(MODULES) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(VENV)/ready  ## damaged variants of the examples: a message or a program, in time and memory
 	OMP_NUM_THREADS=1 $(BIN)/python test/mutations.py --mutants $(MUTANTS) --jobs $(JOBS)

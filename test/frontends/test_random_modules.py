@@ -1,0 +1,53 @@
+"""Random modules of torch: on one device and on ranks they train as they do in torch.
+
+`make modules MODULES=2000` judges more of them, others each time, and reduces those that fail.
+"""
+
+import pytest
+from extent import extent
+from judged_modules import GOOD, in_double, judged, runs, valid_part
+from modules import optimizer_of
+from random_modules import drawn_module
+from reduced_modules import reproducer, shrunk
+
+PARTS, COUNT, ON_RANKS = 6, extent(60, 600), 2
+
+KNOWN = (
+    "activation written in place", "parameter written in place", "buffer written in place", "out=",
+    "max_norm", "loop", "shape changed in place", "written by rows", "buffer written anew", "hook",
+    "old weight_norm", "spectral_norm", "old spectral_norm", "teacher", "embedding",
+    "tied parameter", "buffer in memory of another", "inplace=True", "tensor attribute",
+    "parameter's data assigned", "straight-through", "integer buffer", "copy", "norm", "batch norm",
+    "nan_to_num",
+)  # fmt: skip
+"""The features with which modules are known to fail."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_modules_train_as_in_torch(part: int) -> None:
+    for seed in range(part, COUNT, PARTS):
+        check(seed)
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_random_modules_train_on_ranks() -> None:
+    for seed in range(COUNT, COUNT + ON_RANKS):
+        check(seed, ranks=True)
+
+
+def check(seed: int, ranks: bool = False) -> None:
+    optimizer = optimizer_of(seed)
+    with in_double():
+        module = drawn_module(seed, KNOWN)
+    if (valid := valid_part(module, optimizer)) is None:
+        return
+    verdict = judged(*valid, optimizer, outputs=seed % 3 == 0, ranks=ranks)
+    assert verdict.kind in GOOD, f"seed {seed}\n{reproducer(valid[0], verdict)}"
+
+
+def test_a_module_is_reduced_to_the_statements_that_fail() -> None:
+    with in_double():
+        module = next(m for m in map(drawn_module, range(1000)) if ".flip(0)" in m.body)
+    found = shrunk(module, lambda m: ".flip(0)" in m.body and runs(m))
+    assert sum(len(c.forward) for c in found.classes) <= 2
+    assert len(found.classes) == 1

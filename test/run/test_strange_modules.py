@@ -1,0 +1,46 @@
+"""Modules that write to what they have train on four ranks as in torch on one device."""
+
+import pytest
+import torch
+from extent import extent
+from judged_modules import in_double
+from strange_modules import STRANGE, loss_of
+
+import shardir
+
+STEPS = 5
+PLANS = ("ddp", "fsdp", "megatron(tp) * fsdp(dp)")
+CASES = [
+    (name, plan)
+    for i, name in enumerate(STRANGE)
+    for plan in extent((PLANS[i % len(PLANS)],), PLANS)
+]
+
+
+@pytest.mark.parametrize(("name", "plan"), CASES)
+def test_a_strange_module_trains_as_in_torch(name: str, plan: str) -> None:
+    strange = STRANGE[name]
+    with in_double():
+        torch.manual_seed(0)
+        model = strange.made()
+        optimizer = torch.optim.SGD(
+            [p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9
+        )
+        batches = [(torch.randn(strange.shape), torch.randn(strange.shape)) for _ in range(STEPS)]
+        program = shardir.compile(
+            model, batches[0][0], labels=batches[0][1], loss=loss_of, optimizer=optimizer,
+            mesh="dp = 2, tp = 2", plan=plan, **({"trace": True} if strange.trace else {}),
+        )  # fmt: skip
+        report = program.run(batches, steps=STEPS)
+
+        losses = []
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    torch.testing.assert_close(report.losses["step"], losses, rtol=1e-9, atol=1e-12)
+    wanted = {k: x for k, x in program.state_dict().items()}
+    found = {k: x.detach() for k, x in model.state_dict().items()}
+    torch.testing.assert_close(wanted, found, rtol=1e-9, atol=1e-10)
