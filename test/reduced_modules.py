@@ -25,12 +25,8 @@ def reduced(
     ranks: bool = False,
 ) -> ModuleText:  # fmt: skip
     """A module with the same symptom, of which no statement can be dropped."""
-    tried: set[str] = set()
 
     def fails(candidate: ModuleText) -> bool:
-        if str(candidate) in tried or len(tried) > ATTEMPTS:
-            return False
-        tried.add(str(candidate))
         wanted = outcome(candidate, optimizer)
         if wanted is None:
             return False
@@ -42,7 +38,7 @@ def reduced(
 
 def shrunk(module: ModuleText, fails: Callable[[ModuleText], bool]) -> ModuleText:
     """The least module that fails, by dropping and replacing parts one by one."""
-    progress = True
+    progress, tried = True, {str(module)}
     while progress:
         progress = False
         for candidates in (halves, without_results, without_statements, without_classes,
@@ -51,6 +47,9 @@ def shrunk(module: ModuleText, fails: Callable[[ModuleText], bool]) -> ModuleTex
             while again:
                 again = False
                 for candidate in candidates(module):
+                    if str(candidate) in tried or len(tried) > ATTEMPTS:
+                        continue
+                    tried.add(str(candidate))
                     if fails(candidate):
                         module, progress, again = candidate, True, True
                         break
