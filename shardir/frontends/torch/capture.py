@@ -188,7 +188,8 @@ def capture(
     def noted(names: list[str]) -> None:
         metrics[:] = names
 
-    wrapper = _WithLoss(model, loss, train, noted, notes.setdefault).train(model.training)
+    wrapper = _WithLoss(model, loss, train, noted, notes.setdefault)
+    wrapper.training = model.training  # parts of the module may have another mode: a frozen norm
     try:
         with _quiet(), torch.set_grad_enabled(train):
             given = args, kwargs, wanted
