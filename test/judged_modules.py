@@ -57,7 +57,7 @@ def in_double() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training has: by step the loss and the gradients by name, at last the states."""
+    """The results of a training: the loss and the gradients by step, and the states at its end."""
 
     losses: list[np.ndarray]
     gradients: list[dict[str, np.ndarray]]
@@ -66,7 +66,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a module was judged, and the differences or the message."""
+    """The kind of a judgement, with the differences or the message."""
 
     kind: str
     detail: str = ""
@@ -139,13 +139,13 @@ def trained_by_shardir(
     return Trained(losses, gradients, states)
 
 
-def difference(found: np.ndarray, wanted: np.ndarray, least: float = 0.0) -> float:
-    """The largest difference of two arrays, relative to the largest element."""
+def difference(found: np.ndarray, wanted: np.ndarray, scale: float = 0.0) -> float:
+    """The largest difference of two arrays, relative to the largest element, or to `scale`."""
     if found.shape != wanted.shape:
         return np.inf
     if wanted.dtype.kind != "f":
         return 0.0 if np.array_equal(found, wanted) else np.inf
-    scale = max(np.abs(wanted).max(initial=0.0), least, 1e-6)
+    scale = max(np.abs(wanted).max(initial=0.0), scale, 1e-6)
     distance = np.abs(found - wanted).max(initial=0.0)
     return float(distance / scale) if np.isfinite(distance) else np.inf
 
@@ -175,7 +175,7 @@ def differences(
 
 
 def smooth(module: ModuleText, optimizer: str) -> Trained | None:
-    """What torch has, or None where rounding decides on it. Raises whatever torch raises."""
+    """Torch's results, or None where rounding decides on them. Raises whatever torch raises."""
     batches = module.batches(STEPS)
     wanted = trained_by_torch(module.made(), batches, optimizer)
     near = [tuple(x * (1 + NOISE * torch.linspace(-1, 1, x.numel()).view(x.shape)) for x in b)
@@ -221,7 +221,7 @@ def without_data(text: str) -> str:
 
 
 def outcome(module: ModuleText, optimizer: str = "sgd") -> Trained | None:
-    """What torch has of a module that can be judged, or None if it can't."""
+    """Torch's results of a module that can be judged, or None."""
     with in_double():
         try:
             wanted = smooth(module, optimizer)
@@ -255,7 +255,7 @@ def judged(
                 wrong |= of_outputs(module, batches[0])
         except ShardirError as error:
             return Verdict(kind_of_refusal(module, str(error)), str(error))
-        except Exception as error:  # of any kind: each is a fault
+        except Exception as error:  # of any kind: none may leave the compiler
             return Verdict("crashed", f"{type(error).__name__}: {error}")
         after = states_of(model)
         if {n: id(x) for n, x in before.items()} != {n: id(x) for n, x in after.items()} or any(
@@ -275,7 +275,7 @@ REFUSED = (
 
 
 def kind_of_refusal(module: ModuleText, message: str) -> str:
-    """Whether the refusal is torch.export's, or one that is documented, or a fault."""
+    """The kind of a refusal: torch.export's, one that is documented, or one that is neither."""
     if any(words in message for words in REFUSED):
         return "refused as documented"
     try:
@@ -286,7 +286,7 @@ def kind_of_refusal(module: ModuleText, message: str) -> str:
 
 
 GOOD = ("right", "refused as documented", "refused by torch.export")
-"""The kinds of verdicts that are no faults."""
+"""The verdicts with which the compiler is right."""
 
 
 def trained(

@@ -238,22 +238,25 @@ def place(w: Writer, atoms: Sequence[str] | None = None, views: int = 2) -> str:
         shape = shape_of(w, e)
         use_alias = w.draw.random() < 0.2
         made = filled(w, w.draw.choice(ALIASES), e) if use_alias else view_of(w, e, shape)
-        if shape_of(w, made, None) is not None:
+        if is_small(w, made):
             e = made
     return e
 
 
-def shape_of(w: Writer, e: str, default: object = ImpossibleError) -> tuple[int, ...]:
-    """The shape of a small tensor. Raises ImpossibleError, or returns `default`, if it is none."""
+def is_small(w: Writer, e: str) -> bool:
+    """Whether torch takes an expression, and it is a small tensor."""
     try:
         x = w.value(e)
     except Exception:
-        x = None
-    if isinstance(x, torch.Tensor) and 0 < x.numel() <= 2 * MAX_ELEMENTS and x.dim() < 5:
-        return tuple(x.shape)
-    if default is None:
-        return None  # type: ignore[return-value]
-    raise ImpossibleError
+        return False
+    return isinstance(x, torch.Tensor) and 0 < x.numel() <= 2 * MAX_ELEMENTS and x.dim() < 5
+
+
+def shape_of(w: Writer, e: str) -> tuple[int, ...]:
+    """The shape of a small tensor. Raises ImpossibleError if it is none."""
+    if not is_small(w, e):
+        raise ImpossibleError
+    return tuple(w.value(e).shape)
 
 
 def number(w: Writer) -> str:

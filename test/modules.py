@@ -27,7 +27,7 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class Result:
-    """How the module of a seed was judged.
+    """The verdict on the module of a seed.
 
     Attributes:
         verdict: None if torch refuses the module.

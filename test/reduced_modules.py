@@ -1,4 +1,4 @@
-"""Shrinks a module that is judged wrong to its least statements."""
+"""Shrinks a module that is judged wrong to its fewest statements."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ ATTEMPTS = 400
 
 
 def symptom(v: Verdict) -> tuple[str, str]:
-    """What a smaller module must share: the kind, and of a refusal its message without numbers and
-    names."""
+    """The symptom that a smaller module must share: the kind, and of a refusal the message without
+    numbers and names."""
     text = v.detail.partition("\n")[0] if v.kind in ("refused", "crashed") else ""
     text = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|%?[\w.]*\d[\w.]*|\[[^\]]*\]", "*", text)
     return v.kind, text[:160]
@@ -37,7 +37,7 @@ def reduced(
 
 
 def shrunk(module: ModuleText, fails: Callable[[ModuleText], bool]) -> ModuleText:
-    """The least module that fails, by dropping and replacing parts one by one."""
+    """The smallest module that fails, by dropping and replacing parts one by one."""
     progress, tried = True, {str(module)}
     while progress:
         progress = False

@@ -567,7 +567,6 @@ KNOWN: tuple[str, ...] = (
     "gradient hook on an activation",
     "gradient hook on a parameter",
     "backward hook of a module",
-    "batch norm in eval in a trained module",
     "plain tensor attribute written",
     "plain tensor attribute anew",
     "python counter",

@@ -18,7 +18,7 @@ KNOWN = (
     "old weight_norm", "spectral_norm", "old spectral_norm", "teacher", "embedding",
     "tied parameter", "buffer in memory of another", "inplace=True", "tensor attribute",
     "parameter's data assigned", "straight-through", "integer buffer", "copy", "norm", "batch norm",
-    "nan_to_num",
+    "nan_to_num", "parameters in one memory",
 )  # fmt: skip
 """The features with which modules are known to fail."""
 
@@ -50,4 +50,3 @@ def test_a_module_is_reduced_to_the_statements_that_fail() -> None:
         module = next(m for m in map(drawn_module, range(1000)) if ".flip(0)" in m.body)
     found = shrunk(module, lambda m: ".flip(0)" in m.body and runs(m))
     assert sum(len(c.forward) for c in found.classes) <= 2
-    assert len(found.classes) == 1
