@@ -6,7 +6,8 @@ program.run(batches, steps=100)
 model.load_state_dict(program.state_dict())
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -23,6 +24,7 @@ from shardir.api.batches import (
     parts_of,
     rows_of,
 )
+from shardir.api.checks import ModuleCheck, compare
 from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import SEARCH, MeshForm, devices_of
 from shardir.api.training_state import TrainingState
@@ -33,6 +35,7 @@ from shardir.dialects.nn.base import Array
 from shardir.dialects.train import InitAttr, Role, arguments, is_of_replica
 from shardir.frontends.torch import optimizer_states, optimizers, weight_files, weights
 from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture
+from shardir.frontends.torch.eager import Eager
 from shardir.frontends.torch.importer import FUNCTION, MODEL, STEP, Imported, import_model
 from shardir.frontends.torch.outputs import Outputs
 from shardir.rewriting.functions import bodies
@@ -59,6 +62,10 @@ class CompiledModel(Compiled):
     """The form of the module's outputs, of a program for inference."""
     optimizer: optimizer_states.TorchForm | None = None
     """The form of the optimizer of torch that it was compiled with."""
+    eager: Eager | None = None
+    """The module, the loss and the optimizer that it was compiled from."""
+    example: Any = None
+    """The example inputs, with labels in a pair."""
 
     @property
     def values(self) -> Mapping[str, torch.Tensor]:
@@ -158,6 +165,25 @@ class CompiledModel(Compiled):
                     copy_file(dump, given.dump)
                 self.state.take(dump, report)
         return report
+
+    @checked("check")
+    def check(self, batches: Sequence[Any] | None = None, *, steps: int = 2) -> ModuleCheck:
+        """Compare the program, on local processes, with a copy of the module that torch trains on
+        one device: the loss and the gradients of the first step, parameters and buffers after it,
+        the losses of the next ones; of a program for inference the outputs. Both begin with the
+        values with which the program was compiled, and this one goes on as if there were no check.
+
+        Args:
+            batches: as for `run`; by default the example inputs.
+
+        Returns:
+            The differences; `str` is their table.
+
+        Raises:
+            ShardirError: a difference is more than rounding: by parameter, with the first op that
+                differs. Or the module has random numbers (dropout), which are others in torch.
+        """
+        return compare(self, [self.example] if batches is None else list(batches), steps)
 
     def reset(self) -> None:
         """Let the next run begin anew: at step 0, with the values that the module, and the states
@@ -311,6 +337,7 @@ def compile_model(
     stages: str | None = None,
     derived: Collection[str] = (),
     trace: bool = False,
+    check: bool = False,
     **options: Any,
 ) -> CompiledModel:
     """Compile a module for the ranks of a mesh.
@@ -346,10 +373,12 @@ def compile_model(
         trace: the backward part is that which autograd runs, of autograd functions too; it is
             traced (make_fx) with the forward part, and not derived. The ops are those below
             autograd, so that layouts follow less often from structure.
+        check: whether to compare the program with the module, as `program.check()` does.
         options: those of `shardir.compile`: plan, mode, pipeline, ...
 
     Raises:
-        ShardirError: the module can't be exported or imported, or the compilation's errors.
+        ShardirError: the module can't be exported or imported, or the compilation's errors; or the
+            check's.
     """
     known = signature(compile_module).parameters
     for option in options:
@@ -397,7 +426,14 @@ def compile_model(
         trained = _trained(imported)
         states = optimizer_states.taken(optimizer, trained, compiled.module, read.count)
         form = optimizer_states.TorchForm.of(optimizer, scheduler, trained)
-    state = TrainingState(imported.values, states)
-    return CompiledModel(
-        **vars(compiled), imported=imported, state=state, outputs=outputs, optimizer=form
-    )
+    schedule = None if scheduler is None else deepcopy(scheduler.state_dict())
+    program = CompiledModel(
+        **vars(compiled), imported=imported, state=TrainingState(imported.values, states),
+        outputs=outputs, optimizer=form,
+        eager=Eager(captured, loss, keywords or {}, optimizer, scheduler, schedule, clip,
+                    model.training),
+        example=inputs if labels is None else (inputs, labels),
+    )  # fmt: skip
+    if check:
+        program.check()
+    return program

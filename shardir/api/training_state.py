@@ -35,6 +35,10 @@ class TrainingState:
         values, states = self._first
         self.values, self.states, self.steps = dict(values), dict(states), 0
 
+    def fresh(self) -> "TrainingState":
+        """Return another one that begins with the first values; both share them."""
+        return TrainingState(*self._first)
+
     def replace(self, values: Mapping[str, torch.Tensor], copies: Iterable[str]) -> None:
         """Take other values of parameters and buffers. States that begin as copies of them do so
         again; other states stay."""

@@ -6,7 +6,7 @@ A function that has a `#dist.local` type is of the local view, and runs on all r
 one process: its arguments are split, its results assembled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from shardir.dialects.nn.base import Array, TensorOp
 from shardir.interpret.collectives import run_collective, run_ring_product
 from shardir.interpret.values import assemble, rounded, split, stopped, tensor_type
 from shardir.rewriting.composites import expanded
+
+OnValue = Callable[[SSAValue, Array], object]
 
 
 def function(module: ModuleOp, name: str) -> FuncOp:
@@ -120,8 +122,11 @@ def check_arguments(f: FuncOp, given: Sequence[Any], meshes: dict[str, Mesh]) ->
     return out
 
 
-def run(module: ModuleOp, name: str, arguments: Sequence[Any]) -> list[Array]:
+def run(
+    module: ModuleOp, name: str, arguments: Sequence[Any], on_value: OnValue | None = None
+) -> list[Array]:
     """Return the results of a function of either view; arguments and results are global values.
+    `on_value` is called with the result of each op of the global view.
 
     Raises:
         ShardirError: the function, its arguments, or an op of it cannot be evaluated.
@@ -133,14 +138,14 @@ def run(module: ModuleOp, name: str, arguments: Sequence[Any]) -> list[Array]:
     with np.errstate(all="ignore"):
         if is_local_function(f):
             return _LocalEvaluator(module, meshes).call(f, arrays)
-        return _GlobalEvaluator(module).call(f, arrays)
+        return _GlobalEvaluator(module, on_value).call(f, arrays)
 
 
 class _GlobalEvaluator:
     """The global view: one array for each value."""
 
-    def __init__(self, module: ModuleOp):
-        self.module, self.device = module, GlobalView()
+    def __init__(self, module: ModuleOp, on_value: OnValue | None = None):
+        self.module, self.device, self.on_value = module, GlobalView(), on_value
         self.stops = 0
 
     def call(self, f: FuncOp, arguments: list[Array]) -> list[Array]:
@@ -170,6 +175,9 @@ class _GlobalEvaluator:
                 env[op.outs[self.device.run]] = inputs[0]
                 continue
             store(env, op, out if isinstance(out, tuple) else (out,))
+            if self.on_value is not None:
+                for result in op.results:
+                    self.on_value(result, env[result])
             if isinstance(op, train.CarryOp):
                 env[op.carried] = inputs[0]
         raise ShardirError(f"expected a func.return in @{f.sym_name.data}, got none")

@@ -1,0 +1,355 @@
+"""The comparison of a program with the module itself, which torch runs on one device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from xdsl.dialects.builtin import ModuleOp
+
+from shardir import pipelines
+from shardir.api.batches import arrays_of, repeated
+from shardir.api.compiled import Compiled, located
+from shardir.api.training_state import TrainingState
+from shardir.backend.torch.launch.report import TOLERANCES
+from shardir.diagnostics import ShardirError
+from shardir.dialects.nn.base import Array
+from shardir.dialects.nn.types import element_name, unsharded_type
+from shardir.dialects.train import (
+    InitAttr,
+    OptimizerAttr,
+    Role,
+    StepOp,
+    arg_attrs,
+    arguments,
+    set_arg_attrs,
+)
+from shardir.frontends.torch.capture import flat_inputs
+from shardir.frontends.torch.eager import (
+    EagerModule,
+    ProgramValues,
+    first_difference,
+    random_op,
+    tensors_of,
+    uses_of,
+)
+from shardir.frontends.torch.importer import FUNCTION, KEY, STEP
+from shardir.interpret.evaluator import function, run
+from shardir.rewriting.copying import copied
+from shardir.rewriting.functions import bodies
+
+LARGE_RATE = 2.0**20
+"""A rate of gradient descent with which the change of a parameter has all digits of its gradient;
+half precision holds no values as large."""
+
+OTHER_RATE = 2.0**5
+
+SHARE = 1e-2
+"""The part of the largest value of all gradients below which those of a parameter are rounding."""
+
+
+@dataclass(frozen=True)
+class ComparedValue:
+    """A value of a program beside that of the module."""
+
+    name: str
+    largest: float
+    """The largest absolute difference."""
+    relative: float
+    """It as a part of the largest value."""
+    allowed: float
+    """The largest absolute difference that rounding explains."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.largest <= self.allowed
+
+    def __str__(self) -> str:
+        verdict = "agree" if self.agrees else "DIFFER"
+        return (
+            f"{self.name}: largest difference {self.largest:.2g}, relative {self.relative:.2g} "
+            f"(allowed {self.allowed:.2g}): {verdict}"
+        )
+
+
+@dataclass
+class ModuleCheck:
+    """The comparison of a program with its module.
+
+    Attributes:
+        values: losses, gradients, parameters, buffers and outputs, in this order.
+        place: the first op that differs, if one does.
+        notes: what is not compared.
+    """
+
+    values: list[ComparedValue] = field(default_factory=list)
+    place: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def differing(self) -> list[ComparedValue]:
+        return [v for v in self.values if not v.agrees]
+
+    def __str__(self) -> str:
+        lines = [str(v) for v in sorted(self.values, key=lambda v: v.agrees)]
+        if self.place:
+            lines.insert(0, self.place)
+        return "\n".join([*lines, *self.notes])
+
+    def add(self, name: str, ours: Any, theirs: Any, tolerance: float, floor: float = 0.0) -> None:
+        """Compare a value; one whose largest is below `floor` as if that were its largest."""
+        a, b = (np.asarray(x, np.float64) for x in (ours, theirs))
+        if a.shape != b.shape or not (np.isfinite(a) == np.isfinite(b)).all():
+            self.values.append(ComparedValue(name, np.inf, np.inf, 0.0))
+            return
+        finite = np.isfinite(b)
+        most = float(np.abs(b[finite]).max(initial=0.0))
+        largest = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+        allowed = tolerance * max(most, floor)
+        self.values.append(ComparedValue(name, largest, largest / max(most, 1e-300), allowed))
+
+
+def compare(program: Any, batches: Sequence[Any], steps: int) -> ModuleCheck:
+    """Compare a program with its module, from the values with which it was compiled; neither
+    changes.
+
+    Raises:
+        ShardirError: they differ, or can't be compared.
+    """
+    found = _Checking(program).of_steps(batches, steps) if program.outputs is None else _Checking(
+        program).of_outputs(batches)  # fmt: skip
+    if found.differing:
+        names = ", ".join(v.name for v in found.differing[:5])
+        more = f" and {len(found.differing) - 5} more" if len(found.differing) > 5 else ""
+        raise ShardirError(f"the program differs from its module in {names}{more}\n{found}")
+    return found
+
+
+class _Checking:
+    def __init__(self, program: Any):
+        self.program, self.eager, self.report = program, program.eager, ModuleCheck()
+        given = [a.key for a in arguments(program.imported.function.func)]
+        if KEY in given:
+            raise ShardirError(
+                "expected a module without random numbers, which are others in torch, got "
+                f"{random_op(self.eager.captured)}; compare it with p = 0, or in eval()"
+            )
+        self.first: TrainingState = program.state.fresh()
+        kinds = [element_name(t.element_type) for t in _types(program.given)]
+        self.tolerance = max((TOLERANCES[k] for k in kinds if k in TOLERANCES), default=0.0)
+
+    def of_outputs(self, batches: Sequence[Any]) -> ModuleCheck:
+        """Compare the outputs of the first batch, and the buffers after it."""
+        trial = replace(self.program, state=self.first)
+        copy = self.eager.copied(self.first.values)
+        inputs = batches[0]
+        with torch.no_grad():
+            theirs = copy.outputs(inputs)
+        args, named = ((), inputs) if isinstance(inputs, Mapping) else (
+            (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs), {})  # fmt: skip
+        ours = trial(*args, **{**self.eager.keywords, **named})
+        pairs = zip(_tensors(ours), _tensors(theirs), strict=True)
+        for i, (a, b) in enumerate(pairs):
+            self.report.add(f"output {i}", _array(a), _array(b), self.tolerance)
+        self._states("after a call", trial.state.values, copy)
+        self._trace(copy, batches[0], None)
+        return self.report
+
+    def of_steps(self, batches: Sequence[Any], steps: int) -> ModuleCheck:
+        """Compare the first steps."""
+        op = next(op for op in self.program.given.body.ops if isinstance(op, StepOp))
+        if op.sync is not None:
+            raise ShardirError(
+                "expected a program whose devices agree after each step, got one with sync=...; "
+                "compare it without"
+            )
+        count, is_mean = op.microbatches, True
+        if op.accumulate is not None:
+            if op.accumulate.kind not in ("mean", "sum"):
+                raise ShardirError(
+                    f"expected accumulate by mean or sum, got {op.accumulate.kind}; compare it "
+                    "without microbatches"
+                )
+            is_mean = op.accumulate.kind == "mean"
+        given = repeated(batches)
+        taken = [next(given)[1] for _ in range(count * steps)]
+        form = self.program.optimizer
+        states = None if form is None else form.state_dict(self.first.states, 0)
+        copy = self.eager.copied(self.first.values, states)
+        each = [[self._pair(x) for x in taken[i * count : (i + 1) * count]] for i in range(steps)]
+        loss, gradients = copy.gradients(each[0], is_mean)
+        self._gradients(taken[:count], loss, gradients)
+        if self.report.differing:
+            self.report.notes.append("steps are not compared: their gradients differ")
+        elif copy.optimizer is None:
+            self.report.notes.append(
+                "steps are not compared: the optimizer is a text, which torch does not have"
+            )
+        else:
+            self._steps(copy, taken, each, is_mean, gradients)
+        self._trace(self.eager.copied(self.first.values, states), taken[0], loss)
+        return self.report
+
+    def _pair(self, batch: Any) -> tuple[Any, Any]:
+        """The inputs of a batch, and its labels."""
+        labelled = any(n.startswith("labels") for n, _ in self.program.imported.inputs)
+        is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+        return (batch[0], batch[1]) if is_pair and labelled else (batch, None)
+
+    def _gradients(self, batches: list[Any], loss: float, theirs: dict[str, torch.Tensor]) -> None:
+        """Compare the loss and the gradients of the first step: those of the program are the
+        changes of its parameters by gradient descent."""
+        halves = any(x.dtype is torch.float16 for x in self.first.values.values())
+        rate = OTHER_RATE if halves else LARGE_RATE
+        given = _descending(self.program.given, rate, alone=False)
+        made = replace(self.program, **_compiled(self.program, given), state=self.first.fresh())
+        report = made.run(batches, steps=1, allow_nan=True)
+        self.report.add("loss of step 1", report.losses[STEP][0], loss, self.tolerance, 1e-3)
+        known = {a.key for a in arguments(self.program.imported.function.func)
+                 if a.role is Role.PARAMETER}  # fmt: skip
+        most = max((float(g.abs().max()) for g in theirs.values() if g.numel()), default=0.0)
+        for name, before in self.first.values.items():
+            if name in known:
+                ours = (_array(before).astype(np.float64) - _array(made.values[name])) / rate
+                zero = torch.zeros_like(before)
+                self.report.add(f"gradient of {name}", ours, _array(theirs.get(name, zero)),
+                                self.tolerance, SHARE * most)  # fmt: skip
+
+    def _steps(
+        self, copy: EagerModule, taken: list[Any], each: list[Any], is_mean: bool,
+        gradients: Mapping[str, torch.Tensor],
+    ) -> None:  # fmt: skip
+        """Compare parameters and buffers after the first step, and the losses of the others."""
+        trial, count = replace(self.program, state=self.first.fresh()), len(each[0])
+        trial.run(taken[:count], steps=1, allow_nan=True)
+        copy.update()
+        self._states("after step 1", trial.values, copy, gradients)
+        losses = []
+        for batches in each[1:]:
+            losses.append(copy.gradients(batches, is_mean)[0])
+            copy.update()
+        if losses:
+            ours = trial.run(taken[count:], steps=len(losses), allow_nan=True).losses[STEP]
+            for i, (a, b) in enumerate(zip(ours, losses, strict=True)):
+                self.report.add(f"loss of step {i + 2}", a, b, self.tolerance * (i + 2), 1e-3)
+
+    def _states(
+        self, when: str, values: Mapping[str, torch.Tensor], copy: EagerModule,
+        gradients: Mapping[str, torch.Tensor] = {},
+    ) -> None:  # fmt: skip
+        """Compare parameters and buffers. Elements whose gradient is rounding are left out: an
+        optimizer that normalises it makes a step of full length from it."""
+        theirs = tensors_of(copy.model)
+        most = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
+        for name, ours in values.items():
+            if name not in theirs:
+                continue
+            a, b = _array(ours), _array(theirs[name])
+            if name in gradients:
+                noise = np.abs(_array(gradients[name])) <= self.tolerance * SHARE * most
+                a = np.where(noise, b, a)
+            self.report.add(f"{name} {when}", a, b, self.tolerance, 1e-3)
+
+    def _trace(self, copy: EagerModule, batch: Any, loss: float | None) -> None:
+        """Find the first op that differs, where something does."""
+        if not self.report.differing:
+            return
+        try:
+            values = ProgramValues(10 * self.tolerance)
+            self._evaluate(batch, values)
+            tensors = dict(flat_inputs(copy.model, *self._named(batch)))
+            if loss is not None:
+                loss, _ = copy.gradients([self._pair(batch)], True)
+            copy = self.eager.copied(
+                self.first.values,
+                None
+                if copy.optimizer is None
+                else self.program.optimizer.state_dict(self.first.states, 0),
+            )
+            place = first_difference(self.eager.captured, copy, tensors, values, loss)
+        except Exception as e:  # of torch or numpy: the comparison itself stands
+            self.report.notes.append(f"no op is named: {type(e).__name__}: {e}")
+            return
+        of = [v.name.removeprefix("gradient of ") for v in self.report.differing
+              if v.name.startswith("gradient of ")]  # fmt: skip
+        if not place and of:
+            place = f"first at the gradient of {uses_of(self.eager.captured, of[0])}"
+        self.report.place = place
+
+    def _named(self, batch: Any) -> tuple[Any, Any]:
+        inputs, labels = self._pair(batch)
+        if self.eager.keywords and isinstance(inputs, Mapping):
+            inputs = {**self.eager.keywords, **inputs}
+        return inputs, labels
+
+    def _evaluate(self, batch: Any, values: ProgramValues) -> None:
+        """Evaluate the program of one device in numpy."""
+        given = self.program.given
+        name = FUNCTION
+        if self.program.outputs is None:
+            given, name = _descending(given, OTHER_RATE, alone=True), STEP
+        module = copied(given)
+        for p in pipelines.build("single-device"):
+            p.apply(self.program.context, module)
+        f, inputs = function(module, name), iter(arrays_of(self.program.imported, 0, batch))
+        args = [next(inputs) if a.role is Role.INPUT else self._value(a) for a in arguments(f)]
+        run(module, name, args, values.add)
+
+    def _value(self, argument: Any) -> Array:
+        if argument.key in self.first.values:
+            return _array(self.first.values[argument.key])
+        assert isinstance(argument.init, InitAttr)
+        return np.asarray(argument.init.values["value"])
+
+
+def _descending(given: ModuleOp, rate: float, alone: bool) -> ModuleOp:
+    """Return a program whose step is plain gradient descent; `alone`: of one microbatch."""
+    module = copied(given)
+    for op in module.body.ops:
+        if isinstance(op, StepOp):
+            op.properties["optimizer"] = OptimizerAttr(
+                OptimizerAttr.from_text(f"sgd, lr = {rate!r}")
+            )
+            for name in ("clip", "loss_scale", *(("accumulate", "pipeline") if alone else ())):
+                op.properties.pop(name, None)
+    for f, _ in bodies(module):
+        found = [
+            {k: v for k, v in attributes.items()
+             if k not in ("train.lr_scale", "train.weight_decay")}
+            for attributes in arg_attrs(f)
+        ]  # fmt: skip
+        set_arg_attrs(f, found)
+    return module
+
+
+def _compiled(program: Compiled, given: ModuleOp) -> dict[str, Any]:
+    """Return the fields of a program whose passes run again, on another module."""
+    module, original = copied(given), given
+
+    def work() -> None:
+        nonlocal original
+        for p in program.passes:
+            p.apply(program.context, module)
+            if pipelines.runs_on_one_device(p):
+                original = copied(module)
+
+    located(program.source, work)
+    return {"module": module, "original": original, "given": given}
+
+
+def _types(module: ModuleOp) -> list[Any]:
+    return [unsharded_type(r) for f, _ in bodies(module) for op in f.body.block.ops
+            for r in op.results]  # fmt: skip
+
+
+def _array(x: Any) -> Array:
+    from shardir.frontends.torch.weights import array_of
+
+    return array_of(x) if isinstance(x, torch.Tensor) else np.asarray(x)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    from torch.utils._pytree import tree_leaves
+
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]

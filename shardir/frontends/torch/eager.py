@@ -1,0 +1,277 @@
+"""A module as torch runs it, on one device: what a program of it is compared with.
+
+1. The module, its loss, its optimizer and its scheduler are copied together, and begin with the
+   values with which the program does. Nothing of them passes through the import.
+2. Where a program differs, the exported graph is run node by node, in torch, and each value and its
+   gradient is looked for among the program's: by its line and its elements.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export.graph_signature import InputKind
+from torch.fx import Interpreter, Node
+from xdsl.ir import Operation, SSAValue
+
+from shardir.diagnostics import ShardirError
+from shardir.dialects.locations import file_location
+from shardir.dialects.nn.base import Array
+from shardir.frontends.torch.capture import Capture, scalars_of
+from shardir.frontends.torch.names import location_of, path_of, value_names
+from shardir.frontends.torch.weights import array_of
+
+
+@dataclass(frozen=True)
+class Eager:
+    """The module, the loss and the optimizer that a program was compiled from."""
+
+    captured: Capture
+    loss: Callable[..., Any] | None
+    keywords: Mapping[str, Any]
+    optimizer: Any
+    scheduler: Any
+    schedule: Any
+    """The state of the scheduler when it was compiled."""
+    clip: str | None
+    training: bool
+    """Whether the module was in its training mode."""
+
+    def copied(self, values: Mapping[str, torch.Tensor], states: Any = None) -> "EagerModule":
+        """Return a copy that begins with these values, and its optimizer with these states.
+
+        Raises:
+            ShardirError: the module can't be copied.
+        """
+        of_torch = isinstance(self.optimizer, torch.optim.Optimizer)
+        given = self.captured.model, self.loss, self.optimizer if of_torch else None, self.scheduler
+        try:
+            model, loss, optimizer, scheduler = deepcopy(given)
+        except Exception as e:
+            raise ShardirError(
+                f"expected a module that copy.deepcopy copies, got {type(e).__name__}: {e}"
+            ) from None
+        model.train(self.training)
+        tensors = tensors_of(model)
+        with torch.no_grad():
+            for name, value in values.items():
+                if value.is_meta:
+                    raise ShardirError(
+                        f"expected the values of {name}, got the meta device; load weights first"
+                    )
+                if name in tensors:
+                    tensors[name].data = value.detach().clone()
+        if optimizer is not None:
+            optimizer.load_state_dict(states)
+        if scheduler is not None:
+            scheduler.load_state_dict(deepcopy(self.schedule))
+        return EagerModule(model, loss, optimizer, scheduler, self.keywords, self.clip)
+
+
+@dataclass
+class EagerModule:
+    """A copy of a module, which trains."""
+
+    model: torch.nn.Module
+    loss: Callable[..., Any] | None
+    optimizer: torch.optim.Optimizer | None
+    scheduler: Any
+    keywords: Mapping[str, Any]
+    clip: str | None
+
+    def outputs(self, inputs: Any) -> Any:
+        """Return the outputs for arguments of the form of the examples."""
+        if isinstance(inputs, Mapping):
+            return self.model(**{**self.keywords, **inputs})
+        args = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        return self.model(*args, **self.keywords)
+
+    def gradients(
+        self, batches: Sequence[tuple[Any, Any]], mean: bool
+    ) -> tuple[float, dict[str, torch.Tensor]]:
+        """Return the loss of microbatches, their mean or sum, and its gradients by name."""
+        self.model.zero_grad(set_to_none=True)
+        total, share = 0.0, 1 / len(batches) if mean else 1.0
+        for inputs, labels in batches:
+            found = self.outputs(inputs)
+            if self.loss is not None:
+                wanted = (
+                    labels if isinstance(labels, tuple) else () if labels is None else (labels,)
+                )
+                found = self.loss(found, *wanted)
+            loss, _ = scalars_of(found)
+            assert loss is not None
+            (loss * share).backward()
+            total += float(loss.detach()) * share
+        named = self.model.named_parameters()
+        return total, {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+    def update(self) -> None:
+        """Let the optimizer and the scheduler make a step with the present gradients."""
+        assert self.optimizer is not None
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if self.clip is not None:
+            kind, _, most = self.clip.partition(",")
+            by = {"norm": torch.nn.utils.clip_grad_norm_, "value": torch.nn.utils.clip_grad_value_}
+            by[kind.strip()](held, float(most.partition("=")[2]))
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers by each of their names."""
+    return {**dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False))}  # fmt: skip
+
+
+def random_op(captured: Capture) -> str:
+    """Return an op of a module whose results are random, and its place; "" if there is none."""
+    for node in captured.program.graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags:
+            return f"{node.target}{place_of(node)}"
+    return ""
+
+
+def line_of(node: Node) -> tuple[str, int] | None:
+    """Return the file and the line of the user's source of a node."""
+    found = location_of(node)
+    place = None if found is None else file_location(found)
+    return None if place is None else place[:2]
+
+
+def place_of(node: Node) -> str:
+    """Return the place of a node, " in 'layers.0' at model.py:12"."""
+    path, line = path_of(node), line_of(node)
+    at = f" at {line[0]}:{line[1]}" if line is not None else ""
+    return (f" in {path!r}" if path else "") + at
+
+
+# ---- the first difference --------------------------------------------------------------------
+
+
+class ProgramValues:
+    """The values of a program on one device, among which those of torch are looked for."""
+
+    def __init__(self, tolerance: float):
+        self.tolerance = tolerance
+        self._found: dict[int, list[tuple[Any, str | None, Array]]] = {}
+
+    def add(self, value: SSAValue, array: Array) -> None:
+        assert isinstance(value.owner, Operation)
+        place = file_location(value.owner.location)
+        found = None if place is None else place[:2], value.name_hint, np.asarray(array).ravel()
+        self._found.setdefault(array.size, []).append(found)
+
+    def has(self, wanted: torch.Tensor, name: str = "", line: Any = None) -> bool | None:
+        """Whether a value of torch is there, of this name if there are any, else of ops of this
+        line; None where nothing has as many elements."""
+        x = array_of(wanted).ravel().astype(np.float64)
+        found = self._found.get(x.size, [])
+        named = [y for at, hint, y in found if hint == name and line in (None, at)]
+        # an op of torch is several of ours, of one name: the last one has its result
+        near = named[-1:] or [y for at, _, y in found if line is None or at == line]
+        if not near or x.size == 0:
+            return None
+        allowed = self.tolerance * max(float(np.abs(x).max(initial=0.0)), 1e-30)
+        return any(y.dtype.kind in "fiub" and bool((np.abs(y - x) <= allowed).all()) for y in near)
+
+
+class _Recorded(Interpreter):
+    """Runs a graph, and retains what each node computes."""
+
+    def __init__(self, module: Any):
+        super().__init__(module)
+        self.values: dict[Node, torch.Tensor] = {}
+        self.copies: dict[Node, torch.Tensor] = {}
+
+    def run_node(self, n: Node) -> Any:
+        found = super().run_node(n)
+        if n.op == "call_function" and isinstance(found, torch.Tensor):
+            if found.requires_grad and found.is_floating_point():
+                found.retain_grad()
+            self.values[n], self.copies[n] = found, found.detach().clone()
+        return found
+
+
+def first_difference(
+    captured: Capture, copy: EagerModule, batch: Mapping[str, torch.Tensor], values: ProgramValues,
+    loss: float | None,
+) -> str:  # fmt: skip
+    """Return the op at which a program's values are others than those of torch, or its gradient is.
+
+    Args:
+        batch: the inputs by their names.
+        loss: that of the module; None: there is none.
+    """
+    recorded = _Recorded(captured.program.graph_module)
+    found = recorded.run(*_arguments(captured, copy.model, batch))
+    result: torch.Tensor = found[-1 - len(captured.metrics)] if len(found) > 1 else found[0]
+    of_graph = None if loss is None else float(result.detach())
+    if of_graph is not None and abs(of_graph - loss) > values.tolerance * max(abs(loss), 1e-3):
+        return "the graph that torch.export makes differs from the module"
+    nodes = [n for n in recorded.values if not _is_view(n)]
+    names = value_names(captured.program.graph_module)
+    right = {n: values.has(recorded.copies[n], names[n], line_of(n)) for n in nodes}
+    for n in nodes:
+        users = [u for u in _users(n) if u in right]
+        if right[n] is False and not (users and all(right[u] for u in users)):
+            return f"first at {n.target}{place_of(n)}"
+    if loss is None:
+        return ""
+    result.backward()
+    for n in reversed(nodes):
+        grad = recorded.values[n].grad
+        if grad is not None and values.has(grad) is False:
+            users = [u for u in _users(n) if u.op == "call_function"]
+            ops = " and ".join(f"{u.target}{place_of(u)}" for u in users[:2])
+            return f"first at the gradient of {ops}"
+    return ""
+
+
+def uses_of(captured: Capture, name: str) -> str:
+    """Return the ops that read a parameter, with their places."""
+    program = captured.program
+    placed = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        if (spec.target or "").removeprefix("model.") == name:
+            node = placed.get(getattr(spec.arg, "name", ""))
+            users = [] if node is None else list(_users(node))[:2]
+            return " and ".join(f"{u.target}{place_of(u)}" for u in users)
+    return ""
+
+
+def _arguments(
+    captured: Capture, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]
+) -> Iterator[Any]:
+    program, tensors = captured.program, tensors_of(model)
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    inputs = iter(captured.inputs)
+    for spec in program.graph_signature.input_specs:
+        node, target = nodes.get(getattr(spec.arg, "name", "")), spec.target or ""
+        if spec.kind is InputKind.USER_INPUT:
+            given = None if node is None else node.meta.get("val")
+            yield batch[next(inputs)[0]] if isinstance(given, torch.Tensor) else given
+        elif (name := target.removeprefix("model.")) in tensors:
+            yield tensors[name]
+        else:
+            found = program.constants.get(target, program.state_dict.get(target))
+            yield found
+
+
+def _is_view(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or any(r.alias_info is not None for r in schema.returns)
+
+
+def _users(node: Node) -> Iterator[Node]:
+    """Yield the ops that read a node, by way of views."""
+    for user in node.users:
+        if user.op == "call_function" and _is_view(user):
+            yield from _users(user)
+        else:
+            yield user
