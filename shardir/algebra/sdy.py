@@ -4,9 +4,10 @@
     sdy.mesh @m = <["dp"=2, "tp"=4]>
 
 Axes, sub-axes of axes, and their order are the same on both sides, and so are the shards.
-`unreduced` is `partial sum`. Open dimensions, priorities and replicated axes are no part of a
-layout, but of a `Sharding`. The grammar is that of Shardy's sharding
-representation and of its attributes' printers (openxla/shardy, docs/sharding_representation.md).
+`unreduced={"x"}` is `partial sum {x}`, and `unreduced=max{"x"}` is `partial max {x}`. Open
+dimensions, priorities and replicated axes are no part of a layout, but of a `Sharding`. The grammar
+is that of Shardy's sharding representation and of its attributes' printers (openxla/shardy,
+docs/sharding_representation.md).
 """
 
 import re
@@ -17,8 +18,11 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.notation import Word, check_sizes, grammar, read
 from shardir.algebra.sharding import Sharding
-from shardir.diagnostics import NotationError, ShardirError, coded
+from shardir.diagnostics import NotationError, ShardirError, coded, one_of
 from shardir.grammar.machine import Machine
+
+REDUCTIONS = ("sum", "max", "min")
+"""The reductions of unreduced axes in Shardy."""
 
 NAME = re.compile(r"[A-Za-z_][\w$.]*")
 """The names of meshes and axes that are valid in both notations."""
@@ -35,9 +39,9 @@ def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
     sharding.check(mesh)
     sharding = sharding.simplified(mesh)
     layout = sharding.layout
-    if layout.partial and layout.reduction != "sum":
+    if layout.partial and layout.reduction not in REDUCTIONS:
         raise ShardirError(
-            f"expected a partial sum, as Shardy's unreduced axes are, got [{layout}]; "
+            f"expected a partial {one_of(REDUCTIONS)}, as Shardy has, got [{layout}]; "
             "redistribute to a layout without it"
         )
     if layout.host:
@@ -56,9 +60,10 @@ def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
         priority = f"p{sharding.priority(i)}" if sharding.priority(i) else ""
         dims.append("{" + ", ".join(entries) + "}" + priority)
     parts = [f"@{mesh.name}", f"[{', '.join(dims)}]"]
-    for word, axes in (("replicated", sharding.replicated), ("unreduced", layout.partial)):
+    kind = "" if layout.reduction == "sum" else layout.reduction
+    for word, axes in (("replicated=", sharding.replicated), (f"unreduced={kind}", layout.partial)):
         if axes:
-            parts.append(f"{word}={{{', '.join(map(_axis_text, axes))}}}")
+            parts.append(f"{word}{{{', '.join(map(_axis_text, axes))}}}")
     return f"#sdy.sharding<{', '.join(parts)}>"
 
 
@@ -107,13 +112,17 @@ class _SdyValues:
         axes = tuple(e for e in entries if isinstance(e, Axis))
         return axes, "?" in entries, int(priority[1:]) if priority else 0
 
-    def keyed(self, c: list[Any]) -> tuple[Any, Axes]:
-        return c[0], tuple(a for a in c[1:] if a is not None)
+    def keyed(self, c: list[Any]) -> tuple[Any, tuple[str, Axes]]:
+        word, reduction, *axes = c
+        if reduction is not None and word != "unreduced":
+            message = f"expected the axes of {word}, got {reduction}; drop it"
+            raise NotationError(message, reduction.start_pos)
+        return word, (str(reduction or "sum"), tuple(a for a in axes if a is not None))
 
     def sharding(self, c: list[Any]) -> Sharding:
         mesh, *rest = c
         dims = [d for d in rest if d is not None and len(d) == 3]
-        given: dict[str, Axes] = {}
+        given: dict[str, tuple[str, Axes]] = {}
         for word, axes in (k for k in rest if k is not None and len(k) == 2):
             if str(word) in given:
                 raise NotationError(
@@ -121,11 +130,12 @@ class _SdyValues:
                 )
             given[str(word)] = axes
         layout = Layout(str(mesh), tuple(axes for axes, _, _ in dims))
+        reduction, axes = given.get("unreduced", ("sum", ()))
         return Sharding(
-            layout.with_partial(given.get("unreduced", ())),
+            layout.with_partial(axes, reduction),
             frozenset(i for i, (_, is_open, _) in enumerate(dims) if is_open),
             tuple(priority for _, _, priority in dims),
-            given.get("replicated", ()),
+            given["replicated"][1] if "replicated" in given else (),
         )
 
     def inlined(self, c: list[Any]) -> Any:

@@ -24,6 +24,8 @@ LAYOUTS = {
     "@m, [{y:(4)2, y:(1)4}]": '#sdy.sharding<@m, [{"y":(4)2, "y":(1)4}]>',
     "@m, [{y:(1)2, y:(2)4}]": '#sdy.sharding<@m, [{"y"}]>',
     "@m, [{x}], partial sum {z, y:(2)4}": ('#sdy.sharding<@m, [{"x"}], unreduced={"y":(2)4, "z"}>'),
+    "@m, [{x}], partial max {y:(2)4}": '#sdy.sharding<@m, [{"x"}], unreduced=max{"y":(2)4}>',
+    "@m, [], partial min {x, z}": '#sdy.sharding<@m, [], unreduced=min{"x", "z"}>',
     "@m, [], partial sum {x, y, z}": '#sdy.sharding<@m, [], unreduced={"x", "y", "z"}>',
 }
 """The texts on the right are what Shardy's own parser prints."""
@@ -94,6 +96,7 @@ WRONG = {
     '<mesh<["x"=2]>, [{"x"}]>': (1, "expected the name of a mesh, got an inlined mesh"),
     '<@"the mesh", []>': (1, "expected a name of a mesh of letters, digits, _, $ and ."),
     '<@m, [{"a b"}]>': (7, "expected a name of an axis of letters, digits, _, $ and ."),
+    '<@m, [], replicated=max{"x"}>': (20, "expected the axes of replicated, got max"),
     '<@m, [], unreduced={}, unreduced={"x"}>': (23, "expected unreduced once in the sharding"),
     "<@other, []>": (None, "expected a sharding of mesh @m, got one of @other"),
     '<@m, [{"q"}]>': (None, "[L2] dimension 0: expected an axis of mesh @m (x, y, z, w), got q"),
@@ -124,11 +127,11 @@ def test_explicit_sizes_have_no_text() -> None:
 
 
 def test_other_layouts_without_a_text() -> None:
-    for reduction in ("max", "min", "mean", "any"):
+    for reduction in ("mean", "any"):
         layout = parse_layout(f"@m, [{{}}], partial {reduction} {{x}}")
         with pytest.raises(
             ShardirError,
-            match=f"expected a partial sum, as Shardy's unreduced .*partial {reduction}",
+            match=f"expected a partial max, min or sum, as Shardy has, got .*partial {reduction}",
         ):
             to_sdy(layout, MESH)
     with pytest.raises(
