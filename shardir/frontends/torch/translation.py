@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
+from xdsl.utils.exceptions import VerifyException
 
 from shardir.build import FunctionBuilder, Value
 from shardir.build.values import Real
 from shardir.diagnostics import ShardirError
 from shardir.frontends.torch.dtypes import dtype_name
+from shardir.rewriting.rewriter import erase
 
 AtenEntry = Callable[..., Any]
 Inverse = Callable[..., Value]
@@ -112,7 +114,8 @@ def _is_default(value: Any, default: Any) -> bool:
 
 def entry_call(entry: AtenEntry) -> AtenEntry:
     """Return the function of a call's arguments that gives an entry those that it takes. It returns
-    NotImplemented if the entry does not take one, so that none is left out in silence."""
+    NotImplemented if the entry does not take one, so that none is left out in silence, or if ops of
+    ours do not take its operands."""
 
     def call(t: "Translation", *args: Any, **kwargs: Any) -> Any:
         target = t.node.target
@@ -122,7 +125,19 @@ def entry_call(entry: AtenEntry) -> AtenEntry:
             return NotImplemented
         given = arguments_of(target, args, kwargs)
         found = {binding.taken[name]: x for name, x in given.items() if name in binding.taken}
-        return entry(t, *found.values()) if isinstance(entry, ByType) else entry(t, **found)
+        block = t.function.block
+        before = block.last_op
+        try:
+            result = entry(t, *found.values()) if isinstance(entry, ByType) else entry(t, **found)
+            op = block.last_op
+            while op is not before and op is not None:
+                op.verify_()
+                op = op.prev_op
+        except (ShardirError, VerifyException):  # ops of ours do not take integers, for example
+            while (made := block.last_op) is not before and made is not None:
+                erase(made)
+            return NotImplemented
+        return result
 
     return call
 
@@ -213,7 +228,10 @@ class Translation:
     def value(self, x: Value | Real, dtype: str | None = None) -> Value:
         """Return a value, or a number as a constant, in a dtype: that of the result by default."""
         dtype = dtype or self.dtype
-        return x.to(dtype) if isinstance(x, Value) else self.function.constant(x, dtype=dtype)
+        if isinstance(x, Value):
+            return x.to(dtype)
+        number = bool(x) if dtype == "i1" else int(x) if dtype.startswith("i") else x
+        return self.function.constant(number, dtype=dtype)
 
     def binary(self, op: AtenEntry, x: Value | Real, y: Value | Real) -> Value:
         """The op of two operands in the result's dtype."""

@@ -21,7 +21,10 @@ def cotangents_of(
 ) -> list[Value | None]:
     """The cotangents of operands, from that of the result of `forward`."""
     block, builder = t.function.block, t.function.builder
-    before, y = block.last_op, forward().ssa
+    before, result = block.last_op, forward()
+    if result is NotImplemented:
+        return [NotImplemented] * len(operands)
+    y = result.ssa
     for op in list(_after(before, block)):
         if isinstance(op, Composite):
             parts = op.parts(builder)

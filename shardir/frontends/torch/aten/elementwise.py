@@ -121,7 +121,13 @@ def _clamp(t: Translation, x: Value, min: Any = None, max: Any = None) -> Value:
 
 
 def _clamp_by_tensors(t: Translation, x: Value, low: Value | None, high: Value | None) -> Value:
-    """x where it is at a bound or within, else the bound: each cotangent has one way."""
+    """x where it is at a bound or within, else the bound: each cotangent has one way. As in torch
+    a lower bound has none where it is not below the upper one."""
+    if low is not None and high is not None:
+        shape = torch.broadcast_shapes(low.shape, high.shape)
+        low, high = (t.value(v).broadcast_to(*shape) for v in (low, high))
+        if low.dtype.startswith(("f", "bf")):
+            low = nn.select(low < high, low, nn.stop_gradient(low))
     for how, bound in (("lt", low), ("gt", high)):
         if bound is not None:
             bound = t.value(bound)
@@ -152,8 +158,9 @@ def _softplus(t: Translation, x: Value, beta: float = 1, threshold: float = 20) 
 
 def _elu(t: Translation, x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1):
     if input_scale != 1:
-        below = nn.expm1(nn.min(x, 0.0) * input_scale) * (alpha * scale)
-        return nn.select(x > 0.0, x if scale == 1 else x * scale, below)
+        above = x > 0.0
+        below = nn.expm1(nn.select(above, t.full(0.0), x) * input_scale) * (alpha * scale)
+        return nn.select(above, x if scale == 1 else x * scale, below)
     y = nn.elu(x, alpha=float(alpha))
     return y if scale == 1 else y * scale
 
@@ -161,7 +168,7 @@ def _elu(t: Translation, x: Value, alpha: float = 1, scale: float = 1, input_sca
 def _logit(t: Translation, x: Value, eps: float | None = None) -> Value:
     x = t.value(x)
     x = x if eps is None else nn.clamp(x, min=eps, max=1 - eps)
-    return nn.log(x / (1.0 - x))
+    return nn.log(x) - nn.log(1.0 - x)  # at 0 and 1 with torch's gradient, which is infinite
 
 
 def log_sigmoid(t: Translation, x: Value) -> Value:
@@ -256,7 +263,6 @@ TABLE: dict[str, AtenEntry] = {
         for name in (
             "neg",
             "abs",
-            "sign",
             "exp",
             "log",
             "sqrt",
@@ -273,11 +279,12 @@ TABLE: dict[str, AtenEntry] = {
             "erf",
             "tanh",
             "sigmoid",
-            "relu",
             "silu",
         )
     },
     **{name: rounded(getattr(nn, name)) for name in ("floor", "ceil", "round", "trunc")},
+    "sign": lambda t, x: x if x.dtype == "i1" else nn.sign(x),
+    "relu": lambda t, x: nn.relu(x) if x.dtype.startswith(("f", "bf")) else nn.max(x, 0),
     "log10": lambda t, x: nn.log(t.value(x)) * (1 / log(10)),
     "erfc": lambda t, x: 1.0 - nn.erf(t.value(x)),
     "sinh": lambda t, x: (nn.exp(t.value(x)) - nn.exp(-t.value(x))) * 0.5,
@@ -289,7 +296,7 @@ TABLE: dict[str, AtenEntry] = {
     "softplus": _softplus,
     "leaky_relu": lambda t, x, negative_slope=0.01: nn.leaky_relu(x, slope=float(negative_slope)),
     "elu": _elu,
-    "celu": lambda t, x, alpha=1.0: nn.elu(x * (1 / alpha), alpha=1.0) * alpha,
+    "celu": lambda t, x, alpha=1.0: _elu(t, x, alpha, 1, 1 / alpha),
     "selu": lambda t, x: nn.elu(x, alpha=SELU[0]) * SELU[1],
     "hardtanh": lambda t, x, min_val=-1.0, max_val=1.0: nn.hardtanh(
         x, min=float(min_val), max=float(max_val)

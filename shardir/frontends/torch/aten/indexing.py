@@ -206,13 +206,27 @@ def _embedding_bag(
     return share @ nn.gather(table, ids, axis=0), None, None, None
 
 
+def _embedding_bag_padded(
+    t: Translation, table: Value, ids: Value, offsets: Value, scale_grad_by_freq: bool, mode: int,
+    sparse: bool, per_sample_weights: Value | None, include_last_offset: bool,
+    padding_idx: int | None,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """With a negative padding_idx, that counts from the end."""
+    del sparse  # how the gradient is stored
+    row = -1 if padding_idx is None else padding_idx % table.shape[0]
+    return _embedding_bag(
+        t, table, ids, offsets, scale_grad_by_freq, mode, per_sample_weights,
+        include_last_offset, row,
+    )  # fmt: skip
+
+
 def _histc(t: Translation, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
     """The number of elements in each of equal intervals; the last one has its end."""
     if min == max:
         return NotImplemented
     flat = x.reshape(-1).to("f64")
     at = nn.floor((flat - float(min)) * (bins / (max - min))).to("i64")
-    at = nn.min(at, bins - 1)
+    at = nn.max(nn.min(at, bins - 1), 0)
     inside = (flat >= float(min)) & (flat <= float(max))
     ones = inside.to("f64").reshape(-1, 1) * nn.one_hot(at, shape=(*at.shape, bins), dtype="f64")
     return ones.sum(0).to(t.dtype)
@@ -220,6 +234,7 @@ def _histc(t: Translation, x: Value, bins: int = 100, min: float = 0, max: float
 
 TABLE: dict[str, AtenEntry] = {
     "embedding_bag": _embedding_bag,
+    "embedding_bag.padding_idx": _embedding_bag_padded,
     "_embedding_bag": _embedding_bag,
     "histc": _histc,
     "embedding": _embedding,

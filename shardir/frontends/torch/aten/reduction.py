@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import wraps
-from math import inf, prod
+from math import inf, prod, sqrt
 from typing import Any
 
 from shardir.build import Value, nn
@@ -74,14 +74,16 @@ def _argument(kind: str) -> AtenEntry:
     return _of_rows(entry)
 
 
-def _any(t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False) -> Value:
-    found = truth(t, x).to("i32").reduce("max", dims_of(x, dim), keepdim) > 0
-    return found.to(t.dtype)
+def _holds(kind: str) -> AtenEntry:
+    """`any` and `all`; of an empty list of dimensions they are of each element."""
 
+    def entry(t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False) -> Value:
+        found = truth(t, x)
+        if dim is None or isinstance(dim, int) or len(dim):
+            found = found.to("i32").reduce(kind, dims_of(x, dim), keepdim) > 0
+        return found.to(t.dtype)
 
-def _all(t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False) -> Value:
-    found = truth(t, x).to("i32").reduce("min", dims_of(x, dim), keepdim) > 0
-    return found.to(t.dtype)
+    return entry
 
 
 def _variance(op: AtenEntry) -> AtenEntry:
@@ -89,12 +91,18 @@ def _variance(op: AtenEntry) -> AtenEntry:
         t: Translation, x: Value, dim: Any = None, unbiased: bool = True, keepdim: bool = False,
         correction: float | None = None,
     ) -> Value:  # fmt: skip
-        by = correction if correction is not None else int(unbiased)
-        if by != int(by):
-            return NotImplemented
-        return op(x, dims=dims_of(x, dim), correction=int(by), keep=keepdim)
+        by, dims = correction if correction is not None else int(unbiased), dims_of(x, dim)
+        if by == int(by):
+            return op(x, dims=dims, correction=int(by), keep=keepdim)
+        n = prod(x.shape[d] for d in dims)
+        scale = n / (n - by) if n > by else inf
+        y = op(x, dims=dims, correction=0, keep=keepdim)
+        return y * (scale if op is VAR else sqrt(scale))
 
     return _of_rows(entry)
+
+
+VAR, STD = nn.var, nn.std
 
 
 def _with_mean(op: AtenEntry) -> AtenEntry:
@@ -105,7 +113,7 @@ def _with_mean(op: AtenEntry) -> AtenEntry:
         correction: float | None = None,
     ) -> tuple[Value, Value]:  # fmt: skip
         y = spread(t, x, dim, unbiased, keepdim, correction)
-        return y if y is NotImplemented else (y, x.mean(dims_of(x, dim), keepdim))
+        return y, x.mean(dims_of(x, dim), keepdim)
 
     return entry
 
@@ -194,15 +202,15 @@ TABLE: dict[str, AtenEntry] = {
     },
     "argmax": _argument("argmax"),
     "argmin": _argument("argmin"),
-    "any": _any,
-    "all": _all,
-    "_is_all_true": _all,
-    "_is_any_true": _any,
+    "any": _holds("max"),
+    "all": _holds("min"),
+    "_is_all_true": _holds("min"),
+    "_is_any_true": _holds("max"),
     "count_nonzero": lambda t, x, dim=None: truth(t, x).to("i64").sum(dims_of(x, dim)),
-    "var": _variance(nn.var),
-    "std": _variance(nn.std),
-    "var_mean": _with_mean(nn.var),
-    "std_mean": _with_mean(nn.std),
+    "var": _variance(VAR),
+    "std": _variance(STD),
+    "var_mean": _with_mean(VAR),
+    "std_mean": _with_mean(STD),
     "norm": lambda t, x, p=2, dim=None, keepdim=False: norm(t, x, p, dim, keepdim),
     "linalg_vector_norm": lambda t, x, ord=2, dim=None, keepdim=False: norm(
         t, x, ord, dim, keepdim

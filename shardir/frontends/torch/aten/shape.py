@@ -75,6 +75,13 @@ def _slice(
     return x[_index(len(x.shape), dim, slice(start, end, step))]
 
 
+def _narrow(t: Translation, x: Value, dim: int, start: int | Value, length: int) -> Value:
+    if isinstance(start, Value):
+        return NotImplemented
+    start = start + x.shape[dim] if start < 0 else start
+    return _slice(t, x, dim, start, start + length)
+
+
 def _slice_back(
     t: Translation, old: Value, new: Value, dim: int = 0, start: int | None = None,
     end: int | None = None, step: int = 1,
@@ -313,7 +320,7 @@ TABLE: dict[str, AtenEntry] = {
     "movedim": _movedim,
     "moveaxis": _movedim,
     "slice": _slice,
-    "narrow": lambda t, x, dim, start, length: _slice(t, x, dim, start, start + length),
+    "narrow": _narrow,
     "select": _select,
     "expand": _expand,
     "expand_as": _expand,
