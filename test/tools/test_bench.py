@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from argparse import ArgumentParser
 from datetime import date
 from importlib import import_module
@@ -154,6 +155,37 @@ def test_each_benchmark_runs(
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert bench.main([name, "--smoke", "--json", str(tmp_path / "all.json")]) == 0
     assert json.loads((tmp_path / "all.json").read_text())["records"]
+
+
+WAITING = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
+time.sleep(0 if os.environ["RANK"] == sys.argv[2] else 100)
+sys.exit(os.environ["RANK"] == sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(("failing", "error"), [("none", KeyboardInterrupt), ("1", SystemExit)])
+@pytest.mark.usefixtures("forked_ranks")
+def test_no_rank_of_a_benchmark_outlives_it(
+    failing: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is interrupted while it waits, or a rank fails while another one waits."""
+    bench.load("step")  # puts the folder on the path
+    started: Any = import_module("started")
+    (script := tmp_path / "waiting.py").write_text(WAITING)
+    (there := tmp_path / "ranks").mkdir()
+
+    def interrupted() -> float:
+        if failing == "none" and len([f for f in there.iterdir() if f.read_text()]) == 2:
+            raise KeyboardInterrupt
+        return time.monotonic()
+
+    monkeypatch.setattr(started, "time", SimpleNamespace(monotonic=interrupted))
+    with pytest.raises(error):
+        started.run(str(script), [str(there), failing], 2, 60)
+    pids = [int(text) for f in there.iterdir() if (text := f.read_text())]
+    assert pids and not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_figures_have_records_or_are_written_by_hand() -> None:
