@@ -28,6 +28,7 @@ from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import is_local_body, mesh_among, name_of, named, values
+from shardir.compat.xdsl import set_type
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects.dist import (
     MeshOp,
@@ -45,7 +46,6 @@ from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies, ops_of_bodies, update_signature
 from shardir.rewriting.placement import strategy_op_sharding
-from shardir.rewriting.rewriter import set_type
 
 
 @dataclass(frozen=True)

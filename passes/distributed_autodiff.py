@@ -46,6 +46,7 @@ from xdsl.ir import Block, Region
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import is_laid_out, is_local_body, mesh_among, name_of
+from shardir.compat.xdsl import set_type
 from shardir.diagnostics import Failure, coded
 from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import meshes_of
@@ -58,7 +59,7 @@ from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.copying import copied
 from shardir.rewriting.lowering import lift, lower
 from shardir.rewriting.options import PassOptions
-from shardir.rewriting.rewriter import erase, set_type
+from shardir.rewriting.rewriter import erase
 
 
 @dataclass(frozen=True)

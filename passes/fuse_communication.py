@@ -45,6 +45,7 @@ from shardir.analysis.loops import Loops
 from shardir.analysis.repeats import MIN_BLOCKS, equal_blocks
 from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update, update_position
+from shardir.compat.xdsl import operands_of
 from shardir.cost.buckets import MAX_BUCKET_BYTES, Bucket, fused, fused_by_kind
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_of
@@ -257,7 +258,7 @@ def _first_use(op: Operation, at: Mapping[Operation, int], loops: Loops) -> int:
 
 def _before(op: Operation, at: Mapping[Operation, int]) -> frozenset[int]:
     """Return the positions of the collectives that move if an op moves before them."""
-    found = dict.fromkeys([v.owner for v in op._operands if _is_movable(v.owner)])
+    found = dict.fromkeys([v.owner for v in operands_of(op) if _is_movable(v.owner)])
     todo = list(found)
     for maker in todo:
         more = [v.owner for v in maker.operands if _is_movable(v.owner) and v.owner not in found]

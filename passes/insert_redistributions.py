@@ -34,6 +34,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
+from shardir.compat.xdsl import operands_of, set_type
 from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects.blocks import of_kind, ops_of
 from shardir.dialects.dist import (
@@ -65,7 +66,7 @@ from shardir.rewriting.placement import (
     strategy_op_sharding,
     wanted,
 )
-from shardir.rewriting.rewriter import Rewriter, erase, set_type
+from shardir.rewriting.rewriter import Rewriter, erase
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class _FunctionPlacement:
 
     def note(self, op: TensorOp, placement: OpSharding) -> None:
         """Record the layouts in which an op needs its operands."""
-        for v, want in zip(op._operands, placement.operands, strict=True):
+        for v, want in zip(operands_of(op), placement.operands, strict=True):
             if layout_at(v) != want:
                 self.needs.setdefault(v, {})[op] = want
             elif v in self.needs:
@@ -151,7 +152,7 @@ class _FunctionPlacement:
         self.note(op, placement)
         op.properties.pop("strategy", None)
         for i, want in enumerate(placement.operands):
-            operand = op._operands[i]
+            operand = operands_of(op)[i]
             if layout_of(operand) != want:
                 op.operands[i] = self.rewriter.redistribute(operand, want)
         for v, natural in zip(op.results, placement.results, strict=True):

@@ -33,6 +33,7 @@ from xdsl.dialects.builtin import (
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from shardir.compat.xdsl import set_type
 from shardir.diagnostics import Located
 from shardir.dialects import nn
 from shardir.dialects.blocks import ops_of
@@ -40,7 +41,7 @@ from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.bases import Function, GlobalPass
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter
 from shardir.syntax.source import warn
 
 TYPES: dict[str, Attribute] = {"bf16": bf16, "f16": f16, "f32": f32}

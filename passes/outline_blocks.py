@@ -20,6 +20,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, SSAValue
 
 from shardir.analysis.repeats import Blocks, common_name, equal_blocks
+from shardir.compat.xdsl import operands_of
 from shardir.dialects import nn, train
 from shardir.dialects.blocks import of_kind, ops_from, ops_of
 from shardir.dialects.nn.types import unsharded_type
@@ -105,7 +106,7 @@ class _Outline:
         """The results of the body in the last block."""
         self.later = ops_from(self.blocks[-1][-1].next_op)
         """The ops after the loop."""
-        self.left = {v for op in self.later for v in op._operands}
+        self.left = {v for op in self.later for v in operands_of(op)}
         """What they use."""
         self.after_loop: dict[SSAValue, SSAValue] = {}
         """By result of a block what they use in its place."""
@@ -115,7 +116,7 @@ class _Outline:
         count = {"count": IntegerAttr(len(self.blocks), i64)}
         self.before.next = self.before.create(train.RepeatOp, [], [], count)
         for i, op in enumerate(self.body):
-            op.operands = [self._operand(i, j, v) for j, v in enumerate(op._operands)]
+            op.operands = [self._operand(i, j, v) for j, v in enumerate(operands_of(op))]
             if isinstance(op, nn.Drawn) and isinstance(second := self.blocks[1][i], nn.Drawn):
                 stride = second.stream.value.data - op.stream.value.data
                 op.stride = IntegerAttr(stride, i64) if stride else None
@@ -128,7 +129,7 @@ class _Outline:
         """The operand j of op i of the body."""
         place = self.places[i][j]
         if place is None:
-            return self._item(tuple([ops[i]._operands[j] for ops in self.blocks]))
+            return self._item(tuple([operands_of(ops[i])[j] for ops in self.blocks]))
         since, index, result = place
         made = self.body[index].results[result]
         if since == 0:
@@ -161,9 +162,9 @@ class _Outline:
                 self.after_loop[self.last[made]] = new.out
         self.after.create(train.EndRepeatOp, [], [])
         for op in self.later:
-            if not self.after_loop.keys().isdisjoint(op._operands):
+            if not self.after_loop.keys().isdisjoint(operands_of(op)):
                 # all operands of one at once, since a return has many
-                op.operands = [self.after_loop.get(v, v) for v in op._operands]
+                op.operands = [self.after_loop.get(v, v) for v in operands_of(op)]
 
     def _leave(self, values: Sequence[SSAValue]) -> None:
         """Hand a result of each block to the ops after the loop that use it."""

@@ -46,6 +46,7 @@ from shardir.algebra.propagation.graph import GraphValue, Node, PropagationGraph
 from shardir.analysis.functions import name_of, values
 from shardir.analysis.groups import contradiction, sharding_groups
 from shardir.analysis.roles import differentiated_arguments, retained_arguments, ties
+from shardir.compat.xdsl import operands_of, set_type
 from shardir.cost import op_seconds
 from shardir.cost.report import cost_of_function
 from shardir.diagnostics import Failure, Located, ShardirError, coded
@@ -64,7 +65,6 @@ from shardir.rewriting.autodiff.activity import Activity
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import strategy_op_sharding
-from shardir.rewriting.rewriter import set_type
 from shardir.search.reopening import reopened
 from shardir.search.trial import lowered
 
@@ -186,7 +186,7 @@ class FunctionPropagation:
         """Return the node of an op, and add its errors to `errors`."""
         operands, results = (
             tuple([i for v in side if (i := self.value_index.get(v)) is not None])
-            for side in (op._operands, op.results)
+            for side in (operands_of(op), op.results)
         )
         match op:
             case PropagationBarrierOp():
@@ -258,7 +258,7 @@ def _returned(ops: Sequence[Operation]) -> set[SSAValue]:
     found: set[SSAValue] = set(ops[-1].operands)
     for op in reversed(ops):
         if any(v in found for v in op.results):
-            found.update(op._operands)
+            found.update(operands_of(op))
     return found
 
 

@@ -22,6 +22,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import named, values
+from shardir.compat.xdsl import set_type
 from shardir.diagnostics import Located, ShardirError, coded
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp
@@ -29,7 +30,6 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import is_decomposed, strategy_op_sharding, wanted
-from shardir.rewriting.rewriter import set_type
 
 Check = Callable[[Block, Mesh, str], Iterator[Located]]
 """A check of a block, with its mesh and the name of its function."""

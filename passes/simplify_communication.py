@@ -19,6 +19,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.collectives import AxisState, between
 from shardir.algebra.estimates import IMPROVEMENT
+from shardir.compat.xdsl import operands_of, set_type, type_of
 from shardir.cost.seconds import cost_of
 from shardir.dialects import dist, nn
 from shardir.dialects.blocks import of_kind
@@ -32,7 +33,7 @@ from shardir.rewriting.reordering import (
     moved_before_repeated,
     reduces_sum,
 )
-from shardir.rewriting.rewriter import Rewriter, erase, set_type
+from shardir.rewriting.rewriter import Rewriter, erase
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def equal(ops: Sequence[Operation]) -> bool:
         if RECOMPUTE in op.attributes or dist.is_started(op):
             continue
         props = frozenset((k, v) for k, v in op.properties.items() if k != "fusion")
-        key = (type(op), op._operands, props, tuple([v._type for v in op.results]))
+        key = (type(op), operands_of(op), props, tuple([type_of(v) for v in op.results]))
         first = seen.setdefault(key, op)
         if first is not op:
             Rewriter.replace(op, first.results)

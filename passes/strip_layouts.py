@@ -18,6 +18,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.analysis.functions import is_local_body, values
+from shardir.compat.xdsl import set_type
 from shardir.diagnostics import Located
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
@@ -25,7 +26,7 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import remove_state_layouts
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.rewriter import erase, set_type
+from shardir.rewriting.rewriter import erase
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of, parse_layout
+from shardir.compat.xdsl import set_type
 from shardir.dialects import dist, train
 from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.nn.types import size_of
@@ -30,7 +31,7 @@ from shardir.interpret import check_pass, run
 from shardir.interpret.values import rounded
 from shardir.passes import PASSES
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter
 
 Array = np.ndarray[Any, Any]
 

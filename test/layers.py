@@ -16,7 +16,7 @@ from sources import tree
 ROOT = Path(__file__).parent.parent
 
 LAYERS = {
-    "diagnostics": 0, "grammar": 0,
+    "compat": 0, "diagnostics": 0, "grammar": 0,
     "algebra": 1,
     "dialects": 2,
     "syntax": 3, "analysis": 3,

@@ -14,11 +14,11 @@ from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
+from shardir.compat.xdsl import set_type
 from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.text import word
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.rewriter import set_type
 
 MESHES = [
     mesh_of("m", t)

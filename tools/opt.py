@@ -24,7 +24,6 @@ from xdsl.parser import Parser
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import DiagnosticException, ParseError
 from xdsl.utils.target import Target
-from xdsl.xdsl_opt_main import _empty_post_init
 
 from shardir import pipelines
 from shardir.algebra.garbage import no_gc
@@ -88,7 +87,7 @@ class Driver(OptArguments):
         self.times = PassTimes()
         self.reports = Reports(self.args, self.internal)
         if self.args.disable_verify:
-            Attribute.__post_init__ = _empty_post_init
+            Attribute.__post_init__ = lambda self: None
         chunks = files.split_chunks(text) if self.args.split_input_file else [text]
         for option in ONE_PROGRAM:
             if len(chunks) > 1 and getattr(self.args, option) is not None:

@@ -20,6 +20,7 @@ from shardir.algebra.collectives import COLLECTIVES
 from shardir.algebra.factors import Factors
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
+from shardir.compat.xdsl import operands_of, type_of
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.movement import ints_of
@@ -75,7 +76,7 @@ def may_write(kind: type[Operation]) -> bool:
 def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may be views, each with its operand."""
     if _is_view(type(op)) or moves_nothing(op, mesh):
-        operands: Sequence[SSAValue] = op._operands
+        operands: Sequence[SSAValue] = operands_of(op)
         if len(operands) == 1 or isinstance(op, train.CarryOp | train.ItemOp):
             operands = [operands[0]] * len(op.results)
         yield from zip(op.results, operands, strict=True)
@@ -103,7 +104,7 @@ def in_place(op: Operation) -> AliasPairs:
     """Yield the results that an op can write into the memory of a value, if nothing reads it later
     (`Storages.is_free`): an operand, or the parameter or state of which a copy is the new value."""
     if isinstance(op, train.Update):
-        parameter, _, *states = op._operands
+        parameter, _, *states = operands_of(op)
         old = (parameter, *states[: len(states) - len(op.SCALARS)])
         yield from zip(op.results, old, strict=True)
     elif isinstance(op, nn.IndexCopyOp):
@@ -233,7 +234,7 @@ _shapes = SignatureMemo()
 
 
 def _shape(v: SSAValue) -> Shape:
-    return _shapes.of(v._type, TensorType.get_shape)
+    return _shapes.of(type_of(v), TensorType.get_shape)
 
 
 def moves_nothing(op: Operation, mesh: Mesh | None) -> bool:

@@ -10,6 +10,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.compat.xdsl import type_of
 from shardir.diagnostics import Failure
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import (
@@ -39,7 +40,7 @@ def results(ops: Iterable[Operation]) -> Iterator[OpResult]:
 
 def of_each_type(values: Iterable[ValueT]) -> Collection[ValueT]:
     """Return the last value of each type: there are many values of few types."""
-    return {id(v._type): v for v in values}.values()
+    return {id(type_of(v)): v for v in values}.values()
 
 
 def makers(block: Block) -> Iterator[tuple[Operation | BlockArgument, tuple[SSAValue, ...]]]:
@@ -138,15 +139,15 @@ def is_laid_out(block: Block) -> bool:
 
 def is_local_body(block: Block) -> bool:
     """Whether the function is in the local view."""
-    if any(is_local(v._type) for v in block.args):
+    if any(is_local(type_of(v)) for v in block.args):
         return True
-    return any(is_local(v._type) for v in of_each_type(results(ops_of(block))))
+    return any(is_local(type_of(v)) for v in of_each_type(results(ops_of(block))))
 
 
 def unlaid(block: Block) -> Operation | None:
     """Return the first op with a result without a layout; for an argument, the function."""
-    without = {id(v._type) for v in of_each_type(values(block)) if _is_unlaid(v)}
-    v = next((v for v in values(block) if id(v._type) in without), None) if without else None
+    without = {id(type_of(v)) for v in of_each_type(values(block)) if _is_unlaid(v)}
+    v = next((v for v in values(block) if id(type_of(v)) in without), None) if without else None
     if v is None:
         return None
     return v.owner if isinstance(v.owner, Operation) else block.parent_op()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from xdsl.ir import Operation, OpResult
 
+from shardir.compat.xdsl import operands_of
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import Array, TensorOp
 from shardir.dialects.signatures import SignatureMemo
@@ -277,7 +278,7 @@ def _places(
 ) -> list[Place | None]:
     """The places from which the operands of an op of a block come."""
     found: list[Place | None] = []
-    for v in op._operands:
+    for v in operands_of(op):
         if not isinstance(v, OpResult) or (made := at.get(v.op, -1)) < first:
             found.append(None)
             continue

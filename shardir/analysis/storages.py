@@ -19,6 +19,7 @@ from typing import NamedTuple
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from shardir.analysis.loops import Loops
+from shardir.compat.xdsl import operands_of
 from shardir.dialects.dist import WaitOp, is_started
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import AfterLoop, CarriedOp, CarryOp, ItemOp, ItemsOp, Loop
@@ -40,13 +41,13 @@ def live_ops(ops: Sequence[Operation]) -> list[Operation]:
         if _is_pure(type(op)) and needed.isdisjoint(op.results):
             continue
         live.append(op)
-        needed.update(op._operands)
+        needed.update(operands_of(op))
     return live[::-1]
 
 
 def reads(op: Operation) -> Sequence[SSAValue]:
     """The operands that an op reads: not the variable that train.carry sets."""
-    return (op.x,) if type(op) is CarryOp else op._operands
+    return (op.x,) if type(op) is CarryOp else operands_of(op)
 
 
 @cache
@@ -94,7 +95,7 @@ class Storages:
     def __init__(self, args: Sequence[SSAValue], ops: Sequence[Operation]):
         self.at = {op: i for i, op in enumerate(ops)}
         self._loops = loops = Loops(ops)
-        read = map(reads if loops else attrgetter("_operands"), ops)
+        read = map(reads if loops else operands_of, ops)
         self.last = {v: i for i, operands in enumerate(read) for v in operands}
         """The last op that reads a value; of a value from before a loop in which it is read, and
         which the loop does not change, not before the loop's end. Values that no op reads are not

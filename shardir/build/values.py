@@ -14,6 +14,7 @@ from typing import Any
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
 
+from shardir.compat.xdsl import set_type
 from shardir.algebra.layout import Shape
 from shardir.build.attributes import element_type, layout_attr
 from shardir.diagnostics import ShardirError
@@ -22,7 +23,7 @@ from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.nn.types import element_name, unsharded_type
 from shardir.dialects.text import word
 from shardir.dialects.nn.base import Props
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter
 
 Index = int | slice | None | EllipsisType
 Real = int | float | bool

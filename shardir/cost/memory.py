@@ -38,6 +38,7 @@ from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.aliasing import in_place, may_share, may_write, shared
 from shardir.analysis.roles import frees, lent_arguments
 from shardir.analysis.storages import Span, Storages, live_ops
+from shardir.compat.xdsl import type_of
 from shardir.cost.collective_work import collective_work
 from shardir.cost.ring_products import ring_buffers
 from shardir.dialects import dist, train
@@ -121,7 +122,8 @@ class LiveStorages:
         self.at, self.root = storages.at, storages.root
         made = map(attrgetter("results"), counted)
         self.spans = storages.spans(chain(f.body.block.args, *made) if fixed else None)
-        of_types = {id(v._type): v for v in self.spans}.values()  # a type says where its values are
+        by_type = {id(type_of(v)): v for v in self.spans}
+        of_types = by_type.values()  # a type says where its values are
         if elsewhere or any(is_on_host(v) is not host for v in of_types):
             self.spans = {
                 v: span
@@ -159,7 +161,7 @@ def running(born: Sequence[int], died: Sequence[int]) -> list[int]:
 
 def is_on_host(v: SSAValue) -> bool:
     """Whether a value is in host memory."""
-    return _on_host.of(v._type, _has_host_layout)
+    return _on_host.of(type_of(v), _has_host_layout)
 
 
 def _has_host_layout(t: Attribute) -> bool:

@@ -20,6 +20,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.loops import Loops
 from shardir.analysis.roles import lent_arguments
+from shardir.compat.xdsl import operands_of
 from shardir.cost.memory import LiveStorages, changes, running
 from shardir.dialects import dist
 from shardir.dialects.blocks import of_kind
@@ -43,7 +44,7 @@ class MovedMemory:
         if not Loops(ops):
             moving = _moving(f, live)
             self._fixed = {op for op in ops if moving.isdisjoint(op.results)}
-            self._apart = {op for op in self._fixed if moving.isdisjoint(op._operands)}
+            self._apart = {op for op in self._fixed if moving.isdisjoint(operands_of(op))}
         made = [v for v in live.spans if isinstance(v, OpResult) and v.op in self._fixed]
         storages = ((live.sizes[v], live.spans[v]) for v in made)
         buffers = (found for op, found in live.buffers.items() if op in self._apart)

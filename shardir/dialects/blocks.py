@@ -16,24 +16,14 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, OpResult, SSAValue, SSAValues, Use
+from xdsl.ir import Attribute, Block, Operation, SSAValue, SSAValues
 from xdsl.ir.core import IRWithName
 from xdsl.irdl import IRDLOperation
 
+from shardir.compat.xdsl import ATTACH, FIELDS, name_of, next_of, set_name
 from shardir.dialects.definition import OpClass
 
 OpT = TypeVar("OpT", bound=Operation)
-
-FIELDS = (
-    (SSAValue, "type", "_type"),
-    (OpResult, "owner", "op"),
-    (BlockArgument, "owner", "block"),
-    (Use, "operation", "_operation"),
-    (Use, "index", "_index"),
-    (Operation, "next_op", "_next_op"),
-    (Operation, "prev_op", "_prev_op"),
-)
-"""Properties that are fields of other names."""
 
 
 def hash_in_c() -> None:
@@ -44,10 +34,10 @@ def hash_in_c() -> None:
     them."""
     for kind, name, field in FIELDS:
         setattr(kind, name, property(attrgetter(field)))
-    named = property(attrgetter("_name"), _set_name)
+    named = property(name_of, _set_name)
     for kind, name, member in (IRWithName, "name_hint", named), (SSAValues, "__getitem__", _at):
         setattr(kind, name, member)
-    for name, method in ("_attach_op", _attach), ("detach_op", _detach), ("split_before", _split):
+    for name, method in (ATTACH, _attach), ("detach_op", _detach), ("split_before", _split):
         setattr(Block, name, method)
     for kind in (SSAValue, Operation, IRDLOperation):
         for method in ("__hash__", "__eq__"):
@@ -59,8 +49,8 @@ def hash_in_c() -> None:
             kind.__class__ = OpClass
 
 
-ATTACH, DETACH, SPLIT = Block._attach_op, Block.detach_op, Block.split_before
-"""What changes the list of a block's ops."""
+ATTACHED, DETACHED, SPLIT_OFF = getattr(Block, ATTACH), Block.detach_op, Block.split_before
+"""What changes the list of a block's ops, by xDSL."""
 
 LISTED = "shardir_ops"
 """The field of a block with its ops, if they have been listed since they changed."""
@@ -72,19 +62,19 @@ def _attach(self: Block, op: Operation) -> None:
     if op.parent is None and not op.regions:
         op.parent = self
     else:
-        ATTACH(self, op)
+        ATTACHED(self, op)
 
 
 def _detach(self: Block, op: Operation) -> Operation:
     """Detach an op from a block."""
     self.__dict__.pop(LISTED, None)
-    return DETACH(self, op)
+    return DETACHED(self, op)
 
 
 def _split(self: Block, *args: Any, **kwargs: Any) -> Block:
     """Split a block."""
     self.__dict__.pop(LISTED, None)
-    return SPLIT(self, *args, **kwargs)
+    return SPLIT_OFF(self, *args, **kwargs)
 
 
 def _at(self: SSAValues, index: int | slice) -> SSAValue | SSAValues:
@@ -97,9 +87,9 @@ def _set_name(self: IRWithName, name: str | None) -> None:
     """Set the name of a value, without what xDSL does to those that end with a number, or that it
     may refuse."""
     if name is None or (name.isidentifier() and name.isascii() and not name[-1].isdigit()):
-        self._name = name
+        set_name(self, name)
     else:
-        self._name = self.extract_valid_name(name)
+        set_name(self, self.extract_valid_name(name))
 
 
 class ListedOps(tuple[Operation, ...]):
@@ -130,7 +120,7 @@ def ops_from(op: Operation | None) -> list[Operation]:
     ops = list[Operation]()
     while op is not None:
         ops.append(op)
-        op = op._next_op
+        op = next_of(op)
     return ops
 
 

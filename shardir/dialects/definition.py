@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from xdsl.dialects.builtin import UNKNOWN_LOC, LocationAttr
-from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue, SSAValues, Use
+from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue, SSAValues
 from xdsl.irdl import IRDLOperation, OpDef, VarIRConstruct
 from xdsl.irdl.declarative_assembly_format import FormatProgram
 from xdsl.irdl.operations import (
@@ -27,6 +27,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import OpTrait
 
+from shardir.compat.xdsl import OPERANDS, give_operands, successors_of
 from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.symbols import verified_here
 
@@ -81,7 +82,7 @@ class _All(UniqueVariadicAccessor):
         return getattr(obj, self.field)
 
 
-_FIELDS = {VarIRConstruct.OPERAND: "_operands", VarIRConstruct.RESULT: "results"}
+_FIELDS = {VarIRConstruct.OPERAND: OPERANDS, VarIRConstruct.RESULT: "results"}
 
 
 def _at_once(member: Any) -> Any:
@@ -110,10 +111,7 @@ def _create(
     """Return an op, as xDSL's `create` does in twice the time: it sets what most ops do not have,
     and looks for defaults."""
     op = cls.__new__(cls)
-    op._operands = SSAValues(operands)
-    op._operand_uses = tuple([Use(op, i) for i in range(len(op._operands))])
-    for v, use in zip(op._operands, op._operand_uses, strict=True):
-        v.add_use(use)
+    give_operands(op, operands)
     op.results = SSAValues([OpResult(t, op, i) for i, t in enumerate(result_types)])
     op.properties = {**properties}
     op.attributes = {**attributes}
@@ -139,7 +137,7 @@ def _verifier(definition: OpDef, own: Callable[[Any], None]) -> Callable[[IRDLOp
         own(self)
 
     def verify_(self: IRDLOperation) -> None:
-        if self.regions or self._successors or not is_flat():
+        if self.regions or successors_of(self) or not is_flat():
             definition.verify(self)
             own(self)
             return

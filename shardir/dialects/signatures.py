@@ -6,6 +6,8 @@ from weakref import WeakValueDictionary
 
 from xdsl.ir import Operation
 
+from shardir.compat.xdsl import operands_of, type_of
+
 _Value = TypeVar("_Value")
 
 NONE: Mapping[str, Any] = {}
@@ -55,8 +57,8 @@ class SignatureMemo(Memo):
         that, and with `marks` of its attributes too; made by `make` the first time."""
         props, attributes = op.properties, op.attributes if marks else NONE
         key = (
-            type(op), id(mesh), *[id(v._type) for v in op._operands], None,
-            *[id(v._type) for v in op.results], *props, *map(id, props.values()),
+            type(op), id(mesh), *[id(type_of(v)) for v in operands_of(op)], None,
+            *[id(type_of(v)) for v in op.results], *props, *map(id, props.values()),
         )  # fmt: skip
         if attributes:
             key = (*key, None, *attributes, *map(id, attributes.values()))
@@ -64,7 +66,7 @@ class SignatureMemo(Memo):
         if found is None:
             if len(self) > self.limit:
                 self.clear()
-            types = [v._type for v in (*op._operands, *op.results)]
+            types = [type_of(v) for v in (*operands_of(op), *op.results)]
             found = self[key] = (mesh, types, {**props}, {**attributes}), make()
         return found[1]
 

@@ -18,6 +18,7 @@ from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Span
 
 from shardir.algebra.notation import NamedOptions, nested_text, options_text, parse_options
+from shardir.compat.xdsl import resume_from, token_of
 from shardir.diagnostics import NotationError, coded
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class TextAttr(Data[T], ABC, Generic[T]):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> T:
-        token = parser._current_token
+        token = token_of(parser)
         source = token.span.input
         parser.parse_punctuation("<")
         start = end = token.span.end
@@ -55,7 +56,7 @@ class TextAttr(Data[T], ABC, Generic[T]):
         except NotationError as e:
             at = min(start + e.offset, end)
             raise ParseError(Span(at, min(at + 1, end), source), e.message) from None
-        parser._resume_from(end)
+        resume_from(parser, end)
         parser.parse_punctuation(">")
         return data
 

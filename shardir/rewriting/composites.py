@@ -9,6 +9,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
+from shardir.compat.xdsl import set_type
 from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import Composite, TensorOp
@@ -16,7 +17,7 @@ from shardir.dialects.nn.custom import CustomOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.copying import copied
 from shardir.rewriting.marks import RECOMPUTE
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter
 from shardir.syntax.source import warn
 
 DESCRIBED = ("builtin", "func", "dist", "nn", "train")

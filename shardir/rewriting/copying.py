@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from xdsl.ir import Block, Operation, SSAValue
 
+from shardir.compat.xdsl import operands_of
 from shardir.dialects.blocks import ops_of
 
 OpT = TypeVar("OpT", bound=Operation)
@@ -33,7 +34,7 @@ def _copied(
     copied yet, each with its copy."""
     for block in (block for region in op.regions for block in region.blocks):
         blocks[block] = Block(arg_types=block.arg_types)
-    is_early = not values.keys() >= {*op._operands}
+    is_early = not values.keys() >= {*operands_of(op)}
     new = op.clone_without_regions(values, blocks)
     if is_early:
         early.append((op, new))

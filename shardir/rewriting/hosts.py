@@ -6,12 +6,13 @@ from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.roles import retained_arguments
+from shardir.compat.xdsl import set_type
 from shardir.dialects import nn, train
 from shardir.dialects.dist import layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.placement import layout_at
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter
 
 
 def place_on_hosts(f: FuncOp, mesh: Mesh) -> None:

@@ -7,12 +7,13 @@ from shardir.algebra.cluster import BYTES
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.analysis.functions import values
+from shardir.compat.xdsl import set_type
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import element_name
 from shardir.rewriting.placement import layout_at
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter
 
 
 def lift(block: Block, mesh: Mesh) -> dict[SSAValue, Attribute]:

@@ -25,6 +25,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.analysis.dimensions import DimensionClasses
 from shardir.analysis.functions import values
+from shardir.compat.xdsl import set_type
 from shardir.diagnostics import ShardirError
 from shardir.dialects import train
 from shardir.dialects.dist import tensor
@@ -33,7 +34,6 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.losses import Loss
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.rewriter import set_type
 
 MEAN = "mean"
 

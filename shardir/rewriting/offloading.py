@@ -19,11 +19,12 @@ from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.storages import live_ops
+from shardir.compat.xdsl import set_type
 from shardir.dialects import dist, train
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.rewriting.repeating import Load, repeat
-from shardir.rewriting.rewriter import Rewriter, is_of_scalars, set_type
+from shardir.rewriting.rewriter import Rewriter, is_of_scalars
 
 
 class HostedValue(NamedTuple):

@@ -15,9 +15,10 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from xdsl.passes import ModulePass
-from xdsl.utils.arg_spec import ArgSpec, ArgSpecConvertible, _convert_arg_to_type, parse_spec
+from xdsl.utils.arg_spec import ArgSpec, ArgSpecConvertible, parse_spec
 from xdsl.utils.exceptions import ArgSpecParseError
 
+from shardir.compat.xdsl import converted_argument
 from shardir.diagnostics import ShardirError, did_you_mean
 
 Bytes = Annotated[int, "bytes"]
@@ -162,7 +163,7 @@ def made_from(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
         if name not in types:
             raise no_option(f"{kind} {spec.name}", name, types)
         try:
-            converted: Any = _convert_arg_to_type(value, _plain(types[name]))
+            converted: Any = converted_argument(value, _plain(types[name]))
         except ValueError:
             got = repr(",".join(map(str, value))) if value else "no value"
             raise UsageError(

@@ -6,6 +6,7 @@ from shardir.algebra.factors import OpSharding
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.op_sharding import choose_op_sharding
+from shardir.compat.xdsl import operands_of
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import (
     TensorOp,
@@ -50,7 +51,7 @@ def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
         layout = layout_at(of).complete
         return OpSharding({}, (layout,) * len(op.operands), (layout,))
     shared: tuple[tuple[Layout, ...], ...] = ()
-    if needs and any(v in needs for v in op._operands):
+    if needs and any(v in needs for v in operands_of(op)):
         others = ({o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands)
         shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
     if any(shared):

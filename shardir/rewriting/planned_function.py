@@ -16,6 +16,7 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.plan import LineError, NameKind, PlanEntry, padded
+from shardir.compat.xdsl import set_type
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import (
     LayoutAttr,
@@ -42,7 +43,7 @@ from shardir.rewriting.bases import Function
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.parts import is_cut, parts
-from shardir.rewriting.rewriter import Rewriter, set_type
+from shardir.rewriting.rewriter import Rewriter
 from shardir.rewriting.uses import names_in_plans
 
 

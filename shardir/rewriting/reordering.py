@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.collectives import AxisState
+from shardir.compat.xdsl import operands_of, set_type
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.properties import axis_of, dims_of, int_attr
@@ -19,7 +20,7 @@ from shardir.dialects.nn.types import size_of
 from shardir.dialects.text import word
 from shardir.dialects.train import AccumulateOp
 from shardir.rewriting.patterns import at_each
-from shardir.rewriting.rewriter import Rewriter, erase, set_type
+from shardir.rewriting.rewriter import Rewriter, erase
 
 
 @at_each(TensorOp)
@@ -30,7 +31,7 @@ def moved_after_reduced(op: TensorOp) -> bool:
     The same for any op that only moves elements, where the reduction then precedes a sum or a
     slice with which another pattern merges it.
     """
-    reduce = op._operands[0].owner if len(op._operands) == 1 else None
+    reduce = operands_of(op)[0].owner if len(operands_of(op)) == 1 else None
     if not isinstance(reduce, dist.AllReduceOp) or len(reduce.values) != 1 or not _mover(op):
         return False
     end: Operation | None = op

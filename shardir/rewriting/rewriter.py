@@ -19,6 +19,7 @@ from shardir.algebra.layout import Layout, replicated
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.op_sharding import choose_op_sharding
 from shardir.algebra.redistribution import estimated_seconds
+from shardir.compat.xdsl import name_of, type_of
 from shardir.dialects.dist import RedistributeOp, laid_out, layout_of, with_layout
 from shardir.dialects.nn.base import (
     Composite,
@@ -104,7 +105,7 @@ class Rewriter(Spellings):
             attributes=attributes or {}, location=self.location,
         )  # fmt: skip
         for result, value in zip(new.results, names, strict=False):
-            if value._name is not None:
+            if name_of(value) is not None:
                 result.name_hint = value.name_hint
         self.insert(new)
         return new
@@ -165,7 +166,7 @@ class Rewriter(Spellings):
             if self._complete:
                 operands = tuple([self._complete.get(v, v) for v in operands])
         given = (result,) if result is None or isinstance(result, TensorType) else result
-        parts = (kind, self.mesh, hint, self.stays, *[v._type for v in operands], None, *given)
+        parts = (kind, self.mesh, hint, self.stays, *[type_of(v) for v in operands], None, *given)
         moved, outs = placements.get_or(
             parts, props, lambda: self._placement(kind, operands, result, props, hint)
         )
@@ -317,11 +318,6 @@ def is_of_scalars(v: SSAValue) -> bool:
     if not isinstance(op, TensorOp):
         return isinstance(v, BlockArgument)
     return len(op.results) == 1 and all(map(is_of_scalars, op.operands))
-
-
-def set_type(value: SSAValue, type: Attribute) -> None:
-    """Set the type of a value in place: a new op would cost twenty times as much."""
-    value._type = type
 
 
 def erase(op: Operation) -> None:

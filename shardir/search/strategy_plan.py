@@ -17,6 +17,7 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import mesh_of, name_of, values
 from shardir.analysis.roles import frees
+from shardir.compat.xdsl import set_type
 from shardir.cost.report import FunctionCost, cost_of_function
 from shardir.dialects.dist import StrategyAttr, with_layout
 from shardir.dialects.nn.base import TensorOp
@@ -25,7 +26,6 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import PIPELINE, BackwardOp
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.marks import BUDGET, NO_RECOMPUTE, PRESETS, RECOMPUTE, SEARCHED, SMALLEST
-from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import Candidate
 from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution

@@ -12,6 +12,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import values
 from shardir.analysis.groups import sharding_groups
 from shardir.analysis.roles import ties
+from shardir.compat.xdsl import operands_of
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
@@ -42,7 +43,7 @@ def result_index(v: SSAValue) -> int:
 
 def operand_indices(op: Operation, v: SSAValue) -> tuple[int, ...]:
     """Return the numbers of the operands at which an op uses a value."""
-    return tuple([i for i, w in enumerate(op._operands) if w is v])
+    return tuple([i for i, w in enumerate(operands_of(op)) if w is v])
 
 
 def needed(c: Candidate, at: Sequence[int]) -> tuple[Layout, ...]:

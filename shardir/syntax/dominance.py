@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.traits import IsolatedFromAbove
 
+from shardir.compat.xdsl import operands_of
 from shardir.dialects.blocks import ops_of
 
 
@@ -18,8 +19,8 @@ def check_dominance(module: Operation, report: Callable[..., None]) -> None:
             for arg in block.args:
                 seen.add(id(arg))
             for op in ops_of(block):
-                if not seen.issuperset(map(id, op._operands)):
-                    for i, operand in enumerate(op._operands):
+                if not seen.issuperset(map(id, operands_of(op))):
+                    for i, operand in enumerate(operands_of(op)):
                         if id(operand) not in seen:
                             report(op, undominated(op, i, operand))
                 if op.regions:

@@ -25,6 +25,7 @@ from xdsl.irdl.declarative_assembly_format import ParsingState
 from xdsl.irdl.operations import AttrSizedSegments
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.compat.xdsl import LISTS
 from shardir.diagnostics import ShardirError
 from shardir.dialects.definition import format_of
 from shardir.grammar.machine import Token
@@ -33,9 +34,6 @@ from shardir.syntax.parts import share_out
 
 HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
 """The terminals of ops whose rules are in mlir.lark."""
-
-LISTS = (fmt.VariadicVariable, fmt.OperandsOrResultDirective)
-"""The directives that stand for any number of values."""
 
 Setter = Callable[[ParsingState, Any], None]
 RulePiece = tuple[str, list[Setter]]

@@ -37,6 +37,7 @@ from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
+from shardir.compat.xdsl import token_of
 from shardir.diagnostics import did_you_mean
 from shardir.dialects.text import TextAttr
 from shardir.grammar.machine import Token
@@ -277,7 +278,7 @@ class LeafReductions:
             parser.attribute_aliases[name] = self.aliases.value(name, t)
         try:
             found = parser.parse_attribute()
-            if parser._current_token.kind != MLIRTokenKind.EOF:
+            if token_of(parser).kind != MLIRTokenKind.EOF:
                 parser.raise_error("unexpected text after it")
             return found
         except ParseError as e:

@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
 from xdsl.parser.core import ForwardDeclaredValue
 
+from shardir.compat.xdsl import add_arguments, set_name
 from shardir.diagnostics import did_you_mean
 from shardir.grammar.machine import Token
 from shardir.syntax.errors import ErrorLog, StopError
@@ -133,7 +134,7 @@ class ScopedNames:
         hint = name[1:]
         if not hint[0].isdigit():
             for v in values:
-                v._name = hint  # not the setter: it drops a trailing `_1`
+                set_name(v, hint)
         if scope.forward:
             self._resolve(name, values)
 
@@ -195,7 +196,7 @@ class ScopedNames:
             index = len(block.args) + len(added)
             location = loc or self.log.source.location(t.start)
             added.append((t, BlockArgument(type, block, index, location)))
-        block._args += tuple(v for _, v in added)  # at once: insert_arg copies those before it
+        add_arguments(block, [v for _, v in added])
         for t, v in added:
             self.define(t, (v,))
 

@@ -13,6 +13,8 @@ import xdsl.irdl.declarative_assembly_format as fmt
 from xdsl.irdl import IRDLOperation
 from xdsl.irdl.operations import VarIRConstruct, get_construct_defs
 
+from shardir.compat.xdsl import share_indices
+
 
 def share_out(
     d: fmt.OperandsOrResultDirective,
@@ -35,5 +37,5 @@ def _parts(
     is_operand = isinstance(d, fmt.OperandsDirective)
     construct = VarIRConstruct.OPERAND if is_operand else VarIRConstruct.RESULT
     parts: list[Any] = [None] * len(get_construct_defs(op.get_irdl_definition(), construct))
-    d._set_using_variadic_index(op, parts, construct, what, range(count))
+    share_indices(d, op, parts, construct, what, count)
     return parts

@@ -19,8 +19,8 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.irdl.declarative_assembly_format import FunctionalTypeDirective
-from xdsl.printer import Printer
 
+from shardir.compat.xdsl import NamingPrinter
 from shardir.diagnostics import ShardirError
 from shardir.dialects import DIALECTS
 from shardir.syntax.formats import HANDWRITTEN, has_format
@@ -30,7 +30,7 @@ READ = {"builtin", "func", *DIALECTS}
 """The dialects whose syntax our parser reads."""
 
 
-class FastPrinter(Printer):
+class FastPrinter(NamingPrinter):
     """xDSL's printer; attributes are printed once, and names stay those of the source."""
 
     def __init__(
@@ -68,8 +68,8 @@ class FastPrinter(Printer):
         self.stream.write(found[1])
 
     def print_ssa_value(self, value: SSAValue) -> str:
-        if (name := self._ssa_values.get(value)) is None:
-            name = self._ssa_values[value] = self.new_name(value.name_hint)
+        if (name := self.names_of_values.get(value)) is None:
+            name = self.names_of_values[value] = self.new_name(value.name_hint)
         self.stream.write(f"%{name}")
         return name
 
@@ -77,7 +77,7 @@ class FastPrinter(Printer):
         """Return the value's own name if it is free here, or the name with the next free number."""
         names = self.ssa_names
         if not hint:
-            while (name := self._get_new_valid_name_id()) in names:
+            while (name := self.new_number()) in names:
                 pass
         elif hint not in names:
             name = hint
@@ -104,11 +104,11 @@ class FastPrinter(Printer):
         """Print an op without the types that follow from definitions before it; return whether it
         has any."""
         form = short_form(type(op)) if reads(type(op)) else None
-        if form is None or any(v not in self._ssa_values for v in op.operands):
+        if form is None or any(v not in self.names_of_values for v in op.operands):
             return False
         program, types = form
         assert isinstance(op, IRDLOperation)
-        self._print_results(op)
+        self.print_results(op)
         self.print_string(op.name)
         program.print(self, op)
         if isinstance(types, FunctionalTypeDirective) and not follow(op):

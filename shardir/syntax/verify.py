@@ -27,6 +27,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
+from shardir.compat.xdsl import next_of, successors_of
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, coded
 from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import check_transfers, check_type, foreign
@@ -98,7 +99,7 @@ def verify_all(
     functions = list[FuncOp]()
     with fixed_symbols():
         for op in ops_in(module):
-            if op.regions or op._successors or op._next_op is None:
+            if op.regions or successors_of(op) or next_of(op) is None:
                 if (message := structure_error(op, lost)) is not None:
                     report(op, message)
                 check_symbols(op, source, report)

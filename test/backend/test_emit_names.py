@@ -20,10 +20,10 @@ from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.backend.torch.runtime import runtime as rt
 from shardir.backend.torch.runtime.runtime_plan import load_plan
+from shardir.compat.xdsl import set_type
 from shardir.dialects import dist, train
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.rewriter import set_type
 from shardir.syntax.parser import default_parser, parse
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -21,6 +21,7 @@ from shardir import compile
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.analysis.functions import mesh_of
+from shardir.compat.xdsl import set_type
 from shardir.cost import report
 from shardir.dialects.dist import ClusterOp, MeshOp, with_layout
 from shardir.dialects.nn.types import unsharded_type
@@ -28,7 +29,6 @@ from shardir.dialects.train import arguments
 from shardir.passes.strip_layouts import StripLayouts
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies, update_signature
-from shardir.rewriting.rewriter import set_type
 from shardir.search.presets import Product, ProductOfPresets, Structure
 
 Entries = tuple[Axes, ...]

@@ -34,6 +34,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_strategy
 from shardir.analysis.functions import values
+from shardir.compat.xdsl import set_type
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, nn
 from shardir.dialects.dist import is_local, layout_of
@@ -43,7 +44,6 @@ from shardir.interpret import check_pass, run
 from shardir.interpret.equivalence import NotEquivalentError
 from shardir.passes import inline_calls
 from shardir.passes.fuse_communication import FuseCommunication
-from shardir.rewriting.rewriter import set_type
 from shardir.syntax.parser import parse
 
 SEEDS = range(200, 200 + extent(9, 25))

@@ -30,11 +30,12 @@ from shardir.algebra.sharding import Sharding
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.functions import values
 from shardir.analysis.roles import ties
+from shardir.compat.xdsl import set_type
 from shardir.dialects import dist, train
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.rewriter import erase, set_type
+from shardir.rewriting.rewriter import erase
 from shardir.syntax.parser import parse
 from shardir.syntax.verify import verify_all
 from shardir.tools import bench

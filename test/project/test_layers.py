@@ -21,6 +21,7 @@ from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
 from shardir.passes import PASSES
 
 LIBRARIES = {
+    "compat": {"torch", "xdsl"},
     "diagnostics": set(),
     "grammar": {"lark"},
     "algebra": {"numpy"},

@@ -14,11 +14,11 @@ from xdsl.ir import SSAValue
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import estimated_seconds
+from shardir.compat.xdsl import set_type
 from shardir.cost import report
 from shardir.dialects.dist import StrategyAttr, with_layout
 from shardir.dialects.nn.base import TensorOp, decomposes, is_in_parts
 from shardir.dialects.nn.types import itemsize, unsharded_type
-from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import CandidateSource
 
 TWO, FOUR = (Mesh("m", (("d", n),)) for n in (2, 4))

@@ -20,13 +20,13 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.propagation import PropagationState, propagate
 from shardir.algebra.propagation.graph import PropagationGraph
 from shardir.analysis.functions import values
+from shardir.compat.xdsl import set_type
 from shardir.cost import report
 from shardir.dialects import dist, train
 from shardir.dialects.nn.types import unsharded_type
 from shardir.passes import propagate_strategies
 from shardir.pipelines import PIPELINES
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.rewriter import set_type
 from shardir.search.mixture_costs import MixtureCosts
 from shardir.search.reopening import Price, reopened
 from shardir.search.solver import solve

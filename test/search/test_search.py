@@ -12,6 +12,7 @@ from xdsl.ir import Block
 from shardir.algebra.notation import parse_layout
 from shardir.analysis.functions import mesh_of
 from shardir.analysis.roles import ties
+from shardir.compat.xdsl import set_type
 from shardir.dialects.dist import StrategyAttr, layout_of, with_layout
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
@@ -19,7 +20,6 @@ from shardir.passes import PASSES
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.placement import strategy_op_sharding
-from shardir.rewriting.rewriter import set_type
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
 from shardir.syntax.parser import parse

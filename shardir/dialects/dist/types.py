@@ -31,6 +31,7 @@ from shardir.algebra.layout import MOST_ELEMENTS, Layout, LocalLayout, Shape, is
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_layout
 from shardir.algebra.sharding import Sharding
+from shardir.compat.xdsl import operands_of
 from shardir.diagnostics import ShardirError, coded, one_of
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist.attributes import (
@@ -323,7 +324,7 @@ def verification() -> Iterator[None]:
 def check_types(op: Operation) -> None:
     """Raise VerifyException where the type of an operand or result is none of the language, or its
     layout violates an invariant."""
-    for what, values in (("operand", op._operands), ("result", op.results)):
+    for what, values in (("operand", operands_of(op)), ("result", op.results)):
         checked = set[int]()  # of a bucket's thousands of values few types
         for i, v in enumerate(values):
             t = v.type

@@ -22,6 +22,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
+from shardir.compat.xdsl import operands_of, type_of
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import OpClass, by_signature
 from shardir.dialects.dist import (
@@ -239,8 +240,8 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
             self,
             lambda: rule_of(
                 type(self),
-                tuple(_global_type(v._type, mesh) for v in self._operands),
-                tuple(_global_type(v._type, mesh) for v in self.results),
+                tuple(_global_type(type_of(v), mesh) for v in operands_of(self)),
+                tuple(_global_type(type_of(v), mesh) for v in self.results),
                 self.properties,
             ),
             mesh,
@@ -248,7 +249,7 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
     def shapes(self, mesh: Mesh | None = None) -> tuple[Shape, ...]:
         """Global shapes of the operands, then of the results."""
-        return tuple([global_shape(v._type, mesh) for v in (*self._operands, *self.results)])
+        return tuple([global_shape(type_of(v), mesh) for v in (*operands_of(self), *self.results)])
 
     def check_local(self) -> None:
         """Check that each device can compute the op with the layouts of operands and results."""

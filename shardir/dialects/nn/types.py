@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.algebra.cluster import BYTES
+from shardir.compat.xdsl import type_of
 from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import layout_of, tensor, with_layout
 from shardir.dialects.signatures import SignatureMemo
@@ -40,7 +41,7 @@ _sizes, _unsharded, _elements = SignatureMemo(), SignatureMemo(), SignatureMemo(
 
 def size_of(v: SSAValue) -> int:
     """Return the bytes of a value on one device, in the local view."""
-    return _sizes.of(v._type, _bytes)
+    return _sizes.of(type_of(v), _bytes)
 
 
 def _bytes(t: Attribute) -> int:
@@ -50,12 +51,12 @@ def _bytes(t: Attribute) -> int:
 
 def elements_of(v: SSAValue) -> int:
     """Return the elements of a value; in the local view those of its shard."""
-    return _elements.of(v._type, lambda t: prod(t.get_shape()))
+    return _elements.of(type_of(v), lambda t: prod(t.get_shape()))
 
 
 def unsharded_type(value: SSAValue) -> TensorType:
     """The type of a value without its layout."""
-    return without_layout(value._type)
+    return without_layout(type_of(value))
 
 
 def without_layout(t: Attribute) -> TensorType:

@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import AnyFloat, TensorType
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.collectives import AxisState
+from shardir.compat.xdsl import operands_of
 from shardir.dialects.dist import SAME_VALUE, CollectiveOp, RecvOp, SendOp, WaitOp, matching_sends
 from shardir.dialects.nn import StopGradientOp
 
@@ -32,7 +33,7 @@ class Activity:
                 continue
             if (moved := self.communicated(op)) is not None:
                 self.active.update(out for v, out in moved if v in self.active and is_float(out))
-            elif not self.active.isdisjoint(op._operands):
+            elif not self.active.isdisjoint(operands_of(op)):
                 self.active.update([v for v in op.results if is_float(v)])
 
     def operands(self, op: Operation) -> Sequence[SSAValue]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
+from shardir.compat.xdsl import operands_of
 from shardir.diagnostics import Failure, ShardirError, coded
 from shardir.dialects.dist import (
     CollectiveOp,
@@ -76,7 +77,7 @@ class Transposition:
         partial = self.passes_partial(op)
         cotangents = [self.cotangents.sum(v, partial) for v in op.results]
         found = op.gradient(self.builder, *cotangents)
-        for v, d in zip(op._operands, found, strict=True):
+        for v, d in zip(operands_of(op), found, strict=True):
             if d is not None and v in self.activity.active:
                 if d.name_hint is None:
                     d.name_hint = cotangent_name(v)
@@ -86,7 +87,7 @@ class Transposition:
         """Whether an op's transpose takes a partial cotangent: the op is linear, one operand is
         active, and its cotangent is no larger than those of the results. So the cotangents of
         several reshapes of one value are added before they are reduced."""
-        active = [v for v in op._operands if v in self.activity.active]
+        active = [v for v in operands_of(op) if v in self.activity.active]
         return (
             len(active) == 1
             and bool(op.factors().linear)

@@ -1,0 +1,103 @@
+"""What is private in torch, or has another name in some of its versions."""
+
+from importlib import import_module
+from inspect import getattr_static
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils import checkpoint
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
+
+if TYPE_CHECKING:
+    from torch._dynamo.exc import UncapturedHigherOrderOpError, UserError
+    from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+    from torch.export import _trace as export_trace
+
+__all__ = [
+    "FakeTensor",
+    "HigherOrderOperator",
+    "OpOverload",
+    "StridedShard",
+    "TreeSpec",
+    "UncapturedHigherOrderOpError",
+    "UserError",
+    "decomposition_table",
+    "export_trace",
+    "keystr",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+    "unset_fake_temporarily",
+]
+
+LATE = {
+    "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",
+    "UncapturedHigherOrderOpError": "torch._dynamo.exc.UncapturedHigherOrderOpError",
+    "UserError": "torch._dynamo.exc.UserError",
+    "export_trace": "torch.export._trace",
+}
+"""What takes long to load, and is imported when it is asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATE:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    module, _, member = LATE[name].rpartition(".")
+    return vars(import_module(module))[member]
+
+
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+"""The key of ops that are made of others, whose gradients follow."""
+
+NON_REENTRANT = next(
+    name
+    for name in (
+        "_checkpoint_without_reentrant_generator_impl",  # from torch 2.14 on
+        "_checkpoint_without_reentrant_generator",
+    )
+    if hasattr(checkpoint, name)
+)
+"""The generator of torch.utils.checkpoint that runs a checkpoint that is not reentrant."""
+
+_apply = getattr_static(torch.autograd.Function, "apply")
+
+
+def apply_function(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+    """Call torch's `apply` of an autograd function, even while another is in its place: a class
+    method of Python or, from torch 2.14 on, of C."""
+    return _apply.__get__(None, cls)(*args, **kwargs)
+
+
+def schema_of(op: OpOverload) -> Any:
+    """Return the schema of an op: its name, arguments and returns."""
+    return op._schema
+
+
+def overload_of(op: OpOverload) -> str:
+    """Return the name of the overload of an op: `Tensor` of `aten.add.Tensor`."""
+    return op._overloadname
+
+
+def scheduler_parts(scheduler: Any) -> list[Any]:
+    """Return the schedulers that one of torch.optim.lr_scheduler is made of."""
+    return scheduler._schedulers
+
+
+def last_milestone(scheduler: Any) -> int:
+    """Return the step from which a SequentialLR uses its last scheduler."""
+    return scheduler._milestones[-1]

@@ -1,0 +1,126 @@
+"""What is private in xDSL, or has another name in some of its versions.
+
+A field of an op or a value is read in C, in a third of the time of xDSL's property. One is set
+where xDSL's own way looks for what it cannot find here, or copies what it changes.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import xdsl.irdl.declarative_assembly_format as fmt
+from xdsl.ir import (
+    Attribute,
+    Block,
+    BlockArgument,
+    Operation,
+    OpResult,
+    SSAValue,
+    SSAValues,
+    Use,
+)
+from xdsl.ir.core import IRWithName
+from xdsl.irdl import IRDLOperation
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.utils.arg_spec import _convert_arg_to_type as converted_argument
+from xdsl.utils.mlir_lexer import MLIRToken
+
+__all__ = ["converted_argument"]
+
+FIELDS = (
+    (SSAValue, "type", "_type"),
+    (OpResult, "owner", "op"),
+    (BlockArgument, "owner", "block"),
+    (Use, "operation", "_operation"),
+    (Use, "index", "_index"),
+    (Operation, "next_op", "_next_op"),
+    (Operation, "prev_op", "_prev_op"),
+)
+"""Properties that are fields of other names."""
+
+OPERANDS = "_operands"
+"""The field of an op with its operands; the property makes a view of them."""
+
+type_of: Callable[[SSAValue], Any] = attrgetter("_type")
+name_of: Callable[[SSAValue], str | None] = attrgetter("_name")
+operands_of: Callable[[Operation], SSAValues] = attrgetter(OPERANDS)
+successors_of: Callable[[Operation], Sequence[Block]] = attrgetter("_successors")
+next_of: Callable[[Operation], Operation | None] = attrgetter("_next_op")
+
+
+# ---- operations and values ----
+
+
+def set_type(value: SSAValue, type: Attribute) -> None:
+    """Set the type of a value in place: a new op would cost twenty times as much."""
+    value._type = type
+
+
+def set_name(value: IRWithName, name: str | None) -> None:
+    """Set the name of a value as it is: xDSL drops a trailing `_1`."""
+    value._name = name
+
+
+def give_operands(op: Operation, operands: Iterable[SSAValue]) -> None:
+    """Set the operands of a new op, which has none to detach."""
+    op._operands = SSAValues(operands)
+    op._operand_uses = tuple([Use(op, i) for i in range(len(op._operands))])
+    for v, use in zip(op._operands, op._operand_uses, strict=True):
+        v.add_use(use)
+
+
+def add_arguments(block: Block, args: Iterable[BlockArgument]) -> None:
+    """Add arguments to a block at once: xDSL copies those before each one."""
+    block._args += tuple(args)
+
+
+ATTACH = "_attach_op"
+"""The method of a block that attaches an op."""
+
+# ---- parsers and printers ----
+
+
+def token_of(parser: AttrParser) -> MLIRToken:
+    """Return the token that a parser is at."""
+    return parser._current_token
+
+
+def resume_from(parser: AttrParser, offset: int) -> None:
+    """Let a parser go on from an offset of its text."""
+    parser._resume_from(offset)
+
+
+def share_indices(
+    d: fmt.OperandsOrResultDirective,
+    op: type[IRDLOperation],
+    parts: list[Any],
+    construct: Any,
+    what: str,
+    count: int,
+) -> None:
+    """Set `parts` to the indices of the values of each operand or result of an op, of so many
+    values. Raises VerifyException."""
+    d._set_using_variadic_index(op, parts, construct, what, range(count))
+
+
+class NamingPrinter(Printer):
+    """A printer whose names of values a subclass makes."""
+
+    @property
+    def names_of_values(self) -> dict[SSAValue, str]:
+        """The names of the values that are printed so far."""
+        return self._ssa_values
+
+    def new_number(self) -> str:
+        """Return the next name that is a number."""
+        return self._get_new_valid_name_id()
+
+    def print_results(self, op: Operation) -> None:
+        """Print the results of an op, and ` = `."""
+        self._print_results(op)
+
+
+LISTS = (fmt.VariadicVariable, fmt.OperandsOrResultDirective)
+"""The directives that stand for any number of values. Their predicate is `is_variadic_like`, from
+xDSL 0.75 on `is_comma_separated_list`."""
