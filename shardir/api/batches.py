@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
 from xdsl.dialects.builtin import ModuleOp
 
+from shardir.compat.torch import tree_map_only
 from shardir.diagnostics import ShardirError, described
 from shardir.dialects.train import ForwardOp
 from shardir.frontends.torch.capture import flat_inputs

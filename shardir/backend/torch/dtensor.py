@@ -104,13 +104,14 @@ def _split_factors(order: Any, sizes: tuple[int, ...]) -> dict[int, int]:
 
 def _theirs(p: DTensorPlacement) -> "TorchPlacement":
     from torch.distributed import tensor
-    from torch.distributed.tensor.placement_types import _StridedShard
+
+    from shardir.compat.torch import StridedShard
 
     match p:
         case Shard(dim, 1):
             return tensor.Shard(dim)
         case Shard(dim, split_factor):
-            return _StridedShard(dim, split_factor=split_factor)
+            return StridedShard(dim, split_factor=split_factor)
         case Partial(reduce_op):
             return tensor.Partial(reduce_op)
         case Replicate():
@@ -119,9 +120,10 @@ def _theirs(p: DTensorPlacement) -> "TorchPlacement":
 
 def _ours(p: Any, split_factor: int) -> DTensorPlacement:
     from torch.distributed import tensor
-    from torch.distributed.tensor.placement_types import _StridedShard
 
-    if isinstance(p, _StridedShard):
+    from shardir.compat.torch import StridedShard
+
+    if isinstance(p, StridedShard):
         return Shard(p.dim, int(p.split_factor))
     if isinstance(p, tensor.Shard):
         return Shard(p.dim, split_factor)

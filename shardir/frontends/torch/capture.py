@@ -15,9 +15,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._dynamo.exc import UncapturedHigherOrderOpError, UserError
 from torch.export import ExportedProgram
-from torch.utils._pytree import (
+
+from shardir.compat.torch import (
+    UncapturedHigherOrderOpError,
+    UserError,
     keystr,
     tree_flatten,
     tree_flatten_with_path,
@@ -25,7 +27,6 @@ from torch.utils._pytree import (
     tree_map_only,
     tree_unflatten,
 )
-
 from shardir.diagnostics import ShardirError, check_call, described
 from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.regions import annotated
@@ -212,7 +213,7 @@ def capture(
 def _quiet() -> Iterator[None]:
     """A context in which torch shows no warnings, and neither logs nor prints what its exceptions
     say too: their text is in our message. What TORCH_LOGS requests, of lower levels, is logged."""
-    from torch.export import _trace  # an export imports it
+    from shardir.compat.torch import export_trace  # an export imports it
 
     found = logging.root.manager.loggerDict
     loggers = [x for n, x in found.items() if n.split(".")[0] == "torch"]
@@ -227,7 +228,7 @@ def _quiet() -> Iterator[None]:
         with (
             warnings.catch_warnings(),
             # an exception with the graph so far is printed where it passes
-            patch.object(_trace, "print", lambda *_, **__: None, create=True),
+            patch.object(export_trace, "print", lambda *_, **__: None, create=True),
         ):
             warnings.simplefilter("ignore")
             yield

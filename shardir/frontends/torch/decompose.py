@@ -5,21 +5,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shardir.compat.torch import (
+    COMPOSITE,
+    OpOverload,
+    decomposition_table,
+    tree_flatten,
+    tree_unflatten,
+    unset_fake_temporarily,
+)
 
 
 def decomposition(target: OpOverload) -> Callable[..., Any] | None:
     """Return torch's decomposition of an op, if there is one."""
     if target in decomposition_table:
         return decomposition_table[target]
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    if target.has_kernel_for_dispatch_key(key):
+    if target.has_kernel_for_dispatch_key(COMPOSITE):
         return target.decompose
     return None
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._ops import OpOverload
 
 from shardir.backend.torch.runtime import ops_fallback
 from shardir.build import Value
 from shardir.build.attributes import properties
+from shardir.compat.torch import OpOverload, schema_of
 from shardir.dialects import nn
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.custom import is_dotted_name, register_custom_op
@@ -48,7 +48,7 @@ def called(t: Translation, args: Any, kwargs: Any) -> Any:
         or any(isinstance(x, torch.Tensor) and x.dtype not in DTYPES for x in examples)
     ):
         return NotImplemented
-    schema = [a.name for a in target._schema.arguments]
+    schema = [a.name for a in schema_of(target).arguments]
     given = dict(zip(schema, args, strict=False)) | kwargs
     operands: list[Value] = []
     tensors: list[str] = []

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves, tree_map_only
 from xdsl.dialects.builtin import FloatAttr, UnitAttr, f64
 from xdsl.ir import Block, Operation
 
 from shardir.algebra.garbage import no_gc
 from shardir.build import FunctionBuilder, Module, Value, nn
 from shardir.build.function import hint_of
+from shardir.compat.torch import FakeTensor, tree_leaves, tree_map_only
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
 from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
+from shardir.compat.torch import TreeSpec, tree_leaves, tree_unflatten
 from shardir.frontends.torch.traced import TracedProgram
 
 

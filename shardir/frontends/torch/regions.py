@@ -7,7 +7,6 @@ refused.
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from inspect import getattr_static
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +15,7 @@ import torch
 from torch.fx import Node, traceback
 from torch.utils import checkpoint
 
+from shardir.compat.torch import NON_REENTRANT, apply_function
 from shardir.diagnostics import ShardirError
 
 CHECKPOINT = "checkpoint"
@@ -26,16 +26,6 @@ def checkpoint_of(node: Node) -> int | None:
     """Return the number of the checkpoint that a node is of; None outside."""
     return (node.meta.get("custom") or {}).get(CHECKPOINT)
 
-
-NON_REENTRANT = next(
-    name
-    for name in (
-        "_checkpoint_without_reentrant_generator_impl",  # from torch 2.14 on
-        "_checkpoint_without_reentrant_generator",
-    )
-    if hasattr(checkpoint, name)
-)
-"""The generator of torch that runs a checkpoint that is not reentrant."""
 
 REGISTERED = "GeneratedBackwardFor"
 """The names of the classes that torch.library makes; their ops are in the graph as such."""
@@ -74,9 +64,6 @@ def annotated(
             with traceback.annotate({CHECKPOINT: next(numbers)}), torch.set_grad_enabled(trains):
                 return function(*args)
 
-    # The descriptor, a classmethod of Python or, from torch 2.14 on, of C.
-    apply = getattr_static(torch.autograd.Function, "apply")
-
     def refuse(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         name = cls.__name__
         known = name in derived or name.startswith(REGISTERED)
@@ -86,7 +73,7 @@ def annotated(
                 "whose backward would be ignored; use trace=True, or, if it is the derivative of "
                 f'its forward, derived=["{name}"]'
             )
-        return apply.__get__(None, cls)(*args, **kwargs)
+        return apply_function(cls, *args, **kwargs)
 
     with (
         traceback.preserve_node_meta(),

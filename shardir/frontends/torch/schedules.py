@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.optim import lr_scheduler
 
+from shardir.compat.torch import last_milestone, scheduler_parts
 from shardir.diagnostics import ShardirError
 from shardir.dialects.train.options import Point
 
@@ -49,8 +50,8 @@ ENDS: dict[type[Any], Callable[[Any], int | None]] = {
     lr_scheduler.CosineAnnealingLR: lambda s: s.T_max,
     lr_scheduler.MultiStepLR: lambda s: max(s.milestones, default=0),
     lr_scheduler.OneCycleLR: lambda s: s.total_steps - 1,
-    lr_scheduler.SequentialLR: lambda s: _plus(s._milestones[-1], end_of(s._schedulers[-1])),
-    lr_scheduler.ChainedScheduler: lambda s: _last(map(end_of, s._schedulers)),
+    lr_scheduler.SequentialLR: lambda s: _plus(last_milestone(s), end_of(scheduler_parts(s)[-1])),
+    lr_scheduler.ChainedScheduler: lambda s: _last(map(end_of, scheduler_parts(s))),
     lr_scheduler.LambdaLR: lambda s: _last(map(_end_of_function, s.lr_lambdas)),
 }
 """The number of steps after which the rate of a scheduler stays as it is, by its class."""

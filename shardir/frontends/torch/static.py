@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
+from shardir.compat.torch import tree_leaves
 from shardir.diagnostics import ShardirError
 
 IGNORED = ("_assert", "sym_", "_check", "item", "_local_scalar_dense")

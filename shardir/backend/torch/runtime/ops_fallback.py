@@ -4,6 +4,7 @@ torch.autograd the gradient. Copied beside a program that has them; needs only t
 from typing import Any
 
 import torch
+from runtime_compat import schema_of
 from torch import Tensor
 
 
@@ -41,7 +42,7 @@ def _call(operands: Any, op: str, tensors: tuple[str, ...], options: dict[str, A
     packet, _, overload = op.partition(".")
     target = getattr(getattr(torch.ops.aten, packet), overload)
     arguments: dict[str, Any] = {}
-    for argument in target._schema.arguments:
+    for argument in schema_of(target).arguments:
         name = argument.name
         given = [x for x, n in zip(operands, tensors, strict=True) if n == name]
         is_list = str(argument.type).startswith("List")

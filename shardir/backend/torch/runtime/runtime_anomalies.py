@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from runtime_compat import TorchDispatchMode, schema_of, tree_leaves
 from runtime_plan import PlanFunction
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 CHECKED_STEPS = 16
 """The number of steps after which losses are read from a GPU, and checked."""
@@ -57,7 +56,7 @@ class Watch(TorchDispatchMode):
         if func.is_view or func.namespace == "c10d" or "empty" in _name(func):
             return func(*args, **(kwargs or {}))
         given = tree_leaves((args, kwargs))
-        in_place = func._schema.is_mutable
+        in_place = schema_of(func).is_mutable
         # Of an op in place this has to be asked before it.
         from_finite = in_place and not self.infinite and _are_finite(given)
         out = func(*args, **(kwargs or {}))

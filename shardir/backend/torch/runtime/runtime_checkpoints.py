@@ -24,6 +24,7 @@ import runtime_manifest as manifests
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from runtime_compat import wrapper
 from runtime_host import placed
 from runtime_interruption import own_group
 from runtime_manifest import INCOMPLETE, Manifest, step_folder
@@ -60,7 +61,7 @@ class StoredPart(Tensor):
 
     @staticmethod
     def __new__(cls, local: Tensor, offsets: list[int], shape: tuple[int, ...], owned: bool = True):
-        new = Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=local.dtype)
+        new = wrapper(cls, torch.Size(shape), local.dtype)
         new.local, new.offsets, new.owned = local, torch.Size(offsets), owned
         return new
 

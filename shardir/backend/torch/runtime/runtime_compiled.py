@@ -12,6 +12,7 @@ from inspect import isfunction
 from types import ModuleType
 
 import torch
+from runtime_compat import compile_errors
 from runtime_plan import PlanError, ProgramPlan
 
 AS_THEY_ARE = ("runtime", "runtime_exchange", "runtime_position", "ops_updates")
@@ -58,7 +59,7 @@ def _compiled(f: Callable) -> Callable:
     def call(*args: object) -> object:
         try:
             return made(*args)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except compile_errors() as error:
             raise _failed(error) from None
 
     return call

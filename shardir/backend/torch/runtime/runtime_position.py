@@ -94,12 +94,14 @@ def complete() -> None:
 
 def recorded(collective: Callable) -> Callable:
     """Record the calls of a collective; to a profiler that runs they have its name."""
-    from torch.autograd import profiler  # here: the launcher reads positions without torch
+    # here: the launcher reads positions without torch
+    from runtime_compat import is_profiled
+    from torch.autograd import profiler
 
     @functools.wraps(collective)
     def call(*args: Any, **kwargs: Any) -> Any:
         begin()
-        if profiler._is_profiler_enabled:
+        if is_profiled():
             with profiler.record_function(f"shardir.{collective.__name__}"):
                 result = collective(*args, **kwargs)
         else:

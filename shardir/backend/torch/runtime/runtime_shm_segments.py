@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from runtime_compat import is_zeros_without_memory
 from torch import Tensor
 
 ALIGNMENT = 64
@@ -85,8 +86,7 @@ def read(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> Non
 
 def _is_plain(x: Tensor, size: int) -> bool:
     """Whether the bytes of a tensor are its elements in order, and few."""
-    formal: Any = x  # torch declares no method for a tensor of zeros without memory
-    lazy = x.is_conj() or x.is_neg() or formal._is_zerotensor()
+    lazy = x.is_conj() or x.is_neg() or is_zeros_without_memory(x)
     return size <= ONE_COPY and x.is_contiguous() and not lazy
 
 
