@@ -128,6 +128,7 @@ def test_what_is_private_is_used_in_one_file() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@cache
 def own_names(path: Path) -> set[str]:
     """The names of functions of a file, and those that it sets in its objects."""
     nodes = [*ast.walk(tree(path))]

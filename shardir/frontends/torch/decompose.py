@@ -13,6 +13,7 @@ from shardir.compat.torch import (
     COMPOSITE,
     OpOverload,
     decomposition_table,
+    schema_of,
     tree_flatten,
     tree_unflatten,
     unset_fake_temporarily,
@@ -63,7 +64,7 @@ def decomposed(node: Node) -> tuple[GraphModule, list[Node]] | None:
 
 
 def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 
 def _lists(tree: Any) -> Any:

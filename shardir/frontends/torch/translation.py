@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.build import FunctionBuilder, Value
 from shardir.build.values import Real
+from shardir.compat.torch import OpOverload, schema_of
 from shardir.diagnostics import ShardirError
 from shardir.frontends.torch.dtypes import dtype_name
 from shardir.rewriting.rewriter import erase
@@ -63,7 +63,7 @@ def binding_of(entry: AtenEntry, target: OpOverload) -> Binding:
     by_type = isinstance(entry, ByType)
     parameters = list(inspect.signature(entry.entry if by_type else entry).parameters.values())[1:]
     names = {p.name for p in parameters}
-    schema = target._schema.arguments
+    schema = schema_of(target).arguments
     defaults = {a.name: a.default_value if a.has_default_value() else REQUIRED for a in schema}
     taken: dict[str, str] = {}
     for i, argument in enumerate(schema):
@@ -87,7 +87,7 @@ def arguments_of(
     target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return all arguments of a call by their names, with the defaults of the schema."""
-    schema = target._schema.arguments
+    schema = schema_of(target).arguments
     defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
     return defaults | dict(zip((a.name for a in schema), args, strict=False)) | dict(kwargs)
 
