@@ -1,7 +1,7 @@
 """What is private in torch, or has another name in some of its versions."""
 
-from importlib import import_module
 from inspect import getattr_static
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,8 +57,7 @@ LATE = {
 def __getattr__(name: str) -> Any:
     if name not in LATE:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    module, _, member = LATE[name].rpartition(".")
-    return vars(import_module(module))[member]
+    return resolve_name(LATE[name])
 
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd

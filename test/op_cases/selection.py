@@ -57,8 +57,15 @@ def _convert(op: nn.ConvertOp, x: torch.Tensor) -> torch.Tensor:
     return x.to(dtype_of(op.out))
 
 
+def _clamp(op: nn.ClampOp, x: torch.Tensor) -> torch.Tensor:
+    """Clamp, with a gradient at the bounds, which torch has before 2.14 alone."""
+    low, high = (None if p is None else p.value.data for p in (op.min, op.max))
+    y = x.detach().clamp(low, high)
+    return torch.where(y == x, x, y)
+
+
 REFERENCES: dict[type[Operation], Reference] = {
-    nn.ClampOp: lambda op, x: x.clamp(*(p and p.value.data for p in (op.min, op.max))),
+    nn.ClampOp: _clamp,
     nn.NanToNumOp: lambda op, x: x.nan_to_num(
         op.nan.value.data, op.posinf.value.data, op.neginf.value.data
     ),
