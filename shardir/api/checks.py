@@ -350,6 +350,6 @@ def _array(x: Any) -> Array:
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    from torch.utils._pytree import tree_leaves
+    from shardir.compat.torch import tree_leaves
 
     return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
