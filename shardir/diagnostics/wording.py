@@ -37,3 +37,11 @@ def described(value: Any) -> str:
         return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
+def size_text(number: int) -> str:
+    """Return bytes with a binary unit: 1.5 MiB."""
+    for unit, above in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if number >= above:
+            return f"{number / above:.1f} {unit}"
+    return f"{number} B"

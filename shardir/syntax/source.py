@@ -99,6 +99,27 @@ class Source:
         return m.end() if m else pos + 1
 
 
+_remarks: ContextVar[list[str] | None] = ContextVar("remarks", default=None)
+
+
+@contextmanager
+def collect_remarks() -> Iterator[list[str]]:
+    """Collect the remarks of passes within the block."""
+    found: list[str] = []
+    token = _remarks.set(found)
+    try:
+        yield found
+    finally:
+        _remarks.reset(token)
+
+
+def remark(message: str) -> None:
+    """Say of a decision of a pass what may be read beside its result, where somebody collects
+    it."""
+    if (found := _remarks.get()) is not None:
+        found.append(message)
+
+
 _warnings: ContextVar[list[Located] | None] = ContextVar("warnings", default=None)
 
 

@@ -33,9 +33,10 @@ from shardir.algebra.allocation import (
 from shardir.analysis.loops import executed
 from shardir.analysis.storages import reads
 from shardir.backend.torch.emit.loops import LoopScope
-from shardir.backend.torch.emit.names import Names, size_text
+from shardir.backend.torch.emit.names import Names
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory_plan import ALIGNMENT, MAX_WORK
+from shardir.diagnostics import size_text
 from shardir.dialects import dist, train
 from shardir.dialects.nn.types import element_name, size_of
 

@@ -191,11 +191,3 @@ def axes_text(axes: Axes) -> str:
 
 def tuple_text(items: Sequence[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
-
-
-def size_text(number: int) -> str:
-    """Bytes with a binary unit."""
-    for unit, above in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if number >= above:
-            return f"{number / above:.1f} {unit}"
-    return f"{number} B"

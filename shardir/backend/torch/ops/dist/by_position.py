@@ -2,7 +2,7 @@
 
 from xdsl.ir import Operation, SSAValue
 
-from shardir.backend.torch.emit.names import axes_text, listed_names, size_text, tuple_text
+from shardir.backend.torch.emit.names import axes_text, listed_names, tuple_text
 from shardir.backend.torch.emit.origins import origin
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.dist.comments import (
@@ -16,6 +16,7 @@ from shardir.backend.torch.ops.dist.comments import (
 )
 from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size
 from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each
+from shardir.diagnostics import size_text
 from shardir.dialects import dist
 from shardir.dialects.nn.types import size_of
 

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Axes
-from shardir.backend.torch.emit.names import listed_names, size_text
+from shardir.backend.torch.emit.names import listed_names
 from shardir.backend.torch.emit.origins import origin
 from shardir.backend.torch.emit.scope import EmissionScope
+from shardir.diagnostics import size_text
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.types import size_of
 

@@ -3,10 +3,11 @@
 from xdsl.ir import Operation
 
 from shardir.analysis.aliasing import in_place
-from shardir.backend.torch.emit.names import literal, size_text
+from shardir.backend.torch.emit.names import literal
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.dist.comments import names_of, needed_by
 from shardir.backend.torch.ops.dist.text import write_fused
+from shardir.diagnostics import size_text
 from shardir.dialects import dist
 from shardir.dialects.nn.types import size_of
 from shardir.rewriting.placement import layout_at
