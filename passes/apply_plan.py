@@ -41,9 +41,19 @@ from shardir.algebra.plan import (
     PlanLine,
     PresetLine,
     SearchLine,
+    UnshardedParameter,
+    unsharded_texts,
 )
 from shardir.algebra.plan_notation import read
-from shardir.diagnostics import Located, ParseErrors, ShardirError, coded, did_you_mean, nearest
+from shardir.diagnostics import (
+    Located,
+    ParseErrors,
+    ShardirError,
+    coded,
+    did_you_mean,
+    nearest,
+    size_text,
+)
 from shardir.dialects.train import Request
 from shardir.rewriting.bases import Function, GlobalPass
 from shardir.rewriting.composites import expand
@@ -53,7 +63,7 @@ from shardir.rewriting.parts import cut_products, is_cut
 from shardir.rewriting.planned_function import PlannedFunction, Target
 from shardir.search.preset_entries import FunctionPresets, by_axis, parts_of
 from shardir.syntax.files import read_text
-from shardir.syntax.source import Source
+from shardir.syntax.source import Source, remark, warn
 
 ALL, BEFORE, AFTER = "all", "before", "after"
 
@@ -92,6 +102,7 @@ class ApplyPlan(GlobalPass):
         errors += planned.errors
         if errors:
             raise ParseErrors([source.at_line(error) for error in sorted(set(errors))])
+        planned.report_unsharded()
         for f in planned.functions:
             f.write()
 
@@ -158,6 +169,14 @@ class _PlannedProgram:
                     if (entry := line.says(f.f.name, target.kind, target.name)) is not None:
                         matched.add(line.number)
                         target.hear(entry, line.number)
+        self.unsharded = {
+            t.name: line.unsharded[t.name]
+            for line in lines if isinstance(line, ExpandedLine)
+            for f in self.functions for t in f.targets
+            if t.name in line.unsharded and t.is_retained
+            and {t.lines[word] for word in t.said.keys() & {"layout", "states"}} == {line.number}
+        }  # fmt: skip
+        """Parameters that presets leave unsharded, where no line says otherwise."""
         self.errors += [
             self.unmatched(line)
             for line in plan.lines if isinstance(line, PlanLine) and line.number not in matched
@@ -169,6 +188,7 @@ class _PlannedProgram:
         """Return what presets say of the names of all functions: of a name of several functions,
         what they say in the one that is differentiated."""
         entries: dict[tuple[NameKind, str], PlanEntry] = {}
+        unsharded: dict[str, UnshardedParameter] = {}
         for f in self.functions:
             try:
                 presets = FunctionPresets(f.f.op, f.mesh, by_axis(line, f.mesh))
@@ -179,7 +199,21 @@ class _PlannedProgram:
                 continue
             for kind, name, entry in presets.entries(f.names):
                 entries.setdefault((kind, name), entry)
-        return ExpandedLine(entries, line.number)
+            unsharded = dict(presets.unsharded_parameters()) | unsharded
+        return ExpandedLine(entries, unsharded, line.number)
+
+    def report_unsharded(self) -> None:
+        """Remark on the parameters that presets leave unsharded, and warn of those that they are
+        to split."""
+        names = [t.name for f in self.functions for t in f.targets if t.is_retained]
+        for text in unsharded_texts({name: self.unsharded.get(name) for name in names}):
+            remark(f"whole: {text}")
+        meant = {name: e for name, e in self.unsharded.items() if e.is_meant}
+        if meant:
+            texts = ", ".join(unsharded_texts({name: meant.get(name) for name in names}))
+            size = size_text(sum(e.bytes for e in meant.values()))
+            use = "use axes that divide them, or write their layouts before the presets"
+            warn(None, f"presets leave {size} of large parameters unsharded: {texts}; {use}")
 
     def undivided(self) -> Iterator[LineError]:
         """Yield the lines with `parts` none of whose parameters has a product that is cut."""

@@ -33,7 +33,7 @@ from shardir.rewriting.copying import copied
 from shardir.rewriting.options import UsageError, made_from, parse_options
 from shardir.syntax.parser import default_parser
 from shardir.syntax.printer import print_module
-from shardir.syntax.source import Source, collect_warnings
+from shardir.syntax.source import Source, collect_remarks, collect_warnings
 from shardir.syntax.verify import verify_all
 from shardir.tools import opt_files as files
 from shardir.tools.arguments import import_modules
@@ -167,12 +167,14 @@ class Driver(OptArguments):
         for i, p in enumerate(self.passes):
             if p.name == pipelines.LOWERING:
                 self.reports.layouts(module)
-            self.apply(p, module)
+            with collect_remarks() as remarks:
+                self.apply(p, module)
             self.done = i + 1
             if i == planned:
                 from shardir.rewriting.annotated_plan import annotated_plan
 
-                return str(annotated_plan(module))
+                plan = annotated_plan(module)
+                return str(dataclasses.replace(plan, comments=tuple(remarks)))
             if original is not None and pipelines.runs_on_one_device(p):
                 original = copied(module)
             last = i == len(self.passes) - 1

@@ -19,7 +19,7 @@ a character in brackets, `[*]`, stands for itself. Text after `//` or `#` is a c
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
@@ -29,6 +29,7 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import axes_text
 from shardir.algebra.notation import nested_text
 from shardir.algebra.strategy import Strategy
+from shardir.diagnostics import size_text
 
 
 class NameKind(StrEnum):
@@ -49,7 +50,8 @@ class PlanEntry:
         states: that of the optimizer's states of a parameter.
         recompute: whether the value, or the argument as it is used, is made again in the backward
             part.
-        parts: that of the parts that a parameter is cut in, in place of its product.
+        parts: those of the parts that a parameter is cut in, in place of its product; one is that
+            of all parts.
         fusion: the index of the buffer of a parameter's gradient.
         stage: that of a value's op, in a pipelined step.
         strategy: that of a value's op; of several results the first has it.
@@ -61,15 +63,15 @@ class PlanEntry:
     recompute: bool | None = None
     fusion: int | None = None
     stage: int | None = None
-    parts: Layout | None = None
+    parts: tuple[Layout, ...] | None = None
     strategy: Strategy | None = None
 
     def __str__(self) -> str:
         parts = [] if self.layout is None else [layout_text(self.layout)]
         parts += [] if self.strategy is None else [f"strategy <{self.strategy}>"]
-        named = ("uses", self.uses), ("parts", self.parts), ("states", self.states)
-        for word, layout in named:
-            parts += [] if layout is None else [f"{word} {layout_text(layout)}"]
+        parts += [] if self.uses is None else [f"uses {layout_text(self.uses)}"]
+        parts += [f"parts {' '.join(map(layout_text, self.parts))}"] if self.parts else []
+        parts += [] if self.states is None else [f"states {layout_text(self.states)}"]
         parts += ["recompute"] if self.recompute else []
         for word, number in (("fusion", self.fusion), ("stage", self.stage)):
             parts += [] if number is None else [f"{word} = {number}"]
@@ -79,6 +81,24 @@ class PlanEntry:
     def said(self) -> frozenset[str]:
         """The fields that are not None."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
+
+
+@dataclass(frozen=True)
+class UnshardedParameter:
+    """A large parameter that devices along some axes of presets all hold.
+
+    Attributes:
+        bytes: of the parameter.
+        reason: why it is not split there.
+        is_meant: whether the presets split such parameters.
+    """
+
+    bytes: int
+    reason: str
+    is_meant: bool
+
+    def __str__(self) -> str:
+        return f"({size_text(self.bytes)}): {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -144,9 +164,11 @@ Line = PlanLine | SearchLine | PresetLine
 
 @dataclass(frozen=True)
 class ExpandedLine:
-    """A line of presets, with the entry of each name of a program."""
+    """A line of presets, with the entry of each name of a program, and parameters that it leaves
+    unsharded."""
 
     entries: Mapping[tuple[NameKind, str], PlanEntry]
+    unsharded: Mapping[str, UnshardedParameter]
     number: int
 
     def says(self, function: str, kind: NameKind, name: str) -> PlanEntry | None:
@@ -158,9 +180,11 @@ class LayoutPlan:
     """The lines of a plan, in their order."""
 
     lines: tuple[Line, ...]
+    comments: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "".join(f"{line}\n" for line in self.lines)
+        comments = (f"# {comment}" for comment in self.comments)
+        return "".join(f"{line}\n" for line in (*self.lines, *comments))
 
     @staticmethod
     def of(
@@ -193,6 +217,11 @@ def trimmed(layout: Layout) -> Layout:
     while dims and not dims[-1]:
         dims = dims[:-1]
     return replace(layout, mesh="", dims=dims)
+
+
+def one_if_equal(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
+    """Return the layouts of parts as a plan has them: one, if all are equal."""
+    return tuple(layouts[:1] if len({*layouts}) == 1 else layouts)
 
 
 def layout_text(layout: Layout) -> str:
@@ -253,7 +282,7 @@ def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLin
     refused = set[str]()
     for name, entry in entries.items():
         if entry.said:
-            found[_pattern(kind, name, entries, found, refused)] = entry
+            found[_pattern(name, entries, found, refused)] = entry
     counts = Counter(entry for entry in entries.values() if entry.said)
     rest = min(counts, key=lambda entry: len(str(entry)), default=None)
     if rest is not None and (
@@ -275,12 +304,19 @@ def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLin
         yield PlanLine(kind, "*", rest)
 
 
+def unsharded_texts(of: Mapping[str, UnshardedParameter | None]) -> list[str]:
+    """Return a text for the names of parameters that have an entry, one for those that differ in
+    their numbers only, if their entries are equal."""
+    found: dict[str, UnshardedParameter] = {}
+    refused = set[str]()
+    for name, entry in of.items():
+        if entry is not None:
+            found[_pattern(name, of, found, refused)] = entry
+    return [f"{pattern} {entry}" for pattern, entry in found.items()]
+
+
 def _pattern(
-    kind: NameKind,
-    name: str,
-    entries: Mapping[str, PlanEntry],
-    found: Mapping[str, PlanEntry],
-    refused: set[str],
+    name: str, entries: Mapping[str, object], found: Mapping[str, object], refused: set[str]
 ) -> str:
     """Return a pattern of a name, of others that differ in numbers too if no entry contradicts.
     `refused` has those of which two names have different entries."""
@@ -291,8 +327,8 @@ def _pattern(
             continue
         if pattern in found:
             return pattern
-        line = PlanLine(kind, pattern, entries[name])
-        if not any(e != entries[name] and line.says("", kind, n) for n, e in entries.items()):
+        matches = _regex(pattern).fullmatch
+        if not any(e != entries[name] and matches(n) for n, e in entries.items()):
             return pattern
         refused.add(pattern)
     return exact

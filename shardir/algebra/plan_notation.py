@@ -156,7 +156,7 @@ class _PlanValues(NotationValues):
         return "recompute", True
 
     def parts(self, c: list[Any]) -> tuple[str, Any]:
-        return "parts", Layout("", c[0])
+        return "parts", tuple([Layout("", dims) for dims in c])
 
     def fusion(self, c: list[Any]) -> tuple[str, Any]:
         return "fusion", int(c[0])

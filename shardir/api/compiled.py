@@ -30,7 +30,7 @@ from shardir.syntax.files import scratch_folder
 from shardir.syntax.parser import default_parser
 from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
-from shardir.syntax.source import Source
+from shardir.syntax.source import Source, collect_remarks, collect_warnings
 from shardir.syntax.verify import verify
 
 
@@ -216,8 +216,9 @@ class Compiled:
             for p in self.passes[: last + 1]:
                 p.apply(self.context, module)
 
-        located(self.source, work)
-        return str(annotated_plan(module))
+        with collect_warnings(), collect_remarks() as remarks:  # warned of by the compilation
+            located(self.source, work)
+        return str(replace(annotated_plan(module), comments=tuple(remarks)))
 
     @checked("cost")
     def cost(self, function: str | None = None, cluster: str | None = None) -> FunctionCost:

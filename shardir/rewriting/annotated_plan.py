@@ -22,6 +22,7 @@ from shardir.algebra.plan import (
     NameKind,
     PlanEntry,
     SearchLine,
+    one_if_equal,
     trimmed,
 )
 from shardir.algebra.strategy import Strategy
@@ -111,7 +112,7 @@ def _arguments(
         if is_step(f) and argument.role is Role.STATE and not states_too:
             continue
         moved = redistribution_of(v)
-        cut = redistribution_of(parts(v)[0]) if argument.is_retained and is_cut(v) else None
+        cut = parts(v) if argument.is_retained and is_cut(v) else []
         again = RECOMPUTE in argument.attributes or (moved and RECOMPUTE in moved.attributes)
         entry = PlanEntry(
             _trimmed(layout_of(v)),
@@ -121,7 +122,7 @@ def _arguments(
             else None,
             True if again else None,
             argument.fusion.value.data if isinstance(argument.fusion, IntegerAttr) else None,
-            parts=_trimmed(layout_of(cut.out)) if cut else None,
+            parts=_of_parts(cut),
         )
         kind = NameKind.PARAMETER if argument.is_retained else NameKind.INPUT
         yield kind, argument.key or names[v], entry
@@ -137,6 +138,15 @@ def _of_states(
     return next(
         (_trimmed(layout) for layout in layouts if layout not in (None, layout_of(v))), None
     )
+
+
+def _of_parts(cut: Sequence[SSAValue]) -> tuple[Layout, ...] | None:
+    """Return the layouts in which the parts of a parameter are used, where some part is
+    redistributed to its own."""
+    moved = [redistribution_of(part) for part in cut]
+    used = [layout_of(r.out if r else part) for part, r in zip(cut, moved, strict=True)]
+    layouts = [trimmed(layout) for layout in used if layout is not None]
+    return one_if_equal(layouts) if any(moved) and len(layouts) == len(cut) else None
 
 
 def _trimmed(layout: Layout | None) -> Layout | None:

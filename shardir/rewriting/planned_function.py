@@ -63,6 +63,11 @@ class Target:
     said: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def is_retained(self) -> bool:
+        """Whether it is a parameter or a state."""
+        return self.kind is NameKind.PARAMETER
+
     def hear(self, entry: PlanEntry, number: int) -> None:
         """Record what a line says, where no line before it said so."""
         for name in entry.said - self.said.keys():
@@ -72,7 +77,7 @@ class Target:
     @property
     def layouts(self) -> list[str]:
         """The fields with layouts."""
-        names = ["layout", "uses", "parts", *(["states"] if self.is_parameter else [])]
+        names = ["layout", "uses", *(["states"] if self.is_parameter else [])]
         return [name for name in names if name in self.said]
 
     def layout(self, name: str, mesh: Mesh) -> Layout | None:
@@ -80,6 +85,23 @@ class Target:
         if name not in self.layouts:
             return None
         return padded(self.said[name], mesh.name, self.shape).simplified(mesh)
+
+    @property
+    def parts(self) -> list[tuple[SSAValue, Layout]]:
+        """The parts that the value is cut in, each with the layout that the plan has for it."""
+        cut, layouts = parts(self.value) if is_cut(self.value) else [], self.said["parts"]
+        return [*zip(cut, layouts * len(cut) if len(layouts) == 1 else layouts, strict=True)]
+
+    def check_parts(self, mesh: Mesh) -> None:
+        """Raise ShardirError where the parts of the value can't have the layouts that the plan has
+        for them."""
+        cut, layouts = parts(self.value) if is_cut(self.value) else [], self.said["parts"]
+        if cut and len(layouts) not in (1, len(cut)):
+            message = f"expected one layout of parts, or {len(cut)}, got {len(layouts)}"
+            raise ShardirError(coded("N6", message, use="write a layout for each part"))
+        for part, layout in self.parts:
+            shape = unsharded_type(part).get_shape()
+            padded(layout, mesh.name, shape).check(mesh, shape)
 
     def check(self, name: str, mesh: Mesh) -> None:
         """Raise ShardirError where the value can't have one of the layouts."""
@@ -129,10 +151,14 @@ class PlannedFunction:
         an annotation."""
         wrong = set[int]()
         for t in self.targets:
-            for name in t.layouts:
+            for name in (*t.layouts, *({"parts"} & t.said.keys())):
                 number = t.lines[name]
                 try:
-                    if number not in wrong:
+                    if number in wrong:
+                        continue
+                    if name == "parts":
+                        t.check_parts(self.mesh)
+                    else:
                         t.check(name, self.mesh)
                 except ShardirError as e:
                     wrong.add(number)
@@ -218,25 +244,24 @@ class PlannedFunction:
                 self.redistribute(t.value, used, position, t.said)
             elif "recompute" in t.said:
                 own[RECOMPUTE] = UnitAttr()
-            if (layout := t.layout("parts", self.mesh)) is not None:
-                self.redistribute_parts(t.value, layout, position, t.said)
+            if "parts" in t.said:
+                self.redistribute_parts(t, position)
         if any(self.attributes):
             set_arg_attrs(self.f.op, self.attributes)
         update_signature(self.f.op)
 
-    def redistribute_parts(
-        self, v: SSAValue, layout: Layout, position: dict[Operation, int], said: dict[str, Any]
-    ) -> None:
-        """Redistribute the parts of an argument to the layout in which they are used."""
-        source = layout_of(v)
+    def redistribute_parts(self, t: Target, position: dict[Operation, int]) -> None:
+        """Redistribute the parts of an argument to the layouts in which they are used."""
+        source = layout_of(t.value)
         assert source is not None
-        used = said.get("uses", source)
-        for part in parts(v) if is_cut(v) else ():
-            if "recompute" in said and isinstance(part.owner, Operation):
+        used = t.said.get("uses", source)
+        for part, layout in t.parts:
+            if "recompute" in t.said and isinstance(part.owner, Operation):
                 part.owner.attributes[RECOMPUTE] = UnitAttr()
-            t = unsharded_type(part)
-            set_type(part, with_layout(t, padded(used, self.mesh.name, t.get_shape())))
-            self.redistribute(part, layout, position, said)
+            t_part, shape = unsharded_type(part), unsharded_type(part).get_shape()
+            set_type(part, with_layout(t_part, padded(used, self.mesh.name, shape)))
+            own = padded(layout, self.mesh.name, shape).simplified(self.mesh)
+            self.redistribute(part, own, position, t.said)
 
     def redistribute(
         self, v: SSAValue, layout: Layout, position: dict[Operation, int], said: dict[str, Any]

@@ -4,27 +4,37 @@ fsdp(dp) * megatron(tp)   ->   %x: [{dp}], "up": [{dp}, {tp}], uses [{}, {tp}], 
 
 ddp                 the batch is split
 zero1, zero2        the same, and states of optimizers are split along a dimension
-zero3, fsdp         the same, and so are parameters; they are gathered for the forward part, and
-                    again for the backward part
+zero3, fsdp         the same, and so are parameters, unevenly where the axes divide no dimension;
+                    they are gathered for the forward part, and again for the backward part
 megatron            columns of products and rows of the next ones are split
 megatron+sequence   the same; of results of which that splits nothing the sequence is split
 2d                  fsdp on one axis and megatron on the next one
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from math import prod
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
-from shardir.algebra.layout import Layout
+from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.plan import NameKind, PlanEntry, PresetLine, trimmed
+from shardir.algebra.plan import (
+    NameKind,
+    PlanEntry,
+    PresetLine,
+    UnshardedParameter,
+    one_if_equal,
+    trimmed,
+)
 from shardir.diagnostics import ShardirError, coded, did_you_mean
+from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import Argument, Role, arguments
 from shardir.rewriting.copying import copied
 from shardir.rewriting.parts import cut_products, is_cut, parts
-from shardir.search.presets import Preset, ProductOfPresets, Structure, axes_of
+from shardir.search.capacities import Capacity
+from shardir.search.presets import MIN_SHARD, Preset, ProductOfPresets, Structure, axes_of
 
 PRESETS = {
     "ddp": Preset.DATA,
@@ -41,6 +51,10 @@ parameters."""
 SPLIT_STATES = ("zero1", "zero2")
 """Those that split the states of optimizers alone. Gradients are reduced into the layout of the
 states anyway: both make the same program."""
+
+LARGE, LARGE_VECTOR = 256, 65_536
+"""The elements beyond which a plan names a parameter that is not split, and one of one
+dimension."""
 
 PAIR = "2d"
 NAMES = (*PRESETS, PAIR)
@@ -101,31 +115,51 @@ def _single(line: PresetLine) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def parts_of(f: FuncOp, mesh: Mesh, presets: Mapping[str, str]) -> frozenset[str]:
-    """Return the parameters that presets split by parts: those whose parts are columns, and whose
-    products have more elements on a device than they have."""
+    """Return the parameters that presets split by parts: those whose parts are columns that are
+    split further than all columns are, or whose products have more elements on a device than they
+    have."""
+    found = cut_products(f)
     batch = tuple(
         [a for a in axes_of(mesh) if PRESETS[presets[a.name]] in (Preset.DATA, Preset.ZERO_3)]
     )
-    cuts = {
-        key: of for key, of in cut_products(f).items()
-        if sum(cut.elements for cut in of) > mesh.extent(batch) * of[0].weight_elements
-    }  # fmt: skip
-    if not cuts or set(axes_of(mesh)) == set(batch):
+    if not found or set(axes_of(mesh)) == set(batch):
         return frozenset()
+    trial = _divided(f, found)
+    shards, uncut = (FunctionPresets(g, mesh, presets).product.column_shards for g in (trial, f))
+
+    def is_split_by_parts(key: str, v: SSAValue, of_parts: SSAValue) -> bool:
+        most = max(map(shards, parts(of_parts)))
+        elements = sum(cut.elements for cut in found[key])
+        return most > 1 and (
+            most > uncut(v) or elements > mesh.extent(batch) * found[key][0].weight_elements
+        )
+
+    of_both = zip(f.body.block.args, trial.body.block.args, arguments(f), strict=True)
+    return frozenset(
+        a.key for v, w, a in of_both if a.key in found and is_split_by_parts(a.key, v, w)
+    )
+
+
+def _divided(f: FuncOp, keys: Collection[str]) -> FuncOp:
+    """Return a copy of a function in which these parameters are cut in place of their products."""
     trial = copied(f)
     for key, of in cut_products(trial).items():
-        for cut in of if key in cuts else ():
+        for cut in of if key in keys else ():
             cut.divide()
-    splits = FunctionPresets(trial, mesh, presets).product.splits_columns
-    of_trial = zip(trial.body.block.args, arguments(trial), strict=True)
-    return frozenset(a.key for v, a in of_trial if a.key in cuts and splits(parts(v)[0]))
+    return trial
+
+
+def _is_large(shape: Shape) -> bool:
+    """Whether a plan says of a parameter that it is not split: it is no short vector, and not
+    tiny."""
+    return prod(shape) > (LARGE if sum(n > 1 for n in shape) > 1 else LARGE_VECTOR)
 
 
 class FunctionPresets:
     """A product of presets in a function: `presets` is that of each axis."""
 
     def __init__(self, f: FuncOp, mesh: Mesh, presets: Mapping[str, str]):
-        self.f, self.mesh = f, mesh
+        self.f, self.mesh, self.presets = f, mesh, presets
         product = tuple([PRESETS[presets[a.name]] for a in axes_of(mesh)])
         self.structure = Structure(f)
         self.product = ProductOfPresets(product, self.structure, mesh)
@@ -137,7 +171,7 @@ class FunctionPresets:
         """Raise ShardirError where there are no columns to split."""
         columns, structure = self.product.columns, self.structure
         n = self.mesh.extent(columns)
-        if not any(structure.divides(n, c) for c in structure.columns or (None,)):
+        if n > 1 and self.product.most_columns == 1:
             found = "none" if structure.columns else "no product after another one"
             message = f"expected columns of parameters that {n} devices divide, got {found}"
             raise ShardirError(coded("N5", f"{message} in @{self.f.sym_name.data}"))
@@ -151,6 +185,64 @@ class FunctionPresets:
         if self.product.sequence:
             for v, layout in self._in_sequence():
                 yield NameKind.VALUE, names[v], PlanEntry(layout=layout)
+
+    def unsharded_parameters(self) -> Iterator[tuple[str, UnshardedParameter]]:
+        """Yield what is said of large parameters that devices along some axis of a preset that
+        splits parameters, or their states, all hold, by their names."""
+        for v, argument in zip(self.f.body.block.args, arguments(self.f), strict=True):
+            if v in self.structure.owner and _is_large(unsharded_type(v).get_shape()):
+                found = self._unsharded(v, argument)
+                if found is not None and argument.key is not None:
+                    yield argument.key, found
+
+    def _unsharded(self, v: SSAValue, argument: Argument) -> UnshardedParameter | None:
+        entry, product, found = self._argument(v, argument), self.product, dict[str, bool]()
+        layouts = [(product.columns, entry.layout), (product.retained, entry.layout)]
+        if entry.states is not None:
+            layouts.append((self.of_states, entry.states))
+        for axes, layout in layouts:
+            names = {a.name for a in axes}
+            used = [a for a in layout.used if a.name in names] if layout else []
+            shards = self.mesh.extent(tuple(used))
+            if shards < self.mesh.extent(axes):
+                reason, is_meant = self._why_unsharded(v, argument, axes, shards)
+                found[f"{self._text(axes)}: {reason}"] = is_meant
+        if not found:
+            return None
+        t = unsharded_type(v)
+        size = prod(t.get_shape()) * itemsize(t)
+        return UnshardedParameter(size, "; ".join(found), any(found.values()))
+
+    def _why_unsharded(
+        self, v: SSAValue, argument: Argument, axes: Axes, shards: int
+    ) -> tuple[str, bool]:
+        """Return why a parameter is in so many shards over the axes of a preset, and whether that
+        is not how the preset is meant."""
+        n = self.mesh.extent(axes)
+        if axes != self.product.columns:
+            return f"no dimension has shards of {MIN_SHARD} elements for {n} devices", True
+        capacity = self.product.capacity(v)
+        if capacity is None and argument.key in cut_products(self.f):
+            capacity = self._capacity_of_parts(argument.key)
+        if capacity is None:
+            return "not columns of a product that are rows of the next one", False
+        heads = " x ".join(map(str, capacity))
+        if shards == prod(capacity):
+            return f"its {heads} heads or columns are in {shards} shards on {n} devices", False
+        split = f"; {shards} shards" if shards > 1 else ""
+        return f"{n} devices do not divide its {heads} heads or columns{split}", True
+
+    def _capacity_of_parts(self, key: str) -> Capacity | None:
+        """Return the capacity of the first part that a parameter may be cut in."""
+        trial = _divided(self.f, {key})
+        product = FunctionPresets(trial, self.mesh, self.presets).product
+        of_trial = zip(trial.body.block.args, arguments(trial), strict=True)
+        return next(product.capacity(parts(v)[0]) for v, a in of_trial if a.key == key)
+
+    def _text(self, axes: Axes) -> str:
+        """Return the presets on axes, as a plan has them."""
+        names = {self.presets[a.name] for a in axes}
+        return f"{'/'.join(sorted(names))}({', '.join(map(str, axes))})"
 
     def _argument(self, v: SSAValue, argument: Argument) -> PlanEntry:
         product = self.product
@@ -166,7 +258,9 @@ class FunctionPresets:
             if self.of_states and argument.role is Role.PARAMETER
             else None,
             recompute=None if used is None else True,
-            parts=trimmed(product.retained_over(parts(v)[0], ())) if is_cut(v) else None,
+            parts=one_if_equal([trimmed(product.retained_over(part, ())) for part in parts(v)])
+            if is_cut(v)
+            else None,
         )
 
     def _in_sequence(self) -> Iterator[tuple[SSAValue, Layout]]:

@@ -20,6 +20,7 @@ make before other products use it, so that it is not that of a residual connecti
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from functools import cached_property
 from itertools import product, takewhile
 from math import gcd, prod
 from typing import NamedTuple
@@ -35,8 +36,16 @@ from shardir.analysis.dimensions import Dimension, DimensionClasses
 from shardir.dialects.dist import SAME_VALUE
 from shardir.dialects.nn import SplitOp
 from shardir.dialects.nn.base import TensorOp
+from shardir.dialects.nn.scores import Attending
 from shardir.dialects.train import BackwardOp, Role, Update, arguments, updated_keys
 from shardir.rewriting.parts import is_cut
+from shardir.search.capacities import (
+    Capacity,
+    ColumnCapacities,
+    ColumnFactor,
+    split_axes,
+    split_factors,
+)
 
 
 class Preset(StrEnum):
@@ -79,7 +88,7 @@ class Structure:
             its parts, and of gradients. A state that no step changes, and that is multiplied or
             looked up as a parameter is, counts as one: a frozen weight.
         batch, sequence: classes of dimensions, if there are any.
-        columns: the classes that `megatron` splits.
+        columns: the classes that `megatron` splits; `capacities`: into how many shards.
         forward: the ops of the forward part.
         roles: of each op.
     """
@@ -111,11 +120,16 @@ class Structure:
         }  # fmt: skip
         buffers = {v for v in frozen if v not in multiplied}
         self.owner = {v: own for v, own in self.owner.items() if own not in buffers}
-        uses = [use for op in self.forward if (use := self._parameter_use(op)) is not None]
+        use_of = {op: use for op in self.forward if (use := self._parameter_use(op)) is not None}
+        uses = [*use_of.values()]
         multiplied = {c for use in uses for c in use.rows}
         self.batch = self._most_common(inputs, 0, set())
         self.sequence = self._most_common(inputs, 1, {self.batch, *multiplied})
         self.columns = self._columns(uses)
+        self.capacities = ColumnCapacities(
+            block.ops, self.forward, [op for op, use in use_of.items() if use.columns],
+            self.classes, self.columns, (self.batch, self.sequence),
+        )  # fmt: skip
         self._divisor: dict[Dimension, int] = {}
         for op in self.ops:
             factors = self.classes.factors[op]
@@ -198,7 +212,7 @@ class Structure:
                 used.setdefault(c, i)
         normalised = {
             c for op in self.forward for f, c in self.classes.of_factors(op).items()
-            if f in self.classes.factors[op].replicate
+            if f in self.classes.factors[op].replicate and not isinstance(op, Attending)
         }  # fmt: skip
         found = {c for use in uses if use.is_lookup for c in use.rows}
         for use in uses:
@@ -216,13 +230,12 @@ class Structure:
 
     def _roles(self, op: TensorOp) -> "OpRoles":
         classes = self.classes.of_factors(op)
-        columns = [(f, self._divisor[c]) for f, c in classes.items() if c in self.columns]
         first = {c: f for f, c in reversed(classes.items())}
         batch = first.get(self.batch) if self.batch else None
         return OpRoles(
             batch,
             first.get(self.sequence) if self.sequence and batch else None,
-            tuple(columns),
+            self.capacities.of_factors(op),
             () if batch else tuple(self._retained(op)),
         )
 
@@ -241,15 +254,15 @@ class Structure:
             same = [e for e, other in enumerate(mine) if other == c]
             at = d if d in same else next(iter(same), None)
             f = None if at is None else next((f for f in dims[at] if factors.size(f) > 1), None)
-            yield RetainedDim(n, self._divisor.get(c, 0) if c in self.columns else 0, f)
+            yield RetainedDim(n, self.capacities.of((self.owner[v], d)), f)
 
 
 class RetainedDim(NamedTuple):
-    """A dimension of an op's parameter: its size, what the sizes of its class have as a common
-    divisor if that is of columns (or 0), and the op's factor."""
+    """A dimension of an op's parameter: its size, its capacity if it is of columns, and the op's
+    factor."""
 
     size: int
-    columns: int
+    columns: Capacity
     factor: str | None
 
 
@@ -258,13 +271,13 @@ class OpRoles(NamedTuple):
 
     Attributes:
         batch, sequence: the factors.
-        columns: the factors, each with the common divisor of its class.
+        columns: the factors of each dimension of columns.
         retained: the dimensions of the parameter that the op is for, of one without a batch.
     """
 
     batch: str | None
     sequence: str | None
-    columns: tuple[tuple[str, int], ...]
+    columns: tuple[tuple[ColumnFactor, ...], ...]
     retained: tuple[RetainedDim, ...]
 
 
@@ -295,8 +308,15 @@ class ProductOfPresets:
         return (
             s.divides(extent(self.batch), s.batch)
             and s.divides(extent(self.sequence), s.sequence)
-            and (not self.columns or any(s.divides(extent(self.columns), c) for c in s.columns))
+            and (not self.columns or self.most_columns == extent(self.columns))
         )
+
+    @cached_property
+    def most_columns(self) -> int:
+        """The largest number of shards in which columns of a parameter are split."""
+        own = (v for v, owner in self.structure.owner.items() if v is owner)
+        dims = ((v, d) for v in own for d in range(len(_shape(v))))
+        return max((self.mesh.extent(self._columns_of(*dim)) for dim in dims), default=1)
 
     def layout(self, v: SSAValue) -> Layout:
         """Return the layout of an argument: an input or a state has the first dimensions of the
@@ -310,41 +330,49 @@ class ProductOfPresets:
         classes = [self.structure.classes.of((v, d)) for d in range(len(_shape(v)))]
         first = next((d for d, c in enumerate(classes) if c == self.structure.batch), None)
         dims = [self.batch if d == first else () for d in range(len(classes))]
-        column = self._column(classes)
+        column = self._column(v)
         if column is not None and column != first:
-            dims[column] = self.columns
+            dims[column] = self._columns_of(v, column)
         return Layout(self.mesh.name, tuple(dims))
 
-    def splits_columns(self, v: SSAValue) -> bool:
-        """Whether a value has a dimension of columns that are split."""
-        return (
-            self._column([self.structure.classes.of((v, d)) for d in range(len(_shape(v)))])
-            is not None
-        )
+    def column_shards(self, v: SSAValue) -> int:
+        """Return the number of shards in which the columns of a value are split; 1 if it has none
+        that can be."""
+        column = self._column(v)
+        return 1 if column is None else self.mesh.extent(self._columns_of(v, column))
 
-    def _column(self, classes: Sequence[Dimension | None]) -> int | None:
+    def capacity(self, v: SSAValue) -> Capacity | None:
+        """Return the capacity of the first dimension of columns of a value, if it has one."""
+        structure = self.structure
+        dims = ((v, d) for d in range(len(_shape(v))))
+        of_columns = (d for d in dims if structure.classes.of(d) in structure.columns)
+        return next((structure.capacities.of(d) for d in of_columns), None)
+
+    def _columns_of(self, v: SSAValue, d: int) -> Axes:
+        """Return the axes that split a dimension as columns."""
+        return split_axes(self.structure.capacities.of((v, d)), self.columns, self.mesh)
+
+    def _column(self, v: SSAValue) -> int | None:
         """Return the first dimension that is of columns which are split."""
-        s, extent = self.structure, self.mesh.extent(self.columns)
-        split = (d for d, c in enumerate(classes) if c in s.columns and s.divides(extent, c))
-        return next(split, None)
+        return next((d for d in range(len(_shape(v))) if self._columns_of(v, d)), None)
 
     def retained_over(self, v: SSAValue, over: Axes) -> Layout:
-        """Return the layout of a parameter or state with its columns split, and the first dimension
-        that these axes divide: within each part of its columns, so that it is gathered over these
-        axes alone. A parameter that is cut in parts has another dimension split, if it has one, so
-        that each device has a part of each."""
-        extent = self.mesh.extent
-        classes = [self.structure.classes.of((v, d)) for d in range(len(_shape(v)))]
-        column = self._column(classes)
-        if column is not None and is_cut(v):
-            n = extent(self.columns)
-            others = (d for d, size in enumerate(_shape(v)) if d != column and size % n == 0)
-            column = next(others, None)
-        dims = [self.columns if d == column else () for d in range(len(classes))]
-        for d, n in enumerate(_shape(v)):
-            if n % extent((*dims[d], *over)) == 0:
-                dims[d] = self.mesh.simplify((*dims[d], *over))
-                break
+        """Return the layout of a parameter or state with its columns split, and one dimension over
+        these axes: within each part of its columns, so that it is gathered over these axes alone. A
+        parameter that is cut in parts has another dimension split, if it has one, so that each
+        device has a part of each."""
+        shape, column = _shape(v), self._column(v)
+        dims: list[Axes] = [()] * len(shape)
+        if column is not None:
+            dims[column] = self._columns_of(v, column)
+            if is_cut(v):
+                dims[column], n = (), self.mesh.extent(self.columns)
+                others = (d for d, size in enumerate(shape) if d != column and size % n == 0)
+                if (other := next(others, None)) is not None:
+                    dims[other] = self.columns
+        d = _retained_dim(shape, dims, over, self.mesh)
+        if d is not None:
+            dims[d] = self.mesh.simplify((*dims[d], *over))
         return Layout(self.mesh.name, tuple(dims))
 
     def split(self, roles: OpRoles) -> FactorAxes:
@@ -354,22 +382,47 @@ class ProductOfPresets:
         return self._splits[roles]
 
     def _split(self, roles: OpRoles) -> FactorAxes:
-        extent, found = self.mesh.extent(self.columns), FactorAxes()
+        found = FactorAxes()
         if roles.batch is not None and self.batch:
             found[roles.batch] = self.batch
-        column = next((f for f, n in roles.columns if n % extent == 0), None)
-        if column is not None and self.columns:
-            found[column] = self.columns
+        of_dims = [split_factors(dim, self.columns, self.mesh) for dim in roles.columns]
+        columns = max(of_dims, key=self._shards, default=FactorAxes())
+        if columns:
+            found.update(columns)
         elif roles.sequence is not None and self.sequence:
             found[roles.sequence] = self.sequence
-        for size, divisor, f in roles.retained:
-            of_columns = self.columns if divisor and divisor % extent == 0 else ()
-            axes = tuple(sorted((*of_columns, *self.retained), key=self.mesh.order))
-            if self.retained and size % self.mesh.extent(axes) == 0:
-                if f is not None:
-                    found[f] = self.mesh.simplify(axes)
-                break
+        if self.retained:
+            shape = tuple([dim.size for dim in roles.retained])
+            dims = [split_axes(dim.columns, self.columns, self.mesh) for dim in roles.retained]
+            d = _retained_dim(shape, dims, self.retained, self.mesh)
+            if d is not None and (f := roles.retained[d].factor) is not None:
+                axes = sorted((*dims[d], *self.retained), key=self.mesh.order)
+                found[f] = self.mesh.simplify(tuple(axes))
         return found
+
+    def _shards(self, of: FactorAxes) -> int:
+        """Return the number of shards that factors are split in."""
+        return self.mesh.extent(tuple([a for axes in of.values() for a in axes]))
+
+
+MIN_SHARD = 8
+"""How many elements a parameter has for each device, at least, to be split unevenly."""
+
+
+def _retained_dim(shape: Shape, dims: Sequence[Axes], over: Axes, mesh: Mesh) -> int | None:
+    """Return the dimension that is split over further axes: the first one that these divide, or
+    else the one of the smallest padding, of those that are not split yet, as shards of shards would
+    not be those of both. None of a parameter that has few elements."""
+    n = mesh.extent(over)
+    if n == 1:
+        return None
+    for d, size in enumerate(shape):
+        if size % mesh.extent((*dims[d], *over)) == 0:
+            return d
+    if prod(shape) < MIN_SHARD * n * prod(map(mesh.extent, dims)):
+        return None
+    unsplit = (d for d, size in enumerate(shape) if size > 1 and not dims[d])
+    return min(unsplit, key=lambda d: -(-shape[d] // n) * n / shape[d], default=None)
 
 
 def _shape(v: SSAValue) -> Shape:

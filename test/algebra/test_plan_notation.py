@@ -45,7 +45,12 @@ ALLOWED = {
     NameKind.VALUE: FIELDS | {"stage": st.integers(0, 9), "strategy": STRATEGIES},
     NameKind.INPUT: FIELDS | {"uses": SPLIT},
     NameKind.PARAMETER: FIELDS
-    | {"uses": SPLIT, "parts": SPLIT, "states": PLACED, "fusion": st.integers(0, 9)},
+    | {
+        "uses": SPLIT,
+        "parts": st.lists(SPLIT, min_size=1, max_size=3).map(tuple),
+        "states": PLACED,
+        "fusion": st.integers(0, 9),
+    },
 }
 """What a line of each kind may say."""
 
