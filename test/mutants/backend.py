@@ -101,14 +101,6 @@ MUTANTS = [
         "test/passes/test_outline_blocks.py::test_a_step_is_the_same_with_loops",
     ),
     Mutant(
-        "a kibibyte has 1000 bytes",
-        "The byte count of an emitted comment is in the wrong unit.",
-        "shardir/backend/torch/emit/names.py",
-        '("KiB", 1 << 10)',
-        '("KiB", 1000)',
-        "test/backend/test_emit_bytes.py",
-    ),
-    Mutant(
         "comments count operands only",
         "The byte count of an emitted comment is that of the operands.",
         "shardir/backend/torch/ops/dist/comments.py",

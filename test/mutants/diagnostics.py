@@ -51,4 +51,12 @@ MUTANTS = [
         "if kinds is None or kinds:",
         "test/frontends/test_wrong_options.py -k number",
     ),
+    Mutant(
+        "a kibibyte has 1000 bytes",
+        "The byte count of an emitted comment is in the wrong unit.",
+        "shardir/diagnostics/wording.py",
+        '("KiB", 1 << 10)',
+        '("KiB", 1000)',
+        "test/backend/test_emit_bytes.py",
+    ),
 ]
