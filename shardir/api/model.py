@@ -431,7 +431,7 @@ def compile_model(
         **vars(compiled), imported=imported, state=TrainingState(imported.values, states),
         outputs=outputs, optimizer=form,
         eager=Eager(captured, loss, keywords or {}, optimizer, scheduler, schedule, clip,
-                    model.training),
+                    {path: m.training for path, m in model.named_modules()}),
         example=inputs if labels is None else (inputs, labels),
     )  # fmt: skip
     if check:

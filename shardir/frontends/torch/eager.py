@@ -37,8 +37,8 @@ class Eager:
     schedule: Any
     """The state of the scheduler when it was compiled."""
     clip: str | None
-    training: bool
-    """Whether the module was in its training mode."""
+    modes: Mapping[str, bool]
+    """Whether each of its modules was in its training mode, by their paths."""
 
     def copied(self, values: Mapping[str, torch.Tensor], states: Any = None) -> "EagerModule":
         """Return a copy that begins with these values, and its optimizer with these states.
@@ -54,7 +54,8 @@ class Eager:
             raise ShardirError(
                 f"expected a module that copy.deepcopy copies, got {type(e).__name__}: {e}"
             ) from None
-        model.train(self.training)
+        for path, module in model.named_modules():
+            module.training = self.modes.get(path, module.training)
         tensors = tensors_of(model)
         with torch.no_grad():
             for name, value in values.items():
