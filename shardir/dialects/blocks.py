@@ -49,7 +49,7 @@ def hash_in_c() -> None:
             kind.__class__ = OpClass
 
 
-ATTACHED, DETACHED, SPLIT_OFF = getattr(Block, ATTACH), Block.detach_op, Block.split_before
+ATTACHED, DETACH, SPLIT = getattr(Block, ATTACH), Block.detach_op, Block.split_before
 """What changes the list of a block's ops, by xDSL."""
 
 LISTED = "shardir_ops"
@@ -68,13 +68,13 @@ def _attach(self: Block, op: Operation) -> None:
 def _detach(self: Block, op: Operation) -> Operation:
     """Detach an op from a block."""
     self.__dict__.pop(LISTED, None)
-    return DETACHED(self, op)
+    return DETACH(self, op)
 
 
 def _split(self: Block, *args: Any, **kwargs: Any) -> Block:
     """Split a block."""
     self.__dict__.pop(LISTED, None)
-    return SPLIT_OFF(self, *args, **kwargs)
+    return SPLIT(self, *args, **kwargs)
 
 
 def _at(self: SSAValues, index: int | slice) -> SSAValue | SSAValues:

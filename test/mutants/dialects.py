@@ -277,14 +277,6 @@ MUTANTS = [
         "test/dialects/test_signatures.py",
     ),
     Mutant(
-        "the uses of an op have one index",
-        "All uses of a new op are those of its first operand.",
-        "shardir/dialects/definition.py",
-        "tuple([Use(op, i) for i",
-        "tuple([Use(op, 0) for i",
-        "test/dialects/test_creation.py",
-    ),
-    Mutant(
         "an operand is read where the one before it is",
         "The name of an operand or a result is that of the one before it.",
         "shardir/dialects/definition.py",
