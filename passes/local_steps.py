@@ -177,7 +177,7 @@ class _Synchronization:
             shared[i].index: self._change(shared[i], means[i]) for i in parameters
         }
         new = {roles[i].key: means[i] for i in synchronized}
-        for v, key in TrainStep(self._request(), self.b, self.arguments).update(changes):
+        for v, key in TrainStep(self._request(), self.b, self.arguments).update(changes, {}):
             new[key] = v
         updates = list(new.items())
         updates += [

@@ -35,6 +35,7 @@ VIEWS: tuple[type[Operation], ...] = (
     nn.TransposeOp,
     nn.BroadcastOp,
     nn.StopGradientOp,
+    nn.StraightThroughOp,
     nn.SliceOp,
     nn.SplitOp,
     nn.UnfoldOp,
@@ -48,6 +49,9 @@ VIEWS: tuple[type[Operation], ...] = (
     *(kind for name, kind in dist.OPS.items() if COLLECTIVES[name].result != "new"),
 )
 """Ops whose result may be their operand, or a view of it."""
+
+_OF_FIRST = (train.CarryOp, train.ItemOp, nn.StraightThroughOp)
+"""Views of the first operand of several."""
 
 COPIES = (
     nn.FoldOp,
@@ -77,7 +81,7 @@ def views(op: Operation, mesh: Mesh | None) -> AliasPairs:
     """Yield the results that may be views, each with its operand."""
     if _is_view(type(op)) or moves_nothing(op, mesh):
         operands: Sequence[SSAValue] = operands_of(op)
-        if len(operands) == 1 or isinstance(op, train.CarryOp | train.ItemOp):
+        if len(operands) == 1 or isinstance(op, _OF_FIRST):
             operands = [operands[0]] * len(op.results)
         yield from zip(op.results, operands, strict=True)
 

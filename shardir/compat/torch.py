@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import checkpoint
 from torch.utils._pytree import (
     TreeSpec,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FakeTensor",
+    "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "StridedShard",
@@ -72,6 +73,9 @@ NON_REENTRANT = next(
     if hasattr(checkpoint, name)
 )
 """The generator of torch.utils.checkpoint that runs a checkpoint that is not reentrant."""
+
+DATA = torch._C.TensorBase.__dict__["data"]
+"""The attribute `data` of tensors: it makes an alias that is in no graph."""
 
 _apply = getattr_static(torch.autograd.Function, "apply")
 

@@ -44,6 +44,7 @@ CASES: list[Case] = [
     triangle(nn.TriuOp, ODD, 1),
     triangle(nn.TriuOp, (2, 3, 4), 0),
     *unary(nn.StopGradientOp, ALL),
+    Case("even", nn.StraightThroughOp, (EVEN, EVEN), FLOATS),
     select("even", EVEN, EVEN, EVEN),
     select("odd", ODD, ODD, ODD),
     select("broadcast", COLUMN, ROW, SCALAR),
@@ -74,4 +75,5 @@ REFERENCES: dict[type[Operation], Reference] = {
     nn.SelectOp: lambda op, c, x, y: torch.where(c, x, y),
     nn.ConvertOp: _convert,
     nn.StopGradientOp: lambda op, x: x.detach(),
+    nn.StraightThroughOp: lambda op, x, history: history + (x - history).detach(),
 }

@@ -25,7 +25,7 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.definition import op_definition
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import STRATEGY, Array, Device, Props, Types
-from shardir.dialects.nn.elementwise import Elementwise, FloatUnary, NumpyFunction, Unary
+from shardir.dialects.nn.elementwise import Elementwise, Float, FloatUnary, NumpyFunction, Unary
 from shardir.dialects.nn.logic import IsfiniteOp
 from shardir.dialects.nn.properties import float_of, int_of
 from shardir.dialects.nn.types import float_element, same_element, unsharded_type
@@ -214,3 +214,28 @@ class StopGradientOp(Unary):
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return (None,)
+
+
+@op_definition
+class StraightThroughOp(Float):
+    """x, a value written without a gradient, whose cotangent passes to `history`."""
+
+    name = "nn.straight_through"
+    x = operand_def(TensorType)
+    history = operand_def(TensorType)
+    out = result_def(TensorType)
+    FLOPS: ClassVar[int] = 0
+    assembly_format = f"$x `,` $history {STRATEGY}"
+
+    @classmethod
+    def infer(cls, operands: Types, props: Props) -> list[TensorType]:
+        x, history = (t.get_shape() for t in operands)
+        if x != history:
+            raise ShardirError(coded("T6", f"expected a history of shape {x}, got {history}"))
+        return super().infer(operands, props)
+
+    def evaluate(self, device: Device, *arrays: Array) -> Array:
+        return arrays[0]
+
+    def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
+        return None, dy

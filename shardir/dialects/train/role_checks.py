@@ -121,8 +121,8 @@ def check_own_numbers(f: FuncOp) -> None:
 
 
 def check_updates(f: FuncOp) -> None:
-    """Raises VerifyException when a result is annotated as the update of a state that it does not
-    fit."""
+    """Raises VerifyException when a result is annotated as the update of a state, or of a
+    parameter, that it does not fit."""
     args, done = arguments(f), set[int]()
     found = zip(f.function_type.outputs, result_attrs(f), updated_arguments(f), strict=True)
     for i, (t, attributes, at) in enumerate(found):
@@ -130,13 +130,13 @@ def check_updates(f: FuncOp) -> None:
             continue
         where = f"result {i} of @{f.sym_name.data}"
         key = attributes[UPDATES]
-        if at is None or args[at].role is not Role.STATE:
-            states = [f'"{a.key}"' for a in args if a.role is Role.STATE]
+        if at is None:
+            retained = [f'"{a.key}"' for a in args if a.is_retained]
             raise VerifyException(
                 coded(
                     "G7",
-                    f"expected {where} to update a state of an argument, "
-                    f"{', '.join(states) or 'of which there is none'}, got {key}",
+                    f"expected {where} to update a state or a parameter of an argument, "
+                    f"{', '.join(retained) or 'of which there is none'}, got {key}",
                 )
             )
         if at in done:

@@ -8,14 +8,16 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from sysconfig import get_path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 
 from shardir.compat.torch import (
     UncapturedHigherOrderOpError,
@@ -28,8 +30,13 @@ from shardir.compat.torch import (
     tree_unflatten,
 )
 from shardir.diagnostics import ShardirError, check_call, described
+from shardir.frontends.torch.autocasts import autocast_of_any_device
 from shardir.frontends.torch.dtypes import dtype_name
+from shardir.frontends.torch.histories import Histories
+from shardir.frontends.torch.module_state import check_trained, recorded_attributes
 from shardir.frontends.torch.regions import annotated
+from shardir.frontends.torch.stand_ins import stand_ins
+from shardir.frontends.torch.static import CHOICE, check_exported
 from shardir.frontends.torch.traced import TracedProgram, traced
 from shardir.frontends.torch.unchecked import unchecked
 from shardir.syntax.source import warn
@@ -37,12 +44,6 @@ from shardir.syntax.source import warn
 LossFunction = Callable[..., Any]
 
 OF_DATA = "write it without control flow and shapes that depend on the data"
-
-CHOICE = (
-    "write it without control flow on tensors: torch.where computes both sides, a loop of Python "
-    "repeats ops"
-)
-"""What to do instead of ops with functions as arguments."""
 
 CONTROL_FLOW = ("cond", "while_loop", "map", "scan", "associative_scan")
 """Ops of torch with functions as arguments that run, or not, by the values of tensors."""
@@ -52,7 +53,14 @@ UNTRAINED = (
     "requires_grad_(), or train=False"
 )
 
-TORCH = str(Path(torch.__file__).parent)
+RETURNED = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+WRITTEN = (OutputKind.PARAMETER_MUTATION, OutputKind.BUFFER_MUTATION)
+
+TORCH, OWN, STDLIB = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parent),
+    get_path("stdlib"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,23 @@ class Capture:
     """The name and the example of each input, in the order of the graph's."""
     metrics: list[str]
     """The names of the scalars that the graph returns after the loss."""
+    held: dict[str, torch.Tensor]
+    """The parameters and buffers of the module, by their names in the graph."""
     constants: dict[str, Any]
     """The arguments that are no tensors, by their names: they are part of the program."""
-    autocast: bool = False
-    """Whether it was exported within torch.autocast, so that ops convert their operands."""
+
+    @property
+    def writes(self) -> list[str | None]:
+        """For each result of the graph the parameter or buffer of which it is the new value; an
+        input as ""; None of what the module returns."""
+        return [
+            None if spec.kind in RETURNED else spec.target if spec.kind in WRITTEN else ""
+            for spec in self.program.graph_signature.output_specs
+        ]
+
+    def tensor(self, target: str | None) -> torch.Tensor | None:
+        """Return the parameter, buffer or constant of a graph's argument; None of an input."""
+        return self.held.get(target or "", self.program.constants.get(target or ""))
 
     @property
     def gradients(self) -> list[str]:
@@ -88,8 +109,14 @@ class _WithLoss(torch.nn.Module):
         super().__init__()
         self.model = model
         self._loss, self._train, self._noted, self._remarked = loss, train, noted, remarked
+        self.histories = Histories()
 
     def forward(self, args: Any, kwargs: Any, labels: Any) -> Any:
+        histories = self.histories.recording() if self._train else nullcontext()
+        with histories, recorded_attributes(self.model, self._remarked):
+            return self._results(args, kwargs, labels)
+
+    def _results(self, args: Any, kwargs: Any, labels: Any) -> Any:
         outputs = self.model(*args, **kwargs)
         if not self._train:
             return tree_map(self._exported, outputs)
@@ -179,10 +206,8 @@ def capture(
     named = [(name, x) for name, x in leaves if isinstance(x, torch.Tensor)]
     constants = {name: x for name, x in leaves if not isinstance(x, torch.Tensor)}
     args, kwargs, wanted = _distinct((args, kwargs, wanted))
-    if any(p.is_meta for p in model.parameters()):
-        args, kwargs, wanted = tree_map_only(
-            torch.Tensor, lambda x: x.to("meta"), (args, kwargs, wanted)
-        )
+    if train:
+        check_trained(model)
     metrics: list[str] = []
     notes: dict[str, None] = {}
 
@@ -192,21 +217,34 @@ def capture(
     wrapper = _WithLoss(model, loss, train, noted, notes.setdefault)
     wrapper.training = model.training  # parts of the module may have another mode: a frozen norm
     try:
-        with _quiet(), torch.set_grad_enabled(train):
-            given = args, kwargs, wanted
+        with (
+            _quiet(),
+            torch.set_grad_enabled(train),
+            stand_ins(model, (args, kwargs, wanted)) as given,
+            autocast_of_any_device(_device_type(model), notes.setdefault),
+        ):
             if trace:
                 program = _traced(wrapper, given)
             else:
-                with annotated(train, derived, notes.setdefault), unchecked():
+                histories = wrapper.histories
+                with annotated(train, derived, histories, notes.setdefault), unchecked():
                     program = torch.export.export(wrapper, given, strict=False)
+                check_exported(program.graph_module)
+                program = program.run_decompositions({})  # those of writes: none is left
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
         raise refused(error, model, "make_fx" if trace else "torch.export") from None
     for note in notes:
         warn(None, note)
-    autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-    return Capture(program, model, named, metrics, constants, autocast)
+    held = dict(wrapper.named_parameters(remove_duplicate=False))
+    held |= dict(wrapper.named_buffers(remove_duplicate=False))
+    return Capture(program, model, named, metrics, held, constants)
+
+
+def _device_type(model: torch.nn.Module) -> str:
+    """The type of the device on which a module is traced."""
+    return next((p.device.type for p in model.parameters() if not p.is_meta), "cpu")
 
 
 @contextmanager
@@ -362,6 +400,12 @@ def _control_flow(error: Exception) -> str | None:
     return "such an op" if isinstance(error, UncapturedHigherOrderOpError) else None
 
 
+def _is_of_user(file: str) -> bool:
+    """Whether code in a file is neither torch's, nor ours, nor Python's."""
+    is_python = file.startswith(STDLIB) and "site-packages" not in file
+    return not (is_python or file.startswith((TORCH, OWN)) or "<" in file)
+
+
 def _place(error: Exception, model: torch.nn.Module) -> str:
     """Return the place of an error, " in 'layers.0' at model.py:12": the module's path, and the
     line of the user's source."""
@@ -372,6 +416,6 @@ def _place(error: Exception, model: torch.nn.Module) -> str:
         owner = frame.f_locals.get("self")
         if id(owner) in paths:
             path = paths[id(owner)]
-        if not file.startswith((TORCH, str(Path(__file__).parent))) and "<" not in file:
+        if _is_of_user(file):
             where = f"{file}:{line}"
     return (f" in {path!r}" if path else "") + (f" at {where}" if where else "")

@@ -5,19 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.func import functionalize
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardir.compat.torch import (
     COMPOSITE,
     OpOverload,
     decomposition_table,
-    schema_of,
     tree_flatten,
     tree_unflatten,
     unset_fake_temporarily,
 )
+from shardir.frontends.torch.functional import functional_graph
 
 
 def decomposition(target: OpOverload) -> Callable[..., Any] | None:
@@ -54,17 +52,10 @@ def decomposed(node: Node) -> tuple[GraphModule, list[Node]] | None:
     no_mkldnn = torch.backends.mkldnn.flags(enabled=False)
     with warnings.catch_warnings(action="ignore"), mode or unset_fake_temporarily(), no_mkldnn:
         try:
-            module = make_fx(call, tracing_mode="real")(*examples)
-            if any(map(_writes, module.graph.nodes)):
-                functional = functionalize(module, remove="mutations")
-                module = make_fx(functional, tracing_mode="real")(*examples)
+            module, _ = functional_graph(call, examples)
         except Exception:  # of any kind: some are written for other arguments
             return None
     return module, [leaves[i] for i in at]
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 
 def _lists(tree: Any) -> Any:

@@ -38,9 +38,8 @@ def dtype_name(dtype: torch.dtype, of: str = "") -> str:
     return DTYPES[dtype]
 
 
-def check_dtypes(node: Node, name: str, at: str, autocast: bool) -> None:
-    """Check the dtypes of a node whose op has this name; `at` is its place. Within autocast, ops
-    convert their operands.
+def check_dtypes(node: Node, name: str, at: str) -> None:
+    """Check the dtypes of a node whose op has this name; `at` is its place.
 
     Raises:
         ShardirError: results are complex, or operands differ where torch takes one dtype.
@@ -49,7 +48,7 @@ def check_dtypes(node: Node, name: str, at: str, autocast: bool) -> None:
     results = found if isinstance(found, tuple | list) else [found]
     if any(isinstance(x, torch.Tensor) and x.is_complex() for x in results):
         raise ShardirError(f"expected real numbers, got complex ones of {node.target}{at}; {REAL}")
-    if name not in OF_ONE_DTYPE or autocast:
+    if name not in OF_ONE_DTYPE:
         return
     values = [n.meta.get("val") for n in _operands(node, name)]
     given = list(dict.fromkeys(x.dtype for x in values if isinstance(x, torch.Tensor)))

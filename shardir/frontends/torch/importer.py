@@ -13,16 +13,15 @@ from xdsl.dialects.builtin import FloatAttr, UnitAttr, f64
 from xdsl.ir import Block, Operation
 
 from shardir.algebra.garbage import no_gc
-from shardir.build import FunctionBuilder, Module, Value, nn
+from shardir.build import FunctionBuilder, Module, Value
 from shardir.build.function import hint_of
-from shardir.compat.torch import FakeTensor, tree_leaves, tree_map_only
+from shardir.compat.torch import FakeTensor, OpOverload, overload_of, schema_of, tree_leaves
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
 from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs
 from shardir.frontends.torch import fallback
-from shardir.frontends.torch.aten import MOVEMENTS, TABLE, VIEWS
-from shardir.frontends.torch.capture import CHOICE, Capture
-from shardir.frontends.torch.cells import Cell, read, to_cells
+from shardir.frontends.torch.aten import MOVEMENTS, TABLE
+from shardir.frontends.torch.capture import Capture
 from shardir.frontends.torch.decompose import decomposed, decomposition
 from shardir.frontends.torch.dtypes import check_dtypes, dtype_name
 from shardir.frontends.torch.merged import separate
@@ -49,9 +48,6 @@ KEY = "random_key"
 
 MAX_CONSTANT = 16
 """The elements of a constant that stands in the text; larger ones are states."""
-
-REGIONS = ("wrap", "checkpoint")
-"""Parts of the names of ops with a graph as an argument that is computed as it is."""
 
 
 @dataclass
@@ -87,13 +83,15 @@ class Importer:
     def __init__(self, capture: Capture, module: Module, name: str, train: bool, private: bool):
         self.capture, self.train = capture, train
         self.function = module.function(name, private=private)
-        self.cells: dict[Any, Any] = {}
+        self.known: dict[Any, Any] = {}
+        """What is known of each node: a value, several, a number, or None."""
         self.values: dict[str, torch.Tensor] = {}
-        self.states: dict[str, Cell] = {}
+        self.names: dict[int, str] = {}
+        """The name of each parameter and buffer, by its identity."""
         self.imported = Imported(
             capture.model, module, self.function, self.values, capture.inputs, capture.constants
         )
-        self._streams, self._path, self._autocast = 0, "", capture.autocast
+        self._streams, self._path = 0, ""
         self._key: Value | None = None
 
     # ---- arguments ----
@@ -104,7 +102,7 @@ class Importer:
         nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
         inputs = iter(self.capture.inputs)
         used = {  # of tied parameters one has the uses
-            id(self._tensor(spec.target))
+            id(self.capture.tensor(spec.target))
             for spec in program.graph_signature.input_specs
             if (n := nodes.get(getattr(spec.arg, "name", ""))) is not None and n.users
         }
@@ -114,42 +112,36 @@ class Importer:
                 continue
             if spec.kind is InputKind.USER_INPUT:
                 if not isinstance(node.meta.get("val"), torch.Tensor):
-                    self.cells[node] = node.meta.get("val")
+                    self.known[node] = node.meta.get("val")
                     continue
                 name, example = next(inputs)
                 init = f'batches, path = "data.npz", array = "{name}"'
                 value = self.function.input(
                     name, example.shape, dtype_name(example.dtype), init=init
                 )
-                self.cells[node] = Cell(value)
-            elif node.users or id(self._tensor(spec.target)) not in used:
-                self.cells[node] = self._retained(spec.kind, node, spec.target or "")
+                self.known[node] = value
+            elif node.users or id(self.capture.tensor(spec.target)) not in used:
+                self.known[node] = self._retained(spec.kind, node, spec.target or "")
 
-    def _tensor(self, target: str | None) -> torch.Tensor | None:
-        """The tensor of a parameter, a buffer or a constant; None of an input."""
-        program = self.capture.program
-        found = program.state_dict.get(target or "", program.constants.get(target or ""))
-        return found if isinstance(found, torch.Tensor) else None
-
-    def _retained(self, kind: InputKind, node: Node, target: str) -> Cell:
+    def _retained(self, kind: InputKind, node: Node, target: str) -> Value:
         """The argument of a parameter, a buffer or a constant."""
-        name, tensor = target.removeprefix("model."), self._tensor(target)
+        name, tensor = target.removeprefix("model."), self.capture.tensor(target)
         assert tensor is not None
+        self.names[id(tensor)] = name
         shape, dtype = tensor.shape, dtype_name(tensor.dtype, name)
         if (
             kind is InputKind.CONSTANT_TENSOR
             and tensor.numel() <= MAX_CONSTANT
             and not tensor.is_meta
         ):
-            return Cell(self.function.constant(array_of(tensor), dtype=dtype))
+            return self.function.constant(array_of(tensor), dtype=dtype)
         init = f'file, path = "weights.npz", array = "{name}"'
         self.values[name] = tensor
         trained = kind is InputKind.PARAMETER and tensor.requires_grad and bool(node.users)
-        if trained or (kind is InputKind.PARAMETER and not self.train):
-            return Cell(self.function.parameter(name, shape, dtype, init=init))
-        cell = Cell(self.function.state(name, shape, dtype, init=init))
-        self.states[name] = cell
-        return cell
+        is_fixed = not self.train and target not in self.capture.writes
+        if trained or (kind is InputKind.PARAMETER and is_fixed):
+            return self.function.parameter(name, shape, dtype, init=init)
+        return self.function.state(name, shape, dtype, init=init)
 
     def random(self) -> tuple[Value, int]:
         """Return the key of random numbers, and a stream of its own for each call."""
@@ -164,24 +156,23 @@ class Importer:
     # ---- nodes ----
 
     def graph(self, module: GraphModule) -> Any:
-        """Translate a graph whose arguments have cells; return its output, with cells for
-        tensors."""
+        """Translate a graph whose arguments are known; return its output."""
         names = value_names(module, self._path)
         block = self.function.func.body.block
         for node in module.graph.nodes:
             if node.op == "get_attr":
-                self.cells[node] = self._attribute(module, node)
+                self.known[node] = self._attribute(module, node)
             elif node.op == "call_function":
                 before, outer = block.last_op, self._path
                 self._path = path_of(node, outer)
                 with self.function.at(location_of(node) or self.function.location()):
-                    self.cells[node] = self.call(node)
+                    self.known[node] = self.call(node)
                 made = list(_following(before.next_op if before else block.first_op))
-                self._name(node, names[node], made)
+                self._name(node, names.get(node, ""), made)
                 self._mark(node, made)
                 self._path = outer
             elif node.op == "output":
-                return self._cells_of(node.args[0])
+                return self._known_of(node.args[0])
         return None
 
     def _attribute(self, module: GraphModule, node: Node) -> Any:
@@ -194,11 +185,11 @@ class Importer:
                 "outside of what is traced; make it a buffer, or compile without trace=True"
             )
         if isinstance(found, torch.Tensor):
-            return Cell(self.function.constant(array_of(found), dtype=dtype_name(found.dtype)))
+            return self.function.constant(array_of(found), dtype=dtype_name(found.dtype))
         return found
 
-    def _cells_of(self, tree: Any) -> Any:
-        return map_arg(tree, lambda n: self.cells[n])
+    def _known_of(self, tree: Any) -> Any:
+        return map_arg(tree, lambda n: self.known[n])
 
     def _name(self, node: Node, name: str, made: Sequence[Operation]) -> None:
         """Name the ops of a node: its results, and what is computed on the way, by the module's
@@ -209,9 +200,9 @@ class Importer:
             hint = value.name_hint or "value"
             if path and not hint.startswith(path):
                 value.name_hint = f"{path}.{hint}"
-        for cell in tree_leaves(self.cells[node]):
-            if isinstance(cell, Cell) and cell.value.ssa in new:
-                cell.value.ssa.name_hint = name
+        for value in tree_leaves(self.known[node]):
+            if isinstance(value, Value) and value.ssa in new:
+                value.ssa.name_hint = name
 
     def _mark(self, node: Node, made: Sequence[Operation]) -> None:
         """Mark the ops of a node that is of a checkpoint: they are computed again in the backward
@@ -219,55 +210,32 @@ class Importer:
         if (region := checkpoint_of(node)) is None:
             return
         kept: set[Operation | Block] = set()
-        if any(checkpoint_of(user) != region for user in node.users):
-            cells = tree_leaves(self.cells[node])
-            kept = {c.read().ssa.owner for c in cells if isinstance(c, Cell)}
+        if any(checkpoint_of(user) != region for user in _readers(node)):
+            values = tree_leaves(self.known[node])
+            kept = {v.ssa.owner for v in values if isinstance(v, Value)}
         for op in made:
             if op not in kept:
                 op.attributes[RECOMPUTE] = UnitAttr()
 
     def call(self, node: Node) -> Any:
-        """Translate a call; return its cells."""
-        check_static(node, self.cells, self._at)
+        """Translate a call; return its values."""
+        check_static(node, self.known, self._at)
         target = node.target
         if target is operator.getitem:
-            return self.cells[node.args[0]][node.args[1]]
-        if isinstance(target, torch._ops.HigherOrderOperator):
-            return self._region(node)
-        if not isinstance(target, torch._ops.OpOverload):
+            return self.known[node.args[0]][node.args[1]]
+        if not isinstance(target, OpOverload):
             return self._python(node)
-        packet = target._schema.name.partition("::")[2]
-        if packet.startswith(IGNORED):
+        name = schema_of(target).name.partition("::")[2]
+        if name.startswith(IGNORED):
             return None
-        written = [
-            i
-            for i, a in enumerate(target._schema.arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
-        functional = packet.removesuffix("_") if written else packet
-        check_dtypes(node, functional, self._at(), self._autocast)
-        overload = target._overloadname
-        result = self._translate(node, functional, overload)
-        if written:
-            (at,) = written
-            changed = node.args[at] if at < len(node.args) else node.kwargs["out"]
-            cell = self.cells[changed]
-            new = result
-            if new.dtype != cell.read().dtype:
-                new = new.to(cell.read().dtype)
-            cell.write(new.broadcast_to(*cell.read().shape))
-            return cell
-        if functional in VIEWS and isinstance(result, Value):
-            return self._view(node, functional, overload, result)
-        shares = any(r.alias_info is not None for r in target._schema.returns)
-        base = self.cells.get(node.args[0]) if shares and node.args else None
-        return to_cells(result, base if isinstance(base, Cell) else None)
+        check_dtypes(node, name, self._at())
+        return self._translate(node, name, overload_of(target))
 
     def _translate(self, node: Node, name: str, overload: str) -> Any:
         """The values of a call, by the table, by torch's decomposition, or by torch's own op."""
         entry = TABLE.get(f"{name}.{overload}") or TABLE.get(name)
+        args, kwargs = self._known_of((node.args, dict(node.kwargs)))
         if entry is not None:
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: read(self.cells[n]))
             found = self._run(entry_call(entry), node, *args, **kwargs)
             if found is not NotImplemented:
                 return conform(node, found, moved=name in MOVEMENTS)
@@ -275,12 +243,11 @@ class Importer:
         if inner is not None and all(map(_has_translation, inner[0].graph.nodes)):
             module, given = inner
             self._bind(module, given)
-            return tree_map_only(Cell, read, self.graph(module))
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: read(self.cells[n]))
+            return self.graph(module)
         found = self._run(fallback.called, node, args, kwargs)
         if found is not NotImplemented:
             return found
-        assert isinstance(node.target, torch._ops.OpOverload)
+        assert isinstance(node.target, OpOverload)
         left = not_taken(entry, node.target, node.args, node.kwargs) if entry is not None else []
         of = f" with {' and '.join(left)}" if left else ""
         raise ShardirError(
@@ -295,54 +262,19 @@ class Importer:
         return path + (f" at {place[0]}:{place[1]}" if place else "")
 
     def _run(self, entry: AtenEntry, node: Node, *args: Any, **kwargs: Any) -> Any:
-        t = Translation(self.function, node, self.random, lambda n, v: self.cells[n].write(v))
-        return entry(t, *args, **kwargs)
-
-    def _view(self, node: Node, name: str, overload: str, value: Value) -> Cell:
-        """The cell of a view of the first argument."""
-        base = self.cells[node.args[0]]
-        entry = TABLE[name]
-        rest, kwargs = map_arg((node.args[1:], dict(node.kwargs)), lambda n: read(self.cells[n]))
-        inverse = VIEWS[name]
-        return Cell(
-            value, base,
-            lambda x: self._run(entry_call(entry), node, x, *rest, **kwargs),
-            inverse and (lambda old, new: self._run(inverse, node, old, new, *rest, **kwargs)),
-            base.root.writes,
-        )  # fmt: skip
+        return entry(Translation(self.function, node, self.random), *args, **kwargs)
 
     def _python(self, node: Node) -> Any:
         """Functions of Python on numbers; those of what is known at run time only are checks."""
-        args = map_arg(node.args, lambda n: self.cells[n])
+        args = self._known_of(node.args)
         assert callable(node.target)
         return None if None in tree_leaves(args) else node.target(*args, **node.kwargs)
 
-    def _region(self, node: Node) -> Any:
-        """A graph within the graph: a region without gradients, of autocast, or a checkpoint."""
-        name = str(node.target)
-        if not any(kind in name for kind in REGIONS):
-            raise ShardirError(
-                f"expected a module without control flow on tensors, got torch.{name}{self._at()}; "
-                f"{CHOICE}"
-            )
-        at = next((i for i, a in enumerate(node.args)
-                   if isinstance(a, Node) and a.op == "get_attr"), None)  # fmt: skip
-        if at is None:
-            raise ShardirError(f"expected an op of ATen, got {name}")
-        body = self.cells[node.args[at]]
-        self._bind(body, node.args[at + 1 :])
-        outer, self._autocast = self._autocast, self._autocast or "autocast" in name
-        output = self.graph(body)
-        self._autocast = outer
-        if "set_grad_enabled" in name and node.args[0] is False:
-            output = tree_map_only(Cell, _without_gradient, output)
-        return output
-
     def _bind(self, module: GraphModule, given: Sequence[Any]) -> None:
-        """Give the arguments of a graph within the graph their cells."""
+        """Give the arguments of a graph within the graph what is known of them."""
         inner = [n for n in module.graph.nodes if n.op == "placeholder"]
         for placeholder, argument in zip(inner, given, strict=True):
-            self.cells[placeholder] = self._cells_of(argument)
+            self.known[placeholder] = self._known_of(argument)
 
     # ---- the result ----
 
@@ -354,12 +286,13 @@ class Importer:
         """
         self.arguments()
         output = self.graph(self.capture.program.graph_module)
-        cells = [c for c in tree_leaves(output) if isinstance(c, Cell)]
-        for name, cell in self.states.items():
-            if cell.writes:
-                self.function.update(name, cell.read())
+        results: list[Value] = []
+        for target, value in zip(self.capture.writes, tree_leaves(output), strict=True):
+            if target is None and isinstance(value, Value):
+                results.append(value)
+            elif target:
+                self.function.update(self.names[id(self.capture.tensor(target))], value)
         names = [name.removeprefix("model.") for name in self.capture.gradients]
-        results = [c.read() for c in cells]
         count = len(results) - len(names)
         gradients = dict(zip(names, results[count:], strict=True))
         first = count - len(self.capture.metrics)
@@ -374,16 +307,20 @@ class Importer:
 def _has_translation(node: Node) -> bool:
     """Whether the table or a decomposition has a node of a graph, as far as its op tells."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(target, OpOverload):
         return True
-    name = target._schema.name.partition("::")[2]
-    known = {name, name.removesuffix("_"), f"{name}.{target._overloadname}"}
+    name = schema_of(target).name.partition("::")[2]
+    known = {name, name.removesuffix("_"), f"{name}.{overload_of(target)}"}
     return bool(known & TABLE.keys()) or decomposition(target) is not None
 
 
-def _without_gradient(cell: Cell) -> Cell:
-    x = cell.read()
-    return Cell(nn.stop_gradient(x)) if x.dtype.startswith(("f", "bf")) else cell
+def _readers(node: Node) -> Iterator[Node]:
+    """Yield the nodes that read a result of a node."""
+    for user in node.users:
+        if user.target is operator.getitem:
+            yield from _readers(user)
+        else:
+            yield user
 
 
 def _following(op: Operation | None) -> Iterator[Operation]:

@@ -4,6 +4,7 @@ layers.0.attn.q_proj            the result of the module
 layers.0.attn.softmax           a value within one, by its op
 """
 
+import operator
 import re
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from torch.fx import GraphModule, Node
 from xdsl.dialects.builtin import LocationAttr
 
 from shardir.build.function import file_line, hint_of
+from shardir.dialects.locations import file_location
 
 WRAPPED = "model"
 """The attribute of the exported module that is the user's."""
@@ -27,8 +29,9 @@ def path_of(node: Node, outer: str = "") -> str:
 
 
 def value_names(module: GraphModule, outer: str = "") -> dict[Node, str]:
-    """Return the name of the results of each call of a graph."""
-    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    """Return the name of the results of each call of a graph, but for results of several."""
+    calls = [n for n in module.graph.nodes
+             if n.op == "call_function" and n.target is not operator.getitem]  # fmt: skip
     paths = [path_of(n, outer) for n in calls]
     names: dict[Node, str] = {}
     for node, (path, after) in zip(calls, pairwise([*paths, None]), strict=True):
@@ -51,3 +54,10 @@ def location_of(node: Node) -> LocationAttr | None:
             if number.isdigit() and "/torch/" not in file and not file.startswith("<"):
                 found = file_line(file, int(number))
     return found
+
+
+def place_of(node: Node, outer: str = "") -> str:
+    """Return the path of a node's module and the line of the user's source, for a message."""
+    path, location = path_of(node, outer), location_of(node)
+    place = file_location(location) if location is not None else None
+    return (f" in {path!r}" if path else "") + (f" at {place[0]}:{place[1]}" if place else "")

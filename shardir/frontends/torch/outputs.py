@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from shardir.compat.torch import TreeSpec, tree_leaves, tree_unflatten
@@ -27,8 +28,12 @@ class Outputs(NamedTuple):
         """Return the form of what a program returns; None of a traced step."""
         if not isinstance(program, ExportedProgram):
             return None
-        given = program.graph_module.graph.output_node().args[0]
-        leaves = [x.meta["val"].dtype if isinstance(x, Node) else x for x in tree_leaves(given)]
+        given = tree_leaves(program.graph_module.graph.output_node().args[0])
+        specs = program.graph_signature.output_specs
+        returned = [
+            x for x, spec in zip(given, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT
+        ]
+        leaves = [x.meta["val"].dtype if isinstance(x, Node) else x for x in returned]
         spec = program.call_spec.out_spec
         assert spec is not None
         return cls(leaves, spec)

@@ -17,6 +17,7 @@ from torch.utils import checkpoint
 
 from shardir.compat.torch import NON_REENTRANT, apply_function
 from shardir.diagnostics import ShardirError
+from shardir.frontends.torch.histories import Histories
 
 CHECKPOINT = "checkpoint"
 """The annotation of a node of a checkpoint: the number of the region."""
@@ -37,7 +38,7 @@ def _has_gradient(x: Any) -> bool:
 
 @contextmanager
 def annotated(
-    train: bool, derived: Collection[str], warn: Callable[[str], object]
+    train: bool, derived: Collection[str], histories: Histories, warn: Callable[[str], object]
 ) -> Iterator[None]:
     """A context of an export that annotates checkpoints and, of what is trained, refuses gradients
     that are written by hand, but for autograd functions of these names. `warn` gets the warnings.
@@ -73,7 +74,8 @@ def annotated(
                 "whose backward would be ignored; use trace=True, or, if it is the derivative of "
                 f'its forward, derived=["{name}"]'
             )
-        return apply_function(cls, *args, **kwargs)
+        with histories.suspended():
+            return apply_function(cls, *args, **kwargs)
 
     with (
         traceback.preserve_node_meta(),

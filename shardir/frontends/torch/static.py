@@ -4,17 +4,27 @@ h[h > 0]                an index of a mask: how many rows it has depends on the 
 h * h.sum().item()      a number of Python, from the elements of a tensor
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from shardir.compat.torch import tree_leaves
+from shardir.compat.torch import HigherOrderOperator, OpOverload, schema_of, tree_leaves
 from shardir.diagnostics import ShardirError
+from shardir.frontends.torch.names import place_of
+
+CHOICE = (
+    "write it without control flow on tensors: torch.where computes both sides, a loop of Python "
+    "repeats ops"
+)
+"""What to do instead of ops with functions as arguments."""
 
 IGNORED = ("_assert", "sym_", "_check", "item", "_local_scalar_dense")
 """Ops that only check, or whose result only others of these use."""
+
+REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+"""Ops of a graph that is computed as it is."""
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -41,3 +51,39 @@ def check_static(node: Node, known: Mapping[Any, Any], at: Callable[[], str]) ->
             f"expected numbers that do not depend on the data, got one from a tensor in "
             f"{node.target}{at()}; use the tensor itself, without item()"
         )
+
+
+def check_exported(program: GraphModule) -> None:
+    """Check that an exported graph is one that a program can have: no op chooses what it computes
+    by the data, or writes to elements that are one in memory, which torch itself refuses.
+
+    Raises:
+        ShardirError: there is such an op.
+    """
+    graphs = [m.graph for m in program.modules() if isinstance(m, GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes):
+        if isinstance(node.target, HigherOrderOperator) and str(node.target) not in REGIONS:
+            raise ShardirError(
+                f"expected a module without control flow on tensors, got torch.{node.target}"
+                f"{place_of(node)}; {CHOICE}"
+            )
+        if any(map(_repeats_elements, _written(node))):
+            raise ShardirError(
+                f"expected a view that can be written to, got a write to one that repeats elements"
+                f"{place_of(node)}; clone it first"
+            )
+
+
+def _written(node: Node) -> Iterator[Any]:
+    """Yield the arguments that a node writes to."""
+    if isinstance(node.target, OpOverload):
+        for given, argument in zip(node.args, schema_of(node.target).arguments, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                yield given
+
+
+def _repeats_elements(x: Any) -> bool:
+    found = x.meta.get("val") if isinstance(x, Node) else None
+    return isinstance(found, torch.Tensor) and any(
+        step == 0 and n > 1 for n, step in zip(found.shape, found.stride(), strict=True)
+    )

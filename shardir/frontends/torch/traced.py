@@ -11,17 +11,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import (
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from torch.fx import Graph, GraphModule, Node, traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from shardir.frontends.torch.functional import without_writes
+
+MUTATIONS = {
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+    InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
+}
+
+_NAMED = TensorArgument("result")
+
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a graph, in order."""
+    """The arguments of a graph, and its results, in order."""
 
     input_specs: list[InputSpec]
+    output_specs: list[OutputSpec]
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,7 @@ def traced(
         module = make_fx(
             step, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True
         )(states, inputs)
+        module, written = without_writes(module)
     kinds = [InputKind.PARAMETER if n in parameters else InputKind.BUFFER for n in states]
     places: list[tuple[InputKind, str | None]] = list(zip(kinds, states, strict=True))
     places += [(InputKind.USER_INPUT, None)] * len(inputs)
@@ -72,7 +90,11 @@ def traced(
         InputSpec(kind, TensorArgument(node.name), target, persistent=kind is InputKind.BUFFER)
         for (kind, target), node in zip(places, arguments, strict=True)
     ]
-    return TracedProgram(_without_detach(module), Signature(specs), states, gradients)
+    results = module.graph.output_node().args[0]
+    assert isinstance(results, tuple | list)
+    outputs = [OutputSpec(MUTATIONS[places[i][0]], _NAMED, places[i][1]) for i in written]
+    outputs += [OutputSpec(OutputKind.USER_OUTPUT, _NAMED, None)] * (len(results) - len(written))
+    return TracedProgram(_without_detach(module), Signature(specs, outputs), states, gradients)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from shardir.frontends.torch.dtypes import dtype_name
 from shardir.rewriting.rewriter import erase
 
 AtenEntry = Callable[..., Any]
-Inverse = Callable[..., Value]
 
 WITHOUT_VALUES = {
     "device", "layout", "pin_memory", "memory_format", "non_blocking", "dtype", "half_to_float",
@@ -182,12 +181,10 @@ class Translation:
         function: FunctionBuilder,
         node: Node,
         random: Callable[[], tuple[Value, int]],
-        assign: Callable[[Node, Value], None],
     ):
         self.function, self.node, self.nn = function, node, function.nn
         self.random = random
         """Returns the key of random numbers, and a stream of its own for each call."""
-        self._assign = assign
 
     # ---- the result ----
 
@@ -209,7 +206,7 @@ class Translation:
         """The translation of a node whose result is like an argument of this one."""
         node = self.node.args[at]
         assert isinstance(node, Node)
-        return Translation(self.function, node, self.random, self._assign)
+        return Translation(self.function, node, self.random)
 
     # ---- operands ----
 
@@ -217,13 +214,6 @@ class Translation:
         """The fake tensor, or the number, of an argument."""
         given = self.node.args[at]
         return given.meta["val"] if isinstance(given, Node) else given
-
-    def assign(self, at: int, value: Value) -> None:
-        """Write a value in place of an argument, which the op changes though its schema does not
-        say so."""
-        given = self.node.args[at]
-        assert isinstance(given, Node)
-        self._assign(given, value)
 
     def value(self, x: Value | Real, dtype: str | None = None) -> Value:
         """Return a value, or a number as a constant, in a dtype: that of the result by default."""

@@ -36,11 +36,12 @@ class BackwardPart:
         metrics: Sequence[str | None],
     ):
         """`differentiated`: the indices of arguments. For each returned value `updated` has the
-        index of the state that it updates, or None, `metrics` the name of the metric, or None."""
+        index of the state or parameter that it updates, or None, `metrics` the name of the metric,
+        or None."""
         self.request, self.arguments, self.builder = request, arguments, builder
         self.given: dict[int, SSAValue] = {}
         """The gradients that the forward part computes, by the indices of arguments."""
-        self.updated, self.metrics = updated, metrics
+        self.differentiated, self.updated, self.metrics = differentiated, updated, metrics
         self.activity = Activity(arguments[i] for i in differentiated)
         self.cotangents = Cotangents(builder)
         self.transposition = Transposition(

@@ -68,8 +68,8 @@ class Differentiation:
             self.result_attributes = [self.result_attributes[at] for at in kept]
             updated, metrics = [updated[at] for at in kept], [metrics[at] for at in kept]
         self.updated = updated if is_step else [None] * len(updated)
-        """For each result the argument of the state that it updates; no such result has a
-        cotangent."""
+        """For each result the argument of the state, or the parameter, that it updates; no such
+        result has a cotangent."""
         self.metrics = metrics
         """For each result the name of the metric that it is; none of these has a cotangent."""
         self.differentiated = self.differentiated_arguments()
@@ -161,11 +161,15 @@ class Differentiation:
         ]
         self.block.add_op(UpdateOp.create(location=self.request.location))
         self.builder.stays = True
-        updates = step.update(gradients)
+        written = {i: v for v, i in zip(returned, self.updated, strict=True) if i in gradients}
+        updates = step.update(gradients, written)
+        kept = [at for at, i in enumerate(self.updated) if i not in written]
         results = [
-            v if state is None else step.becomes(self.arguments[state], v)
-            for v, state in zip(returned, self.updated, strict=True)
-        ]
+            returned[at] if (i := self.updated[at]) is None
+            else step.becomes(self.arguments[i], returned[at])
+            for at in kept
+        ]  # fmt: skip
+        self.result_attributes = [self.result_attributes[at] for at in kept]
         self.result_attributes += [updates_attrs(key) for _, key in updates]
         self.result_attributes += [metric_attrs(name) for _, name in step.metrics]
         return [*results, *(v for v, _ in (*updates, *step.metrics))]

@@ -9,7 +9,8 @@
 
 An op is a microbatch's own if it depends on an input, on a state that the function updates, or on
 a value with the mark `recompute`, which is not to be held over the loop; the others are shared and
-computed once. The addends of a cotangent are added before they are reduced, over all microbatches.
+computed once. A parameter that the function writes is such a state, with a cotangent. The addends
+of a cotangent are added before they are reduced, over all microbatches.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -58,7 +59,12 @@ def add_loop(
     backward.transposition.mark(shared)
     loop = BatchLoop(arguments, b, own, states, step.microbatches)
     returned = [loop.parts.get(v, v) for v in returned]
+    written = {loop.variables[i]: arguments[i] for i in backward.differentiated if i in states}
+    backward.activity.active.update(written)
     backward.add(own, returned)
+    for variable, parameter in written.items():
+        if variable in backward.cotangents:
+            backward.cotangents.sums[parameter] = backward.cotangents.sums.pop(variable)
     b.location = backward.request.location
     retained = {*arguments.block.args, *(v for op in shared for v in op.results)}
     loop.add_up(backward.cotangents.sums, retained)

@@ -69,9 +69,13 @@ class TrainStep:
         mean.name_hint = total.name_hint
         return mean
 
-    def update(self, gradients: dict[int, SSAValue | None]) -> list[tuple[SSAValue, str]]:
+    def update(
+        self, gradients: dict[int, SSAValue | None], written: dict[int, SSAValue]
+    ) -> list[tuple[SSAValue, str]]:
         """Return the new values of parameters and states, each with its key. `gradients`: those of
-        parameters, by the indices of their arguments."""
+        parameters, by the indices of their arguments; `written`: the values that the function has
+        given to some of them, from which the optimizer goes on."""
+        bases = {i: self._in_layout_of(self.arguments[i], v) for i, v in written.items()}
         found = {i: g for i, g in gradients.items() if g is not None}
         wanted = () if self.request.metrics is None else self.request.metrics.data
         norm = None
@@ -86,8 +90,8 @@ class TrainStep:
         )  # fmt: skip
         keys = {i: self.arguments.annotation(i).key or "" for i in gradients}
         old = {i: [(self.arguments[i], keys[i])] for i in gradients}
-        new = {i: [self.arguments[i]] for i in gradients}
-        running = {i: self.optimizer(i, g, scalars, old[i]) for i, g in found.items()}
+        new = {i: [bases.get(i, self.arguments[i])] for i in gradients}
+        running = {i: self.optimizer(i, new[i][0], g, scalars, old[i]) for i, g in found.items()}
         while running:
             for i, steps in list(running.items()):
                 try:
@@ -117,18 +121,22 @@ class TrainStep:
     def becomes(self, before: SSAValue, after: SSAValue) -> SSAValue:
         """Return the new value of a parameter or state, in its layout; the old one where a gradient
         is not finite."""
-        if (layout := layout_of(before)) is not None:
-            after = self.b.redistribute(after, layout)
+        after = self._in_layout_of(before, after)
         if self.finite is not None and after is not before:
             after = self.b.select(self.finite, after, before)
         after.name_hint = after.name_hint or before.name_hint
         return after
 
+    def _in_layout_of(self, like: SSAValue, v: SSAValue) -> SSAValue:
+        layout = layout_of(like)
+        return v if layout is None else self.b.redistribute(v, layout)
+
     def optimizer(
-        self, i: int, g: SSAValue, scalars: train.StepScalars, old: list[tuple[SSAValue, str]]
-    ) -> train.Updated:
-        """Return the optimizer's steps for parameter i; append the states that it requests to
-        `old`."""
+        self, i: int, base: SSAValue, g: SSAValue, scalars: train.StepScalars,
+        old: list[tuple[SSAValue, str]],
+    ) -> train.Updated:  # fmt: skip
+        """Return the optimizer's steps for parameter i, from its value `base`; append the states
+        that it requests to `old`."""
         w, key, parameter = self.arguments[i], old[0][1], self.arguments.annotation(i)
         layout = self.arguments.state_layout(i, self.b.mesh)
 
@@ -141,7 +149,7 @@ class TrainStep:
         decay = parameter.weight_decay(numbers["weight_decay"])
         rate = scalars.rate(parameter.lr_scale)
         numbers = {n: x for n, x in numbers.items() if n != "lr"} | {"weight_decay": decay}
-        target = train.ParameterStep(self.b, scalars, w, g, numbers, rate, state)
+        target = train.ParameterStep(self.b, scalars, base, g, numbers, rate, state)
         return train.OPTIMIZERS[self.request.optimizer.kind].update(target)
 
     def next_scale(self, scale: SSAValue, finite: SSAValue) -> list[tuple[SSAValue, str]]:

@@ -59,7 +59,7 @@ def _convert(s: EmissionScope, op: nn.ConvertOp) -> Text:
     return f"{s.operand(op.x)}.to({s.dtype(op.out)})"
 
 
-def _stop_gradient(s: EmissionScope, op: nn.StopGradientOp) -> Text:
+def _same(s: EmissionScope, op: nn.StopGradientOp | nn.StraightThroughOp) -> Text:
     return op.x
 
 
@@ -70,5 +70,6 @@ TORCH: dict[type[Operation], Entry] = {
     nn.TriuOp: _triangle("triu"),
     nn.SelectOp: _select,
     nn.ConvertOp: _convert,
-    nn.StopGradientOp: _stop_gradient,
+    nn.StopGradientOp: _same,
+    nn.StraightThroughOp: _same,
 }

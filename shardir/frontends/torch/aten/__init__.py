@@ -4,21 +4,16 @@
 
 An entry gets the translation `t` of the present node, whose `shape` and `dtype` are those of the
 result, and the node's arguments, tensors as values. A name is that of an op, for all of its
-overloads, or of one: `pow.Tensor_Scalar`. An op that writes in place (`add_`) needs no entry.
-
-`VIEWS` has the ops whose result shares the storage of the first argument: for each the function
-that returns the base's new value from its old one, the view's new one, and the other arguments.
+overloads, or of one: `pow.Tensor_Scalar`. No op of an exported graph writes in place.
 """
 
 from shardir.dialects.families import modules_of
 from shardir.frontends.torch.aten import shape
-from shardir.frontends.torch.translation import AtenEntry, Inverse
+from shardir.frontends.torch.translation import AtenEntry
 
 TABLE: dict[str, AtenEntry] = {}
-VIEWS: dict[str, Inverse | None] = {}
 for module in modules_of(__name__).values():
     TABLE |= module.TABLE
-    VIEWS |= getattr(module, "VIEWS", {})
 
 MOVEMENTS = frozenset(shape.TABLE)
 """The ops whose results have elements of their operands alone."""

@@ -47,13 +47,34 @@ def _batch_norm(
         assert mean is not None and var is not None
         return nn.batch_norm_inference(x, w, b, mean, var, eps=eps)
     running = _affine(t, var, mean, x.shape[1:2], x.dtype)
-    y, new_mean, new_var = nn.batch_norm(
-        x, w, b, running[1], running[0], momentum=momentum, eps=eps
-    )
-    if mean is not None:
-        t.assign(3, new_mean)
-        t.assign(4, new_var)
-    return y
+    return nn.batch_norm(x, w, b, running[1], running[0], momentum=momentum, eps=eps)[0]
+
+
+def _batch_norm_with_statistics(
+    t: Translation, x: Value, w: Value | None, b: Value | None, mean: Value, var: Value,
+    training: bool, momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """The batch norm, nothing in place of the batch's own statistics, and the running ones."""
+    if not training:
+        return _batch_norm(t, x, w, b, mean, var, training, momentum, eps), None, None, mean, var
+    w, b = _affine(t, w, b, x.shape[1:2], x.dtype)
+    mean, var = mean.to(x.dtype), var.to(x.dtype)
+    y, new_mean, new_var = nn.batch_norm(x, w, b, mean, var, momentum=momentum, eps=eps)
+    return y, None, None, new_mean, new_var
+
+
+def _batch_norm_of_running(
+    t: Translation, x: Value, w: Value | None, b: Value | None, mean: Value, var: Value,
+    momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    return _batch_norm(t, x, w, b, mean, var, False, momentum, eps), None, None
+
+
+def _batch_norm_of_batch(
+    t: Translation, x: Value, w: Value | None, b: Value | None, training: bool, momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    return _batch_norm(t, x, w, b, None, None, True, momentum, eps), None, None
 
 
 def _group_norm(
@@ -77,6 +98,9 @@ TABLE: dict[str, AtenEntry] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "batch_norm": _batch_norm,
+    "_native_batch_norm_legit_functional": _batch_norm_with_statistics,
+    "_native_batch_norm_legit_no_training": _batch_norm_of_running,
+    "_native_batch_norm_legit.no_stats": _batch_norm_of_batch,
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
 }

@@ -5,22 +5,11 @@ from math import prod
 from typing import Any
 
 from shardir.build import Value, nn
-from shardir.frontends.torch.translation import AtenEntry, ByType, Inverse, Translation
+from shardir.frontends.torch.translation import AtenEntry, ByType, Translation
 
 _reshape = ByType(lambda t, x: x.reshape(*t.shape))
 
-
-def _back(t: Translation, old: Value, new: Value, *_: Any, **__: Any) -> Value:
-    """The base of a view in another shape."""
-    return new.reshape(*old.shape)
-
-
 _same = ByType(lambda t, x: x)
-
-
-def _all_of(t: Translation, old: Value, new: Value, *_: Any, **__: Any) -> Value:
-    """The base of a view that is all of it."""
-    return new
 
 
 def _swapped(rank: int, a: int, b: int) -> list[int]:
@@ -44,11 +33,6 @@ def _view_dtype(t: Translation, x: Value) -> Value:
 
 def _permute(t: Translation, x: Value, dims: Sequence[int]) -> Value:
     return x.transpose(*dims) if dims else x
-
-
-def _permuted_back(t: Translation, old: Value, new: Value, dims: Sequence[int]) -> Value:
-    order = [d % len(dims) for d in dims]
-    return new.transpose(*(order.index(d) for d in range(len(order))))
 
 
 def _movedim(t: Translation, x: Value, source: Any, target: Any) -> Value:
@@ -266,19 +250,43 @@ def _as_strided(
     t: Translation, x: Value, size: Sequence[int], stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Value:  # fmt: skip
-    """A view of all elements in their order."""
-    base, want = t.argument(0), 1
+    """Elements by their places in the memory of a contiguous tensor."""
+    if not _is_dense(t.argument(0)):
+        return NotImplemented
+    offset, want = storage_offset or 0, 1
     for n, step in reversed(list(zip(size, stride, strict=True))):
         if n != 1 and step != want:
-            want = -1
+            return nn.gather(x.reshape(-1), _places(t, size, stride, offset), axis=0)
         want *= n
-    if not (want == base.numel() == prod(size) and base.is_contiguous() and not storage_offset):
+    return x.reshape(-1)[offset : offset + prod(size)].reshape(*size)
+
+
+def _as_strided_scatter(
+    t: Translation, x: Value, src: Value, size: Sequence[int], stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Value:  # fmt: skip
+    if not _is_dense(t.argument(0)):
         return NotImplemented
-    return x.reshape(*size)
+    at = _places(t, size, stride, storage_offset or 0).reshape(-1)
+    return nn.index_copy(x.reshape(-1), at, src.reshape(-1), axis=0).reshape(*x.shape)
+
+
+def _is_dense(x: Any) -> bool:
+    """Whether a fake tensor is contiguous, and all of its memory."""
+    return x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+
+
+def _places(t: Translation, size: Sequence[int], stride: Sequence[int], offset: int) -> Value:
+    """The place in memory of each element of a strided tensor."""
+    places = t.value(offset, "i64").broadcast_to(*size)
+    for dim, step in enumerate(stride):
+        places = places + t.iota(size, dim) * step
+    return places
 
 
 TABLE: dict[str, AtenEntry] = {
     "as_strided": _as_strided,
+    "as_strided_scatter": _as_strided_scatter,
     **{
         name: _reshape
         for name in (
@@ -309,6 +317,7 @@ TABLE: dict[str, AtenEntry] = {
             "cpu",
         )
     },
+    "straight_through": lambda t, x, history: nn.straight_through(x, history),
     "detach": lambda t, x: nn.stop_gradient(x) if x.dtype.startswith(("f", "bf")) else x,
     "view.dtype": _view_dtype,
     "t": _t,
@@ -349,18 +358,4 @@ TABLE: dict[str, AtenEntry] = {
     "pixel_shuffle": _pixel_shuffle,
     "broadcast_tensors": _broadcast_tensors,
     "meshgrid": _meshgrid,
-}
-
-VIEWS: dict[str, Inverse | None] = {
-    **{name: _back for name in ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze")},
-    "as_strided": _back,
-    **{name: _all_of for name in ("alias", "detach", "contiguous")},
-    "t": lambda t, old, new: _t(t, new),
-    "transpose": lambda t, old, new, a, b: _transpose(t, new, a, b),
-    "permute": _permuted_back,
-    "slice": _slice_back,
-    "narrow": lambda t, old, new, d, start, n: _slice_back(t, old, new, d, start, start + n),
-    "select": _select_back,
-    "expand": None,
-    "expand_as": None,
 }

@@ -46,7 +46,8 @@ def made_by(op: dist.CollectiveOp) -> str:
 
 def producer(v: SSAValue) -> SSAValue:
     """The value before views and other collectives."""
-    passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp)
+    passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp,
+               nn.StraightThroughOp)  # fmt: skip
     while isinstance(v.owner, (*passing, dist.CollectiveOp, dist.WaitOp, dist.HandsOn)):
         assert isinstance(v, OpResult)
         v = v.owner.operands[0 if isinstance(v.owner, dist.HandsOn) else v.index]

@@ -1,0 +1,207 @@
+"""Writes that autograd does not see, made visible in the graph of an export.
+
+In torch a value belongs to a storage, its gradient to a tensor. A graph without writes has values
+alone, so a write that leaves a gradient as it was needs an op of its own:
+
+    with torch.no_grad():             h = y.clone()
+        y.mul_(2)              ->     y.mul_(2)
+                                      y.copy_(straight_through(y, h))
+
+`straight_through(x, h)` has the elements of x and the gradient of h. The same holds for a write to
+`y.detach()` or `y.data`, which changes y and not its gradient. Results without a gradient of
+tensors with one are detached.
+
+The functions of torch that a module calls pass through a mode, where torch itself tells what was
+written (the version of a tensor), of what a tensor is a view, and whether it has a gradient.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from shardir.compat.torch import DATA, tree_leaves, tree_map_only
+from shardir.diagnostics import ShardirError
+
+_LIBRARY = torch.library.Library("shardir", "DEF")
+_LIBRARY.define("straight_through(Tensor x, Tensor history) -> Tensor")
+_LIBRARY.impl("straight_through", lambda x, history: x.clone(), "CompositeExplicitAutograd")
+
+_straight_through = torch.ops.shardir.straight_through.default
+
+
+CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+"""The functions by which those of torch.nn.functional find that a mode is active."""
+
+
+HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+
+
+class _History(NamedTuple):
+    """A tensor, a copy with the gradient that it had, and the node of autograd that made it."""
+
+    owner: torch.Tensor
+    copy: torch.Tensor
+    origin: Any
+
+
+class Histories(TorchFunctionMode):
+    """The mode within which a module that is to be trained is exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._owners: dict[int, dict[int, torch.Tensor]] = {}
+        """By the address of a storage, the tensors with gradients that have detached aliases."""
+        self._known: dict[int, torch.Tensor] = {}
+        """The tensors that functions got and returned, by their identity."""
+        self._inside: dict[int, torch.Tensor] = {}
+        """By the identity of a tensor that is inside of a function of torch, as that of which a
+        linear layer returns a view, the function's result."""
+        self._lost: dict[int, torch.Tensor] = {}
+        """Detached tensors that have a gradient since a write to them, which the graph has not."""
+        self._suspended = False
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """The context in which a module runs. Functions of torch.nn.functional would pass through
+        the mode as a whole: what they call does."""
+        with ExitStack() as stack:
+            for name in CHECKS:
+                stack.enter_context(patch.object(torch.nn.functional, name, lambda *_: False))
+            stack.enter_context(self)
+            yield
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """A context of an autograd function whose gradient follows from its forward part, which
+        torch runs without gradients."""
+        before, self._suspended = self._suspended, self._suspended or torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            self._suspended = before
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__"):
+            return self._attribute(func, name, args)
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if name in HOOKS:
+            raise ShardirError(
+                f"expected gradients without hooks, got {name}; write it into forward"
+            )
+        if self._suspended:
+            return func(*args, **kwargs)
+        self._known |= {id(x): x for x in given}
+        if any(id(self._root(x)) in self._lost for x in given):
+            raise ShardirError(
+                "expected a write without a gradient to a detached tensor that is read later, got "
+                "one with a gradient; write to the tensor itself, or to a clone"
+            )
+        # What a function of Python calls does not pass through the mode.
+        is_python = isinstance(func, FunctionType)
+        owners = self._owners_of(given, with_roots=is_python or not torch.is_grad_enabled())
+        versions = [x._version for x in given]
+        with torch.enable_grad():
+            histories = [_History(x, x.clone(), _origin(x)) for x in owners]
+        found = func(*args, **kwargs)
+        self._learn(found)
+        for x, version in zip(given, versions, strict=True):
+            if x._version != version:
+                self._keep(x, given, histories)
+        if name == "detach" or not torch.is_grad_enabled():
+            return self._detached(found, given)
+        return found
+
+    def _attribute(self, func: Callable[..., Any], name: str, args: Sequence[Any]) -> Any:
+        """Read or set an attribute of a tensor: `data`, which would not be in the graph, by ops."""
+        if getattr(func, "__self__", None) is not DATA:
+            return func(*args)
+        x = args[0]
+        if name == "__get__":
+            return self._detached(x.detach(), [x])
+        new = args[1]
+        if new.shape != x.shape or new.dtype != x.dtype:
+            raise ShardirError(
+                f"expected data of {list(x.shape)} {x.dtype}, got {list(new.shape)} {new.dtype}; "
+                "assign a tensor of the same shape and dtype"
+            )
+        with torch.no_grad():
+            self.__torch_function__(torch.Tensor.copy_, (), (x, new))
+        return None
+
+    def _owners_of(self, given: Sequence[torch.Tensor], with_roots: bool) -> list[torch.Tensor]:
+        """Return the tensors with gradients whose values alone a write to one of the tensors may
+        change: the owners of detached aliases; `with_roots`: those of which it is a view too.
+        """
+        found: dict[int, torch.Tensor] = {}
+        for x in given:
+            found |= self._owners.get(_address(x), {})
+            if with_roots:
+                found[id(self._root(x))] = self._root(x)
+            elif self._root(x).requires_grad:
+                found.pop(id(self._root(x)), None)
+        return [x for x in found.values() if x.requires_grad]
+
+    def _keep(
+        self, written: torch.Tensor, given: Sequence[torch.Tensor], histories: Sequence[_History]
+    ) -> None:
+        """Let the tensors that share a written storage have the gradients that autograd says."""
+        root = self._root(written)
+        sharing = [h for h in histories if _address(h.owner) == _address(written)]
+        kept = [h for h in sharing if _origin(h.owner) is h.origin]
+        is_tracked = root.requires_grad and all(h.owner is not root for h in kept)
+        if is_tracked and not kept:
+            return
+        if is_tracked:  # two gradients of one storage
+            self._lost[id(root)] = root
+        with torch.no_grad():
+            for owner, history, _ in kept:
+                owner.copy_(_straight_through(owner, history))
+            if not kept and any(x.requires_grad for x in given):
+                written.copy_(written.detach())
+
+    def _learn(self, found: Any) -> None:
+        """Note the results of a function."""
+        for x in tree_leaves(found):
+            if isinstance(x, torch.Tensor):
+                self._known[id(x)] = x
+                if x._base is not None and id(x._base) not in self._known:
+                    self._known[id(x._base)] = x._base
+                    self._inside[id(x._base)] = x
+
+    def _root(self, x: torch.Tensor) -> torch.Tensor:
+        """The tensor of which one is a view, or itself."""
+        return x if x._base is None else self._inside.get(id(x._base), x._base)
+
+    def _detached(self, found: Any, given: Sequence[torch.Tensor]) -> Any:
+        """Return results that have no gradient, and retain whose values a write to them changes."""
+        sources = [x for x in given if x.requires_grad]
+
+        def detached(x: torch.Tensor) -> torch.Tensor:
+            if any(x is y for y in given) or not x.is_floating_point():
+                return x
+            for y in sources:
+                if _address(x) == _address(y):
+                    self._owners.setdefault(_address(y), {})[id(self._root(y))] = self._root(y)
+            return x.detach() if x.requires_grad or sources else x
+
+        return tree_map_only(torch.Tensor, detached, found)
+
+
+def _origin(x: torch.Tensor) -> Any:
+    """The node of autograd that made a tensor, or that of which it is a view."""
+    return (x if x._base is None else x._base).grad_fn
+
+
+def _address(x: torch.Tensor) -> int:
+    """A number that tensors have in common if they share a storage."""
+    return x.untyped_storage()._cdata

@@ -1,0 +1,186 @@
+"""What forward writes to parameters, buffers, views and detached tensors, against eager torch: the
+loss of each step, and every parameter and buffer after three."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import shardir
+from shardir.diagnostics import ShardirError
+from shardir.dialects.train import Role, arguments, updated_keys
+from shardir.frontends.torch.weights import array_of
+from shardir.interpret.evaluator import function, run
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+        self.count: Tensor
+        self.mean: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def assigned(m: Inner, x: Tensor) -> Tensor:
+    m.count = m.count + 1
+    return m.layer(x) * m.count
+
+
+def averaged(m: Inner, x: Tensor) -> Tensor:
+    y = m.layer(x)
+    with torch.no_grad():
+        m.mean = m.mean.lerp(y.mean(0), 0.5)
+    return y - m.mean
+
+
+def clamped(m: Inner, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.layer.weight.clamp_(-0.1, 0.1)
+    return m.layer(x)
+
+
+def data_written(m: Inner, x: Tensor) -> Tensor:
+    m.layer.weight.data = m.layer.weight.data * 0.5
+    m.layer.bias.data.add_(1.0)
+    return m.layer(x)
+
+
+def scaled_activation(m: Inner, x: Tensor) -> Tensor:
+    y = m.layer(x)
+    with torch.no_grad():
+        y[0].mul_(3.0)
+    return y.square()
+
+
+def scaled_alias(m: Inner, x: Tensor) -> Tensor:
+    y = m.layer(x)
+    z = y.detach()
+    z.mul_(3.0)
+    return y.square() + z
+
+
+def written_out(m: Inner, x: Tensor) -> Tensor:
+    y, z = m.layer(x), torch.empty(4, 4, dtype=x.dtype)
+    with torch.no_grad():
+        torch.mul(y, 2.0, out=z)
+    return y + z
+
+
+def copied(m: Inner, x: Tensor) -> Tensor:
+    y = m.layer(x)
+    z = y.view(4, 2, 2).transpose(0, 1).contiguous()
+    z.mul_(0.5)
+    return y + z.transpose(0, 1).reshape(4, 4)
+
+
+def transposed(m: Inner, x: Tensor) -> Tensor:
+    y = m.layer(x)
+    y.T[0] = 0.25
+    y.diagonal().fill_(3.0)
+    return y
+
+
+def without_training(m: Inner, x: Tensor) -> Tensor:
+    norm = nn.BatchNorm1d(4, dtype=x.dtype).eval()
+    return norm(m.layer(x))
+
+
+WRITES = [
+    assigned, averaged, clamped, data_written, scaled_activation, scaled_alias, written_out, copied,
+    transposed, without_training,
+]  # fmt: skip
+
+
+def module(forward: Callable[[Inner, Tensor], Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    inner = type("Writing", (Inner,), {"forward": forward})()
+    return nn.Sequential(nn.Linear(4, 4), inner).double()
+
+
+def steps(found: Any, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Run the steps of a program in the interpreter; return the last states, and losses."""
+    f = function(found.module, "step")
+    states = {name: array_of(x) for name, x in found.imported.values.items()}
+    losses = []
+    for batch in batches:
+        inputs = iter([array_of(x) for x in batch])
+        given = [
+            states.get(a.key or "", np.zeros(t.get_shape())) if a.role is not Role.INPUT
+            else next(inputs)
+            for a, t in zip(arguments(f), f.function_type.inputs, strict=True)
+        ]  # fmt: skip
+        results = run(found.module, "step", given)
+        states |= {k: v for k, v in zip(updated_keys(f), results, strict=True) if k is not None}
+        losses.append(float(results[0]))
+    return {name: torch.as_tensor(x) for name, x in states.items()} | {
+        "losses": torch.tensor(losses, dtype=torch.float64)
+    }
+
+
+@pytest.mark.parametrize("forward", WRITES)
+def test_writes_are_those_of_torch(forward: Callable[[Inner, Tensor], Tensor]) -> None:
+    model = module(forward)
+    batches = [(torch.randn(4, 4).double(), torch.randn(4, 4).double()) for _ in range(3)]
+    program = shardir.compile(
+        model, batches[0][0], labels=batches[0][1], loss=mse_loss, optimizer="sgd, lr = 0.1",
+        pipeline="single-device",
+    )  # fmt: skip
+    found = steps(program, batches)
+    model = deepcopy(model)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for x, y in batches:
+        optimizer.zero_grad()
+        losses.append(loss := mse_loss(model(x), y))
+        loss.backward()
+        optimizer.step()
+    wanted = dict(model.named_parameters()) | dict(model.named_buffers())
+    torch.testing.assert_close(found["losses"], torch.stack(losses).detach())
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value.detach())
+
+
+def refused(forward: Callable[[Inner, Tensor], Tensor]) -> str:
+    with pytest.raises(ShardirError) as found:
+        shardir.compile(
+            module(forward), torch.ones(4, 4).double(), labels=torch.ones(4, 4).double(),
+            loss=mse_loss, optimizer="sgd, lr = 0.1", mesh="dp = 2",
+        )  # fmt: skip
+    return str(found.value)
+
+
+def test_what_a_program_would_lose_is_refused() -> None:
+    def hooked(m: Inner, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        y.register_hook(lambda g: -g)
+        return y
+
+    def reshaped(m: Inner, x: Tensor) -> Tensor:
+        m.count = torch.zeros(3)
+        return m.layer(x)
+
+    assert "expected gradients without hooks, got register_hook" in refused(hooked)
+    assert "expected buffer 1.count of one shape and dtype" in refused(reshaped)
+
+
+def test_a_number_of_python_that_changes_is_named() -> None:
+    def counted(m: Inner, x: Tensor) -> Tensor:
+        m.steps = getattr(m, "steps", 0) + 1
+        return m.layer(x)
+
+    model = module(counted)
+    model(torch.ones(4, 4).double())
+    with pytest.warns(UserWarning, match="forward changes 1.steps, a number or text of Python"):
+        shardir.compile(
+            model, torch.ones(4, 4).double(), labels=torch.ones(4, 4).double(), loss=mse_loss,
+            optimizer="sgd, lr = 0.1", mesh="dp = 2",
+        )  # fmt: skip
