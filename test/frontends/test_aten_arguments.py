@@ -203,7 +203,7 @@ def differences(calls: Sequence[One]) -> dict[int, str]:
         if call.trained and (total := call()).requires_grad:
             total.backward()
     program: Any = together(calls)
-    found = with_gradients(Capture(program, nn.Module(), [], [], {}), None)
+    found = with_gradients(Capture(program, nn.Module(), [], [], program.state_dict, {}), None)
     compiled = shardir.compile(found.module, "single-device").module
     roles = arguments(found.function.func)
     given = [np.array(7) if a.key == KEY else array_of(found.values[a.key or ""]) for a in roles]

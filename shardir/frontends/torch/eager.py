@@ -212,8 +212,8 @@ def first_difference(
     recorded = _Recorded(captured.program.graph_module)
     found = recorded.run(*_arguments(captured, copy.model, batch))
     result: torch.Tensor = found[-1 - len(captured.metrics)] if len(found) > 1 else found[0]
-    of_graph = None if loss is None else float(result.detach())
-    if of_graph is not None and abs(of_graph - loss) > values.tolerance * max(abs(loss), 1e-3):
+    bound = 0.0 if loss is None else values.tolerance * max(abs(loss), 1e-3)
+    if loss is not None and abs(float(result.detach()) - loss) > bound:
         return "the graph that torch.export makes differs from the module"
     nodes = [n for n in recorded.values if not _is_view(n)]
     names = value_names(captured.program.graph_module)

@@ -125,6 +125,6 @@ def _held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _memory(x: torch.Tensor) -> tuple[int, int, int]:
     """The storage of a tensor, and the range of its bytes in it."""
-    first = x.storage_offset() * x.element_size()
-    reach = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
+    first = int(x.storage_offset()) * x.element_size()
+    reach = 1 + sum((n - 1) * int(step) for n, step in zip(x.shape, x.stride(), strict=True))
     return x.untyped_storage()._cdata, first, first + reach * x.element_size()
