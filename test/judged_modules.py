@@ -1,6 +1,6 @@
 """The judge of random modules: a module, trained as it is by torch on one device, is the oracle.
 
-judged(module, wanted).kind      right, wrong, crashed, refused, refused by torch.export, ...
+judged(module, wanted).kind      right, wrong, warned, crashed, refused, ...
 """
 
 import re
@@ -249,7 +249,9 @@ def judged(
         before = states_of(model)
         start = {name: copied(x) for name, x in before.items()}
         try:
-            found = trained(model, batches, optimizer, ranks)
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                found = trained(model, batches, optimizer, ranks)
             if ranks:  # a run returns no gradients
                 wanted = replace(wanted, gradients=found.gradients)
             wrong = differences(found, wanted, start)
@@ -266,14 +268,29 @@ def judged(
             wrong["module changed by compile"] = np.inf
     wrong = {name: x for name, x in wrong.items() if not x <= TOLERANCE}
     text = ", ".join(f"{name}: {x:.2g}" for name, x in wrong.items())
+    if wrong and any(str(w.message).startswith(WARNED) for w in warned):
+        return Verdict("warned", text)
     return Verdict("wrong" if wrong else "right", text, frozenset(n.split(" ")[0] for n in wrong))
 
 
 REFUSED = (
     "shapes that do not depend on the data",
     "control flow that does not depend on values",
+    "gradients without hooks",
+    "operations whose gradients follow",
+    "tensors that share no memory",
+    "buffers where forward writes in place",
+    "parameters that forward writes in place",
+    "of one shape and dtype",
+    "with memory of its own",
+    "one tensor as buffers",
+    "a write without a gradient to a detached tensor that is read later",
 )
 """What may be refused although torch.export takes it (docs/models.md), by words of the messages."""
+
+WARNED = ("forward changes", "forward assigns")
+"""The beginnings of the warnings of what a program has not: state of Python, and tensors that are
+no buffers."""
 
 
 def kind_of_refusal(module: ModuleText, message: str) -> str:
@@ -287,7 +304,7 @@ def kind_of_refusal(module: ModuleText, message: str) -> str:
     return "refused"
 
 
-GOOD = ("right", "refused as documented", "refused by torch.export")
+GOOD = ("right", "warned", "refused as documented", "refused by torch.export")
 """The verdicts with which the compiler is right."""
 
 

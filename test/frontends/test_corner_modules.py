@@ -2,6 +2,7 @@
 and buffers after three steps, and outputs."""
 
 import pytest
+from extent import extent
 from judged_modules import GOOD, judged, outcome
 from module_text import ClassText, ModuleText, Statement
 from reduced_modules import reproducer
@@ -131,6 +132,21 @@ CASES = dict(
             "buffers exchanged",
             [W, B, "self.register_buffer('c', torch.ones(6))"],
             ["self.b, self.c = self.c, self.b + 0.5", "v = x0 @ self.w + self.b"],
+        ),
+        M(
+            "buffers swapped",
+            [W, B, "self.register_buffer('c', torch.ones(6))"],
+            ["v = x0 @ self.w + self.b * 0.5", "self.b, self.c = self.c, self.b"],
+        ),
+        M(
+            "buffer follows a weight from now on",
+            [W, B],
+            ["v = x0 @ self.w + self.b", "self.b = self.w.detach()[0]"],
+        ),
+        M(
+            "buffer of two names anew",
+            [W, B, "self.register_buffer('c', self.b)"],
+            ["self.b = self.b + 1", "v = x0 @ self.w + self.b * self.c"],
         ),
         M(
             "child's buffer anew by the parent",
@@ -526,65 +542,25 @@ CASES = dict(
 )
 
 KNOWN: tuple[str, ...] = (
-    "straight-through: no_grad clamp of an activation keeps its gradient",
-    "no_grad write to a view of an activation",
-    "detach write",
-    "no_grad clamp of a weight, gradient as of the identity",
-    "weight written after its use",
-    "weight written before and after",
-    "weight view kept while base is written",
-    "detached view of weight kept",
-    "tied weights, one written",
-    "buffer in memory of a weight",
-    "buffer in memory of a weight, written",
-    "buffer is a view of a buffer",
-    "buffer anew",
-    "buffer anew, nested",
-    "buffer anew, then in place, then anew",
-    "buffer anew as a view of an activation",
-    "buffer set to another buffer (aliases from now on)",
-    "buffers exchanged",
-    "child's buffer anew by the parent",
-    "setattr, _buffers, register again",
-    "non-persistent anew",
-    "module used twice with a counter anew",
-    "two instances of one",
-    "contiguous of a transposed: a copy",
-    "reshape copy / view",
-    "expand().contiguous()",
-    "dropout off is the same tensor",
-    "einsum view",
-    "as_strided, unfold, diagonal written",
-    "y.T[0] = ",
-    "t_ and unsqueeze_",
-    "out=",
-    "out= of a buffer",
-    "max_norm",
-    "max_norm, twice used",
-    "spectral_norm",
-    "old spectral_norm",
-    "parametrization that counts",
-    "gradient hook on an activation",
-    "gradient hook on a parameter",
-    "backward hook of a module",
-    "plain tensor attribute written",
-    "plain tensor attribute anew",
-    "python counter",
-    "parameters in one memory",
-    "foreach",
-    "integer buffer anew",
-    "parameter returned",
-    "masked select on a weight in place",
-    "renorm, weight divided by its norm",
+    "tied weights, one written",  # refused: run_decompositions takes no write to one of two names
+    "two instances of one",  # refused, as above
+    "dropout off is the same tensor",  # wrong: an alias that the schema of aten.dropout has not
+    "einsum view",  # wrong: one that the schema of aten.einsum has not
+    "foreach",  # wrong: what is written to a list of tensors has the gradient of its operands
+    "enable_grad in no_grad",  # refused for inference: an IndexError of run_decompositions
 )
 """The cases that are known to fail."""
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_corner_case_is_as_in_torch(name: str, request: pytest.FixtureRequest) -> None:
+NAMES = extent([*CASES][::3], [*CASES])
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.xfail(name in KNOWN, strict=True, reason="known"))
+    for name in NAMES
+])  # fmt: skip
+def test_a_corner_case_is_as_in_torch(name: str) -> None:
     wanted = outcome(CASES[name])
     assert wanted is not None, "torch refuses the module"
     verdict = judged(CASES[name], wanted, outputs=True)
-    if name in KNOWN:
-        pytest.xfail(verdict.detail[:200])
     assert verdict.kind in GOOD, reproducer(CASES[name], verdict)

@@ -8,7 +8,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from sysconfig import get_path
@@ -109,11 +109,10 @@ class _WithLoss(torch.nn.Module):
         super().__init__()
         self.model = model
         self._loss, self._train, self._noted, self._remarked = loss, train, noted, remarked
-        self.histories = Histories()
+        self.histories = Histories(train)
 
     def forward(self, args: Any, kwargs: Any, labels: Any) -> Any:
-        histories = self.histories.recording() if self._train else nullcontext()
-        with histories, recorded_attributes(self.model, self._remarked):
+        with self.histories.recording(), recorded_attributes(self.model, self._remarked):
             return self._results(args, kwargs, labels)
 
     def _results(self, args: Any, kwargs: Any, labels: Any) -> Any:

@@ -50,10 +50,12 @@ class _History(NamedTuple):
 
 
 class Histories(TorchFunctionMode):
-    """The mode within which a module that is to be trained is exported."""
+    """The mode within which a module is exported. Where it is not to be trained, there are no
+    gradients, and only `data` becomes an op."""
 
-    def __init__(self) -> None:
+    def __init__(self, train: bool) -> None:
         super().__init__()
+        self._train = train
         self._owners: dict[int, dict[int, torch.Tensor]] = {}
         """By the address of a storage, the tensors with gradients that have detached aliases."""
         self._known: dict[int, torch.Tensor] = {}
@@ -63,7 +65,7 @@ class Histories(TorchFunctionMode):
         linear layer returns a view, the function's result."""
         self._lost: dict[int, torch.Tensor] = {}
         """Detached tensors that have a gradient since a write to them, which the graph has not."""
-        self._suspended = False
+        self._suspended = not train
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -94,7 +96,7 @@ class Histories(TorchFunctionMode):
         if name in ("__get__", "__set__"):
             return self._attribute(func, name, args)
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        if name in HOOKS:
+        if name in HOOKS and self._train:
             raise ShardirError(
                 f"expected gradients without hooks, got {name}; write it into forward"
             )

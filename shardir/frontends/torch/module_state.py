@@ -23,8 +23,9 @@ def recorded_attributes(model: torch.nn.Module, warn: Callable[[str], object]) -
     in place. `warn` gets the names of other attributes that the module has changed.
 
     Raises:
-        ShardirError: a buffer has another shape or dtype, or none; a parameter is another one; or a
-            tensor that is none of both is written in place.
+        ShardirError: a buffer has another shape or dtype, or none, or the memory of a tensor that a
+            step writes to; a parameter is another one; or a tensor that is none of both is written
+            in place.
     """
     modules = list(model.named_modules())
     parameters: Attributes = [(path, m, dict(m._parameters)) for path, m in modules]
@@ -32,6 +33,7 @@ def recorded_attributes(model: torch.nn.Module, warn: Callable[[str], object]) -
     numbers: Attributes = [(path, m, _numbers(m)) for path, m in modules]
     tensors: Attributes = [(path, m, _tensors(m)) for path, m in modules]
     versions = [x._version for _, _, x, _ in _all(tensors)]
+    starts = {id(x): x._version for _, _, x, _ in _all(buffers) if x is not None}
     yield
     for (name, module, before, attribute), version in zip(_all(tensors), versions, strict=True):
         if before._version != version:
@@ -50,10 +52,7 @@ def recorded_attributes(model: torch.nn.Module, warn: Callable[[str], object]) -
                 f"expected parameters that forward writes in place, got {name} assigned anew; use "
                 "copy_() in torch.no_grad()"
             )
-    for name, module, before, attribute in _all(buffers):
-        if (after := module._buffers.get(attribute)) is not before:
-            _write(name, before, after)
-            module._buffers[attribute] = before
+    _write_anew(list(_all(buffers)), starts, model)
     for name, module, before, attribute in _all(numbers):
         if _numbers(module).get(attribute, before) != before:
             warn(
@@ -77,15 +76,50 @@ def _all(attributes: Attributes) -> Iterator[tuple[str, torch.nn.Module, Any, st
             yield f"{path}.{name}" if path else name, module, value, name
 
 
-def _write(name: str, before: torch.Tensor | None, after: torch.Tensor | None) -> None:
-    """Write the new value of a buffer into the tensor that it was."""
-    if before is None or after is None or _form(before) != _form(after):
-        raise ShardirError(
-            f"expected buffer {name} of one shape and dtype, got {_form(before)} before forward "
-            f"and {_form(after)} after it; register it as it is to be"
-        )
+def _write_anew(
+    buffers: list[tuple[str, torch.nn.Module, Any, str]],
+    versions: dict[int, int],
+    model: torch.nn.Module,
+) -> None:
+    """Write the new values of buffers into the tensors that they were, whose versions were these.
+
+    Raises:
+        ShardirError: a buffer can't have its new value there, or is to share it with another one.
+    """
+    found = [(name, old, module._buffers.get(at)) for name, module, old, at in buffers]
+    names: dict[int, tuple[str, torch.Tensor | None]] = {}
+    for name, old, new in found:
+        other, its = names.setdefault(id(old), (name, new))
+        if old is not None and new is not its:
+            raise ShardirError(
+                f"expected one tensor as buffers {other} and {name}, got one assigned anew; write "
+                "it in place, with copy_()"
+            )
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    others = trained if torch.is_grad_enabled() else []
+    others += [(n, x) for n, _, x in found
+               if x is not None and x._version != versions.get(id(x), 0)]  # fmt: skip
+    anew: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for name, old, new in found:
+        if new is old:
+            continue
+        if old is None or new is None or _form(old) != _form(new):
+            raise ShardirError(
+                f"expected buffer {name} of one shape and dtype, got {_form(old)} before forward "
+                f"and {_form(new)} after it; register it as it is to be"
+            )
+        anew.append((old, new))
+        for other, x in others:
+            if other != name and _memory(x)[0] == _memory(new)[0]:
+                raise ShardirError(
+                    f"expected buffer {name} with memory of its own, got that of {other}, to which "
+                    "each step writes; assign a clone()"
+                )
     with torch.no_grad():
-        before.copy_(after)
+        for old, value in [(old, new.clone()) for old, new in anew]:
+            old.copy_(value)
+    for _, module, old, attribute in buffers:
+        module._buffers[attribute] = old
 
 
 def _form(x: torch.Tensor | None) -> str:
