@@ -38,6 +38,7 @@ DECIDERS = (PROPAGATION, SEARCH)
 """The passes that decide on layouts."""
 
 RECOMPUTE = "choose-recompute"
+PRECISION = "mixed-precision"
 
 READERS = (
     *DECIDERS, "assign-stages", "data-parallel", DIFFERENTIATION, "require-layouts",
@@ -246,6 +247,21 @@ def with_recompute(
     return [
         dataclasses.replace(p, **options) if p.name in (RECOMPUTE, SEARCH) else p for p in found
     ]
+
+
+def with_precision(passes: Sequence[ModulePass], precision: str | None) -> list[ModulePass]:
+    """Return the passes after casts to a narrow type for products, if there is one.
+
+    Raises:
+        UsageError: there is no such type, or the pipeline has such casts.
+    """
+    if precision is None:
+        return list(passes)
+    if precision not in ("bf16", "f16"):
+        raise UsageError(f"expected a precision, bf16 or f16, got {precision!r}")
+    if any(p.name == PRECISION for p in passes):
+        raise UsageError(f"expected a precision or the pass {PRECISION}, got both; drop one")
+    return [*build(f"{PRECISION}{{compute={precision}}}"), *passes]
 
 
 def planned(passes: Sequence[ModulePass]) -> int:

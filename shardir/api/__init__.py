@@ -44,6 +44,7 @@ def compile(
     *,
     mode: str | None = None,
     plan: PlanForm | None = None,
+    precision: str | None = None,
     recompute: str | float | None = None,
     offload: bool = False,
     save_strategies: str | Path | None = None,

@@ -47,6 +47,7 @@ def compile_module(
     *,
     mode: str | None = None,
     plan: PlanForm | None = None,
+    precision: str | None = None,
     recompute: str | float | None = None,
     offload: bool = False,
     save_strategies: str | Path | None = None,
@@ -63,6 +64,8 @@ def compile_module(
             options of its passes: `auto{memory=16GB}`.
         plan: layouts and marks that annotate the program: the text of a plan, presets such as
             `fsdp`, a file, or a plan in Python: `{"*.weight": "[{dp}]"}`, or a list of such pairs.
+        precision: `bf16` or `f16`, in which products are computed and communicated; parameters and
+            the optimizer stay in f32 (the pass mixed-precision).
         recompute: what is computed again in the backward part: `full`, `dots`, or what keeps to a
             budget, bytes on a device (`6GB`) or a part of the peak without it (0.6).
         offload: whether activations and states may be in host memory, within a budget.
@@ -75,7 +78,8 @@ def compile_module(
         ShardirError: the errors of the program or the pipeline, with their locations.
     """
     text = pipelines.pipeline_of(pipeline, mode, pipelines.DEFAULT)
-    passes = pipelines.with_plan(pipelines.build(text), plan)
+    passes = pipelines.with_precision(pipelines.build(text), precision)
+    passes = pipelines.with_plan(passes, plan)
     passes = pipelines.with_recompute(passes, recompute, offload)
     passes = pipelines.with_files(passes, save_strategies)
     with no_gc():

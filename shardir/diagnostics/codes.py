@@ -324,7 +324,7 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "use one argument for a shared weight, and one role for an argument",
         ),
         "G7": Code(
-            "A result updates a state of the function, of its type, once.",
+            "A result updates a state or a parameter of the function, of its type, once.",
             'write {train.state = "n", train.init = #train.init<...>} on an argument of its type',
         ),
         "G8": Code(
