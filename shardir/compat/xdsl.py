@@ -1,4 +1,4 @@
-"""What is private in xDSL, or has another name in some of its versions.
+"""Private names of xDSL, and names that differ between its versions.
 
 A field of an op or a value is read in C, in a third of the time of xDSL's property. One is set
 where xDSL's own way looks for what it cannot find here, or copies what it changes.

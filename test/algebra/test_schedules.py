@@ -106,7 +106,7 @@ def test_all_errors_of_a_text_are_reported() -> None:
         Schedule.parse("0F0,0SEND_F0,0B0")
     with pytest.raises(ShardirError, match="stages 0 to 2, got none of stage 1"):
         Schedule.parse("0F0,0B0,2F0,2B0")
-    with pytest.raises(ShardirError, match="got no line"):
+    with pytest.raises(ShardirError, match="expected actions, got none"):
         Schedule.parse("")
 
 

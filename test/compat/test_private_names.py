@@ -1,4 +1,4 @@
-"""What is private in torch and xDSL exists in the installed versions, and is used in one file each.
+"""Private names of torch and xDSL exist in the installed versions, and are used in one file each.
 
 A failure names what a version does not have, and the file that uses it.
 """
@@ -68,7 +68,7 @@ def test_what_is_imported_exists(path: Path, module: str, name: str) -> None:
         found = found or bool(importlib.import_module(f"{module}.{name}"))
     except ImportError:
         found = False
-    assert found, f"{library} {version(library)} has no {module}.{name}: mend {path}"
+    assert found, f"{library} {version(library)} has no {module}.{name}: correct {path}"
 
 
 @cache
@@ -95,7 +95,7 @@ def torch_probes() -> list[object]:
 @pytest.mark.parametrize("name", sorted(private_attributes(XDSL)))
 def test_private_attributes_of_xdsl_exist(name: str) -> None:
     found = any(hasattr(probe, name) for probe in xdsl_probes())
-    assert found, f"xDSL {version('xdsl')} has no {name}: mend {XDSL}"
+    assert found, f"xDSL {version('xdsl')} has no {name}: correct {XDSL}"
 
 
 EITHER = {"_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl"}
@@ -107,7 +107,7 @@ EITHER = {"_checkpoint_without_reentrant_generator", "_checkpoint_without_reentr
 )
 def test_private_attributes_of_torch_exist(name: str) -> None:
     found = any(hasattr(probe, name) for probe in torch_probes())
-    assert found, f"torch {torch.__version__} has no {name}: mend {TORCH} or {RUNTIME}"
+    assert found, f"torch {torch.__version__} has no {name}: correct {TORCH} or {RUNTIME}"
 
 
 def test_late_imports_exist() -> None:
@@ -167,4 +167,4 @@ def test_private_ops_exist(path: Path, op: str) -> None:
     found: object = torch.ops if op.startswith("aten.") else None
     for part in op.removeprefix("torch.").split("."):
         found = getattr(torch if found is None else found, part, None)
-        assert found is not None, f"torch {torch.__version__} has no {op}: mend {path}"
+        assert found is not None, f"torch {torch.__version__} has no {op}: correct {path}"

@@ -125,9 +125,12 @@ NOT_CALLED = {
     "aten.pin_memory.default", "aten.to.prim_Device", "aten.to.prim_dtype", "aten.to.prim_other",
     "aten.lift_fresh.default", "aten.narrow.Tensor", "aten._conj.default", "aten.numpy_T.a",
     "aten.mT.a", "aten._grouped_mm.default",
+    "aten._native_batch_norm_legit_functional.default",
+    "aten._native_batch_norm_legit_no_training.default", "aten._native_batch_norm_legit.no_stats",
     "aten.mm.dtype", "aten.bmm.dtype", "aten.addmm.dtype", "aten.baddbmm.dtype",
 }  # fmt: skip
-"""Overloads of TorchScript, of a GPU alone, and those whose shapes follow from values."""
+"""Overloads of TorchScript, of a GPU alone, those whose shapes follow from values, and the forms of
+batch_norm in a functional graph, whose statistics of the batch no module reads."""
 
 
 @cache
@@ -477,6 +480,8 @@ GIVEN: dict[str, dict[str, Values]] = {
     **{f"{how}.Scalar": {"self": [T((3, 4), "integers")], "other": [3, 2]}
        for how in ("eq", "ne", "__and__", "__or__")},
     "as_strided": {"size": [[12]], "stride": [[1]], "storage_offset": [None, 0]},
+    "as_strided_scatter": {"src": [T((12,))], "size": [[12]], "stride": [[1]],
+                           "storage_offset": [None, 0]},
 }  # fmt: skip
 """Values of arguments, by the names of ops, or of overloads."""
 
@@ -558,6 +563,11 @@ LINKED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "as_strided": [
         ("stride", {"size": [3, 4], "stride": [1, 3]}),
         ("storage_offset", {"size": [4], "storage_offset": 2}),
+    ],
+    "as_strided_scatter": [
+        ("size", {"size": [4], "src": T((4,))}),
+        ("stride", {"size": [4], "stride": [3], "src": T((4,))}),
+        ("storage_offset", {"size": [4], "storage_offset": 2, "src": T((4,))}),
     ],
     "unflatten": [("dim", {"dim": 0, "sizes": [3, 1]})],
     **{name: [("dim", {"dim": 0, "split_size": [1, 2], "split_sizes": [1, 2]})]

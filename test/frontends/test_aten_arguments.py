@@ -41,11 +41,12 @@ REFUSED = ("randint_like.Tensor-normal",)
 
 OTHER_IN_TORCH = (
     *(f"upsample_nearest{n}d-normal-scales" for n in (1, 2, 3)),
-    "randint_like.Tensor", "topk-special", "topk-equal", "topk-zeros",
+    "randint_like.Tensor", "as_strided_scatter", "topk-special", "topk-equal", "topk-zeros",
     "remainder.Tensor-special", "fmod.Tensor-special",
 )  # fmt: skip
 """Beginnings of the names of calls of which torch's own decomposition, or kernels, have several
-results, such as the indices of ties; and derivatives by 0 (nn.remainder)."""
+results, such as the indices of ties; derivatives by 0 (nn.remainder); and as_strided_scatter, whose
+gradient in torch is that of the elements that it replaces."""
 
 
 class One(nn.Module):
@@ -192,7 +193,7 @@ def arguments_of(call: One, nodes: dict[str, Node]) -> tuple[list[Any], dict[str
 
 
 def differences(calls: Sequence[One]) -> dict[int, str]:
-    """What the imported calls have other than torch, by the index of the call.
+    """Differences of imported calls from torch, by the index of the call.
 
     Raises:
         ShardirError: a call is refused.
@@ -230,7 +231,7 @@ def differences(calls: Sequence[One]) -> dict[int, str]:
 
 
 def signature(call: One) -> list[Any]:
-    """What a call computes: shapes, dtypes, values and gradients."""
+    """Results of a call: shapes, dtypes, values and gradients."""
     with torch.no_grad():
         found: list[Any] = [(tuple(x.shape), x.dtype) for x in call.results()]
         found += [x.numpy().tobytes() for x in call.results()]

@@ -1,4 +1,4 @@
-"""What forward writes to parameters, buffers, views and detached tensors, against eager torch: the
+"""Writes of forward to parameters, buffers, views and detached tensors, against eager torch: the
 loss of each step, and every parameter and buffer after three."""
 
 from collections.abc import Callable

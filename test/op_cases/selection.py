@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from harness import FLOATS
 from reference import Reference, dtype_of
@@ -65,6 +67,16 @@ def _clamp(op: nn.ClampOp, x: torch.Tensor) -> torch.Tensor:
     return torch.where(y == x, x, y)
 
 
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, history: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros_like(dy[0]), dy[0]
+
+
 REFERENCES: dict[type[Operation], Reference] = {
     nn.ClampOp: _clamp,
     nn.NanToNumOp: lambda op, x: x.nan_to_num(
@@ -75,5 +87,5 @@ REFERENCES: dict[type[Operation], Reference] = {
     nn.SelectOp: lambda op, c, x, y: torch.where(c, x, y),
     nn.ConvertOp: _convert,
     nn.StopGradientOp: lambda op, x: x.detach(),
-    nn.StraightThroughOp: lambda op, x, history: history + (x - history).detach(),
+    nn.StraightThroughOp: lambda op, x, history: _StraightThrough.apply(x, history),
 }

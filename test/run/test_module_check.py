@@ -89,5 +89,7 @@ def test_outputs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_random_numbers_are_others_in_torch() -> None:
-    with pytest.raises(ShardirError, match=r"got aten\.dropout\.default at .*compare it with p ="):
+    with pytest.raises(
+        ShardirError, match=r"got aten\.native_dropout\.default at .*compare it with p ="
+    ):
         compiled(Net(0.1))

@@ -69,8 +69,8 @@ class Histories(TorchFunctionMode):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """The context in which a module runs. Functions of torch.nn.functional would pass through
-        the mode as a whole: what they call does."""
+        """The context in which a module runs. The functions that those of torch.nn.functional
+        call pass through the mode, not these themselves."""
         with ExitStack() as stack:
             for name in CHECKS:
                 stack.enter_context(patch.object(torch.nn.functional, name, lambda *_: False))

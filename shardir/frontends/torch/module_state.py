@@ -1,4 +1,4 @@
-"""What a forward part leaves in the attributes of a module.
+"""The attributes of a module that its forward part changes.
 
 A buffer that is assigned anew, `self.count = self.count + 1`, has its new value in the next step,
 as one that is written in place. A number of Python, `self.n += 1`, is part of the program.
@@ -13,7 +13,7 @@ import torch
 
 from shardir.diagnostics import ShardirError
 
-Attributes = list[tuple[str, torch.nn.Module, dict[str, Any]]]
+ModuleAttributes = list[tuple[str, torch.nn.Module, dict[str, Any]]]
 """Of each module its path, itself, and some of its attributes by their names."""
 
 
@@ -28,10 +28,10 @@ def recorded_attributes(model: torch.nn.Module, warn: Callable[[str], object]) -
             in place.
     """
     modules = list(model.named_modules())
-    parameters: Attributes = [(path, m, dict(m._parameters)) for path, m in modules]
-    buffers: Attributes = [(path, m, dict(m._buffers)) for path, m in modules]
-    numbers: Attributes = [(path, m, _numbers(m)) for path, m in modules]
-    tensors: Attributes = [(path, m, _tensors(m)) for path, m in modules]
+    parameters: ModuleAttributes = [(path, m, dict(m._parameters)) for path, m in modules]
+    buffers: ModuleAttributes = [(path, m, dict(m._buffers)) for path, m in modules]
+    numbers: ModuleAttributes = [(path, m, _numbers(m)) for path, m in modules]
+    tensors: ModuleAttributes = [(path, m, _tensors(m)) for path, m in modules]
     versions = [x._version for _, _, x, _ in _all(tensors)]
     starts = {id(x): x._version for _, _, x, _ in _all(buffers) if x is not None}
     yield
@@ -69,7 +69,7 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: x for name, x in vars(module).items() if isinstance(x, torch.Tensor)}
 
 
-def _all(attributes: Attributes) -> Iterator[tuple[str, torch.nn.Module, Any, str]]:
+def _all(attributes: ModuleAttributes) -> Iterator[tuple[str, torch.nn.Module, Any, str]]:
     """Yield the full name of each attribute, its module, its value, and its name."""
     for path, module, found in attributes:
         for name, value in found.items():

@@ -163,7 +163,7 @@ def conform(node: Node, found: Any, moved: bool) -> Any:
             if (x.shape, x.dtype) != want:
                 raise ShardirError(
                     f"expected {node.target} of {want[1]} {list(want[0])}, got {x.dtype} "
-                    f"{list(x.shape)}: a fault of its translation; write it by other ops"
+                    f"{list(x.shape)}: its translation is wrong; write it by other ops"
                 )
             if fake.dtype in SMALL and not moved:
                 first, mask = SMALL[fake.dtype]

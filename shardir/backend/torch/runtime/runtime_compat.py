@@ -1,4 +1,4 @@
-"""What is private in torch, or has another name in some of its versions.
+"""Private names of torch, and names that differ between its versions.
 
 A part of the runtime; needs only torch.
 """

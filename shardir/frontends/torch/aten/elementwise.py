@@ -86,8 +86,8 @@ def _div(
     if rounding_mode is None:
         return t.binary(nn.div, x, y)
     if t.dtype.startswith("i"):
-        whole = t.value(x, "f64") / t.value(y, "f64")
-        return (nn.floor(whole) if rounding_mode == "floor" else nn.trunc(whole)).to(t.dtype)
+        quotient = t.value(x, "f64") / t.value(y, "f64")
+        return (nn.floor(quotient) if rounding_mode == "floor" else nn.trunc(quotient)).to(t.dtype)
     x, y = t.value(x), t.value(y)
     if rounding_mode == "trunc":
         return nn.trunc(x / y)
