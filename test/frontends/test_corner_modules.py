@@ -552,7 +552,7 @@ KNOWN: tuple[str, ...] = (
 """The cases that are known to fail."""
 
 
-NAMES = extent([*CASES][::3], [*CASES])
+NAMES = extent([*CASES][::6], [*CASES])
 
 
 @pytest.mark.parametrize("name", [
