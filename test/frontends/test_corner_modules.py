@@ -442,6 +442,12 @@ CASES = dict(
                 "v = self.l(x0) - self.k(x0)",
             ],
         ),
+        M("detach in place", [L], ["h = self.l(x0)", "h.detach_()", "v = h * self.l.bias"]),
+        M(
+            "dropout off of a part, written",
+            [L],
+            ["h = self.l(x0)", "q = F.dropout(h[0], 0.5, False)", "q.mul_(3)", "v = h"],
+        ),
         M(
             "teacher",
             [L, "self.k = nn.Linear(6, 6).requires_grad_(False)"],
@@ -544,9 +550,6 @@ CASES = dict(
 KNOWN: tuple[str, ...] = (
     "tied weights, one written",  # refused: run_decompositions takes no write to one of two names
     "two instances of one",  # refused, as above
-    "dropout off is the same tensor",  # wrong: an alias that the schema of aten.dropout has not
-    "einsum view",  # wrong: one that the schema of aten.einsum has not
-    "foreach",  # wrong: what is written to a list of tensors has the gradient of its operands
     "enable_grad in no_grad",  # refused for inference: an IndexError of run_decompositions
 )
 """The cases that are known to fail."""

@@ -30,6 +30,7 @@ from shardir.compat.torch import (
     tree_unflatten,
 )
 from shardir.diagnostics import ShardirError, check_call, described
+from shardir.frontends.torch.aliases import expose_views
 from shardir.frontends.torch.autocasts import autocast_of_any_device
 from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.histories import Histories
@@ -229,6 +230,7 @@ def capture(
                 with annotated(train, derived, histories, notes.setdefault), unchecked():
                     program = torch.export.export(wrapper, given, strict=False)
                 check_exported(program.graph_module)
+                expose_views(program.graph_module)
                 program = program.run_decompositions({})  # those of writes: none is left
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None

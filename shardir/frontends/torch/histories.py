@@ -116,9 +116,15 @@ class Histories(TorchFunctionMode):
             histories = [_History(x, x.clone(), _origin(x)) for x in owners]
         found = func(*args, **kwargs)
         self._learn(found)
+        # Functions of lists, _foreach_mul_, leave the versions of fake tensors as they are.
+        is_foreach = name.startswith("_foreach_") and name.endswith("_")
+        listed = {id(x) for x in tree_leaves(args[:1])} if is_foreach else ()
         for x, version in zip(given, versions, strict=True):
-            if x._version != version:
+            if x._version != version or id(x) in listed:
                 self._keep(x, given, histories)
+        if name == "detach_":
+            with torch.no_grad():
+                args[0].copy_(args[0].detach())
         if name == "detach" or not torch.is_grad_enabled():
             return self._detached(found, given)
         return found
