@@ -284,6 +284,7 @@ REFUSED = (
     "of one shape and dtype",
     "with memory of its own",
     "one tensor as buffers",
+    "no write to a tensor of two names",
     "a write without a gradient to a detached tensor that is read later",
 )
 """What may be refused although torch.export takes it (docs/models.md), by words of the messages."""

@@ -548,8 +548,6 @@ CASES = dict(
 )
 
 KNOWN: tuple[str, ...] = (
-    "tied weights, one written",  # refused: run_decompositions takes no write to one of two names
-    "two instances of one",  # refused, as above
     "enable_grad in no_grad",  # refused for inference: an IndexError of run_decompositions
 )
 """The cases that are known to fail."""

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from sysconfig import get_path
 from typing import Any
@@ -231,7 +232,7 @@ def capture(
                     program = torch.export.export(wrapper, given, strict=False)
                 check_exported(program.graph_module)
                 expose_views(program.graph_module)
-                program = program.run_decompositions({})  # those of writes: none is left
+                program = _without_writes(program, model)
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
@@ -241,6 +242,28 @@ def capture(
     held = dict(wrapper.named_parameters(remove_duplicate=False))
     held |= dict(wrapper.named_buffers(remove_duplicate=False))
     return Capture(program, model, named, metrics, held, constants)
+
+
+def _without_writes(program: ExportedProgram, model: torch.nn.Module) -> ExportedProgram:
+    """Return an exported program in which nothing is written in place.
+
+    Raises:
+        ShardirError: one of two names of a tensor is written, which torch does not take.
+    """
+    try:
+        return program.run_decompositions({})  # of no other op
+    except AssertionError as error:
+        names: dict[int, list[str]] = {}
+        held = (model.named_parameters, model.named_buffers)
+        for name, x in chain.from_iterable(of(remove_duplicate=False) for of in held):
+            names.setdefault(id(x), []).append(name)
+        tied = [" and ".join(found[:2]) for found in names.values() if len(found) > 1]
+        if not tied or "compiled_fn" not in str(error):
+            raise
+        raise ShardirError(
+            f"expected no write to a tensor of two names, got one of {', '.join(tied[:3])}; "
+            "register it once, and write it by that name"
+        ) from None
 
 
 def _device_type(model: torch.nn.Module) -> str:
