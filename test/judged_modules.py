@@ -50,6 +50,8 @@ def in_double() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # torch deprecates it
+            warnings.filterwarnings("error", "An output with one or more elements was resized")
             yield
     finally:
         torch.set_default_dtype(before)
@@ -217,7 +219,8 @@ def without_data(text: str) -> str:
     """The text with `detach()` for `.data` where it is read, and a write in place where it is
     assigned."""
     text = re.sub(r"(\S+)\.data = (.*)", r"\1.detach().copy_(\2)", text)
-    return re.sub(r"\.data\b(?! [-+*/]?=)", ".detach()", text)
+    text = re.sub(r"(\S+)\.data ([-+*/]=) (.*)", r"data = \1.detach(); data \2 \3", text)
+    return re.sub(r"\.data\b", ".detach()", text)
 
 
 def outcome(module: ModuleText, optimizer: str = "sgd") -> Trained | None:
@@ -286,6 +289,7 @@ REFUSED = (
     "one tensor as buffers",
     "no write to a tensor of two names",
     "a write without a gradient to a detached tensor that is read later",
+    "a mutation on a view chain",
 )
 """What may be refused although torch.export takes it (docs/models.md), by words of the messages."""
 

@@ -275,22 +275,23 @@ def loss_of(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Strange:
-    """A module, and how it is compiled."""
+    """A module, and how it is compiled; `paired`: it has a product after another one."""
 
     made: Callable[[], nn.Module]
     shape: tuple[int, ...] = (ROWS, WIDTH)
     trace: bool = False
+    paired: bool = True
 
 
 STRANGE = {
-    "written parameters": Strange(WrittenParameters),
-    "written views": Strange(WrittenViews),
-    "assigned buffers": Strange(AssignedBuffers),
+    "written parameters": Strange(WrittenParameters, paired=False),
+    "written views": Strange(WrittenViews, paired=False),
+    "assigned buffers": Strange(AssignedBuffers, paired=False),
     "teacher": Strange(Teacher),
-    "spectral norm": Strange(SpectralNorm),
+    "spectral norm": Strange(SpectralNorm, paired=False),
     "rotary": Strange(Rotary, (ROWS, LENGTH, WIDTH)),
     "running statistics": Strange(RunningStatistics),
     "gradient reversal": Strange(GradientReversal, trace=True),
     "codebook": Strange(Codebook),
-    "batch renorm": Strange(BatchRenorm),
+    "batch renorm": Strange(BatchRenorm, paired=False),
 }

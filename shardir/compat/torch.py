@@ -77,6 +77,16 @@ NON_REENTRANT = next(
 DATA = torch._C.TensorBase.__dict__["data"]
 """The attribute `data` of tensors: it makes an alias that is in no graph."""
 
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+"""The function by which contexts such as no_grad turn autograd on and off."""
+
+
+def set_grad_enabled(enabled: bool) -> None:
+    """Turn autograd on or off for eager tensors, without a node of it in a graph that is traced."""
+    with torch._C.DisableTorchFunction():
+        SET_GRAD_ENABLED(enabled)
+
+
 _apply = getattr_static(torch.autograd.Function, "apply")
 
 

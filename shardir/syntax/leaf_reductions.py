@@ -4,6 +4,7 @@ Builtin syntax that training programs do not use (`vector`, `memref`, `dense`, `
 goes to xDSL's own attribute parser, whose errors get their source location.
 """
 
+import math
 import re
 from difflib import get_close_matches
 from functools import lru_cache
@@ -82,14 +83,14 @@ class LeafReductions:
         if isinstance(type, IntegerType | builtin.IndexType):
             return located(c[0].start, c[0].end, lambda: IntegerAttr(value, type))
         if type in FLOATS.values():
-            return FloatAttr(float(value), type)
+            return float_of(float(value), type, c[0])
         raise LeafError(c[0].start, c[0].end, f"expected a type of numbers, got {type}")
 
     def float_attr(self, c: list[Any]) -> Attribute:
         type = builtin.f64 if c[1] is None else c[1]
         if type not in FLOATS.values():
             raise LeafError(c[0].start, c[0].end, f"expected a type of floats, got {type}")
-        return FloatAttr(float(c[0].value), type)
+        return float_of(float(c[0].value), type, c[0])
 
     def hex_attr(self, c: list[Any]) -> Attribute:
         """Return a hexadecimal number as an integer, or as the bits of a float."""
@@ -287,7 +288,10 @@ class LeafReductions:
         except NotImplementedError:  # it packs numbers as those of C
             message = f"expected numbers of a type of at most 64 bits, got {text[:60]}"
             raise LeafError(t.start, t.end, message) from None
-        except (VerifyException, ValueError, OverflowError, TypeError, AssertionError) as e:
+        except OverflowError:
+            message = f"expected numbers in the range of their type, got {text[:60]}"
+            raise LeafError(t.start, t.end, message) from None
+        except (VerifyException, ValueError, TypeError, AssertionError) as e:
             message = (
                 str(e).split("\n")[0] or f"this is not a valid {text.split('<', maxsplit=1)[0]}"
             )
@@ -308,7 +312,19 @@ def number(type: Any, t: Token) -> Attribute:
         raise LeafError(t.start, t.end, f"expected a number, got {t.value}")
     if "x" in t.value:
         return float_bits(t, type)
-    return FloatAttr(float(t.value), type)
+    return float_of(float(t.value), type, t)
+
+
+def float_of(value: float, type: Any, t: Token) -> FloatAttr[Any]:
+    """Return a number that a token spells, which xDSL takes as an infinite one where it is beyond
+    the largest of its type, or refuses."""
+    try:
+        attribute: FloatAttr[Any] = FloatAttr(value, type)
+    except OverflowError:
+        attribute = FloatAttr(math.inf, type)
+    if math.isinf(attribute.value.data) and not math.isinf(value):
+        raise LeafError(t.start, t.end, f"expected a number in the range of {type}, got {t.value}")
+    return attribute
 
 
 def float_bits(t: Token, type: Any) -> FloatAttr[Any]:

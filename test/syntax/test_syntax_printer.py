@@ -213,10 +213,9 @@ def test_attributes_survive(attribute: Attribute) -> None:
 def test_special_floats() -> None:
     for type_ in (f16, bf16, f32, f64):
         for v in (math.inf, -math.inf, math.nan, -0.0, 0.1, 1e-40, 65504.0, 3.0e38):
-            try:
-                attribute = FloatAttr(v, type_)
-            except OverflowError:  # f16 has no such number
+            if type_ == f16 and v == 3.0e38:  # no such number: an error, or an infinite one
                 continue
+            attribute = FloatAttr(v, type_)
             text = print_module(ModuleOp([], {"a": attribute}))
             again = parse(text).attributes["a"]
             assert isinstance(again, FloatAttr)

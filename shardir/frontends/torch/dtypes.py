@@ -42,12 +42,18 @@ def check_dtypes(node: Node, name: str, at: str) -> None:
     """Check the dtypes of a node whose op has this name; `at` is its place.
 
     Raises:
-        ShardirError: results are complex, or operands differ where torch takes one dtype.
+        ShardirError: results are complex, or of a dtype that we do not have, or operands differ
+            where torch takes one dtype.
     """
     found = node.meta.get("val")
     results = found if isinstance(found, tuple | list) else [found]
-    if any(isinstance(x, torch.Tensor) and x.is_complex() for x in results):
-        raise ShardirError(f"expected real numbers, got complex ones of {node.target}{at}; {REAL}")
+    for x in results:
+        if isinstance(x, torch.Tensor):
+            if x.is_complex():
+                raise ShardirError(
+                    f"expected real numbers, got complex ones of {node.target}{at}; {REAL}"
+                )
+            dtype_name(x.dtype, f"{node.target}{at}")
     if name not in OF_ONE_DTYPE:
         return
     values = [n.meta.get("val") for n in _operands(node, name)]

@@ -6,6 +6,7 @@
    gradient is looked for among the program's: by its line and its elements.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -225,7 +226,7 @@ def first_difference(
     if loss is None:
         return ""
     result.backward()
-    for n in reversed(nodes):
+    for n in reversed([n for n in recorded.values if not _is_view(_maker(n))]):
         grad = recorded.values[n].grad
         if grad is not None and values.has(grad) is False:
             users = [u for u in _users(n) if u.op == "call_function"]
@@ -267,6 +268,11 @@ def _arguments(
 def _is_view(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is None or any(r.alias_info is not None for r in schema.returns)
+
+
+def _maker(node: Node) -> Node:
+    """Return the node that has one as a result, of several; else itself."""
+    return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 
 def _users(node: Node) -> Iterator[Node]:

@@ -13,6 +13,7 @@ tensors with one are detached.
 
 The functions of torch that a module calls pass through a mode, where torch itself tells what was
 written (the version of a tensor), of what a tensor is a view, and whether it has a gradient.
+Contexts such as no_grad are not in the graph, which would be split at each: what they change is.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,13 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from shardir.compat.torch import DATA, tree_leaves, tree_map_only
+from shardir.compat.torch import (
+    DATA,
+    SET_GRAD_ENABLED,
+    set_grad_enabled,
+    tree_leaves,
+    tree_map_only,
+)
 from shardir.diagnostics import ShardirError
 
 _LIBRARY = torch.library.Library("shardir", "DEF")
@@ -92,6 +99,8 @@ class Histories(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
         kwargs = kwargs or {}
+        if func is SET_GRAD_ENABLED:
+            return set_grad_enabled(*args)
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
             return self._attribute(func, name, args)
@@ -112,7 +121,7 @@ class Histories(TorchFunctionMode):
         is_python = isinstance(func, FunctionType)
         owners = self._owners_of(given, with_roots=is_python or not torch.is_grad_enabled())
         versions = [x._version for x in given]
-        with torch.enable_grad():
+        with _autograd(True):
             histories = [_History(x, x.clone(), _origin(x)) for x in owners]
         found = func(*args, **kwargs)
         self._learn(found)
@@ -123,7 +132,7 @@ class Histories(TorchFunctionMode):
             if x._version != version or id(x) in listed:
                 self._keep(x, given, histories)
         if name == "detach_":
-            with torch.no_grad():
+            with _autograd(False):
                 args[0].copy_(args[0].detach())
         if name == "detach" or not torch.is_grad_enabled():
             return self._detached(found, given)
@@ -142,7 +151,7 @@ class Histories(TorchFunctionMode):
                 f"expected data of {list(x.shape)} {x.dtype}, got {list(new.shape)} {new.dtype}; "
                 "assign a tensor of the same shape and dtype"
             )
-        with torch.no_grad():
+        with _autograd(False):
             self.__torch_function__(torch.Tensor.copy_, (), (x, new))
         return None
 
@@ -171,7 +180,7 @@ class Histories(TorchFunctionMode):
             return
         if is_tracked:  # two gradients of one storage
             self._lost[id(root)] = root
-        with torch.no_grad():
+        with _autograd(False):
             for owner, history, _ in kept:
                 owner.copy_(_straight_through(owner, history))
             if not kept and any(x.requires_grad for x in given):
@@ -203,6 +212,17 @@ class Histories(TorchFunctionMode):
             return x.detach() if x.requires_grad or sources else x
 
         return tree_map_only(torch.Tensor, detached, found)
+
+
+@contextmanager
+def _autograd(enabled: bool) -> Iterator[None]:
+    """A context in which autograd records or not, that is in no graph."""
+    before = torch.is_grad_enabled()
+    set_grad_enabled(enabled)
+    try:
+        yield
+    finally:
+        set_grad_enabled(before)
 
 
 def _origin(x: torch.Tensor) -> Any:

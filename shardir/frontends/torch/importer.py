@@ -291,7 +291,10 @@ class Importer:
             if target is None and isinstance(value, Value):
                 results.append(value)
             elif target:
-                self.function.update(self.names[id(self.capture.tensor(target))], value)
+                written = self.capture.tensor(target)
+                if isinstance(value, Value):  # the graph leaves the conversion to who writes
+                    value = value.to(dtype_name(written.dtype))
+                self.function.update(self.names[id(written)], value)
         names = [name.removeprefix("model.") for name in self.capture.gradients]
         count = len(results) - len(names)
         gradients = dict(zip(names, results[count:], strict=True))

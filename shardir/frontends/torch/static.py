@@ -23,7 +23,7 @@ CHOICE = (
 IGNORED = ("_assert", "sym_", "_check", "item", "_local_scalar_dense")
 """Ops that only check, or whose result only others of these use."""
 
-REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+REGIONS = ("wrap_with_autocast",)
 """Ops of a graph that is computed as it is."""
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)

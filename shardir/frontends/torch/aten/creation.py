@@ -122,7 +122,7 @@ TABLE: dict[str, AtenEntry] = {
     "new_full": _full,
     "fill": _fill,
     "scalar_tensor": lambda t, s: t.value(s),
-    "copy": lambda t, x, src: t.value(src).broadcast_to(*t.shape),
+    "copy": lambda t, x, src: t.value(src).to(t.dtype).broadcast_to(*t.shape),
     "arange": _arange,
     "linspace": _linspace,
     "eye": ByType(_eye),
