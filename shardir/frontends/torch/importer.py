@@ -292,7 +292,8 @@ class Importer:
                 results.append(value)
             elif target:
                 written = self.capture.tensor(target)
-                if isinstance(value, Value):  # the graph leaves the conversion to who writes
+                if isinstance(value, Value) and written is not None:
+                    # the graph leaves the conversion to who writes
                     value = value.to(dtype_name(written.dtype))
                 self.function.update(self.names[id(written)], value)
         names = [name.removeprefix("model.") for name in self.capture.gradients]
