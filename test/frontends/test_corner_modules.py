@@ -547,19 +547,10 @@ CASES = dict(
     ]
 )
 
-KNOWN: tuple[str, ...] = (
-    "enable_grad in no_grad",  # refused for inference: an IndexError of run_decompositions
-)
-"""The cases that are known to fail."""
-
-
 NAMES = extent([*CASES][::6], [*CASES])
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.xfail(name in KNOWN, strict=True, reason="known"))
-    for name in NAMES
-])  # fmt: skip
+@pytest.mark.parametrize("name", NAMES)
 def test_a_corner_case_is_as_in_torch(name: str) -> None:
     wanted = outcome(CASES[name])
     assert wanted is not None, "torch refuses the module"

@@ -15,7 +15,7 @@ PLANS = ("ddp", "fsdp", "megatron(tp) * fsdp(dp)")
 def plans(i: int) -> tuple[str, ...]:
     """Plans of a module: all that it can have, or one."""
     strange = [*STRANGE.values()][i]
-    known = PLANS if strange.paired else ("ddp", "fsdp", "auto")
+    known = PLANS if strange.paired else ("ddp", "fsdp", "zero1")
     return extent((known[i % 3],), known)
 
 
