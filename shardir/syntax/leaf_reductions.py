@@ -165,16 +165,19 @@ class LeafReductions:
         element = getattr(type, "element_type", None)
         is_complex = isinstance(element, builtin.ComplexType)
         part: Any = element.element_type if is_complex else element
-        if part not in FLOATS.values() or "0x" not in content or content.startswith('"'):
+        if part not in FLOATS.values() or content.startswith('"'):
             return self.by_xdsl(f"dense<{content}> : {type}", t)
         found: Any = self.by_xdsl(f"dense<{HEX.sub('0.0', content)}> : {type}", t)
-        values = found.get_values()
+        values = [*chain(*found.get_values())] if is_complex else found.get_values()
+        if any(map(math.isinf, values)):
+            message = f"expected numbers in the range of {part}, got {t.value[:60]}"
+            raise LeafError(t.start, t.end, message)
+        if "0x" not in content:
+            return found
         numbers = [
             float_bits(Token(m[0], t.start, t.end), part).value.data if HEX.fullmatch(m[0])
             else value
-            for m, value in zip(
-                NUMBERS.finditer(content), chain(*values) if is_complex else values, strict=True
-            )
+            for m, value in zip(NUMBERS.finditer(content), values, strict=True)
         ]  # fmt: skip
         pairs: Any = zip(numbers[::2], numbers[1::2], strict=True)
         return DenseIntOrFPElementsAttr.from_list(type, list(pairs) if is_complex else numbers)
@@ -322,7 +325,7 @@ def float_of(value: float, type: Any, t: Token) -> FloatAttr[Any]:
         attribute: FloatAttr[Any] = FloatAttr(value, type)
     except OverflowError:
         attribute = FloatAttr(math.inf, type)
-    if math.isinf(attribute.value.data) and not math.isinf(value):
+    if math.isinf(attribute.value.data):  # an infinite one is spelled by its bits
         raise LeafError(t.start, t.end, f"expected a number in the range of {type}, got {t.value}")
     return attribute
 

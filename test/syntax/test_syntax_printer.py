@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+import pytest
 from extent import extent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.parser import Parser
 
 from shardir.algebra.notation import parse_axes, parse_layout, parse_strategy
+from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import AxesAttr, LayoutAttr, MeshOp, RedistributeOp, StrategyAttr
 from shardir.dialects.nn.activation import ReluOp
 from shardir.dialects.nn.arithmetic import AddOp
@@ -228,6 +230,17 @@ def test_special_floats() -> None:
             dense = DenseIntOrFPElementsAttr.from_list(pairs, [(v, 1.5), (1.5, v)])
             text = print_module(ModuleOp([], {"a": dense}))
             assert parse(text).attributes["a"] == dense, text
+
+
+@pytest.mark.parametrize("spelled", [
+    "3.0e38 : f16", "1.0e400 : f64", "1" + "0" * 60 + " : f32", "dense<3.0e38> : tensor<2xf16>",
+    "dense<1.0e400> : tensor<2xf64>", "dense<[1.0e39, 1.0]> : tensor<2xf32>",
+    "dense<(1.0, 3.0e39)> : tensor<2xcomplex<bf16>>",
+])  # fmt: skip
+def test_numbers_beyond_their_type_are_refused(spelled: str) -> None:
+    """xDSL takes some as infinite ones, some as an error of Python's struct."""
+    with pytest.raises(ShardirError, match=r":1:32: error: expected (a )?numbers? in the range of"):
+        parse(f"builtin.module attributes {{a = {spelled}}} {{}}")
 
 
 def test_aliases() -> None:
