@@ -75,6 +75,20 @@ def written_out(m: Inner, x: Tensor) -> Tensor:
     return y + z
 
 
+def converted_out(m: Inner, x: Tensor) -> Tensor:
+    y, z = m.layer(x), torch.empty(4, 4, dtype=x.dtype)
+    with torch.no_grad():
+        torch.mul(y.float(), 2.3, out=z)
+    return y + z
+
+
+def converted_part(m: Inner, x: Tensor) -> Tensor:
+    y = m.layer(x)
+    y[1:3] = (x[:2] * 0.3).to(torch.int64)
+    y[0].copy_(m.layer(x)[0].float())
+    return y
+
+
 def copied(m: Inner, x: Tensor) -> Tensor:
     y = m.layer(x)
     z = y.view(4, 2, 2).transpose(0, 1).contiguous()
@@ -96,7 +110,7 @@ def without_training(m: Inner, x: Tensor) -> Tensor:
 
 WRITES = [
     assigned, averaged, clamped, data_written, scaled_activation, scaled_alias, written_out, copied,
-    transposed, without_training,
+    converted_out, converted_part,    transposed, without_training,
 ]  # fmt: skip
 
 
@@ -144,6 +158,43 @@ def test_writes_are_those_of_torch(forward: Callable[[Inner, Tensor], Tensor]) -
     torch.testing.assert_close(found["losses"], torch.stack(losses).detach())
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value.detach())
+
+
+class Counts(nn.Module):
+    """Reads a buffer of the last step, and writes it with numbers of another type."""
+
+    def __init__(self, source: torch.dtype | None, held: torch.dtype) -> None:
+        super().__init__()
+        self.layer, self.source = nn.Linear(4, 4), source
+        self.register_buffer("held", torch.zeros(4, dtype=held))
+        self.held: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.held.to(x.dtype)
+        number: Any = 2.7
+        self.held.copy_(number if self.source is None else (x[0] * 90).to(self.source))
+        return self.layer(x) + before + self.held
+
+
+@pytest.mark.parametrize(("source", "held"), [
+    (torch.bool, torch.int64), (torch.int64, torch.uint8), (torch.int64, torch.int8),
+    (torch.float64, torch.int32), (torch.float64, torch.bfloat16), (torch.float64, torch.bool),
+    (None, torch.int32),
+])  # fmt: skip
+def test_a_buffer_keeps_its_type(source: torch.dtype | None, held: torch.dtype) -> None:
+    """torch.export leaves the conversion of what is written out of the graph."""
+    torch.manual_seed(0)
+    model = Counts(source, held)
+    model.layer.double()
+    batches = [(torch.randn(4, 4).double() * 5, torch.randn(4, 4).double()) for _ in range(3)]
+    program = shardir.compile(
+        model, batches[0][0], labels=batches[0][1], loss=mse_loss, optimizer="sgd, lr = 0",
+        pipeline="single-device",
+    )  # fmt: skip
+    found = steps(program, batches)
+    losses = [mse_loss(model(x), y).detach() for x, y in batches]
+    torch.testing.assert_close(found["losses"], torch.stack(losses))
+    torch.testing.assert_close(found["held"].to(held), model.held)
 
 
 def refused(forward: Callable[[Inner, Tensor], Tensor]) -> str:

@@ -31,10 +31,10 @@ from shardir.compat.torch import (
     tree_unflatten,
 )
 from shardir.diagnostics import ShardirError, check_call, described
-from shardir.frontends.torch.aliases import expose_views
 from shardir.frontends.torch.autocasts import autocast_of_any_device
 from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.histories import Histories
+from shardir.frontends.torch.implicit import write_out
 from shardir.frontends.torch.module_state import check_trained, recorded_attributes
 from shardir.frontends.torch.regions import annotated
 from shardir.frontends.torch.stand_ins import stand_ins
@@ -231,7 +231,7 @@ def capture(
                 with annotated(train, derived, histories, notes.setdefault), unchecked():
                     program = torch.export.export(wrapper, given, strict=False)
                 check_exported(program.graph_module)
-                expose_views(program.graph_module)
+                write_out(program.graph_module)
                 program = _without_writes(program, model)
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None

@@ -1,10 +1,14 @@
-"""Views that the schema of an op does not name, made visible in an exported graph.
+"""What an exported graph leaves implicit, and torch's functionalization does not see, as ops.
 
     %y = aten.dropout(%x, 0.1, False)              ->    %y = aten.alias(%x)
     %y = aten.einsum("ij->ji", [%x])               ->    %y = aten.permute(%x, [1, 0])
+    aten.copy_(%b, %x) of another dtype            ->    aten.copy_(%b, aten._to_copy(%x))
+    aten.copy_(%b, 0.5)                            ->    aten.copy_(%b, aten.full_like(%b, 0.5))
 
-Such an op is made of others, and returns a view of an operand for some arguments. A graph without
-writes takes its result for a copy, so the op is replaced by its decomposition.
+The first are views that the schema of an op does not name: such an op is made of others, and
+returns a view of an operand for some arguments. A graph without writes takes its result for a copy,
+so the op is replaced by its decomposition. After the last two, readers of %b would get %x without
+the conversion, or a number that is no tensor.
 """
 
 from collections.abc import Iterator
@@ -24,15 +28,24 @@ DROPOUTS = (
 """Ops that return their operand itself where they are off; fake tensors have a copy there."""
 
 
-def expose_views(program: GraphModule) -> None:
+def write_out(program: GraphModule) -> None:
     """Replace calls whose results share the memory of an operand, though their schema does not say
-    so, by views. A graph with such calls is copied: torch.export leaves users of nodes in it that
-    are not its own."""
+    so, by views, and convert what is copied into a tensor of another dtype. A graph with such calls
+    is made anew: torch.export leaves users of nodes in it that are not its own."""
     for module in [m for m in program.modules() if isinstance(m, GraphModule)]:
-        hidden = {node for node in module.graph.nodes if _is_hidden_view(node)}
-        if hidden:
-            module.graph = _copied(module.graph, hidden)
+        nodes = module.graph.nodes
+        if any(_is_hidden_view(node) or _converts(node) for node in nodes):
+            module.graph = _copied(module.graph)
             module.recompile()
+
+
+def _converts(node: Node) -> bool:
+    """Whether a call copies a number, or elements of another dtype than those that it writes."""
+    if node.target is not torch.ops.aten.copy_.default:
+        return False
+    written, source = node.args[:2]
+    assert isinstance(written, Node)
+    return not isinstance(source, Node) or written.meta["val"].dtype != source.meta["val"].dtype
 
 
 def _is_hidden_view(node: Node) -> bool:
@@ -56,17 +69,35 @@ def _addresses(node: Node) -> Iterator[int]:
             yield x.untyped_storage()._cdata
 
 
-def _copied(graph: Graph, hidden: set[Node]) -> Graph:
-    """Return a graph of nodes with the same names, of which the `hidden` ones are views."""
+def _copied(graph: Graph) -> Graph:
+    """Return a graph of nodes with the same names, in which nothing is implicit."""
     new, made = Graph(), dict[Node, Node]()
     for node in graph.nodes:
-        if node not in hidden or (base := _viewed(new, node, made)) is None:
-            made[node] = new.node_copy(node, made.__getitem__)
-        else:
+        if _is_hidden_view(node) and (base := _viewed(new, node, made)) is not None:
             view = torch.ops.aten.alias.default
             made[node] = new.create_node("call_function", view, (base,), name=node.name)
             made[node].meta = dict(node.meta)
+        else:
+            made[node] = new.node_copy(node, made.__getitem__)
+            if _converts(node):
+                _convert(new, made[node])
     return new
+
+
+def _convert(new: Graph, copy: Node) -> None:
+    """Add the conversion of what a call copies."""
+    written, source, *rest = copy.args
+    assert isinstance(written, Node)
+    name, aten = f"{copy.name}_source", torch.ops.aten
+    dtype = {"dtype": written.meta["val"].dtype}
+    with new.inserting_before(copy):
+        if isinstance(source, Node):
+            found = new.create_node("call_function", aten._to_copy.default, (source,), dtype, name)
+        else:
+            given = (written, source)
+            found = new.create_node("call_function", aten.full_like.default, given, dtype, name)
+    found.meta = {n: x for n, x in copy.meta.items() if n != "val"}
+    copy.args = (written, found, *rest)
 
 
 def _viewed(new: Graph, node: Node, made: dict[Node, Node]) -> Node | None:

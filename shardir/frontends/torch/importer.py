@@ -291,11 +291,7 @@ class Importer:
             if target is None and isinstance(value, Value):
                 results.append(value)
             elif target:
-                written = self.capture.tensor(target)
-                if isinstance(value, Value) and written is not None:
-                    # the graph leaves the conversion to who writes
-                    value = value.to(dtype_name(written.dtype))
-                self.function.update(self.names[id(written)], value)
+                self.function.update(self.names[id(self.capture.tensor(target))], value)
         names = [name.removeprefix("model.") for name in self.capture.gradients]
         count = len(results) - len(names)
         gradients = dict(zip(names, results[count:], strict=True))
