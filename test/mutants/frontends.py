@@ -20,6 +20,14 @@ MUTANTS = [
         "test/frontends/test_writes.py",
     ),
     Mutant(
+        "what is copied keeps its own type",
+        "An integer buffer that is read after a copy of floats into it has the floats.",
+        "shardir/frontends/torch/implicit.py",
+        "if _converts(node):",
+        "if False:",
+        "test/frontends/test_writes.py::test_a_buffer_keeps_its_type[source3-held3]",
+    ),
+    Mutant(
         "a buffer that is assigned anew stays",
         "The new value of a buffer that forward assigns is lost.",
         "shardir/frontends/torch/module_state.py",

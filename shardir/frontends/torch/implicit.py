@@ -1,4 +1,4 @@
-"""What an exported graph leaves implicit, and torch's functionalization does not see, as ops.
+"""Views and conversions of an exported graph that torch's functionalization does not see, as ops.
 
     %y = aten.dropout(%x, 0.1, False)              ->    %y = aten.alias(%x)
     %y = aten.einsum("ij->ji", [%x])               ->    %y = aten.permute(%x, [1, 0])
