@@ -167,9 +167,12 @@ class LeafReductions:
         part: Any = element.element_type if is_complex else element
         if part not in FLOATS.values() or content.startswith('"'):
             return self.by_xdsl(f"dense<{content}> : {type}", t)
-        found: Any = self.by_xdsl(f"dense<{HEX.sub('0.0', content)}> : {type}", t)
+        decimals = HEX.sub("0.0", content)
+        found: Any = self.by_xdsl(f"dense<{decimals}> : {type}", t)
         values = [*chain(*found.get_values())] if is_complex else found.get_values()
-        if any(map(math.isinf, values)):
+        if any(map(math.isinf, values)) and not any(
+            math.isinf(float(m[0])) for m in NUMBERS.finditer(decimals)
+        ):
             message = f"expected numbers in the range of {part}, got {t.value[:60]}"
             raise LeafError(t.start, t.end, message)
         if "0x" not in content:
@@ -325,7 +328,7 @@ def float_of(value: float, type: Any, t: Token) -> FloatAttr[Any]:
         attribute: FloatAttr[Any] = FloatAttr(value, type)
     except OverflowError:
         attribute = FloatAttr(math.inf, type)
-    if math.isinf(attribute.value.data):  # an infinite one is spelled by its bits
+    if math.isinf(attribute.value.data) and not math.isinf(value):  # as that of 1.0e400 is
         raise LeafError(t.start, t.end, f"expected a number in the range of {type}, got {t.value}")
     return attribute
 

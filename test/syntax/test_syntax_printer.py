@@ -233,12 +233,13 @@ def test_special_floats() -> None:
 
 
 @pytest.mark.parametrize("spelled", [
-    "3.0e38 : f16", "1.0e400 : f64", "1" + "0" * 60 + " : f32", "dense<3.0e38> : tensor<2xf16>",
-    "dense<1.0e400> : tensor<2xf64>", "dense<[1.0e39, 1.0]> : tensor<2xf32>",
+    "3.0e38 : f16", "1" + "0" * 60 + " : f32", "dense<3.0e38> : tensor<2xf16>",
+    "dense<[1.0e39, 1.0]> : tensor<2xf32>",
     "dense<(1.0, 3.0e39)> : tensor<2xcomplex<bf16>>",
 ])  # fmt: skip
 def test_numbers_beyond_their_type_are_refused(spelled: str) -> None:
-    """xDSL takes some as infinite ones, some as an error of Python's struct."""
+    """xDSL takes some as infinite ones, some as an error of Python's struct. 1.0e400, beyond all
+    types, is how infinity is spelled."""
     with pytest.raises(ShardirError, match=r":1:32: error: expected (a )?numbers? in the range of"):
         parse(f"builtin.module attributes {{a = {spelled}}} {{}}")
 
