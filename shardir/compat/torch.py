@@ -3,11 +3,13 @@
 from inspect import getattr_static
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.export import ExportedProgram
 from torch.utils import checkpoint
 from torch.utils._pytree import (
     TreeSpec,
@@ -85,6 +87,28 @@ def set_grad_enabled(enabled: bool) -> None:
     """Turn autograd on or off for eager tensors, without a node of it in a graph that is traced."""
     with torch._C.DisableTorchFunction():
         SET_GRAD_ENABLED(enabled)
+
+
+def without_writes(program: ExportedProgram) -> ExportedProgram:
+    """Return an exported program in which no tensor is written in place: `run_decompositions` with
+    an empty table. It prepares all composite ops of torch, which takes 0.3 s; here those that the
+    program calls."""
+    from torch.export import exported_program
+
+    called = {
+        node.target
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    }
+    prepared = "_collect_all_valid_cia_ops"
+    is_prepared = getattr(exported_program, "_is_preservable_cia_op", None)
+    if is_prepared is None or not hasattr(exported_program, prepared):
+        return program.run_decompositions({})
+    composites = {op for op in called if isinstance(op, OpOverload) and is_prepared(op)}
+    with patch.object(exported_program, prepared, lambda: composites):
+        return program.run_decompositions({})
 
 
 _apply = getattr_static(torch.autograd.Function, "apply")

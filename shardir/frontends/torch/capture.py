@@ -29,6 +29,7 @@ from shardir.compat.torch import (
     tree_map,
     tree_map_only,
     tree_unflatten,
+    without_writes,
 )
 from shardir.diagnostics import ShardirError, check_call, described
 from shardir.frontends.torch.autocasts import autocast_of_any_device
@@ -251,7 +252,7 @@ def _without_writes(program: ExportedProgram, model: torch.nn.Module) -> Exporte
         ShardirError: one of two names of a tensor is written, which torch does not take.
     """
     try:
-        return program.run_decompositions({})  # of no other op
+        return without_writes(program)
     except AssertionError as error:
         names: dict[int, list[str]] = {}
         held = (model.named_parameters, model.named_buffers)
