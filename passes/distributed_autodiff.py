@@ -28,7 +28,8 @@ values have layouts, these stay, as pins for search-strategies, and new values h
 6. With `accumulate` forward and backward part are in a loop over the microbatches, which are in
    dimension 0 of each input; ops that depend on no input are before the loop, unless they have the
    mark `recompute`, and their transposes after it. The addends of all microbatches to one gradient
-   are added before they are reduced.
+   are added before they are reduced. With `<tokens>` losses are divided by the mean of the
+   denominators of all microbatches, which ops before the loop make.
 7. A forward part alone is in such a loop too. Of its results, scalars of floats are the mean (or
    the sum) over the microbatches, others have those of all in a new dimension 0; states pass from
    one microbatch to the next.
@@ -50,6 +51,7 @@ from shardir.compat.xdsl import set_type
 from shardir.diagnostics import Failure, coded
 from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import meshes_of
+from shardir.dialects.nn.losses import Loss
 from shardir.dialects.symbols import fixed_symbols
 from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request
 from shardir.rewriting.autodiff.forward import ForwardFunction
@@ -142,6 +144,8 @@ def differentiated(request: Request, source: FuncOp, mesh: Mesh | None, consumed
     local_types = lift(block, mesh) if mesh is not None and is_local else {}
     laid_out_on = mesh if is_laid_out(block) else None
     if isinstance(request, ForwardOp):
+        if request.microbatches > 1:
+            expand(block, laid_out_on, Loss)  # to see what their means divide by
         new = ForwardFunction(request, source, block, laid_out_on)
     else:
         if laid_out_on is None:

@@ -245,7 +245,8 @@ def _accumulate(step: train.StepOp, microbatches: int) -> None:
     if microbatches == step.microbatches:
         return
     parts = microbatches // step.microbatches
-    BatchDimensions.of(step).divide(step.find(), parts)
+    batch = BatchDimensions.of(step)
+    batch.divide(step.find(), parts)
     step.properties["accumulate"] = train.AccumulateAttr.read(
-        f"mean, microbatches = {microbatches}"
+        f"{batch.kind}, microbatches = {microbatches}"
     )

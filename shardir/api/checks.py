@@ -24,6 +24,7 @@ from shardir.dialects.train import (
     arg_attrs,
     arguments,
     set_arg_attrs,
+    updated_keys,
 )
 from shardir.frontends.torch.capture import flat_inputs
 from shardir.frontends.torch.eager import (
@@ -165,19 +166,23 @@ class _Checking:
                 "compare it without"
             )
         count, is_mean = op.microbatches, True
+        over_tokens = op.accumulate is not None and op.accumulate.kind == "tokens"
         if op.accumulate is not None:
-            if op.accumulate.kind not in ("mean", "sum"):
+            is_mean = op.accumulate.averages
+            if over_tokens and count > 1 and any(updated_keys(op.find())):
                 raise ShardirError(
-                    f"expected accumulate by mean or sum, got {op.accumulate.kind}; compare it "
+                    "expected a module without buffers that change, since torch runs all "
+                    "microbatches of accumulate <tokens> as one batch, got some; compare it "
                     "without microbatches"
                 )
-            is_mean = op.accumulate.kind == "mean"
         given = repeated(batches)
         taken = [next(given)[1] for _ in range(count * steps)]
         form = self.program.optimizer
         states = None if form is None else form.state_dict(self.first.states, 0)
         copy = self.eager.copied(self.first.values, states)
         each = [[self._pair(x) for x in taken[i * count : (i + 1) * count]] for i in range(steps)]
+        if over_tokens:
+            each = [[_together(pairs)] for pairs in each]
         loss, gradients = copy.gradients(each[0], is_mean)
         self._gradients(taken[:count], loss, gradients)
         if self.report.differing:
@@ -221,7 +226,8 @@ class _Checking:
         gradients: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
         """Compare parameters and buffers after the first step, and the losses of the others."""
-        trial, count = replace(self.program, state=self.first.fresh()), len(each[0])
+        trial = replace(self.program, state=self.first.fresh())
+        count = len(taken) // len(each)
         trial.run(taken[:count], steps=1, allow_nan=True)
         copy.update()
         self._states("after step 1", trial.values, copy, gradients)
@@ -336,6 +342,17 @@ def _compiled(program: Compiled, given: ModuleOp) -> dict[str, Any]:
 
     located(program.source, work)
     return {"module": module, "original": original, "given": given}
+
+
+def _together(batches: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return batches, each with its labels, as one."""
+    from shardir.compat.torch import tree_map
+
+    return tree_map(
+        lambda *parts: torch.cat(parts) if isinstance(parts[0], torch.Tensor) and parts[0].dim()
+        else parts[0],
+        *batches,
+    )  # fmt: skip
 
 
 def _types(module: ModuleOp) -> list[Any]:

@@ -358,8 +358,9 @@ def compile_model(
         cluster: the name of a ready-made cluster, or the text of one; a Cluster. Without a mesh the
             fastest one is searched for, in the mode auto.
         devices: the number of devices of a cluster without a mesh, if not all.
-        accumulate: as in a step of the text, as are the next ones: `mean, microbatches = 4`. With
-            train=False results have all microbatches one after another, scalars are their mean.
+        accumulate: as in a step of the text, as are the next ones: `tokens, microbatches = 4`, or
+            `mean, ...` of a loss that averages all rows. With train=False results have all
+            microbatches one after another, scalars are their mean.
         clip: `norm, max = 1.0`.
         loss_scale: `static, factor = 1024.0`.
         metrics: `gradient_norm, learning_rate`.

@@ -115,7 +115,7 @@ class Module:
 
         Args:
             optimizer: `adamw, lr = 1e-3`.
-            accumulate: `mean, microbatches = 4`.
+            accumulate: `mean, microbatches = 4`, or `tokens, microbatches = 4`.
             clip: `norm, max = 1.0`.
             loss_scale: `static, factor = 1024.0`.
             metrics: `gradient_norm, learning_rate`.
@@ -147,7 +147,8 @@ class Module:
         backward part.
 
         Args:
-            accumulate: `mean, microbatches = 4`; the mean or sum is that of scalars.
+            accumulate: `mean, microbatches = 4`; the mean, over tokens too, or the sum is that of
+                scalars.
             pipeline: `gpipe, ranks = 4`.
 
         Raises:

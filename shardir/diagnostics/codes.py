@@ -373,6 +373,12 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "between ranks have its transfers in the same order.",
             "move an action in the schedule, use another schedule, or mark other stages",
         ),
+        "G17": Code(
+            "Microbatches whose losses or metrics are means over tokens, whose numbers follow from "
+            "inputs, are accumulated by `<tokens>`. Then such a mean is the quotient of two sums, "
+            "or two means, with a denominator of inputs alone, in which the loss is linear.",
+            "write accumulate <tokens, microbatches = 4>",
+        ),
     },
 }
 """The sections of docs/invariants.md, each with its codes."""

@@ -29,6 +29,7 @@ from shardir.dialects.train import (
     updated_keys,
 )
 from shardir.interpret.evaluator import global_type, run
+from shardir.interpret.over_tokens import MicrobatchFunction
 from shardir.interpret.values import as_in_first_run, for_differences, one_of_several, rounded
 
 T = TypeVar("T")
@@ -202,16 +203,21 @@ def _source(request: Request, f: FuncOp, module: ModuleOp, values: list[Array]) 
         return _of_step(f, run(module, name, values))
     given, updated, roles = list(values), _of_step(f, updated_arguments(f)), arguments(f)
     scalars: list[list[Array]] = [[] for _ in updated]
+    microbatch = MicrobatchFunction(request, module)
+
+    def inputs(k: int) -> list[Array]:
+        return [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
+
+    microbatch.count(map(inputs, range(request.microbatches)))
     for k in range(request.microbatches):
-        inputs = [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
         with one_of_several(k):
-            results = _of_step(f, run(module, name, inputs))
+            results = _of_step(f, microbatch.run(inputs(k)))
         for i, y, several in zip(updated, results, scalars, strict=True):
             if i is None:
                 several.append(y)
             else:  # no gradient goes through a state
                 given[i] = as_in_first_run((k, i), y)
-    is_mean = request.accumulate is not None and request.accumulate.kind == "mean"
+    is_mean = request.accumulate is not None and request.accumulate.averages
     found = list[Array]()
     for i, several, metric in zip(updated, scalars, _of_step(f, metric_names(f)), strict=True):
         count = len(several) if is_mean or metric is not None else 1
@@ -226,9 +232,14 @@ def _of_forward(
     the last, of others all."""
     given, updated, roles = list(values), updated_arguments(f), arguments(f)
     parts: list[list[Array]] = [[] for _ in updated]
+    microbatch = MicrobatchFunction(request, module)
+
+    def inputs(k: int) -> list[Array]:
+        return [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
+
+    microbatch.count(map(inputs, range(request.microbatches)))
     for k in range(request.microbatches):
-        inputs = [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
-        for i, y, several in zip(updated, run(module, f.sym_name.data, inputs), parts, strict=True):
+        for i, y, several in zip(updated, microbatch.run(inputs(k)), parts, strict=True):
             several.append(y)
             if i is not None:
                 given[i] = y

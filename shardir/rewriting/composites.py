@@ -46,12 +46,12 @@ def decompose(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
     return outs
 
 
-def expand(block: Block, mesh: Mesh | None) -> None:
-    """Decompose the composites of a block, laid out where there is a mesh, and make custom ops of
-    those without a definition."""
+def expand(block: Block, mesh: Mesh | None, kind: type[Composite] = Composite) -> None:
+    """Decompose the composites of a kind in a block, laid out where there is a mesh, and make
+    custom ops of those without a definition."""
     rewriter = Rewriter(mesh)
     for op in adopt(block):
-        if isinstance(op, Composite):
+        if isinstance(op, kind):
             decompose(op, rewriter)
 
 

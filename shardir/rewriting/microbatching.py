@@ -9,7 +9,8 @@ loss is linear in:
 
 1. Each input has the batch as its dimension 0. Dimensions are the batch's by the factors of ops
    (analysis/dimensions.py); a value has at most one.
-2. An op that has no batch in its results reduces it, and is a mean; after it ops are linear.
+2. An op that has no batch in its results reduces it, and is a mean; after it ops are linear. A mean
+   over the labels that count is one of `accumulate <tokens, ...>`.
 3. No op needs all samples, as the normalisation over a batch does, and the function has no
    states and no results besides the loss.
 """
@@ -35,7 +36,7 @@ from shardir.dialects.nn.losses import Loss
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.functions import update_signature
 
-MEAN = "mean"
+MEAN, TOKENS = "mean", "tokens"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class BatchDimensions:
 
     dims: dict[SSAValue, int]
     divisor: int
+    kind: str
+    """How microbatches are accumulated."""
 
     @staticmethod
     def of(request: train.StepOp) -> "BatchDimensions":
@@ -53,7 +56,8 @@ class BatchDimensions:
             ShardirError: with other microbatches the step would not be the same.
         """
         f = request.find()
-        _check_roles(request, f)
+        kind = _kind(request, f)
+        _check_roles(f)
         ops = [op for op in f.body.block.ops if isinstance(op, TensorOp)]
         classes = DimensionClasses(ops)
         inputs = [
@@ -76,8 +80,9 @@ class BatchDimensions:
                 dims[v], divisor = at[0], gcd(divisor, shape[at[0]])
         reduced = set[SSAValue]()
         for op in ops:
-            _check(op, {f for f, c in classes.of_factors(op).items() if c in batches}, reduced)
-        return BatchDimensions(dims, divisor)
+            batch = {f for f, c in classes.of_factors(op).items() if c in batches}
+            _check(op, batch, reduced, kind == TOKENS)
+        return BatchDimensions(dims, divisor, kind)
 
     def divide(self, f: FuncOp, parts: int) -> None:
         """Make the batch of a function smaller.
@@ -98,11 +103,23 @@ class BatchDimensions:
                 raise ShardirError(f"expected ops for any batch, got {op.name}: {e}") from None
 
 
-def _check_roles(request: train.StepOp, f: FuncOp) -> None:
-    """Raise ShardirError where a step has more than inputs, parameters and a mean loss."""
-    kind = MEAN if request.accumulate is None else request.accumulate.kind
-    if kind != MEAN:
+def _kind(request: train.StepOp, f: FuncOp) -> str:
+    """Return how microbatches are accumulated: as requested, else by the losses.
+
+    Raises:
+        ShardirError: a step has not the mean.
+    """
+    if request.accumulate is None:
+        losses = [op for op in f.body.block.ops if isinstance(op, Loss)]
+        return TOKENS if any(map(_ignores, losses)) else MEAN
+    if not request.accumulate.averages:
+        kind = request.accumulate.kind
         raise ShardirError(f"expected the mean over microbatches, got the {kind}")
+    return request.accumulate.kind
+
+
+def _check_roles(f: FuncOp) -> None:
+    """Raise ShardirError where a function has more than inputs, parameters and a loss."""
     roles = {a.role for a in train.arguments(f)} - {train.Role.INPUT, train.Role.PARAMETER}
     if roles:
         raise ShardirError(f"expected inputs and parameters, got {min(roles)}s")
@@ -110,13 +127,16 @@ def _check_roles(request: train.StepOp, f: FuncOp) -> None:
         raise ShardirError("expected one result, the loss, got several")
 
 
-def _check(op: TensorOp, batch: Iterable[str], reduced: set[SSAValue]) -> None:
+def _check(
+    op: TensorOp, batch: Iterable[str], reduced: set[SSAValue], over_tokens: bool
+) -> None:  # fmt: skip
     """Raise ShardirError where an op mixes samples otherwise than by a mean that the loss is linear
-    in. `reduced`: the means so far, and what is made of them."""
+    in. `reduced`: the means so far, and what is made of them; `over_tokens`: whether means may be
+    over the labels that count."""
     factors, batch = op.factors(), {*batch}
     kept = {f for dims in factors.results for dim in dims for f in dim}
     undivided = batch & (factors.replicate | factors.moved | factors.sliding)
-    if undivided or (batch - kept and not _is_mean(op)):
+    if undivided or (batch - kept and not _is_mean(op, over_tokens)):
         name = op.results[0].name_hint if op.results else None
         message = f"expected a mean over the batch, got {op.name} of %{name}, which mixes samples"
         raise ShardirError(message)
@@ -128,14 +148,18 @@ def _check(op: TensorOp, batch: Iterable[str], reduced: set[SSAValue]) -> None:
         reduced.update(op.results)
 
 
-def _is_mean(op: Operation) -> bool:
+def _is_mean(op: Operation, over_tokens: bool) -> bool:
     match op:
         case ReduceOp():
             return op.kind.data == MEAN
         case Loss():
-            return op.reduction.data == MEAN and "ignore" not in op.properties
+            return op.reduction.data == MEAN and (over_tokens or not _ignores(op))
         case _:
             return False
+
+
+def _ignores(op: Loss) -> bool:
+    return op.reduction.data == MEAN and "ignore" in op.properties
 
 
 def divisors(n: int) -> Iterator[int]:

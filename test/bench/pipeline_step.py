@@ -108,7 +108,7 @@ def _compiled(model: torch.nn.Module, name: str, folder: Path, **options: Any) -
     optimizer = pipeline_models.optimizer(list(model.parameters()))
     return shardir.compile(
         model, optimizer=optimizer, stages=_stages(name)[0],
-        accumulate=f"mean, microbatches = {MICROBATCHES}", **options,
+        accumulate=f"tokens, microbatches = {MICROBATCHES}", **options,
     )  # fmt: skip
 
 

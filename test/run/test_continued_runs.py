@@ -90,7 +90,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "stages": {
         "optimizer": "adamw, lr = 0.01", "mesh": None, "plan": None, "stages": "1f1b, ranks = 2",
-        "accumulate": "mean, microbatches = 2",
+        "accumulate": "tokens, microbatches = 2",
     },
 }  # fmt: skip
 

@@ -87,7 +87,7 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def _compiled(model: nn.Module, **options: Any) -> Any:
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
-    options = {"accumulate": f"mean, microbatches = {MICROBATCHES}"} | options
+    options = {"accumulate": f"tokens, microbatches = {MICROBATCHES}"} | options
     return shardir.compile(
         model, tokens, labels=tokens, loss=_loss, optimizer=_optimizer(model),
         clip="norm, max = 1.0", **options,
@@ -95,11 +95,15 @@ def _compiled(model: nn.Module, **options: Any) -> Any:
 
 
 def _batches(steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Microbatches with other numbers of labels that count, in one none."""
     random = torch.Generator().manual_seed(1)
     shape = (BATCH, LENGTH)
-    return [(torch.randint(VOCABULARY, shape, generator=random),
-             torch.randint(VOCABULARY, shape, generator=random))
-            for _ in range(steps * MICROBATCHES)]  # fmt: skip
+    found = [(torch.randint(VOCABULARY, shape, generator=random),
+              torch.randint(VOCABULARY, shape, generator=random))
+             for _ in range(steps * MICROBATCHES)]  # fmt: skip
+    for k, (_, labels) in enumerate(found):
+        labels.view(-1)[k % MICROBATCHES * BATCH * LENGTH // (MICROBATCHES - 1) :] = -100
+    return found
 
 
 def _trained(
@@ -115,14 +119,12 @@ def _by_torch(model: nn.Module) -> tuple[torch.optim.Optimizer, list[float]]:
     optimizer, losses, batches = _optimizer(model), [], _batches()
     for step in range(STEPS):
         optimizer.zero_grad()
-        total = 0.0
-        for x, y in batches[step * MICROBATCHES : (step + 1) * MICROBATCHES]:
-            loss = _loss(model(x), y) / MICROBATCHES
-            loss.backward()
-            total += loss.item()
+        x, y = map(torch.cat, zip(*batches[step * MICROBATCHES :][:MICROBATCHES], strict=True))
+        loss = _loss(model(x), y)
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        losses.append(total)
+        losses.append(loss.item())
     return optimizer, losses
 
 
@@ -377,7 +379,7 @@ def test_a_rank_holds_as_many_microbatches_as_its_schedule_says(
     there until a gradient comes back, and gradients until a message proves that they have arrived.
     The receive of what a rank reads next is posted before: that of a microbatch more.
     """
-    accumulate = f"mean, microbatches = {microbatches}"
+    accumulate = f"tokens, microbatches = {microbatches}"
     mixed = {"pipeline": _mixed("zb-h1", 3, microbatches, tmp_path)} if "mixed" in name else {}
     stages = f"{name.removeprefix('mixed ')}, ranks = 3"
     program = _compiled(_model(4), stages=stages, accumulate=accumulate, **mixed)

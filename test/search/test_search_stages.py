@@ -10,6 +10,7 @@ from math import inf
 import numpy as np
 import pytest
 from extent import extent, long_form
+from harness import apply
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -19,7 +20,7 @@ from shardir.dialects import train
 from shardir.dialects.dist import MeshOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret import run
-from shardir.passes.search_stages import SearchStages, _Trials, step_of
+from shardir.passes.search_stages import SearchStages, _accumulate, _Trials, step_of
 from shardir.rewriting.microbatching import BatchDimensions
 from shardir.rewriting.stages import ops_of_model
 from shardir.search import joint
@@ -207,6 +208,37 @@ def test_a_loss_is_the_mean_of_its_microbatches() -> None:
     module.verify()
     parts = [run(module, "loss", [x, *values[1:]])[0] for x in np.split(values[0], 3)]
     assert np.isclose(np.mean(parts), full, rtol=1e-6)
+
+
+LABELLED = """
+func.func private @loss(
+    %x: tensor<6x4xf64> {train.input = #train.init<normal>},
+    %labels: tensor<6xi64> {train.input = #train.init<integers, low = -1, high = 4>},
+    %w: tensor<4xf64> {train.parameter = "w", train.init = #train.init<normal>}
+) -> tensor<f64> {
+  %y = nn.mul %x, %w : (tensor<6x4xf64>, tensor<4xf64>) -> tensor<6x4xf64>
+  %loss = nn.cross_entropy_loss <mean> %y, %labels ignore -1
+      : (tensor<6x4xf64>, tensor<6xi64>) -> tensor<f64>
+  func.return %loss : tensor<f64>
+}
+train.step @step of @loss <sgd, lr = 1.0>"""
+
+
+def test_microbatches_with_labels_that_do_not_count_are_over_tokens() -> None:
+    draw = np.random.default_rng(0)
+    given = [draw.normal(size=(6, 4)), np.array([-1, -1, 3, 0, -1, 2]), draw.normal(size=4)]
+    full, parts = parse(LABELLED), parse(LABELLED)
+    _accumulate(step_of(parts), 3)
+    for module in (full, parts):
+        apply(module, "distributed-autodiff")
+    stacked = [x.reshape(3, 2, *x.shape[1:]) for x in given[:2]]
+    for a, b in zip(
+        run(full, "step", given), run(parts, "step", [*stacked, given[2]]), strict=True
+    ):
+        assert np.allclose(a, b, rtol=1e-12)
+    asked = parse(f"{LABELLED} accumulate <mean, microbatches = 1>")
+    with pytest.raises(ShardirError, match=r"a mean over the batch, got nn\.cross_entropy_loss"):
+        BatchDimensions.of(step_of(asked))
 
 
 OTHERS = {

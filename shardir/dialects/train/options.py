@@ -130,13 +130,20 @@ BETA1, BETA2 = (OptionSpec(float, x, minimum=0.0, maximum=1.0, ends="[)") for x 
 
 @irdl_attr_definition
 class AccumulateAttr(OptionsAttr):
-    """The combination of the gradients of several microbatches: `<mean, microbatches = 4>`."""
+    """The combination of the gradients of several microbatches: `<mean, microbatches = 4>`. With
+    `tokens` it is the mean over all tokens, where each loss is a mean over its own."""
 
     name = "train.accumulate"
     KINDS: ClassVar[Kinds] = {
         "mean": {"microbatches": OptionSpec(int, minimum=1)},
         "sum": {"microbatches": OptionSpec(int, minimum=1)},
+        "tokens": {"microbatches": OptionSpec(int, minimum=1)},
     }
+
+    @property
+    def averages(self) -> bool:
+        """Whether losses and gradients are divided by the number of microbatches."""
+        return self.kind != "sum"
 
 
 @irdl_attr_definition

@@ -208,8 +208,8 @@ class GradientOp(_OfFunction):
 @op_definition
 class ForwardOp(_OfFunction):
     """A function of several microbatches, of which it runs another one: without a backward part.
-    Of scalars of floats it returns the mean (or the sum), of other results those of all
-    microbatches, in a new dimension 0."""
+    Of scalars of floats it returns the mean (or the sum, or the mean over tokens), of other
+    results those of all microbatches, in a new dimension 0."""
 
     name = "train.forward"
     accumulate = opt_prop_def(AccumulateAttr)

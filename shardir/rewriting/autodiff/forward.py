@@ -25,6 +25,7 @@ from shardir.dialects.train import (
     PIPELINE,
     EndMicrobatchesOp,
     ForwardOp,
+    Role,
     arg_attrs,
     of_microbatches,
     result_attrs,
@@ -60,14 +61,22 @@ class ForwardFunction:
         states = [i for i in self.updated if i is not None]
         activity = Activity(())
         activity.match(forward)
-        own, _ = split_forward(activity, self.arguments, forward, states, self._parts(returned))
+        marked = self._parts(returned)
+        own, shared = split_forward(activity, self.arguments, forward, states, marked)
         loop = BatchLoop(self.arguments, b, own, states, self.request.microbatches)
+        returned = [loop.parts.get(v, v) for v in returned]
+        targets = [v for v, i in zip(returned, self.updated, strict=True)
+                   if i is None and _is_averaged(v)]  # fmt: skip
+        _, replaced = loop.over_tokens(
+            self.request.accumulate, shared, own, self._parameters(), targets,
+            [v for v in returned if v not in targets],
+        )  # fmt: skip
+        returned, targets = ([replaced.get(v, v) for v in vs] for vs in (returned, targets))
         results = []
-        for at, (v, i) in enumerate(zip(returned, self.updated, strict=True)):
-            part = loop.parts.get(v, v)
+        for at, (part, i) in enumerate(zip(returned, self.updated, strict=True)):
             if i is not None:
                 results.append(loop.carry(i, self._becomes(loop.variables[i], part)))
-            elif _is_averaged(v):
+            elif part in targets:
                 results.append(loop.sum(part))
             else:
                 results.append(loop.collected(part))
@@ -81,6 +90,10 @@ class ForwardFunction:
             ]
         self.block.add_op(ReturnOp(*results))
         hoist_redistributions(self.block)
+
+    def _parameters(self) -> list[SSAValue]:
+        roles = [self.arguments.annotation(i).role for i in range(len(self.arguments.attributes))]
+        return [self.arguments[i] for i, role in enumerate(roles) if role is Role.PARAMETER]
 
     def _parts(self, returned: Sequence[SSAValue]) -> list[SSAValue]:
         """Return the results that are no states, and that ops make."""

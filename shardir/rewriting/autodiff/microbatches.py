@@ -26,6 +26,7 @@ from shardir.dialects.dist import LayoutAttr, ShardingAttr, layout_of, sharding_
 from shardir.dialects.nn.properties import int_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
+    AccumulateAttr,
     AccumulateOp,
     CarriedOp,
     CarryOp,
@@ -41,8 +42,9 @@ from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.backward import BackwardPart
 from shardir.rewriting.autodiff.cotangents import AddendPlace
 from shardir.rewriting.autodiff.step import TrainStep
+from shardir.rewriting.autodiff.tokens import Denominators, TokenMeans, check_means, over_tokens
 from shardir.rewriting.marks import RECOMPUTE
-from shardir.rewriting.rewriter import Rewriter
+from shardir.rewriting.rewriter import Rewriter, erase
 
 
 def add_loop(
@@ -59,6 +61,14 @@ def add_loop(
     backward.transposition.mark(shared)
     loop = BatchLoop(arguments, b, own, states, step.microbatches)
     returned = [loop.parts.get(v, v) for v in returned]
+    pairs = list(zip(returned, backward.updated, strict=True))
+    own, replaced = loop.over_tokens(
+        step.request.accumulate, shared, own, [arguments[i] for i in backward.differentiated],
+        [*(v for v, i in pairs if i is None), *backward.given.values()],
+        [v for v, i in pairs if i is not None],
+    )  # fmt: skip
+    returned = [replaced.get(v, v) for v in returned]
+    backward.given = {i: replaced.get(v, v) for i, v in backward.given.items()}
     written = {loop.variables[i]: arguments[i] for i in backward.differentiated if i in states}
     backward.activity.active.update(written)
     backward.add(own, returned)
@@ -131,6 +141,38 @@ class BatchLoop:
         for op in own:
             self.block.add_op(op)
         self._sums: dict[SSAValue, SSAValue] = {}
+
+    def over_tokens(
+        self, accumulate: AccumulateAttr | None, shared: Sequence[Operation],
+        own: Sequence[Operation], parameters: Sequence[SSAValue], targets: Sequence[SSAValue],
+        others: Sequence[SSAValue],
+    ) -> tuple[list[Operation], dict[SSAValue, SSAValue]]:  # fmt: skip
+        """Let means of the loop's ops be over the tokens of all microbatches, if that is requested.
+        Return the ops, and the values that others replace, each with its own.
+
+        Args:
+            targets: the results that are means over microbatches; `others`: the other results.
+
+        Raises:
+            Failure: means are over tokens, and not requested so; or what is requested is no mean.
+        """
+        if self.count == 1 or accumulate is None or accumulate.kind == "sum":
+            return [*own], {}
+        slices = [v for v in self.parts.values() if isinstance(v.owner, MicrobatchOp)]
+        learned = [*parameters, *self.variables.values()]
+        means = TokenMeans(shared, own, slices, learned, targets, others)
+        if accumulate.kind != "tokens":
+            check_means(means, self.count)
+            return [*own], {}
+        before = Rewriter(self.b.mesh).before(self.loop)
+        stacked = {v: v.owner.operands[0] for v in slices if isinstance(v.owner, Operation)}
+        replaced = over_tokens(means, Denominators(before, means, stacked, self.count))
+        found = [op for op in self.loop.body() if not isinstance(op, MicrobatchOp)]
+        kept = {replaced.get(v, v) for v in (*targets, *others)}
+        for op in reversed(found):
+            if kept.isdisjoint(op.results) and all(v.first_use is None for v in op.results):
+                erase(op)
+        return [op for op in found if op.parent is not None], replaced
 
     def sum(self, v: SSAValue) -> SSAValue:
         """Return the sum of a value over all microbatches."""

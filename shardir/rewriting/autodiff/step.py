@@ -41,13 +41,13 @@ class TrainStep:
     def scales(self) -> bool:
         """Whether the cotangent of a microbatch's loss is another number than 1."""
         several = self.request.accumulate
-        mean = several is not None and several.kind == "mean" and self.microbatches > 1
+        mean = several is not None and several.averages and self.microbatches > 1
         return mean or self.request.loss_scale is not None
 
     def seed(self, element: Attribute) -> SSAValue:
         """Return the cotangent of a microbatch's loss."""
         part = 1.0
-        if (several := self.request.accumulate) is not None and several.kind == "mean":
+        if (several := self.request.accumulate) is not None and several.averages:
             part = 1 / self.microbatches
         if self.scale is not None:
             scale = self.b.convert(self.scale, element)
@@ -59,7 +59,7 @@ class TrainStep:
     def loss(self, total: SSAValue) -> SSAValue:
         """Return the loss of all microbatches, from the sum of their losses."""
         several = self.request.accumulate
-        return total if several is not None and several.kind == "sum" else self.mean(total)
+        return total if several is not None and not several.averages else self.mean(total)
 
     def mean(self, total: SSAValue) -> SSAValue:
         """Return the mean over all microbatches, from the sum of their values."""
