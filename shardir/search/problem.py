@@ -2,12 +2,13 @@
 
     minimise  sum_i unary_i[x_i]  +  sum_ij table_ij[x_i, x_j]
 
-The arrays of repeated layers are the same objects, not only equal ones. All solvers do their work
-once for each array.
+Equal arrays are one object, such as those of repeated layers, and of the steps of a recurrence,
+which read other parts of a value. All solvers do their work once for each array.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,12 @@ class CostProblem:
     unary: list[Table] = field(default_factory=list)
     pairs: dict[tuple[int, int], Table] = field(default_factory=dict)
     _sums: dict[tuple, tuple[Table, ...]] = field(default_factory=dict)
+    _named: dict[tuple, tuple[Table, Table]] = field(default_factory=dict)
+    _equal: dict[tuple, Table] = field(default_factory=dict)
 
     def variable(self, costs: Sequence[float] | Table) -> int:
         """Add a variable, by the costs of its values, and return its number."""
-        self.unary.append(np.asarray(costs, dtype=np.float64))
+        self.unary.append(self._shared(np.asarray(costs, dtype=np.float64)))
         return len(self.unary) - 1
 
     def add(self, i: int, j: int, table: Table) -> None:
@@ -49,15 +52,25 @@ class CostProblem:
             return
         if i > j:
             i, j, table = j, i, table.T
+        table = self._shared(table)
         have = self.pairs.get((i, j))
         self.pairs[i, j] = table if have is None else self.plus(have, table)
 
     def plus(self, a: Table, b: Table) -> Table:
-        """Return a + b: the same array for the same summands."""
+        """Return a + b."""
         key = identity(a), identity(b)
         if key not in self._sums:
-            self._sums[key] = a + b, a, b  # the summands too, so that no other gets their memory
+            total = self._shared(a + b)
+            self._sums[key] = total, a, b  # the summands too, so that no other gets their memory
         return self._sums[key][0]
+
+    def _shared(self, table: Table) -> Table:
+        """Return the first array with the entries of a table."""
+        key = identity(table)
+        if key not in self._named:
+            entries = table.shape, sha256(table.tobytes()).digest()
+            self._named[key] = self._equal.setdefault(entries, table), table
+        return self._named[key][0]
 
     def copy(self) -> "CostProblem":
         """Return a problem to which more costs may be added, with the same tables."""

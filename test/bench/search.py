@@ -8,8 +8,9 @@ the lower bound of all plans, and of Megatron's plan, all by the same time model
 gpt-2 is the step of `bytes` with two layers, on Gloo's ranks (no cluster); Megatron's plan is that
 of the annotations of `programs.gpt`. PanGu-alpha, with products in f16, is on a part of the cluster
 pod2048, with a sample for each device and no limit of memory. Nothing is annotated. The growth is
-that of PanGu's 2.6B: with layers on 64 devices, and with devices at 8 layers; `exponent` is the e
-of the best fit cpu = c size ^ e.
+that of PanGu's 2.6B: with layers on 64 devices, and with devices at 8 layers; and that of a gated
+recurrence with its steps, which are unrolled. `exponent` is the e of the best fit
+cpu = c size ^ e.
 """
 
 import re
@@ -21,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from programs import PANGU, gpt, pangu
+from programs import PANGU, gpt, pangu, recurrent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
@@ -135,6 +136,12 @@ def searched_pangu(size: str, *axes: int, **sizes: int) -> Record:
     return searched(model, text, mesh, "mixed-precision{compute=f16},distributed-autodiff")
 
 
+def searched_recurrence(steps: int) -> Record:
+    """Return the record of a recurrence of so many steps."""
+    text = LAYOUT.sub("", recurrent(steps=steps, batch=64, dim=256, mesh=(2, 4)))
+    return searched(f"recurrence-{steps}", text, {"dp": 2, "tp": 4}, "distributed-autodiff")
+
+
 LAYERS: tuple[int, ...] = (1, 2, 4, 8, 16)
 SCALES = (("2.6B", 8, 8), ("13.1B", 64, 8), ("207B", 64, 4, 8))
 DEPTHS, DEEP = (2, 4, 8, 16, 32, 64), (8, 8)
@@ -142,9 +149,11 @@ DEPTHS, DEEP = (2, 4, 8, 16, 32, 64), (8, 8)
 WIDTHS = ((2, 4), (4, 8), (16, 8), (64, 8), (256, 8))
 WIDE = 8
 """The layers of the model that is searched on more and more devices."""
+STEPS = (8, 16, 32)
+"""The steps of a recurrence."""
 SMOKE = {
     "LAYERS": (), "SCALES": (), "DEPTHS": (1, 2), "DEEP": (2,), "WIDTHS": ((2,), (4,)),
-    "WIDE": 1,
+    "WIDE": 1, "STEPS": (2, 3),
 }  # fmt: skip
 
 
@@ -168,8 +177,10 @@ def records(log: Callable[[str], object]) -> list[Record]:
     out += [logged(searched_pangu(size, *axes)) for size, *axes in SCALES]
     deep = [logged(searched_pangu("2.6B", *DEEP, layers=n)) for n in DEPTHS]
     wide = [logged(searched_pangu("2.6B", *axes, layers=WIDE)) for axes in WIDTHS]
+    long = [logged(searched_recurrence(steps)) for steps in STEPS]
     grown = [
         {"model": "growth with layers", "exponent": exponent(deep, list(DEPTHS))},
         {"model": "growth with devices", "exponent": exponent(wide, [r["devices"] for r in wide])},
+        {"model": "growth with steps", "exponent": exponent(long, list(STEPS))},
     ]
-    return out + deep + wide + grown
+    return out + deep + wide + long + grown

@@ -197,6 +197,14 @@ MUTANTS = [
         "test/search/test_elimination.py",
     ),
     Mutant(
+        "equal tables are several arrays",
+        "Tables of costs are shared if they are made for one signature, not if they are equal.",
+        "shardir/search/problem.py",
+        "self._equal.setdefault(entries, table), table",
+        "table, table",
+        "test/search/test_search.py -k recurrence",
+    ),
+    Mutant(
         "shares of a bucket are omitted",
         "The latency of a bucket that tensors share is not counted in full.",
         "shardir/search/buckets.py",

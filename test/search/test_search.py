@@ -22,10 +22,12 @@ from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.placement import strategy_op_sharding
 from shardir.search.candidates import CandidateSource
 from shardir.search.cost_graph import CostGraph
+from shardir.search.relaxation import Relaxation
+from shardir.search.value_layouts import tied_values
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
-search = bench.load("search")
+programs, search = bench.load("programs"), bench.load("search")
 
 HEAD = """
 dist.cluster @c <levels [node = 2 {bandwidth = 1e+08, latency = 1e-7}], memory = 1000000000 {bandwidth = 1e+10}, flops {f32 = 1e+9}>
@@ -211,3 +213,19 @@ func.func @f(%x: tensor<256x64x4xf32, #rows>) -> tensor<256x64x4xf32, #rows> {
         ("nn.broadcast", "@m, [{a}, {}, {}]"),
         ("nn.mul", "@m, [{a}, {}, {}]"),
     ]
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_more_steps_of_a_recurrence_are_no_more_groups_of_variables(directions: int):
+    """Each step reads a slice of its own, of the same shape: its tables are equal, not the same."""
+
+    def groups(steps: int) -> int:
+        text = programs.recurrent(steps=steps, directions=directions)
+        module = search.applied(search.LAYOUT.sub("", text), "distributed-autodiff")
+        ((f, block),) = bodies(module)
+        mesh = mesh_of(f, module)
+        assert mesh is not None
+        problem = CostGraph(block, CandidateSource(mesh), tied_values(f, block)).bounding_problem
+        return len(Relaxation(problem, [0] * len(problem.unary)).groups)
+
+    assert groups(6) == groups(9)
