@@ -290,6 +290,7 @@ REFUSED = (
     "no write to a tensor of two names",
     "a write without a gradient to a detached tensor that is read later",
     "a mutation on a view chain",
+    "a view that can be written to",
 )
 """What may be refused although torch.export takes it (docs/models.md), by words of the messages."""
 

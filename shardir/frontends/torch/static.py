@@ -5,6 +5,7 @@ h * h.sum().item()      a number of Python, from the elements of a tensor
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import getitem
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ def check_exported(program: GraphModule) -> None:
                 f"expected a module without control flow on tensors, got torch.{node.target}"
                 f"{place_of(node)}; {CHOICE}"
             )
-        if any(map(_repeats_elements, _written(node))):
+        if any(_repeats_elements(x) or _overlaps(x) for x in _written(node)):
             raise ShardirError(
                 f"expected a view that can be written to, got a write to one that repeats elements"
                 f"{place_of(node)}; clone it first"
@@ -87,3 +88,19 @@ def _repeats_elements(x: Any) -> bool:
     return isinstance(found, torch.Tensor) and any(
         step == 0 and n > 1 for n, step in zip(found.shape, found.stride(), strict=True)
     )
+
+
+def _overlaps(x: Any) -> bool:
+    """Whether a value is a view of windows (`unfold`) that share elements."""
+    while isinstance(x, Node) and x.args:
+        args: Any = x.args
+        if x.target == torch.ops.aten.unfold.default and args[2] > args[3]:
+            return True
+        x = x.args[0] if x.target is getitem or _is_view(x.target) else None
+    return False
+
+
+def _is_view(op: Any) -> bool:
+    """Whether an op returns a view of its first argument."""
+    first = schema_of(op).arguments[:1] if isinstance(op, OpOverload) else []
+    return bool(first) and first[0].alias_info is not None
