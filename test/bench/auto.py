@@ -15,7 +15,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cost_model import BOTH, MAX_PROBE_BYTES, MEMORY, MODELS, RANKS, TENSOR, TIMEOUT, Mesh, text
+from cost_model import (
+    BOTH,
+    MAX_PROBE_BYTES,
+    MEMORY,
+    MODELS,
+    RANKS,
+    TENSOR,
+    TIMEOUT,
+    Mesh,
+    assumed,
+    text,
+)
 from plans import bare
 
 from shardir.algebra.cluster import Cluster
@@ -47,6 +58,7 @@ PROBING = 17, 0.01
 SMOKE = {
     "RANKS": 2, "BOTH": (1, 2), "ROUNDS": 1, "PROBING": (1, 0.0), "MAX_PROBE_BYTES": 1 << 8,
     "MODELS": {"mlp": {"megatron": ((1, 2), {})}}, "MORE": {"mlp": {}},
+    "fitted": assumed,
 }  # fmt: skip
 
 

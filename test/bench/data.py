@@ -26,10 +26,7 @@ TOKENS, IMAGES, ROWS = 32 << 20, 2048, 1 << 16
 VOCABULARY, IMAGE, WIDTH = 1024, 64, 256
 BATCH = {"gpt": 8, "resnet": 32, "mlp": 1024}
 """The samples of a step of each model."""
-SMOKE = {
-    "ROUNDS": 1, "TURN": 0.0, "TOKENS": 1 << 12, "IMAGES": 8, "ROWS": 16, "VOCABULARY": 16,
-    "IMAGE": 32, "WIDTH": 8, "BATCH": {"gpt": 2, "resnet": 4, "mlp": 8},
-}  # fmt: skip
+LAYERS = 2
 
 
 Program = tuple[str, dict[str, str]]
@@ -37,10 +34,10 @@ Program = tuple[str, dict[str, str]]
 
 
 def _tokens(folder: Path, random: np.random.Generator) -> Program:
-    """A GPT of two layers, from a file of 64 MB without a header."""
+    """A GPT, from a file of 64 MB without a header."""
     random.integers(0, VOCABULARY, TOKENS, dtype=np.uint16).tofile(folder / "tokens.bin")
     file = 'tokens, path = "tokens.bin", type = "u16", shift = '
-    text = gpt(layers=2, batch=BATCH["gpt"], vocab=VOCABULARY, mesh=(2, 2))
+    text = gpt(layers=LAYERS, batch=BATCH["gpt"], vocab=VOCABULARY, mesh=(2, 2))
     return text, {"tokens": f"{file}0", "targets": f"{file}1"}
 
 
@@ -77,6 +74,10 @@ PROGRAMS: dict[str, Callable[[Path, np.random.Generator], Program]] = {
     "images": _images,
     "rows": _rows,
 }
+SMOKE = {
+    "ROUNDS": 1, "TURN": 0.0, "TOKENS": 1 << 12, "VOCABULARY": 16, "LAYERS": 1, "BATCH": {"gpt": 2},
+    "PROGRAMS": {"tokens": _tokens},
+}  # fmt: skip
 
 
 def add_options(parser: ArgumentParser) -> None:

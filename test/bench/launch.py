@@ -22,7 +22,9 @@ from programs import mlp
 from shardir.api import compile
 
 RANKS, MESH, ROUNDS, TIMEOUT = 4, (2, 2), 7, 120
-SMOKE = {"RANKS": 1, "MESH": (1, 1), "ROUNDS": 1}
+EVERY = "shard-run DIR", "torchrun DIR/program.py", "torchrun, one all-reduce", "torchrun, empty"
+COMMANDS = EVERY
+SMOKE = {"RANKS": 1, "MESH": (1, 1), "ROUNDS": 1, "COMMANDS": EVERY[::3]}
 ALL_REDUCE = """
 import torch
 import torch.distributed as dist
@@ -72,16 +74,17 @@ def records(log: Callable[[str], object], rounds: int) -> list[dict[str, Any]]:
         (folder / "empty.py").write_text("")
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
         shard_run = [sys.executable, "-m", "shardir.tools.run"]
-        commands = {
-            "shard-run DIR": [*shard_run, str(program), "--steps", "1"],
-            "torchrun DIR/program.py": [*torchrun, f"{program}/program.py", "--steps", "1"],
-            "torchrun, one all-reduce": [*torchrun, f"{folder}/all_reduce.py"],
-            "torchrun, empty": [*torchrun, f"{folder}/empty.py"],
-        }
-        found: dict[str, list[tuple[float | None, float]]] = {name: [] for name in commands}
+        every = [
+            [*shard_run, str(program), "--steps", "1"],
+            [*torchrun, f"{program}/program.py", "--steps", "1"],
+            [*torchrun, f"{folder}/all_reduce.py"],
+            [*torchrun, f"{folder}/empty.py"],
+        ]
+        commands = dict(zip(EVERY, every, strict=True))
+        found: dict[str, list[tuple[float | None, float]]] = {name: [] for name in COMMANDS}
         for number in range(rounds):
-            for what, command in commands.items():
-                found[what].append(_timed(command))
+            for what in COMMANDS:
+                found[what].append(_timed(commands[what]))
             log(f"round {number + 1}/{rounds}")
     out = []
     for what, times in found.items():
