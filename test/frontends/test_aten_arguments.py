@@ -1,8 +1,9 @@
 """Every argument of every entry of the table of ATen ops: results, their dtypes and gradients are
 torch's, or an error names the op."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import getitem
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from aten_calls import UNVARIED, WITHOUT_EFFECT, Call, calls_of, name_of, ops
+from aten_calls import UNVARIED, WITHOUT_EFFECT, Call, T, calls_of, name_of, ops
 from extent import extent
 from imported import with_gradients
 from torch import nn
@@ -27,6 +28,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 import shardir
+from shardir.compat.torch import tree_leaves
 from shardir.diagnostics import ShardirError
 from shardir.dialects.train import Role, arguments
 from shardir.frontends.torch.capture import Capture
@@ -242,7 +244,7 @@ def signature(call: One) -> list[Any]:
     return found
 
 
-def accepted(calls: Sequence[Call]) -> Iterator[One]:
+def accepted(calls: Iterable[Call]) -> Iterator[One]:
     """Yield the calls that torch takes."""
     for call in calls:
         try:
@@ -294,6 +296,51 @@ def test_calls_are_torchs(part: int) -> None:
     """Values, dtypes and gradients, in the interpreter."""
     mine = all_calls()[part::PARTS]
     assert not {str(mine[i].call): text for i, text in differences(mine).items()}
+
+
+def test_ops_write_to_what_their_schemas_name() -> None:
+    """But for a norm whose running statistics the importer writes, and ops that torch marks."""
+    wrong = []
+    for op in ops():
+        for call in calls_of(op):
+            given = call.tensors()
+            tensors = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
+            copies = [x.clone() for x in tensors]
+            with contextlib.suppress(RuntimeError, IndexError, ValueError, TypeError):
+                op(**given)
+            if [bits(x) for x in tensors] != [bits(x) for x in copies]:
+                wrong.append(op)
+    assert {*wrong} - {aten.instance_norm.default} == {
+        op for op in wrong if torch.Tag.maybe_aliasing_or_mutating in op.tags
+    }
+
+
+def bits(x: torch.Tensor) -> bytes:
+    return x.numpy().tobytes()
+
+
+def on_scalars(call: Call, dim: int) -> Call:
+    """A call with scalars in place of tensors, of their dimension."""
+
+    def scalar(name: str, x: Any) -> Any:
+        if name in ("dim", "dims"):
+            return [dim] if isinstance(x, list) else dim
+        if isinstance(x, torch.Tensor):
+            return torch.zeros((), dtype=x.dtype)
+        if isinstance(x, T):
+            return T((), "1" if x.kind.isdigit() else x.kind)
+        return x
+
+    return replace(call, given={n: scalar(n, x) for n, x in call.given.items()}, argument="dim")
+
+
+def test_a_scalar_has_a_dimension() -> None:
+    """Ops that take a dimension take 0 and -1 of a scalar."""
+    named = [op for op in ops() if {"dim", "dims"} & {a.name for a in op._schema.arguments}]
+    every = [on_scalars(next(iter(calls_of(op))), dim) for op in named for dim in (0, -1)]
+    calls = [*accepted(c for c in every if not str(c).startswith(OTHER_IN_TORCH))]
+    assert len(calls) > 100
+    assert not {str(calls[i].call): text for i, text in differences(calls).items()}
 
 
 @pytest.mark.parametrize("name", REFUSED)

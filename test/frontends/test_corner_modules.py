@@ -42,6 +42,26 @@ CASES = dict(
             [L],
             ["v = self.l(x0)", NG + "v[0] = 0.5", "v = v + 0"],
         ),
+        M(
+            "running statistics of an instance norm whose result is not used",
+            [L, "self.n = nn.InstanceNorm1d(4, track_running_stats=True)"],
+            ["v = self.l(x0)", "self.n(v.reshape(2, 2, 6).repeat(1, 2, 1))"],
+        ),
+        M(
+            "running statistics have no gradient",
+            [L, "self.n = nn.BatchNorm1d(6)"],
+            ["v = self.n(self.l(x0)) + self.n.running_mean"],
+        ),
+        M(
+            "as_strided of a transpose is one of the memory",
+            [L],
+            ["v = self.l(x0).reshape(4, 6).T.as_strided((3, 4), (8, 1), 2)"],
+        ),
+        M(
+            "writes through as_strided of a transpose",
+            [W],
+            ["v = self.w * 1", "v.T.as_strided((3,), (7,)).mul_(0.5)", "v = x0 @ v"],
+        ),
         M("data write of an activation", [L], ["v = self.l(x0)", "v.data.mul_(0.5)", "v = v + 0"]),
         M("detach write", [L], ["v = self.l(x0)", "v.detach().mul_(0.5)", "v = v + 0"]),
         M(

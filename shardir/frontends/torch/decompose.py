@@ -27,9 +27,10 @@ def decomposition(target: OpOverload) -> Callable[..., Any] | None:
     return None
 
 
-def decomposed(node: Node) -> tuple[GraphModule, list[Node]] | None:
-    """Return the graph of a call's decomposition, without writes in place, and the nodes that are
-    its arguments; None without a decomposition."""
+def decomposed(node: Node) -> tuple[GraphModule, list[Node], dict[int, Node]] | None:
+    """Return the graph of a call's decomposition, without writes in place, the nodes that are its
+    arguments, and the new values of those that it writes to, by their indices; None without a
+    decomposition."""
     assert isinstance(node.target, OpOverload)
     function = decomposition(node.target)
     if function is None:
@@ -52,10 +53,12 @@ def decomposed(node: Node) -> tuple[GraphModule, list[Node]] | None:
     no_mkldnn = torch.backends.mkldnn.flags(enabled=False)
     with warnings.catch_warnings(action="ignore"), mode or unset_fake_temporarily(), no_mkldnn:
         try:
-            module, _ = functional_graph(call, examples)
+            module, written = functional_graph(call, examples)
         except Exception:  # of any kind: some are written for other arguments
             return None
-    return module, [leaves[i] for i in at]
+    if any(inner.target is node.target for inner in module.graph.nodes):
+        return None  # of arguments with other strides
+    return module, [leaves[i] for i in at], written
 
 
 def _lists(tree: Any) -> Any:

@@ -241,7 +241,12 @@ class Importer:
                 return conform(node, found, moved=name in MOVEMENTS)
         inner = decomposed(node)
         if inner is not None and all(map(_has_translation, inner[0].graph.nodes)):
-            module, given = inner
+            module, given, written = inner
+            if written:
+                raise ShardirError(
+                    f"expected an op that writes to what its schema names, got {node.target}"
+                    f"{self._at()}; write it by other ops"
+                )
             self._bind(module, given)
             return self.graph(module)
         found = self._run(fallback.called, node, args, kwargs)

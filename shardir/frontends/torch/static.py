@@ -96,11 +96,11 @@ def _overlaps(x: Any) -> bool:
         args: Any = x.args
         if x.target == torch.ops.aten.unfold.default and args[2] > args[3]:
             return True
-        x = x.args[0] if x.target is getitem or _is_view(x.target) else None
+        x = x.args[0] if x.target is getitem or is_view(x.target) else None
     return False
 
 
-def _is_view(op: Any) -> bool:
-    """Whether an op returns a view of its first argument."""
+def is_view(op: Any) -> bool:
+    """Return whether an op returns a view of its first argument."""
     first = schema_of(op).arguments[:1] if isinstance(op, OpOverload) else []
     return bool(first) and first[0].alias_info is not None

@@ -123,11 +123,14 @@ def entry_call(entry: AtenEntry) -> AtenEntry:
         if not binding.complete or not_taken(entry, target, args, kwargs):
             return NotImplemented
         given = arguments_of(target, args, kwargs)
+        if not given.keys().isdisjoint(DIMENSIONS):
+            given = _with_rows(given, given[schema_of(target).arguments[0].name])
         found = {binding.taken[name]: x for name, x in given.items() if name in binding.taken}
         block = t.function.block
         before = block.last_op
         try:
             result = entry(t, *found.values()) if isinstance(entry, ByType) else entry(t, **found)
+            result = _without_rows(t.node, result)
             op = block.last_op
             while op is not before and op is not None:
                 op.verify_()
@@ -139,6 +142,34 @@ def entry_call(entry: AtenEntry) -> AtenEntry:
         return result
 
     return call
+
+
+DIMENSIONS = ("dim", "dims")
+"""The arguments that name dimensions: a scalar has one, 0 or -1."""
+
+
+def _with_rows(given: dict[str, Any], first: Any) -> dict[str, Any]:
+    """The arguments of a call whose first one is a scalar, with tensors of one dimension in place
+    of scalars."""
+    if not isinstance(first, Value) or first.shape:
+        return given
+    return {n: x.reshape(1) if isinstance(x, Value) and not x.shape else x
+            for n, x in given.items()}  # fmt: skip
+
+
+def _without_rows(node: Node, found: Any) -> Any:
+    """The results of an entry, as scalars where those of the node are."""
+    if isinstance(found, tuple | list):
+        results = node.meta.get("val")
+        several = results if isinstance(results, tuple | list) else [results]
+        both = zip(found, several, strict=False)
+        return (*(_scalar(x, fake) for x, fake in both), *found[len(several) :])
+    return _scalar(found, node.meta.get("val"))
+
+
+def _scalar(x: Any, fake: Any) -> Any:
+    is_row = isinstance(x, Value) and x.shape == (1,)
+    return x.reshape() if is_row and isinstance(fake, torch.Tensor) and not fake.dim() else x
 
 
 SMALL = {torch.uint8: (0, 255), torch.int8: (128, 255), torch.int16: (32768, 65535)}

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from torch.fx import Node
+
 from shardir.build import Value, nn
 from shardir.frontends.torch.translation import AtenEntry, Translation
 
@@ -54,13 +56,22 @@ def _batch_norm_with_statistics(
     t: Translation, x: Value, w: Value | None, b: Value | None, mean: Value, var: Value,
     training: bool, momentum: float, eps: float,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    """The batch norm, nothing in place of the batch's own statistics, and the running ones."""
+    """The batch norm, nothing in place of the batch's own statistics, and the running ones, which
+    torch computes without a gradient."""
     if not training:
         return _batch_norm(t, x, w, b, mean, var, training, momentum, eps), None, None, mean, var
     w, b = _affine(t, w, b, x.shape[1:2], x.dtype)
     mean, var = mean.to(x.dtype), var.to(x.dtype)
     y, new_mean, new_var = nn.batch_norm(x, w, b, mean, var, momentum=momentum, eps=eps)
+    if _are_read(t.node, 3, 4):
+        new_mean, new_var = nn.stop_gradient(new_mean), nn.stop_gradient(new_var)
     return y, None, None, new_mean, new_var
+
+
+def _are_read(node: Node, *results: int) -> bool:
+    """Whether some results of a call are operands of others."""
+    parts = (part for part in node.users if part.args[1] in results)
+    return any(user.op != "output" for part in parts for user in part.users)
 
 
 def _batch_norm_of_running(
