@@ -141,7 +141,9 @@ class _WithLoss(torch.nn.Module):
 
     def _exported(self, x: Any) -> Any:
         """An output that torch.export takes; None for another one, such as a cache of keys and
-        values."""
+        values. A view is cloned: torch refuses some views of parameters that are written."""
+        if isinstance(x, torch.Tensor) and x._is_view():
+            return x.clone()
         if x is None or isinstance(x, torch.Tensor | bool | int | float | str):
             return x
         self._remarked(
