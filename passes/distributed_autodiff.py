@@ -33,7 +33,9 @@ values have layouts, these stay, as pins for search-strategies, and new values h
 7. A forward part alone is in such a loop too. Of its results, scalars of floats are the mean (or
    the sum) over the microbatches, others have those of all in a new dimension 0; states pass from
    one microbatch to the next.
-8. A private function that nothing else uses is erased; any other stays.
+8. In any function that is no step, what reads the number of tokens over which a result is the mean
+   has the mark `train.weighs`: the result counts so much in a mean over several batches.
+9. A private function that nothing else uses is erased; any other stays.
 """
 
 from collections import Counter
@@ -53,9 +55,10 @@ from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import meshes_of
 from shardir.dialects.nn.losses import Loss
 from shardir.dialects.symbols import fixed_symbols
-from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request
+from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request, is_step
 from shardir.rewriting.autodiff.forward import ForwardFunction
 from shardir.rewriting.autodiff.function import Differentiation
+from shardir.rewriting.autodiff.tokens import means_of, weigh
 from shardir.rewriting.bases import collect_all, collect_errors
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.copying import copied
@@ -78,7 +81,9 @@ class DistributedAutodiff(PassOptions):
             with fixed_symbols():
                 collect_errors(requests, lambda r: ordered.update(chain_of(r)))
 
+        beside = [f for f in op.body.ops if isinstance(f, FuncOp) and f.body.blocks]
         collect_all(put_in_order, lambda: differentiate_all(op, list(ordered)))
+        weigh_all(op, [f for f in beside if f.parent is not None])
 
 
 def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
@@ -110,6 +115,20 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
             erase(source)
 
     collect_errors(requests, differentiate)
+
+
+def weigh_all(module: ModuleOp, functions: Sequence[FuncOp]) -> None:
+    """Mark the numbers of tokens of the results of public functions that are no steps."""
+    meshes = meshes_of(module)
+    for f in functions:
+        private = f.sym_visibility is not None and f.sym_visibility.data == "private"
+        block = f.body.block
+        if private or is_step(f) or is_local_body(block):
+            continue
+        mesh = mesh_among(f, ops_of(block), meshes) if is_laid_out(block) else None
+        if any(isinstance(op, Loss) and "ignore" in op.properties for op in block.ops):
+            expand(block, mesh, Loss)
+        weigh(f, means_of(f), block.last_op.operands if block.last_op is not None else [])
 
 
 def chain_of(request: Request) -> dict[Request, None]:
@@ -144,8 +163,7 @@ def differentiated(request: Request, source: FuncOp, mesh: Mesh | None, consumed
     local_types = lift(block, mesh) if mesh is not None and is_local else {}
     laid_out_on = mesh if is_laid_out(block) else None
     if isinstance(request, ForwardOp):
-        if request.microbatches > 1:
-            expand(block, laid_out_on, Loss)  # to see what their means divide by
+        expand(block, laid_out_on, Loss)  # to see what their means divide by
         new = ForwardFunction(request, source, block, laid_out_on)
     else:
         if laid_out_on is None:

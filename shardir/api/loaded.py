@@ -123,7 +123,8 @@ class Loaded:
             found = [
                 result.batch_of(session.states.gathered(x, result, result.partial))
                 if gathered else x
-                for result, x in zip(f.results, outputs, strict=True) if not result.updates
+                for result, x in zip(f.results, outputs, strict=True)
+                if not result.updates and result.weighs is None
             ]  # fmt: skip
         return found[0] if len(found) == 1 else tuple(found)
 

@@ -13,16 +13,21 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, SSAValue
 
 from shardir.dialects import train
-from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret.evaluator import function, is_local_function, run
-from shardir.rewriting.autodiff.tokens import Denominators, TokenMean, TokenMeans, over_tokens
+from shardir.rewriting.autodiff.tokens import (
+    Denominators,
+    TokenMean,
+    TokenMeans,
+    means_of,
+    over_tokens,
+)
 from shardir.rewriting.composites import expand
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import update_signature
@@ -74,21 +79,8 @@ class _Totals(Denominators):
     def given_to(f: FuncOp, count: int) -> "_Totals":
         """Let a function have totals as arguments, and return the sums that make them."""
         block = f.body.block
-        last, roles = block.last_op, train.arguments(f)
-        assert isinstance(last, ReturnOp)
-        pairs = list(zip(last.operands, train.updated_arguments(f), strict=True))
-        gradients = {v for v, i in zip(last.operands, train.gradient_arguments(f), strict=True)
-                     if i is not None}  # fmt: skip
-        changed = {i for _, i in pairs if i is not None}
-        args = list(zip(block.args, roles, strict=True))
-        learned = [v for i, (v, a) in enumerate(args)
-                   if a.role is train.Role.PARAMETER or i in changed]  # fmt: skip
-        means = TokenMeans(
-            [], ops_of(block), [v for v, a in args if a.role is train.Role.INPUT], learned,
-            [v for v, i in pairs
-             if v in gradients or (i is None and not unsharded_type(v).get_shape())],
-            [v for v, i in pairs if i is not None],
-        )  # fmt: skip
+        last, means = block.last_op, means_of(f)
+        assert last is not None
         found = _Totals(block, means, count)
         over_tokens(means, found)
         last.operands = [*last.operands, *(v for v, _ in found.sums)]

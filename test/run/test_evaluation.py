@@ -93,6 +93,41 @@ def test_functions_are_evaluated_between_steps_over_all_batches(tmp_path):
                         "name": "error", "value": report.evaluations[0]["value"]}  # fmt: skip
 
 
+LABELLED = """
+func.func @{name}(
+  %x: tensor<{rows}x3xf32> {{train.input = #train.init<batches, path = "data.npz", array = "vx">}},
+  %t: tensor<{rows}xi64> {{train.input = #train.init<batches, path = "data.npz", array = "labels">}},
+  %w: tensor<3x2xf32> {{train.parameter = "w", train.init = #train.init<constant, value = 0.5>}}
+) -> (tensor<f32>, tensor<f32>) {{
+  %y = nn.matmul %x, %w : (tensor<{rows}x3xf32>, tensor<3x2xf32>) -> tensor<{rows}x2xf32>
+  %s = nn.mul %y, %y : (tensor<{rows}x2xf32>, tensor<{rows}x2xf32>) -> tensor<{rows}x2xf32>
+  %loss = nn.cross_entropy_loss <mean> %s, %t ignore -1 : (tensor<{rows}x2xf32>, tensor<{rows}xi64>) -> tensor<f32>
+  %mean = nn.reduce <mean> %s dims <0, 1> : (tensor<{rows}x2xf32>) -> tensor<f32>
+  func.return %loss, %mean : tensor<f32>, tensor<f32>
+}}
+"""  # noqa: E501 - a program
+
+
+def test_an_evaluation_is_over_all_tokens(tmp_path):
+    """Its batches have other numbers of labels, one of them none; and so have microbatches."""
+    labels = np.random.default_rng(1).integers(-1, 2, ROWS)
+    labels[:5] = labels[6:12] = -1
+    data = _data(tmp_path, labels=labels)
+    text = LABELLED.format(name="valid", rows=6) + LABELLED.format(name="f", rows=3).replace(
+        "func.func @f", "func.func private @f"
+    )
+    request = "train.forward @parts of @f accumulate <tokens, microbatches = 2>\n"
+    report = shardir.run(_compiled(tmp_path, text + request))
+    x, labels = data["vx"][:24].astype(np.float64), labels[:24]
+    y = (x @ np.full((3, 2), 0.5)) ** 2
+    log_p = y - np.log(np.exp(y).sum(1, keepdims=True))
+    counts = labels >= 0
+    loss = -log_p[counts, labels[counts]].mean()
+    assert [r["name"] for r in report.results] == ["loss", "mean"] * 2
+    found = [r["value"] for r in report.results]
+    np.testing.assert_allclose(found, [loss, y.mean()] * 2, rtol=1e-5)
+
+
 def test_inputs_of_an_evaluation_have_as_many_batches(tmp_path):
     _data(tmp_path, vt=np.zeros((13, 2), np.float32))
     with pytest.raises(RunError, match=r"valid: expected inputs of as many batches each, got 2 of"):

@@ -22,8 +22,8 @@ from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import executed
-from shardir.backend.torch.emit.biases import biased, with_biases
-from shardir.backend.torch.emit.program import of_outlined, outlined
+from shardir.backend.torch.emit.biases import biased
+from shardir.backend.torch.emit.program import emittable, of_outlined, outlined
 from shardir.backend.torch.emit.updates import is_updated_before
 from shardir.cost.schedule import level_of
 from shardir.cost.seconds import OpCost
@@ -31,7 +31,6 @@ from shardir.cost.simulator import COMPUTE, SharedRows, SimulatedEvent, Simulati
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
-from shardir.rewriting.composites import expanded
 
 NANO = 1e-9
 
@@ -81,7 +80,7 @@ class ProgramLines:
     """
 
     def __init__(self, module: ModuleOp, arena: bool = False):
-        self.module = with_biases(expanded(module))
+        self.module = emittable(module)
         loops = outlined(self.module)
         made = of_outlined(loops, arena=arena)
         self.text = made.text

@@ -74,6 +74,7 @@ from shardir.dialects.train.requests import (
 )
 from shardir.dialects.train.role_checks import check_initial_values
 from shardir.dialects.train.roles import (
+    WEIGHS,
     Argument,
     Role,
     arg_attrs,
@@ -94,6 +95,8 @@ from shardir.dialects.train.roles import (
     updated_arguments,
     updated_keys,
     updates_attrs,
+    weighed_by,
+    weighing_attrs,
 )
 from shardir.dialects.train.stage_order import Event, StageMessage, StageOrder
 from shardir.dialects.train.stage_proof import check_order, proven_order
@@ -177,6 +180,7 @@ __all__ = [
     "STAGE_AXIS",
     "SYNC",
     "UPDATES",
+    "WEIGHS",
     "AccumulateAttr",
     "AccumulateOp",
     "AdagradOp",
@@ -287,4 +291,6 @@ __all__ = [
     "updated_arguments",
     "updated_keys",
     "updates_attrs",
+    "weighed_by",
+    "weighing_attrs",
 ]  # fmt: skip

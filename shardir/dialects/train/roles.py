@@ -34,7 +34,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, Operation
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.layout import Layout
@@ -46,6 +46,9 @@ STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches
 GRADIENT, METRIC = "train.gradient", "train.metric"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
 STATE_LAYOUT = "train.state_layout"
+WEIGHS = "train.weighs"
+"""On an op that reads a number of tokens: the result that is a mean over these, by its index. It
+counts so much in means over several batches."""
 
 Attributes = Mapping[str, Attribute]
 
@@ -134,6 +137,17 @@ def gradient_attrs(key: str) -> dict[str, Attribute]:
 def metric_attrs(name: str) -> dict[str, Attribute]:
     """The attributes of a result that is a metric of a step: a scalar beside the loss."""
     return {METRIC: StringAttr(name)}
+
+
+def weighing_attrs(result: int) -> dict[str, Attribute]:
+    """Return the attributes of an op that reads the number of tokens of a result."""
+    return {WEIGHS: IntegerAttr(result, i64)}
+
+
+def weighed_by(op: Operation) -> int | None:
+    """Return the result whose number of tokens an op reads, by its index; None of other ops."""
+    result = op.attributes.get(WEIGHS)
+    return result.value.data if isinstance(result, IntegerAttr) else None
 
 
 def of_microbatches(attributes: Attributes, count: int) -> dict[str, Attribute]:

@@ -34,6 +34,7 @@ from shardir.dialects.train import (
 from shardir.rewriting.autodiff.activity import Activity
 from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.microbatches import BatchLoop, split_forward
+from shardir.rewriting.autodiff.tokens import weigh
 from shardir.rewriting.hoisting import hoist_redistributions
 from shardir.rewriting.rewriter import Rewriter
 
@@ -67,10 +68,12 @@ class ForwardFunction:
         returned = [loop.parts.get(v, v) for v in returned]
         targets = [v for v, i in zip(returned, self.updated, strict=True)
                    if i is None and _is_averaged(v)]  # fmt: skip
-        _, replaced = loop.over_tokens(
-            self.request.accumulate, shared, own, self._parameters(), targets,
-            [v for v in returned if v not in targets],
-        )  # fmt: skip
+        others = [v for v in returned if v not in targets]
+        means = loop.means(shared, own, self._parameters(), targets, others)
+        several = self.request.accumulate
+        if loop.count == 1 or (several is not None and several.kind == "tokens"):
+            weigh(self.request, means, returned, self.request.pipeline is not None)
+        _, replaced = loop.over_tokens(several, means)
         returned, targets = ([replaced.get(v, v) for v in vs] for vs in (returned, targets))
         results = []
         for at, (part, i) in enumerate(zip(returned, self.updated, strict=True)):

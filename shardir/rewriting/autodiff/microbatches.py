@@ -62,11 +62,12 @@ def add_loop(
     loop = BatchLoop(arguments, b, own, states, step.microbatches)
     returned = [loop.parts.get(v, v) for v in returned]
     pairs = list(zip(returned, backward.updated, strict=True))
-    own, replaced = loop.over_tokens(
-        step.request.accumulate, shared, own, [arguments[i] for i in backward.differentiated],
+    means = loop.means(
+        shared, own, [arguments[i] for i in backward.differentiated],
         [*(v for v, i in pairs if i is None), *backward.given.values()],
         [v for v, i in pairs if i is not None],
     )  # fmt: skip
+    own, replaced = loop.over_tokens(step.request.accumulate, means)
     returned = [replaced.get(v, v) for v in returned]
     backward.given = {i: replaced.get(v, v) for i, v in backward.given.items()}
     written = {loop.variables[i]: arguments[i] for i in backward.differentiated if i in states}
@@ -142,33 +143,38 @@ class BatchLoop:
             self.block.add_op(op)
         self._sums: dict[SSAValue, SSAValue] = {}
 
-    def over_tokens(
-        self, accumulate: AccumulateAttr | None, shared: Sequence[Operation],
-        own: Sequence[Operation], parameters: Sequence[SSAValue], targets: Sequence[SSAValue],
-        others: Sequence[SSAValue],
-    ) -> tuple[list[Operation], dict[SSAValue, SSAValue]]:  # fmt: skip
-        """Let means of the loop's ops be over the tokens of all microbatches, if that is requested.
-        Return the ops, and the values that others replace, each with its own.
+    def means(
+        self, shared: Sequence[Operation], own: Sequence[Operation],
+        parameters: Sequence[SSAValue], targets: Sequence[SSAValue], others: Sequence[SSAValue],
+    ) -> TokenMeans:  # fmt: skip
+        """Return the means over tokens among the loop's ops `own`.
 
         Args:
             targets: the results that are means over microbatches; `others`: the other results.
+        """
+        slices = [v for v in self.parts.values() if isinstance(v.owner, MicrobatchOp)]
+        learned = [*parameters, *self.variables.values()]
+        return TokenMeans(shared, own, slices, learned, targets, others)
+
+    def over_tokens(
+        self, accumulate: AccumulateAttr | None, means: TokenMeans
+    ) -> tuple[list[Operation], dict[SSAValue, SSAValue]]:  # fmt: skip
+        """Let means of the loop's ops be over the tokens of all microbatches, if that is requested.
+        Return the ops, and the values that others replace, each with its own.
 
         Raises:
             Failure: means are over tokens, and not requested so; or what is requested is no mean.
         """
         if self.count == 1 or accumulate is None or accumulate.kind == "sum":
-            return [*own], {}
-        slices = [v for v in self.parts.values() if isinstance(v.owner, MicrobatchOp)]
-        learned = [*parameters, *self.variables.values()]
-        means = TokenMeans(shared, own, slices, learned, targets, others)
+            return [*means.every], {}
         if accumulate.kind != "tokens":
             check_means(means, self.count)
-            return [*own], {}
+            return [*means.every], {}
         before = Rewriter(self.b.mesh).before(self.loop)
-        stacked = {v: v.owner.operands[0] for v in slices if isinstance(v.owner, Operation)}
+        stacked = {v: v.owner.operands[0] for v in means.inputs if isinstance(v.owner, Operation)}
         replaced = over_tokens(means, Denominators(before, means, stacked, self.count))
         found = [op for op in self.loop.body() if not isinstance(op, MicrobatchOp)]
-        kept = {replaced.get(v, v) for v in (*targets, *others)}
+        kept = {replaced.get(v, v) for v in (*means.targets, *means.others)}
         for op in reversed(found):
             if kept.isdisjoint(op.results) and all(v.first_use is None for v in op.results):
                 erase(op)

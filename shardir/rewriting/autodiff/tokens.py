@@ -32,11 +32,13 @@ from xdsl.dialects.builtin import (
     TensorType,
     f32,
 )
+from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.analysis.functions import named
 from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects import nn
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import (
     SAME_VALUE,
     CollectiveOp,
@@ -49,7 +51,16 @@ from shardir.dialects.nn.base import Props, TensorOp
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.properties import axis_of, dims_attr, dims_of, int_attr
 from shardir.dialects.nn.types import unsharded_type
+from shardir.dialects.train import (
+    Role,
+    arguments,
+    gradient_arguments,
+    updated_arguments,
+    weighed_by,
+    weighing_attrs,
+)
 from shardir.rewriting.rewriter import Rewriter
+from shardir.syntax.source import warn
 
 SUMS = ("sum", "mean")
 """The reductions that a denominator is made of."""
@@ -73,6 +84,11 @@ class TokenMean:
     problem: Located | None = None
     is_mean: bool = False
 
+    @property
+    def reader(self) -> Operation:
+        """The op that reads the denominator."""
+        return self.path[-1] if self.path else self.op
+
 
 class TokenMeans:
     """The means over tokens among the ops of a microbatch."""
@@ -88,7 +104,8 @@ class TokenMeans:
             learned: parameters, and states that change between microbatches.
             targets: the loss, metrics, and gradients that the ops make; `others`: other results.
         """
-        self.ops, self.inputs = [op for op in ops if op.results], {*inputs}
+        self.every, self.inputs = ops, {*inputs}
+        self.ops = [op for op in ops if op.results]
         self.targets, self.others = targets, others
         self.counted, self.learned = _dependent(ops, inputs), _dependent([*shared, *ops], learned)
 
@@ -147,6 +164,31 @@ class TokenMeans:
             if own and not isinstance(op, nn.ReduceOp) and not _is_linear(op, own):
                 return op, f"a numerator that is linear in sums, got {op.name}"
         return None
+
+    def weights(self, returned: Sequence[SSAValue]) -> dict[int, TokenMean | None]:
+        """Return a mean with the number of tokens of each result that is one over tokens, by the
+        index of the result; None where it is something else made of such means."""
+        found = [mean for mean in self.find() if mean.is_mean]
+        reached, weights = [self._reached(mean.op)[0] for mean in found], {}
+        for i, v in enumerate(returned):
+            of = [mean for mean, values in zip(found, reached, strict=True)
+                  if v in self.targets and v in values]  # fmt: skip
+            if of:
+                alone = len({mean.number for mean in of}) == 1
+                is_one = alone and v in self._multiples([mean.op for mean in of])
+                weights[i] = of[0] if is_one else None
+        return weights
+
+    def _multiples(self, divisions: Sequence[Operation]) -> set[SSAValue]:
+        """Return the values that are linear in quotients, with nothing added to them."""
+        found: set[SSAValue] = {v for op in divisions for v in op.results}
+        for op in self.ops:
+            inside = [v in found for v in op.operands]
+            if any(inside) and _is_linear(op, found):
+                adds = isinstance(op, nn.AddOp | nn.SubOp | nn.SelectOp | nn.ConcatOp | nn.StackOp)
+                if not adds or all(inside[isinstance(op, nn.SelectOp) :]):
+                    found.update(op.results)
+        return found
 
     def parts_of(self, number: SSAValue) -> list[SSAValue]:
         """Return the values from which a number of one element is made, in order: sums, scalars
@@ -213,6 +255,41 @@ def kinds_of(parts: Sequence[SSAValue]) -> set[str]:
         if isinstance(op, nn.ReduceOp) and op.kind.data in SUMS and 0 in op.where()[0]:
             found.add(op.kind.data)
     return found
+
+
+def weigh(
+    at: Operation, means: TokenMeans, returned: Sequence[SSAValue], in_stages: bool = False
+) -> None:  # fmt: skip
+    """Mark the numbers of tokens of the results of a function or request, for means of these over
+    several batches. Warn of a result that has none: it is made of several means, or in stages."""
+    for i, mean in means.weights(returned).items():
+        if mean is not None and not in_stages:
+            mean.reader.attributes.update(weighing_attrs(i))
+            continue
+        why = "it is in stages" if mean is not None else "it is made of more than that"
+        warn(
+            at,
+            f"expected {named(returned[i])} to be a mean over tokens, got another: a mean over "
+            f"several batches is by their rows, since {why}; return the sum, and the number",
+        )
+
+
+def means_of(f: FuncOp) -> TokenMeans:
+    """Return the means over tokens of a function, whose composites are decomposed."""
+    block = f.body.block
+    last, roles = block.last_op, arguments(f)
+    assert isinstance(last, ReturnOp)
+    pairs = list(zip(last.operands, updated_arguments(f), strict=True))
+    changed = {i for _, i in pairs if i is not None}
+    gradients = {v for v, i in zip(last.operands, gradient_arguments(f), strict=True)
+                 if i is not None}  # fmt: skip
+    args = list(zip(block.args, roles, strict=True))
+    return TokenMeans(
+        [], ops_of(block), [v for v, a in args if a.role is Role.INPUT],
+        [v for i, (v, a) in enumerate(args) if a.role is Role.PARAMETER or i in changed],
+        [v for v, i in pairs if v in gradients or (i is None and _is_scalar(v))],
+        [v for v, i in pairs if i is not None],
+    )  # fmt: skip
 
 
 def _dependent(ops: Sequence[Operation], values: Sequence[SSAValue]) -> set[SSAValue]:
@@ -400,8 +477,9 @@ def over_tokens(means: TokenMeans, denominators: Denominators) -> dict[SSAValue,
         for op in reversed(mean.path):
             if isinstance(op, nn.BroadcastOp):
                 result = unsharded_type(op.out)
-                props = _without_strategy(op)
-                new = inside.op(nn.BroadcastOp, new, props=props, result=result).results[0]
+                made = inside.op(nn.BroadcastOp, new, props=_without_strategy(op), result=result)
+                made.attributes.update(op.attributes)
+                new = made.results[0]
         if (layout := layout_of(old)) is not None:
             new = (inside if mean.path else denominators.b).redistribute(new, layout)
         mean.op.operands[mean.divisor] = new
@@ -432,9 +510,11 @@ def _of_partial(mean: TokenMean, before: Rewriter) -> SSAValue | None:
         or moved.out.get_user_of_unique_use() is not division or _wide(element) != element
     ):  # fmt: skip
         return None
-    inverse = before.value(nn.ReciprocalOp, division.rhs)
+    inverse = before.op(nn.ReciprocalOp, division.rhs)
+    if (weighed := weighed_by(division)) is not None:
+        inverse.attributes.update(weighing_attrs(weighed))
     inside = Rewriter(before.mesh).before(division)
-    product = inside.create(nn.MulOp, [moved.value, inverse], [moved.value.type])
+    product = inside.create(nn.MulOp, [moved.value, inverse.results[0]], [moved.value.type])
     return inside.redistribute(product.out, complete)
 
 

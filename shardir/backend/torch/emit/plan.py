@@ -18,6 +18,7 @@ from shardir.backend.torch.emit.data import Data, initial_value, rows_of
 from shardir.backend.torch.emit.program import function_names, mesh_of, public_functions
 from shardir.backend.torch.emit.stages import called_functions, places_of
 from shardir.backend.torch.emit.types import DTYPES
+from shardir.backend.torch.emit.weights import with_weights
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.dist import global_shape, layout_of
@@ -33,6 +34,7 @@ from shardir.dialects.train import (
     is_step,
     metric_names,
     replicas_of,
+    result_attrs,
     result_batches,
     updated_keys,
 )
@@ -51,7 +53,7 @@ def plan_of(
         Failure: something in the program cannot be run: a file that is not there, a state of two
             shapes, a step without a loss.
     """
-    module = expanded(module)
+    module = with_weights(expanded(module))
     mesh, functions = mesh_of(module), public_functions(module)
     called = function_names(functions)
     data = Data(base_dir, copied, inits=_inits(functions))
@@ -178,10 +180,17 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     if replicas is not None:
         args = [_argument_of_replicas(a, replicas) for a in args]
     results = []
-    named = zip(last.operands, updated_keys(f), metric_names(f), result_batches(f), strict=True)
-    for i, (v, updates, metric, microbatches) in enumerate(named):
+    weighed = [a.get(train.WEIGHS) for a in result_attrs(f)]
+    named = zip(
+        last.operands, updated_keys(f), metric_names(f), result_batches(f), weighed, strict=True
+    )
+    for i, (v, updates, metric, microbatches, weighs) in enumerate(named):
         made = _result(last, i, v, updates, metric, mesh, keys)
-        results.append(made if microbatches is None else made | {"microbatches": microbatches})
+        if microbatches is not None:
+            made["microbatches"] = microbatches
+        if weighs is not None:
+            made["weighs"] = weighs.value.data
+        results.append(made)
     if replicas is not None:
         results = [_result_of_replicas(f, r, replicas) for r in results]
     if train.schedule_of(f) is not None:

@@ -32,6 +32,7 @@ from shardir.backend.torch.emit.names import Names, comment, docstring, joined
 from shardir.backend.torch.emit.scope import Program, foreign_names, function_text
 from shardir.backend.torch.emit.stages import StagesScope, called_functions
 from shardir.backend.torch.emit.variables import OpLine
+from shardir.backend.torch.emit.weights import with_weights
 from shardir.backend.torch.ops import TORCH
 from shardir.backend.torch.ops.dist import TORCH_DIST
 from shardir.diagnostics import Failure
@@ -48,6 +49,11 @@ TABLE = {**TORCH, **TORCH_DIST}
 """The entry of each op."""
 
 
+def emittable(module: ModuleOp) -> ModuleOp:
+    """The module in the form in which it is emitted, but for its loops: itself if it is in that."""
+    return with_biases(with_weights(expanded(module)))
+
+
 def outlined(module: ModuleOp) -> ModuleOp:
     """The module with its equal blocks as loops: itself if it has none that is emitted."""
     emitted = public_functions(module)
@@ -62,7 +68,7 @@ def outline(module: ModuleOp) -> None:
     """Let the equal blocks of a module be loops, unless what is emitted is another module: one
     without composites, or, if equal blocks are in private functions alone, with them."""
     functions = [op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks]
-    if with_biases(expanded(module)) is module and functions == public_functions(module):
+    if emittable(module) is module and functions == public_functions(module):
         _outline(module)
 
 
@@ -180,7 +186,7 @@ def emitted(
     Raises:
         Failure: the module holds what the backend has no text for.
     """
-    return of_outlined(outlined(with_biases(expanded(module))), rank, single, straight_line, arena)
+    return of_outlined(outlined(emittable(module)), rank, single, straight_line, arena)
 
 
 def of_outlined(

@@ -5,8 +5,9 @@ A part of the runtime; needs only torch.
 
 from collections.abc import Callable
 
+import torch
 from runtime_plan import PlanError, PlanFunction
-from runtime_states import States
+from runtime_states import DTYPES, States
 from torch import Tensor
 
 
@@ -36,21 +37,32 @@ def evaluate(
 
     Returns:
         This rank's results of the first batch; and of scalars of floats, by their places among the
-        results, the mean over all batches, of a padded one by its rows: in double precision where
-        there are several.
+        results, the mean over all batches: by the numbers of tokens where the result is a mean over
+        these, else by those of rows, of which a padded batch has fewer. It is in double precision
+        where there are several batches.
     """
     masked = next((arg.masked for arg in function.args if arg.masked is not None), None)
-    shares = [masked.count(k) if masked else 1 for k in range(batches)]
+    results = list(enumerate(function.results))
+    weights = {r.weighs: i for i, r in results if r.weighs is not None}
+    numbers = [i for i, r in results if not (r.updates or r.shape or i in weights.values())]
+    scalars = [i for i in numbers if DTYPES[function.results[i].dtype].is_floating_point]
     first: list[Tensor] = []
-    means: dict[int, Tensor] = {}
+    sums: dict[int, tuple[Tensor, Tensor | int]] = {}
     for number in range(batches):
         outputs = call(number)
         first = first or outputs
-        for i, (result, x) in enumerate(zip(function.results, outputs, strict=True)):
-            if result.updates or result.shape or not x.is_floating_point():
-                continue
-            one = states.gathered(x, result, result.partial)
-            if batches > 1:
-                one = one.double() * shares[number] / sum(shares)
-            means[i] = means[i] + one if i in means else one
-    return first, means
+        found = {
+            i: states.gathered(outputs[i], function.results[i], function.results[i].partial)
+            for i in (*scalars, *weights.values())
+        }
+        if batches == 1:
+            return first, {i: found[i] for i in scalars}
+        for i in scalars:
+            weight: Tensor | int = masked.count(number) if masked else 1
+            x = found[i].double()
+            if i in weights:
+                weight = found[weights[i]].double().reshape(())
+                x = x.where(weight != 0, 0.0)  # the mean of a batch without tokens is 0 / 0
+            total, count = sums.get(i, (torch.zeros_like(x), 0))
+            sums[i] = total + x * weight, count + weight
+    return first, {i: total / count for i, (total, count) in sums.items()}

@@ -284,7 +284,8 @@ class Runner(Session):
         for i, (result, output) in enumerate(zip(function.results, outputs, strict=True)):
             count = torch.Size(result.shape).numel()
             small = report and count <= REPORTED_ELEMENTS
-            if result.updates or not (small or dumping):
+            hidden = result.updates or result.weighs is not None
+            if hidden or not (small or dumping):
                 continue
             full = means.get(i)
             if full is None:

@@ -133,11 +133,13 @@ class PlanArgument(PlanValue):
 @dataclass(frozen=True)
 class PlanResult(PlanValue):
     """A result. partial: (op, axes) of a reduction that is still due; updates: the state that it
-    becomes; microbatches: the number of them in dimension 0, None: it has no such dimension."""
+    becomes; microbatches: the number of them in dimension 0, None: it has no such dimension;
+    weighs: the result, by its place, whose weight it is in a mean over several batches."""
 
     partial: tuple[str, Axes] | None
     updates: str | None
     microbatches: int | None = None
+    weighs: int | None = None
 
     def batch_of(self, x: "Tensor") -> "Tensor":
         """Return its global value without that dimension: the microbatches one after another."""
@@ -292,7 +294,12 @@ def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -
         if count is not None and value["shape"][:1] != (count,):
             shape = list(value["shape"])
             raise item.fail(f"there are no {count} microbatches in the shape {shape}")
-        results.append(PlanResult(**value, partial=due, updates=updates.value, microbatches=count))
+        weighs = item.get("weighs", (int, type(None)), default=None)
+        if weighs.value is not None and weighs.value not in range(len(results)):
+            raise weighs.fail(f"expected the place of a result before it, got {weighs.value}")
+        results.append(PlanResult(
+            **value, partial=due, updates=updates.value, microbatches=count, weighs=weighs.value
+        ))  # fmt: skip
     if kind == "step" and all(r.updates or r.shape for r in results):
         raise field.fail("a step needs a loss: a scalar result without 'updates'")
     narrowest = field.get("narrowest", default="f64").one_of(DTYPES)
