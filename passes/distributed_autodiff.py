@@ -123,12 +123,15 @@ def weigh_all(module: ModuleOp, functions: Sequence[FuncOp]) -> None:
     for f in functions:
         private = f.sym_visibility is not None and f.sym_visibility.data == "private"
         block = f.body.block
-        if private or is_step(f) or is_local_body(block):
+        if private or is_step(f):
             continue
         mesh = mesh_among(f, ops_of(block), meshes) if is_laid_out(block) else None
+        local_types = {} if mesh is None else lift(block, mesh)
         if any(isinstance(op, Loss) and "ignore" in op.properties for op in block.ops):
             expand(block, mesh, Loss)
         weigh(f, means_of(f), block.last_op.operands if block.last_op is not None else [])
+        for v, t in local_types.items():
+            set_type(v, t)
 
 
 def chain_of(request: Request) -> dict[Request, None]:

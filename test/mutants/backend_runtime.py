@@ -116,6 +116,14 @@ MUTANTS = [
         "test/run/test_evaluation.py::test_functions_are_evaluated_between_steps_over_all_batches",
     ),
     Mutant(
+        "a batch without tokens spoils an evaluation",
+        "The mean of a batch without tokens, 0 / 0, counts in an evaluation.",
+        "shardir/backend/torch/runtime/runtime_evaluation.py",
+        "x = x.where(weight != 0, 0.0)",
+        "pass",
+        "test/run/test_evaluation.py::test_an_evaluation_is_over_all_tokens",
+    ),
+    Mutant(
         "a runtime group is in torch's order",
         "The runtime gathers in the order of ranks, not of the axes.",
         "shardir/backend/torch/runtime/runtime_mesh.py",

@@ -28,6 +28,22 @@ MUTANTS = [
         "test/search/test_search_stages.py -k divided",
     ),
     Mutant(
+        "the number of all tokens divides each microbatch",
+        "A loss over tokens is divided by their sum over all microbatches, and by their number.",
+        "shardir/rewriting/autodiff/tokens.py",
+        'if kind == "sum":',
+        "if kind is None:",
+        "test/rewriting/test_token_means.py -k all_microbatches",
+    ),
+    Mutant(
+        "the tokens of a row are those of a batch of one",
+        "A mean over the tokens of each row is one over all tokens where a microbatch is a row.",
+        "shardir/rewriting/autodiff/tokens.py",
+        "and op.kind.data in SUMS and 0 in op.where()[0]:",
+        "and op.kind.data in SUMS:",
+        "test/rewriting/test_token_means.py -k each_row",
+    ),
+    Mutant(
         "addends of several stages need layouts",
         "The addends of a gradient that are of several stages are redistributed before a mesh is "
         "decided on.",

@@ -32,6 +32,7 @@ class Model(nn.Module):
         torch.manual_seed(0)
         self.linear = nn.Linear(WIDTH, CLASSES, dtype=dtype)
         self.register_buffer("weights", torch.rand(CLASSES, dtype=dtype) + 0.1)
+        self.register_buffer("positions", torch.rand(LENGTH, dtype=dtype))
         self.loss = loss
 
     def forward(self, x: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
@@ -74,6 +75,10 @@ LOSSES: dict[str, Loss] = {
     "where": lambda m, y, t, mask: torch.where(mask > 0, _each(y, t), 0.0).sum()
     / torch.where((n := (mask > 0).sum()) > 0, n, 1),
     "normalised": lambda m, y, t, mask: (_each(y, t) * (mask / mask.sum())).sum(),
+    "class weights": lambda m, y, t, mask: F.cross_entropy(
+        y.flatten(0, 1), t.flatten(), weight=m.weights, ignore_index=-1),
+    "products": lambda m, y, t, mask: torch.einsum("ij,ij->", _each(y, t), mask)
+    / (mask.flatten() @ (t >= 0).flatten().to(y.dtype) + mask.sum(0) @ m.positions),
     "reciprocal": lambda m, y, t, mask: (_each(y, t) * mask).sum() * mask.sum().reciprocal(),
     "selected": lambda m, y, t, mask: (_each(y, t)[:, :3] * mask[:, :3]).sum()
     / torch.cat([mask[:1, :3], mask[1:, :3]]).sum(),
@@ -134,7 +139,7 @@ def _all(m: Model, y: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return sum((k * loss(m, y, labels, mask) for k, loss in found), torch.zeros((), dtype=y.dtype))
 
 
-@pytest.mark.parametrize("options", [ALONE, SPLIT], ids=str)
+@pytest.mark.parametrize("options", [ALONE, SPLIT], ids=["alone", "split"])
 def test_a_mean_over_tokens_is_that_of_all_microbatches(options: dict[str, Any]) -> None:
     """Of rows that are split too, and of a microbatch without tokens, which adds 0."""
     program = compiled(Model(_all), **options)

@@ -23,6 +23,7 @@ microbatch without tokens adds 0.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from string import ascii_letters
 
 from xdsl.dialects.builtin import (
     AnyFloat,
@@ -39,14 +40,7 @@ from shardir.analysis.functions import named
 from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects import nn
 from shardir.dialects.blocks import ops_of
-from shardir.dialects.dist import (
-    SAME_VALUE,
-    CollectiveOp,
-    RedistributeOp,
-    WaitOp,
-    layout_of,
-    tensor,
-)
+from shardir.dialects.dist import RedistributeOp, layout_of, tensor
 from shardir.dialects.nn.base import Props, TensorOp
 from shardir.dialects.nn.elementwise import Elementwise
 from shardir.dialects.nn.properties import axis_of, dims_attr, dims_of, int_attr
@@ -59,6 +53,7 @@ from shardir.dialects.train import (
     weighed_by,
     weighing_attrs,
 )
+from shardir.rewriting.autodiff.activity import Activity, relocates
 from shardir.rewriting.rewriter import Rewriter
 from shardir.syntax.source import warn
 
@@ -116,9 +111,12 @@ class TokenMeans:
             if not isinstance(op, nn.DivOp | nn.ReciprocalOp):
                 continue
             number, path = op.operands[divisor], list[Operation]()
-            while _size(number) > 1 and isinstance(number.owner, nn.BroadcastOp | RedistributeOp):
+            while _size(number) > 1:
+                x = number.owner.x if isinstance(number.owner, nn.BroadcastOp) else _moved(number)
+                if x is None or not isinstance(number.owner, Operation):
+                    break
                 path.append(number.owner)
-                number = number.owner.operands[0]
+                number = x
             if _size(number) == 1 and (parts := self.parts_of(number)):
                 kinds = kinds_of(parts)
                 if kinds or self._numerators(op) == {"sum"}:  # else a factor, such as a temperature
@@ -161,7 +159,7 @@ class TokenMeans:
             )
         for op in self._scalars(found.op):
             own = {v for v in op.operands if v in self.counted or v in self.learned}
-            if own and not isinstance(op, nn.ReduceOp) and not _is_linear(op, own):
+            if own and kind_of_sum(op.results[0]) is None and not _is_linear(op, own):
                 return op, f"a numerator that is linear in sums, got {op.name}"
         return None
 
@@ -211,7 +209,7 @@ class TokenMeans:
 
     def is_sum(self, v: SSAValue) -> bool:
         """Whether a value is a sum or a mean, or a scalar that is an input."""
-        return (v in self.inputs and _is_scalar(v)) or bool(kinds_of([v]))
+        return (v in self.inputs and _is_scalar(v)) or kind_of_sum(v) is not None
 
     def _reached(self, division: Operation) -> tuple[set[SSAValue], Operation | None]:
         """Return the values that are linear in a quotient, and the first op that is not."""
@@ -221,7 +219,7 @@ class TokenMeans:
             if reached.isdisjoint(op.operands):
                 continue
             if _is_linear(op, reached):
-                reached.update(op.results)
+                reached |= _dependent([op], [*reached.intersection(op.operands)])
             else:
                 blocker = blocker or op
         return reached, blocker
@@ -239,7 +237,7 @@ class TokenMeans:
             if v not in self.counted and v not in self.learned:
                 continue
             yield op
-            if not isinstance(op, nn.ReduceOp):
+            if kind_of_sum(v) is None:
                 ahead += op.operands
 
     def _numerators(self, division: Operation) -> set[str]:
@@ -247,14 +245,21 @@ class TokenMeans:
         return kinds_of([op.results[0] for op in self._scalars(division)])
 
 
+def kind_of_sum(v: SSAValue) -> str | None:
+    """Return "sum" or "mean" of a value that is that of all elements, those of a row among others:
+    dimension 0 counts rows. None of any other."""
+    op = v.owner
+    if isinstance(op, nn.ReduceOp) and op.kind.data in SUMS and 0 in op.where()[0]:
+        return op.kind.data
+    if isinstance(op, nn.Contraction):
+        x, y, z = op.letters
+        return "sum" if {x[:1], y[:1]} - {"", *z} else None
+    return None
+
+
 def kinds_of(parts: Sequence[SSAValue]) -> set[str]:
-    """Return the kinds of the sums and means among values: over all dimensions, and not of the
-    elements of one row, which dimension 0 counts."""
-    found = set[str]()
-    for op in (v.owner for v in parts):
-        if isinstance(op, nn.ReduceOp) and op.kind.data in SUMS and 0 in op.where()[0]:
-            found.add(op.kind.data)
-    return found
+    """Return the kinds of the sums and means among values."""
+    return {kind for v in parts if (kind := kind_of_sum(v)) is not None}
 
 
 def weigh(
@@ -297,14 +302,24 @@ def _dependent(ops: Sequence[Operation], values: Sequence[SSAValue]) -> set[SSAV
     found = {*values}
     for op in ops:
         if not found.isdisjoint(op.operands):
-            found.update(op.results)
+            found.update(v for v in op.results if (x := _moved(v)) is None or x in found)
     return found
+
+
+def _moved(v: SSAValue) -> SSAValue | None:
+    """Return the value that an op brings to another layout; None of a value that is made
+    otherwise."""
+    op = v.owner
+    if not isinstance(op, Operation) or not relocates(op):
+        return None
+    pairs = Activity(()).communicated(op) or []
+    return next(x for x, out in pairs if out is v)
 
 
 def _is_linear(op: Operation, of: set[SSAValue]) -> bool:
     """Whether the results of an op are linear in those of its operands that are in a set, or the
     sum of that and others."""
-    if isinstance(op, (*SAME_VALUE, CollectiveOp, WaitOp)):
+    if relocates(op):
         return True
     if not isinstance(op, TensorOp):
         return False
@@ -359,8 +374,8 @@ class Denominators:
     def _of_totals(self, v: SSAValue) -> SSAValue:
         """Return what ops make of totals: in f32 where it is narrower, which may not hold them."""
         op, b = v.owner, self.b
-        if isinstance(op, RedistributeOp):
-            return self._totals[op.value]
+        if (x := _moved(v)) is not None:
+            return self._totals[x]
         assert isinstance(op, Operation)
         if not isinstance(op, TensorOp) or len(op.results) > 1:
             raise self._not_ahead(op)
@@ -371,11 +386,26 @@ class Denominators:
 
     def total(self, v: SSAValue, kind: str) -> SSAValue:
         """Return the sum of a value over all microbatches, or the mean, as a scalar."""
-        op = v.owner
+        op, b = v.owner, self.b
+        if isinstance(op, nn.Contraction):
+            b.location = op.location
+            return self._contracted(op)
         if isinstance(op, nn.ReduceOp):
-            self.b.location, v = op.location, op.x
+            b.location, v = op.location, op.x
         dims = range(1 + len(unsharded_type(v).get_shape()))
-        return self.b.reduce(self.b.widened(self.stacked(v)), kind, dims)
+        return b.reduce(b.widened(self.stacked(v)), kind, dims)
+
+    def _contracted(self, op: nn.Contraction) -> SSAValue:
+        """Return the sum of the products of all microbatches."""
+        b, counted = self.b, [v in self.means.counted for v in op.operands]
+        x, y = (b.widened(self.stacked(v) if c else v)
+                for v, c in zip(op.operands, counted, strict=True))  # fmt: skip
+        lhs, rhs, out = op.letters
+        if all(counted):
+            letter = next(c for c in ascii_letters if c not in lhs + rhs)
+            return b.einsum(f"{letter}{lhs},{letter}{rhs}->{out}", x, y)
+        x, y = (b.reduce(v, "sum", [0]) if c else v for v, c in zip((x, y), counted, strict=True))
+        return b.einsum(f"{lhs},{rhs}->{out}", x, y)
 
     def stacked(self, v: SSAValue) -> SSAValue:
         """Return the values of all microbatches, in a new dimension 0.
@@ -384,9 +414,9 @@ class Denominators:
             Failure: an op makes it that is not computed for all microbatches at once.
         """
         if v not in self._stacked:
+            if (x := _moved(v)) is not None:
+                return self.stacked(x)
             op = v.owner
-            if isinstance(op, RedistributeOp):
-                return self.stacked(op.value)
             assert isinstance(op, Operation)
             self._stacked |= zip(op.results, self._of_all(op), strict=True)
         return self._stacked[v]
@@ -402,7 +432,10 @@ class Denominators:
         if isinstance(op, Elementwise):
             operands = [self._aligned(v, rank) if c else v
                         for v, c in zip(operands, counted, strict=True)]  # fmt: skip
-        elif not (isinstance(op, STACKABLE) and all(counted)) and not _looks_up(op, counted):
+        elif isinstance(op, STACKABLE):
+            operands = [v if c else self._repeated(v)
+                        for v, c in zip(operands, counted, strict=True)]  # fmt: skip
+        elif not _looks_up(op, counted):
             raise self._not_ahead(op)
         types = [tensor(t.element_type, (self.count, *t.get_shape()))
                  for t in map(unsharded_type, op.results)]  # fmt: skip
@@ -415,6 +448,11 @@ class Denominators:
         """Return stacked values with as many dimensions as those of an op's result."""
         count, *shape = unsharded_type(v).get_shape()
         return self.b.reshape(v, (count, *[1] * (rank - len(shape)), *shape))
+
+    def _repeated(self, v: SSAValue) -> SSAValue:
+        """Return a value that all microbatches share, stacked."""
+        shape = unsharded_type(v).get_shape()
+        return self.b.broadcast(v, range(1, 1 + len(shape)), (self.count, *shape))
 
     def _shifted(self, op: TensorOp, name: str) -> Attribute:
         """Return a property of an op on values with one more dimension, before the others."""
@@ -440,7 +478,7 @@ class Denominators:
 
 STACKABLE = (
     nn.ReshapeOp, nn.BroadcastOp, nn.TransposeOp, nn.ReduceOp, nn.SliceOp, nn.PadOp, nn.ConcatOp,
-    nn.StackOp, nn.SplitOp, nn.UnfoldOp, nn.OneHotOp,
+    nn.StackOp, nn.SplitOp, nn.UnfoldOp, nn.OneHotOp, nn.TakeAlongAxisOp,
 )  # fmt: skip
 """Ops, besides elementwise ones, that are the same with one more dimension before the others."""
 
