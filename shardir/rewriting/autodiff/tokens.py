@@ -271,12 +271,14 @@ def weigh(
         if mean is not None and not in_stages:
             mean.reader.attributes.update(weighing_attrs(i))
             continue
-        why = "it is in stages" if mean is not None else "it is made of more than that"
-        warn(
-            at,
-            f"expected {named(returned[i])} to be a mean over tokens, got another: a mean over "
-            f"several batches is by their rows, since {why}; return the sum, and the number",
-        )
+        name = named(returned[i])
+        if in_stages:
+            found = f"expected {name}, a mean over tokens, outside of stages, got it in stages"
+            use = "evaluate it without stages"
+        else:
+            found = f"expected {name} to be one mean over tokens, got more than one"
+            use = "return them apart"
+        warn(at, f"{found}: over several batches it is a mean by their rows; {use}")
 
 
 def means_of(f: FuncOp) -> TokenMeans:
