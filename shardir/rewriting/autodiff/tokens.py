@@ -432,7 +432,7 @@ class Denominators:
         self.b.location = op.location
         rank = len(unsharded_type(op.results[0]).get_shape())
         if isinstance(op, Elementwise):
-            operands = [self._aligned(v, rank) if c else v
+            operands = [v if _is_scalar(v) else self._aligned(v if c else self._repeated(v), rank)
                         for v, c in zip(operands, counted, strict=True)]  # fmt: skip
         elif isinstance(op, STACKABLE):
             operands = [v if c else self._repeated(v)
@@ -463,9 +463,10 @@ class Denominators:
         rank = len(unsharded_type(of).get_shape())
         if isinstance(value, nn.DimsAttr):
             dims = [d + 1 for d in dims_of(op.properties, name, rank)]
-            return dims_attr(*dims) if isinstance(op, nn.ReduceOp) else dims_attr(0, *dims)
+            keeps = isinstance(op, nn.TransposeOp | nn.BroadcastOp)
+            return dims_attr(0, *dims) if keeps else dims_attr(*dims)
         if isinstance(value, nn.IntsPerDimAttr) and name != "sizes":
-            first = {"limits": self.count, "strides": 1}.get(name, 0)
+            first = {"limits": self.count, "strides": 1, "repeats": 1}.get(name, 0)
             return nn.IntsPerDimAttr((first, *value.data))
         if isinstance(value, IntegerAttr) and name in ("axis", "dim"):
             return int_attr(axis_of(op.properties, name, rank) + 1)
@@ -479,8 +480,10 @@ class Denominators:
 
 
 STACKABLE = (
-    nn.ReshapeOp, nn.BroadcastOp, nn.TransposeOp, nn.ReduceOp, nn.SliceOp, nn.PadOp, nn.ConcatOp,
-    nn.StackOp, nn.SplitOp, nn.UnfoldOp, nn.OneHotOp, nn.TakeAlongAxisOp,
+    nn.ReduceOp, nn.ReshapeOp, nn.BroadcastOp, nn.TransposeOp, nn.SliceOp, nn.PadOp, nn.FlipOp,
+    nn.RollOp, nn.TileOp, nn.RepeatInterleaveOp, nn.ConcatOp, nn.StackOp, nn.SplitOp, nn.UnfoldOp,
+    nn.OneHotOp, nn.PickOp, nn.TakeAlongAxisOp, nn.CumsumOp, nn.SortOp, nn.ArgsortOp, nn.TopkOp,
+    nn.ArgmaxOp, nn.ArgminOp,
 )  # fmt: skip
 """Ops, besides elementwise ones, that are the same with one more dimension before the others."""
 
