@@ -42,7 +42,13 @@ from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.backward import BackwardPart
 from shardir.rewriting.autodiff.cotangents import AddendPlace
 from shardir.rewriting.autodiff.step import TrainStep
-from shardir.rewriting.autodiff.tokens import Denominators, TokenMeans, check_means, over_tokens
+from shardir.rewriting.autodiff.tokens import (
+    Denominators,
+    TokenMeans,
+    check_means,
+    over_tokens,
+    warn_of_means,
+)
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.rewriter import Rewriter, erase
 
@@ -67,6 +73,9 @@ def add_loop(
         [*(v for v, i in pairs if i is None), *backward.given.values()],
         [v for v, i in pairs if i is not None],
     )  # fmt: skip
+    if step.microbatches > 1 and not step.averages:
+        metrics = zip(returned, backward.metrics, strict=True)
+        warn_of_means(means, {v: name for v, name in metrics if name is not None})
     own, replaced = loop.over_tokens(step.request.accumulate, means)
     returned = [replaced.get(v, v) for v in returned]
     backward.given = {i: replaced.get(v, v) for i, v in backward.given.items()}

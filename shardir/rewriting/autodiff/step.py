@@ -38,16 +38,21 @@ class TrainStep:
             self.scale = arguments.add_scalar_state(builder, key, f32, scaling.values["initial"])
 
     @property
+    def averages(self) -> bool:
+        """Whether loss and gradients are means over microbatches; else they are sums."""
+        several = self.request.accumulate
+        return several is None or several.averages
+
+    @property
     def scales(self) -> bool:
         """Whether the cotangent of a microbatch's loss is another number than 1."""
-        several = self.request.accumulate
-        mean = several is not None and several.averages and self.microbatches > 1
+        mean = self.averages and self.microbatches > 1
         return mean or self.request.loss_scale is not None
 
     def seed(self, element: Attribute) -> SSAValue:
         """Return the cotangent of a microbatch's loss."""
         part = 1.0
-        if (several := self.request.accumulate) is not None and several.averages:
+        if self.averages:
             part = 1 / self.microbatches
         if self.scale is not None:
             scale = self.b.convert(self.scale, element)
@@ -58,8 +63,7 @@ class TrainStep:
 
     def loss(self, total: SSAValue) -> SSAValue:
         """Return the loss of all microbatches, from the sum of their losses."""
-        several = self.request.accumulate
-        return total if several is not None and not several.averages else self.mean(total)
+        return self.mean(total) if self.averages else total
 
     def mean(self, total: SSAValue) -> SSAValue:
         """Return the mean over all microbatches, from the sum of their values."""

@@ -167,7 +167,7 @@ class TokenMeans:
         """Return a mean with the number of tokens of each result that is one over tokens, by the
         index of the result; None where it is something else made of such means."""
         found = [mean for mean in self.find() if mean.is_mean]
-        reached, weights = [self._reached(mean.op)[0] for mean in found], {}
+        reached, weights = [self.reached(mean.op) for mean in found], {}
         for i, v in enumerate(returned):
             of = [mean for mean, values in zip(found, reached, strict=True)
                   if v in self.targets and v in values]  # fmt: skip
@@ -210,6 +210,10 @@ class TokenMeans:
     def is_sum(self, v: SSAValue) -> bool:
         """Whether a value is a sum or a mean, or a scalar that is an input."""
         return (v in self.inputs and _is_scalar(v)) or kind_of_sum(v) is not None
+
+    def reached(self, division: Operation) -> set[SSAValue]:
+        """Return the values that are linear in a quotient."""
+        return self._reached(division)[0]
 
     def _reached(self, division: Operation) -> tuple[set[SSAValue], Operation | None]:
         """Return the values that are linear in a quotient, and the first op that is not."""
@@ -577,3 +581,14 @@ def check_means(means: TokenMeans, microbatches: int) -> None:
         found.append((op, coded("G17", message, use)))
     if found:
         raise Failure(found)
+
+
+def warn_of_means(means: TokenMeans, metrics: Mapping[SSAValue, str]) -> None:
+    """Warn of metrics, by their names, that are means over microbatches of means over different
+    numbers of tokens, where losses are added up."""
+    found = [mean for mean in means.find() if mean.is_mean]
+    for v, name in metrics.items():
+        if (mean := next((m for m in found if v in means.reached(m.op)), None)) is not None:
+            message = f"expected accumulate <tokens> for the metric {name!r}, got <sum>: it is the "
+            message += "mean over microbatches of means over tokens, whose number differs"
+            warn(mean.op, f"{message}; return its numerator and denominator")
