@@ -567,7 +567,16 @@ CASES = dict(
     ]
 )
 
-NAMES = extent([*CASES][::6], [*CASES])
+PLANTED = (
+    "running statistics of an instance norm whose result is not used",
+    "running statistics have no gradient",
+    "as_strided of a transpose is one of the memory",
+    "dropout off is the same tensor",
+)
+"""The cases that catch planted errors (test/mutants)."""
+
+SOME = [name for i, name in enumerate(CASES) if i % 6 == 0 or name in PLANTED]
+NAMES = extent(SOME, [*CASES])
 
 
 @pytest.mark.parametrize("name", NAMES)
