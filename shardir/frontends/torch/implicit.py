@@ -1,5 +1,4 @@
-"""What torch's functionalization does not see in an exported graph, as ops: views, writes and
-conversions.
+"""Views, writes and conversions in a graph that torch's functionalization does not see, as ops.
 
     %y = aten.dropout(%x, 0.1, False)              ->    %y = aten.alias(%x)
     %y = aten.einsum("ij->ji", [%x])               ->    %y = aten.permute(%x, [1, 0])
