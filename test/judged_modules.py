@@ -36,7 +36,8 @@ Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     # a large eps: of a gradient that is zero but for rounding the step would have any sign
-    "adamw": partial(torch.optim.AdamW, lr=0.01, eps=1e-2),
+    # without decay, which torch has for a parameter whose every use is overwritten (docs/models.md)
+    "adamw": partial(torch.optim.AdamW, lr=0.01, eps=1e-2, weight_decay=0.0),
 }
 GRADIENT = {"sgd": (".momentum", 0.9, 1.0), "adamw": (".exp_avg", 0.9, 0.1)}
 """The state from which a gradient follows: state = decay * state before + share * gradient."""
