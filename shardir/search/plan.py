@@ -110,13 +110,21 @@ def _searched(
     bound = bound_within(plan, lowered.hosted, limit, gap, solver(gap / 2))
     found = PlansWithin(lowered, limit, report)
     graph = CostGraph(block, source, ties, counts_memory=True, repeats=lowered.repeats)
-    for hosted in dict.fromkeys((frozenset[SSAValue](), lowered.hosted)):
-        solves = solver(gap / 2, bounds=False)
+    every_hosted = dict.fromkeys((frozenset[SSAValue](), lowered.hosted))
+    solves = solver(gap / 2, bounds=False)
+    for hosted in every_hosted:
         within = partial(plan_within, graph, hosted, gap=gap, solve=solves, choices=[])
         try_within(found, within)
     few = len(plan.candidates) <= MAX_TRIED_OPS or found.best is None
     if lowered.budgets and few and found.may_be_faster(plan):
         found.offer(plan)
+    smallest = PlansWithin(lowered, 1, report)
+    if found.best is None:  # of plans that depend on no limit: the bytes that it needs are enough
+        few_bytes = [plan_within(graph, hosted, 1, gap, solves, []) for hosted in every_hosted]
+        for each in few_bytes:
+            found.offer(each)
+        for each in (*few_bytes, plan):
+            smallest.offer(each)
     best = found.best
     if best is not None:
         solution = best.solution
@@ -127,9 +135,9 @@ def _searched(
         else "or microbatches"
     )
     raise ShardirError(
-        f"@{name_of(lowered.f)}: expected a plan within {limit} B on a device, got {found.fewest} "
-        f"B in the smallest program found{found.uncounted}; use more devices, smaller batches, "
-        f"{more}"
+        f"@{name_of(lowered.f)}: expected a plan within {limit} B on a device, got "
+        f"{smallest.fewest} B in the smallest program found{smallest.uncounted}; use more devices, "
+        f"smaller batches, {more}"
     )
 
 
@@ -191,7 +199,7 @@ class PlansWithin:
     Attributes:
         best: the one with the fastest program that keeps to the limit, if one does.
         fewest: the bytes of the smallest program.
-        counted: those of them that the search counted.
+        counted: the bytes of that program that the search counted.
     """
 
     def __init__(self, lowered: LoweredPlans, limit: int, report: ReportLine):
@@ -256,5 +264,3 @@ def try_within(found: PlansWithin, within: Callable[[int], StrategyPlan]) -> Non
             allowed = int((low + high) / 2)
         if allowed < low:
             break
-    if found.best is None:
-        found.offer(within(1))

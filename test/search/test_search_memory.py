@@ -1,6 +1,7 @@
 """Plans that keep to a device's memory: against all plans of small problems, and against the memory
 of the lowered programs."""
 
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -331,10 +332,15 @@ def test_a_plan_saves_at_most_what_its_program_needs():
     assert lowered.may_fit(found, ties, saved) and not lowered.may_fit(found, ties, saved - 1)
 
 
-def test_an_error_reports_the_smallest_program_of_all_attempts(monkeypatch: pytest.MonkeyPatch):
-    """The fastest plan, those with fewer counted bytes, the fewest, and the fastest one with
-    recompute."""
-    peaks, costs = iter((5000, 1030, 1020, 1040, 1035, 1025, 1050, 1200)), dict[int, Any]()
+def test_an_error_reports_the_smallest_program_of_the_plans_that_depend_on_no_limit(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Those of the fewest counted bytes, and of the fastest plan with recompute; not those of the
+    attempts near the limit, which a smaller limit does not make."""
+    peaks, costs = (
+        iter((5000, 1030, 1015, 1040, 1035, 1025, 1200, 1030, 1020, 1100)),
+        dict[int, Any](),
+    )
 
     def cost(_: LoweredPlans, plan: Any) -> Any:
         if id(plan) not in costs:
@@ -345,9 +351,42 @@ def test_an_error_reports_the_smallest_program_of_all_attempts(monkeypatch: pyte
     monkeypatch.setattr(LoweredPlans, "cost", cost)
     monkeypatch.setattr(LoweredPlans, "may_fit", lambda *_: True)
     monkeypatch.setattr(plan, "plan_within", of_bytes)
-    with pytest.raises(Failure, match=r"got 1020 B .* found \(50 B of it are not counted"):
+    with pytest.raises(Failure, match=r"got 1020 B .* found \(1019 B of it are not counted"):
         planned(1000, MLP)
     assert next(peaks, None) is None, "all of them were tried"
+
+
+def random_mlp(random: Random) -> str:
+    """Return a step of a small MLP, without annotations, on devices without a limit."""
+    sizes = {k: random.choice([16, 64, 256]) for k in ("batch", "dim", "hidden")}
+    mesh = random.choice(extent([(2, 1)], [(2, 1), (2, 2), (2, 4)]))
+    layers = random.randint(1, extent(1, 2))
+    return search.LAYOUT.sub("", programs.mlp(layers=layers, mesh=mesh, **sizes))
+
+
+def smallest_program(text: str, memory: int) -> int | None:
+    """Return the bytes of the smallest program that the mode auto finds, if it finds none within
+    the limit. Raises all other errors."""
+    try:
+        (cost,) = report(compile(text, f"auto{{memory={memory}}}").module)
+    except ShardirError as e:
+        found = re.search(r"got (\d+) B in the smallest program found", str(e))
+        if found is None:
+            raise
+        return int(found[1])
+    assert cost.memory.peak <= memory
+    return None
+
+
+@pytest.mark.parametrize("seed", range(extent(1, 60)))
+def test_the_smallest_program_found_is_the_same_for_all_limits_and_is_enough(seed: int):
+    random = Random(f"smallest {seed}")
+    text = random_mlp(random)
+    needed = smallest_program(text, 1)
+    assert needed is not None and smallest_program(text, needed) is None
+    for part in (random.uniform(0.02, 2.0) for _ in range(extent(2, 8))):
+        found = smallest_program(text, int(needed * part))
+        assert found == needed if part < 1 else found is None
 
 
 def test_a_recomputed_value_counts_until_its_last_forward_use_and_from_its_first_later_one():
