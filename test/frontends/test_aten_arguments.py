@@ -41,7 +41,12 @@ aten = torch.ops.aten
 REFUSED = ("randint_like.Tensor-normal",)
 """Calls that the importer refuses, by their names."""
 
+TORCH: Any = torch.__version__
+AT_BOUNDS = ("clamp-special", "clamp.Tensor-special") if TORCH >= (2, 14) else ()
+"""Calls whose gradient at the bounds is 0 from torch 2.14 on, and ours 1 (README)."""
+
 OTHER_IN_TORCH = (
+    *AT_BOUNDS,
     *(f"upsample_nearest{n}d-normal-scales" for n in (1, 2, 3)),
     "randint_like.Tensor", "as_strided_scatter", "topk-special", "topk-equal", "topk-zeros",
     "remainder.Tensor-special", "fmod.Tensor-special",
