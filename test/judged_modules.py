@@ -292,6 +292,7 @@ REFUSED = (
     "a write without a gradient to a detached tensor that is read later",
     "a mutation on a view chain",
     "a view that can be written to",
+    "no view of a tensor that is read after its data is assigned",
     "as_strided of a tensor with all elements of its memory",
 )
 """What may be refused although torch.export takes it (docs/models.md), by words of the messages."""

@@ -42,6 +42,12 @@ def exported(function: Callable[[Any, Any], Any]) -> Any:
     return compiled(Written(function), labels=None, loss=None)
 
 
+def assigned(m: Any, view: torch.Tensor) -> torch.Tensor:
+    """A view, read after the memory of its tensor is another one."""
+    m.w.data = m.w * 0.9
+    return (view * m.w).sum()
+
+
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "inputs: shape": (
         lambda: compiled(inputs=torch.randn(8, 5)),
@@ -249,9 +255,22 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "got a write to one that repeats elements",
     ),
-    "export: inplace windows": (
-        lambda: exported(lambda m, x: (x * m.w + x.clone().unfold(0, 2, 1).mul_(2).sum()).sum()),
-        "got a write to one that repeats elements",
+    **{
+        f"export: inplace windows of {size} by {step}": (
+            lambda size=size, step=step: exported(
+                lambda m, x: (x * m.w + x.clone().unfold(0, size, step).mul_(2).sum()).sum()
+            ),
+            "got a write to windows that overlap or leave elements out",
+        )
+        for size, step in ((2, 1), (1, 2), (3, 3))
+    },
+    "export: view before data": (
+        lambda: exported(lambda m, x: assigned(m, m.w[0]) + x.sum()),
+        "expected no view of a tensor that is read after its data is assigned, got one",
+    ),
+    "export: data before data": (
+        lambda: exported(lambda m, x: assigned(m, m.w.data) + x.sum()),
+        "expected no view of a tensor that is read after its data is assigned, got one",
     ),
     "export: strided part": (
         lambda: exported(lambda m, x: (x * m.w)[:, 0].as_strided((2,), (1,)).sum()),

@@ -48,6 +48,11 @@ CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
+DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+"""Functions of a tensor, a probability and whether to train, which return the tensor itself where
+they are off; of fake tensors a copy."""
+
+
 class _History(NamedTuple):
     """A tensor, a copy with the gradient that it had, and the node of autograd that made it."""
 
@@ -72,6 +77,8 @@ class Histories(TorchFunctionMode):
         linear layer returns a view, the function's result."""
         self._lost: dict[int, torch.Tensor] = {}
         """Detached tensors that have a gradient since a write to them, which the graph has not."""
+        self._left: dict[int, torch.Tensor] = {}
+        """Views of tensors whose `data` was assigned since: they have the memory before."""
         self._suspended = not train
 
     @contextmanager
@@ -109,6 +116,18 @@ class Histories(TorchFunctionMode):
             raise ShardirError(
                 f"expected gradients without hooks, got {name}; write it into forward"
             )
+        if any(id(x) in self._left for x in given):
+            raise ShardirError(
+                "expected no view of a tensor that is read after its data is assigned, got one; "
+                "clone it before, or write to the tensor in place"
+            )
+        if name in DROPOUTS and not all((*args[1:], *kwargs.values())):
+            return given[0]
+        if not self._train:
+            self._known |= {id(x): x for x in given}
+            found = func(*args, **kwargs)
+            self._learn(found)
+            return found
         if self._suspended:
             return func(*args, **kwargs)
         self._known |= {id(x): x for x in given}
@@ -144,15 +163,21 @@ class Histories(TorchFunctionMode):
             return func(*args)
         x = args[0]
         if name == "__get__":
-            return self._detached(x.detach(), [x])
+            found = self._detached(x.detach(), [x])
+            self._known[id(found)] = found
+            return found
         new = args[1]
         if new.shape != x.shape or new.dtype != x.dtype:
             raise ShardirError(
                 f"expected data of {list(x.shape)} {x.dtype}, got {list(new.shape)} {new.dtype}; "
                 "assign a tensor of the same shape and dtype"
             )
+        others = (y for y in self._known.values() if y is not x)
+        sharing = {id(y): y for y in others if _address(y) == _address(x)}
         with _autograd(False):
             self.__torch_function__(torch.Tensor.copy_, (), (x, new))
+        if _address(new) != _address(x):
+            self._left |= sharing
         return None
 
     def _owners_of(self, given: Sequence[torch.Tensor], with_roots: bool) -> list[torch.Tensor]:

@@ -68,10 +68,15 @@ def check_exported(program: GraphModule) -> None:
                 f"expected a module without control flow on tensors, got torch.{node.target}"
                 f"{place_of(node)}; {CHOICE}"
             )
-        if any(_repeats_elements(x) or _overlaps(x) for x in _written(node)):
+        if any(map(_repeats_elements, _written(node))):
             raise ShardirError(
                 f"expected a view that can be written to, got a write to one that repeats elements"
                 f"{place_of(node)}; clone it first"
+            )
+        if any(map(_is_of_windows, _written(node))):
+            raise ShardirError(
+                f"expected a view that can be written to, got a write to windows that overlap or "
+                f"leave elements out{place_of(node)}; clone them first, or write to slices"
             )
 
 
@@ -90,13 +95,17 @@ def _repeats_elements(x: Any) -> bool:
     )
 
 
-def _overlaps(x: Any) -> bool:
-    """Whether a value is a view of windows (`unfold`) that share elements."""
+def _is_of_windows(x: Any) -> bool:
+    """Whether a value is a view of windows (`unfold`) that are not all elements, each once: torch
+    refuses a write, or makes the elements between them 0."""
     while isinstance(x, Node) and x.args:
         args: Any = x.args
-        if x.target == torch.ops.aten.unfold.default and args[2] > args[3]:
-            return True
-        x = x.args[0] if x.target is getitem or is_view(x.target) else None
+        if x.target == torch.ops.aten.unfold.default:
+            source, dim, size, step = args
+            shape = source.meta["val"].shape
+            if shape and (size != step or shape[dim] % step):
+                return True
+        x = args[0] if x.target is getitem or is_view(x.target) else None
     return False
 
 
