@@ -292,6 +292,7 @@ REFUSED = (
     "a write without a gradient to a detached tensor that is read later",
     "a mutation on a view chain",
     "a view that can be written to",
+    "parameters and buffers that keep their shape",
     "no view of a tensor that is read after its data is assigned",
     "as_strided of a tensor with all elements of its memory",
 )

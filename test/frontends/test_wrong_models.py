@@ -264,6 +264,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         )
         for size, step in ((2, 1), (1, 2), (3, 3))
     },
+    "export: inplace view": (
+        lambda: exported(lambda m, x: (m.w * x).sum() + x.t_().sum()),
+        "expected arguments, parameters and buffers that keep their shape, got aten.t_.default",
+    ),
     "export: view before data": (
         lambda: exported(lambda m, x: assigned(m, m.w[0]) + x.sum()),
         "expected no view of a tensor that is read after its data is assigned, got one",

@@ -73,6 +73,11 @@ def check_exported(program: GraphModule) -> None:
                 f"expected a view that can be written to, got a write to one that repeats elements"
                 f"{place_of(node)}; clone it first"
             )
+        if _is_turned(node):
+            raise ShardirError(
+                f"expected arguments, parameters and buffers that keep their shape, got "
+                f"{node.target} of one{place_of(node)}; use the function that returns another view"
+            )
         if any(map(_is_of_windows, _written(node))):
             raise ShardirError(
                 f"expected a view that can be written to, got a write to windows that overlap or "
@@ -93,6 +98,14 @@ def _repeats_elements(x: Any) -> bool:
     return isinstance(found, torch.Tensor) and any(
         step == 0 and n > 1 for n, step in zip(found.shape, found.stride(), strict=True)
     )
+
+
+def _is_turned(node: Node) -> bool:
+    """Whether a call makes an argument of the graph a view of itself, as `t_` does."""
+    if not isinstance(node.target, OpOverload) or torch.Tag.inplace_view not in node.target.tags:
+        return False
+    viewed = node.args[0]
+    return isinstance(viewed, Node) and viewed.op == "placeholder"
 
 
 def _is_of_windows(x: Any) -> bool:
