@@ -326,7 +326,11 @@ def trained(
         return trained_by_shardir(program, batches, optimizer)
     program = compiled(model, batches[0], optimizer, mesh="d = 2", plan="fsdp")
     report = program.run([tuple(x.clone() for x in b) for b in batches], steps=len(batches))
-    states = {name: copied(x) for name, x in program.state_dict().items()}
+    states = {
+        **program.values,
+        **program.state_dict(),
+    }  # buffers that are not persistent; tied names
+    states = {name: copied(x) for name, x in states.items()}
     return Trained([np.asarray(x) for x in report.losses["step"]], [{}] * len(batches), states)
 
 

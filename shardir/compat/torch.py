@@ -89,7 +89,7 @@ def set_grad_enabled(enabled: bool) -> None:
         SET_GRAD_ENABLED(enabled)
 
 
-def without_writes(program: ExportedProgram) -> ExportedProgram:
+def functionalize(program: ExportedProgram) -> ExportedProgram:
     """Return an exported program in which no tensor is written in place: `run_decompositions` with
     an empty table. It prepares all composite ops of torch, which takes 0.3 s; here those that the
     program calls."""

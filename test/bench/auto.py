@@ -25,6 +25,7 @@ from cost_model import (
     TIMEOUT,
     Mesh,
     assumed,
+    few_probes,
     text,
 )
 from plans import bare
@@ -58,7 +59,7 @@ PROBING = 17, 0.01
 SMOKE = {
     "RANKS": 2, "BOTH": (1, 2), "ROUNDS": 1, "PROBING": (1, 0.0), "MAX_PROBE_BYTES": 1 << 8,
     "MODELS": {"mlp": {"megatron": ((1, 2), {})}}, "MORE": {"mlp": {}},
-    "fitted": assumed,
+    "fitted": assumed, "probes": few_probes,
 }  # fmt: skip
 
 

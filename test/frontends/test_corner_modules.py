@@ -62,6 +62,25 @@ CASES = dict(
             [W],
             ["v = self.w * 1", "v.T.as_strided((3,), (7,)).mul_(0.5)", "v = x0 @ v"],
         ),
+        M(
+            "a write to data of broadcast_tensors",
+            [W],
+            [
+                "v = torch.broadcast_tensors(self.w, torch.zeros(6))[0]",
+                "v.data.mul_(0.5)",
+                "v = x0 @ self.w",
+            ],
+        ),
+        M(
+            "a transpose under no_grad has no gradient",
+            [W],
+            [NG + "w = self.w.T", "v = x0 @ self.w + x0 @ w"],
+        ),
+        M(
+            "a scalar copied into a matrix",
+            [W, "self.register_buffer('c', torch.zeros(6, 6))"],
+            ["self.c.copy_(self.w.detach().sum())", "v = x0 @ self.w"],
+        ),
         M("data write of an activation", [L], ["v = self.l(x0)", "v.data.mul_(0.5)", "v = v + 0"]),
         M("detach write", [L], ["v = self.l(x0)", "v.detach().mul_(0.5)", "v = v + 0"]),
         M(
@@ -572,6 +591,9 @@ PLANTED = (
     "running statistics have no gradient",
     "as_strided of a transpose is one of the memory",
     "dropout off is the same tensor",
+    "a write to data of broadcast_tensors",
+    "a transpose under no_grad has no gradient",
+    "a scalar copied into a matrix",
 )
 """The cases that catch planted errors (test/mutants)."""
 

@@ -4,9 +4,6 @@ from functools import cache
 from itertools import product
 
 import numpy as np
-import pytest
-
-pytest.importorskip("torch")
 from harness import Array, differs, elements_of, function, numbers, program
 from op_cases import CASES, Case
 from xdsl.dialects.func import FuncOp

@@ -1,4 +1,3 @@
-# ruff: noqa: E402 (torch may not be installed)
 """Steps over microbatches whose losses are means over tokens: those of the module itself, which
 torch runs on all microbatches as one batch."""
 
@@ -7,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 from harness import apply, collectives, differs, function
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -212,14 +210,15 @@ func.func private @loss(
     %w: tensor<{element}> {{train.parameter = "w", train.init = #train.init<normal>}}
 ) -> tensor<{element}> {{
   %y = nn.mul %x, %w : (tensor<40000x{element}>, tensor<{element}>) -> tensor<40000x{element}>
-  %z = nn.mul %y, %mask : (tensor<40000x{element}>, tensor<40000x{element}>) -> tensor<40000x{element}>
+  %z = nn.mul %y, %mask :
+      (tensor<40000x{element}>, tensor<40000x{element}>) -> tensor<40000x{element}>
   %s = nn.reduce <sum> %z dims <0> : (tensor<40000x{element}>) -> tensor<{element}>
   %n = nn.reduce <sum> %mask dims <0> : (tensor<40000x{element}>) -> tensor<{element}>
   %loss = nn.div %s, %n : (tensor<{element}>, tensor<{element}>) -> tensor<{element}>
   func.return %loss : tensor<{element}>
 }}
 train.step @step of @loss <sgd, lr = 1.0> accumulate <tokens, microbatches = 3>
-"""  # noqa: E501 - a program
+"""
 
 
 def test_a_loop_over_tokens_communicates_as_one_over_rows() -> None:

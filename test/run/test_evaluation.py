@@ -96,16 +96,18 @@ def test_functions_are_evaluated_between_steps_over_all_batches(tmp_path):
 LABELLED = """
 func.func @{name}(
   %x: tensor<{rows}x3xf32> {{train.input = #train.init<batches, path = "data.npz", array = "vx">}},
-  %t: tensor<{rows}xi64> {{train.input = #train.init<batches, path = "data.npz", array = "labels">}},
+  %t: tensor<{rows}xi64>
+      {{train.input = #train.init<batches, path = "data.npz", array = "labels">}},
   %w: tensor<3x2xf32> {{train.parameter = "w", train.init = #train.init<constant, value = 0.5>}}
 ) -> (tensor<f32>, tensor<f32>) {{
   %y = nn.matmul %x, %w : (tensor<{rows}x3xf32>, tensor<3x2xf32>) -> tensor<{rows}x2xf32>
   %s = nn.mul %y, %y : (tensor<{rows}x2xf32>, tensor<{rows}x2xf32>) -> tensor<{rows}x2xf32>
-  %loss = nn.cross_entropy_loss <mean> %s, %t ignore -1 : (tensor<{rows}x2xf32>, tensor<{rows}xi64>) -> tensor<f32>
+  %loss = nn.cross_entropy_loss <mean> %s, %t ignore -1 :
+      (tensor<{rows}x2xf32>, tensor<{rows}xi64>) -> tensor<f32>
   %mean = nn.reduce <mean> %s dims <0, 1> : (tensor<{rows}x2xf32>) -> tensor<f32>
   func.return %loss, %mean : tensor<f32>, tensor<f32>
 }}
-"""  # noqa: E501 - a program
+"""
 
 
 def test_an_evaluation_is_over_all_tokens(tmp_path):

@@ -23,13 +23,13 @@ from torch.export.graph_signature import OutputKind
 from shardir.compat.torch import (
     UncapturedHigherOrderOpError,
     UserError,
+    functionalize,
     keystr,
     tree_flatten,
     tree_flatten_with_path,
     tree_map,
     tree_map_only,
     tree_unflatten,
-    without_writes,
 )
 from shardir.diagnostics import ShardirError, check_call, described
 from shardir.frontends.torch.autocasts import autocast_of_any_device
@@ -235,7 +235,7 @@ def capture(
                     program = torch.export.export(wrapper, given, strict=False)
                 check_exported(program.graph_module)
                 write_out(program.graph_module)
-                program = _without_writes(program, model)
+                program = _functionalized(program, model)
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
@@ -247,19 +247,22 @@ def capture(
     return Capture(program, model, named, metrics, held, constants)
 
 
-def _without_writes(program: ExportedProgram, model: torch.nn.Module) -> ExportedProgram:
+def _functionalized(program: ExportedProgram, model: torch.nn.Module) -> ExportedProgram:
     """Return an exported program in which nothing is written in place.
 
     Raises:
         ShardirError: one of two names of a tensor is written, which torch does not take.
     """
     try:
-        return without_writes(program)
+        return functionalize(program)
     except AssertionError as error:
         names: dict[int, list[str]] = {}
-        held = (model.named_parameters, model.named_buffers)
-        for name, x in chain.from_iterable(of(remove_duplicate=False) for of in held):
-            names.setdefault(id(x), []).append(name)
+        for path, part in model.named_modules(remove_duplicate=False):
+            held = (of(recurse=False, remove_duplicate=False)
+                    for of in (part.named_parameters, part.named_buffers))  # fmt: skip
+            for name, x in chain(vars(part).items(), *held):
+                if isinstance(x, torch.Tensor):
+                    names.setdefault(id(x), []).append(f"{path}.{name}".lstrip("."))
         tied = [" and ".join(found[:2]) for found in names.values() if len(found) > 1]
         if not tied or "compiled_fn" not in str(error):
             raise

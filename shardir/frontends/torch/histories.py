@@ -48,6 +48,9 @@ CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
+VIEWS = ("T", "mT", "H", "mH", "real")
+"""Attributes of tensors that are views."""
+
 DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 """Functions of a tensor, a probability and whether to train, which return the tensor itself where
 they are off; of fake tensors a copy."""
@@ -110,7 +113,11 @@ class Histories(TorchFunctionMode):
             return set_grad_enabled(*args)
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):
-            return self._attribute(func, name, args)
+            attribute = getattr(func, "__self__", None)
+            if attribute is DATA:
+                return self._data(name, args)
+            if getattr(attribute, "__name__", "") not in VIEWS:
+                return func(*args)
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         if name in HOOKS and self._train:
             raise ShardirError(
@@ -157,10 +164,8 @@ class Histories(TorchFunctionMode):
             return self._detached(found, given)
         return found
 
-    def _attribute(self, func: Callable[..., Any], name: str, args: Sequence[Any]) -> Any:
-        """Read or set an attribute of a tensor: `data`, which would not be in the graph, by ops."""
-        if getattr(func, "__self__", None) is not DATA:
-            return func(*args)
+    def _data(self, name: str, args: Sequence[Any]) -> Any:
+        """Read or assign `data` by ops: torch exports neither."""
         x = args[0]
         if name == "__get__":
             found = self._detached(x.detach(), [x])

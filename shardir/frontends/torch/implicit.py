@@ -1,10 +1,10 @@
 """Views, writes and conversions in a graph that torch's functionalization does not see, as ops.
 
-    %y = aten.dropout(%x, 0.1, False)              ->    %y = aten.alias(%x)
+    %y, %z = aten.broadcast_tensors([%x, %b])      ->    %y = aten.expand(%x, ...), ...
     %y = aten.einsum("ij->ji", [%x])               ->    %y = aten.permute(%x, [1, 0])
     %y = aten.instance_norm(%x, ..., %b, ...)      ->    %y = ...; aten.copy_(%b, %mean)
     %y = aten.as_strided(aten.t(%x), ...)         ->    %y = aten.as_strided(%x, ...)
-    aten.copy_(%b, %x) of another dtype            ->    aten.copy_(%b, aten._to_copy(%x))
+    aten.copy_(%b, %x) of another dtype or shape   ->    aten.copy_(%b, aten.expand(_to_copy(%x)))
     aten.copy_(%b, 0.5)                            ->    aten.copy_(%b, aten.full_like(%b, 0.5))
 
 The first are views and writes that the schema of an op does not name: such an op is made of others,
@@ -15,7 +15,7 @@ last two, readers of %b would get %x without
 the conversion, or a number that is no tensor.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import getitem
 from typing import Any
 
@@ -29,18 +29,12 @@ from shardir.frontends.torch.decompose import decomposed
 from shardir.frontends.torch.names import place_of
 from shardir.frontends.torch.static import is_view
 
-DROPOUTS = (
-    torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default,
-    torch.ops.aten.alpha_dropout.default, torch.ops.aten.feature_alpha_dropout.default,
-)  # fmt: skip
-"""Ops that return their operand itself where they are off; fake tensors have a copy there."""
-
 
 def write_out(program: GraphModule) -> None:
     """Replace calls whose results share the memory of an operand, or that write to one, though
     their schema does not say so, by their decompositions; and convert what is copied into a tensor
-    of another dtype. A graph with such calls is made anew: torch.export leaves users of nodes in it
-    that are not its own."""
+    of another dtype or shape. A graph with such calls is made anew: torch.export leaves users
+    of nodes in it that are not its own."""
     for module in [m for m in program.modules() if isinstance(m, GraphModule)]:
         nodes = module.graph.nodes
         if any(_is_hidden(node) or _converts(node) or _is_strided(node) for node in nodes):
@@ -49,12 +43,16 @@ def write_out(program: GraphModule) -> None:
 
 
 def _converts(node: Node) -> bool:
-    """Whether a call copies a number, or elements of another dtype than those that it writes."""
+    """Whether a call copies a number, or elements of another dtype or shape than those that it
+    writes."""
     if node.target is not torch.ops.aten.copy_.default:
         return False
     written, source = node.args[:2]
     assert isinstance(written, Node)
-    return not isinstance(source, Node) or written.meta["val"].dtype != source.meta["val"].dtype
+    if not isinstance(source, Node):
+        return True
+    to, x = written.meta["val"], source.meta["val"]
+    return (to.dtype, to.shape) != (x.dtype, x.shape)
 
 
 def _is_strided(node: Node) -> bool:
@@ -87,8 +85,6 @@ def _is_hidden(node: Node) -> bool:
     """Whether a call returns a view, or writes, and its schema does not say so."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    if node.target in DROPOUTS:
-        return not (node.args[1] and node.args[2])
     if node.target is torch.ops.aten.instance_norm.default:
         _, _, _, running_mean, _, uses_batch, *_ = node.args
         return running_mean is not None and bool(uses_batch)
@@ -96,9 +92,7 @@ def _is_hidden(node: Node) -> bool:
     if any(a.alias_info is not None for a in (*schema.returns, *schema.arguments)):
         return False
     operands = {address for n in node.all_input_nodes for address in _addresses(n)}
-    return isinstance(node.meta.get("val"), torch.Tensor) and not operands.isdisjoint(
-        _addresses(node)
-    )
+    return not operands.isdisjoint(_addresses(node))
 
 
 def _addresses(node: Node) -> Iterator[int]:
@@ -110,9 +104,17 @@ def _addresses(node: Node) -> Iterator[int]:
 
 def _copied(graph: Graph) -> Graph:
     """Return a graph of nodes with the same names, in which nothing is implicit."""
-    new, made = Graph(), dict[Node, Node]()
+    new, made, parts = Graph(), dict[Node, Node](), dict[Node, Sequence[Node]]()
     for node in graph.nodes:
-        if _is_hidden(node) and (base := _viewed(new, node, made)) is not None:
+        base = None
+        if _is_hidden(node) and (results := _decomposed(new, node, made)) is not None:
+            if not isinstance(node.meta["val"], torch.Tensor):
+                parts[node] = results
+                continue
+            (base,) = results
+        elif node.target is getitem and node.args[0] in parts:
+            base = parts[node.args[0]][node.args[1]]
+        if base is not None:
             view = torch.ops.aten.alias.default
             made[node] = new.create_node("call_function", view, (base,), name=node.name)
             made[node].meta = dict(node.meta)
@@ -127,25 +129,29 @@ def _copied(graph: Graph) -> Graph:
 
 
 def _convert(new: Graph, copy: Node) -> None:
-    """Add the conversion of what a call copies."""
+    """Give a call that copies a source of the dtype and shape of the tensor that it writes."""
     written, source, *rest = copy.args
     assert isinstance(written, Node)
-    name, aten = f"{copy.name}_source", torch.ops.aten
-    dtype = {"dtype": written.meta["val"].dtype}
+    to, aten = written.meta["val"], torch.ops.aten
+    meta = {n: x for n, x in copy.meta.items() if n != "val"}
+
+    def call(op: OpOverload, *args: Any, **kwargs: Any) -> Node:
+        name = f"{copy.name}_source"
+        node = new.create_node("call_function", op, args, kwargs, name)
+        node.meta = dict(meta)
+        return node
+
     with new.inserting_before(copy):
-        if isinstance(source, Node):
-            found = new.create_node("call_function", aten._to_copy.default, (source,), dtype, name)
-        else:
-            given = (written, source)
-            found = new.create_node("call_function", aten.full_like.default, given, dtype, name)
-    found.meta = {n: x for n, x in copy.meta.items() if n != "val"}
+        if not isinstance(source, Node):
+            source = call(aten.full_like.default, written, source, dtype=to.dtype)
+        elif source.meta["val"].dtype != to.dtype:
+            source = call(aten._to_copy.default, source, dtype=to.dtype)
+        found = call(aten.expand.default, source, [*to.shape])
     copy.args = (written, found, *rest)
 
 
-def _viewed(new: Graph, node: Node, made: dict[Node, Node]) -> Node | None:
-    """Add the ops of which a call is made, and return their result; None if they are not known."""
-    if node.target in DROPOUTS:
-        return made[node.all_input_nodes[0]]
+def _decomposed(new: Graph, node: Node, made: dict[Node, Node]) -> list[Node] | None:
+    """Add the decomposition of a call, and return its results; None without a decomposition."""
     if (inner := decomposed(node)) is None:
         return None
     module, given, written = inner
@@ -164,5 +170,5 @@ def _viewed(new: Graph, node: Node, made: dict[Node, Node]) -> Node | None:
         new.create_node(
             "call_function", torch.ops.aten.copy_.default, copied, name=f"{node.name}_{i}"
         ).meta = {n: x for n, x in node.meta.items() if n != "val"}
-    result = module.graph.output_node().args[0]
-    return places.get(result) if isinstance(result, Node) else None
+    results = module.graph.output_node().args[0]
+    return [places[x] for x in tree_leaves(results)]

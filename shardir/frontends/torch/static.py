@@ -63,26 +63,14 @@ def check_exported(program: GraphModule) -> None:
     """
     graphs = [m.graph for m in program.modules() if isinstance(m, GraphModule)]
     for node in (node for graph in graphs for node in graph.nodes):
-        if isinstance(node.target, HigherOrderOperator) and str(node.target) not in REGIONS:
-            raise ShardirError(
-                f"expected a module without control flow on tensors, got torch.{node.target}"
-                f"{place_of(node)}; {CHOICE}"
-            )
-        if any(map(_repeats_elements, _written(node))):
-            raise ShardirError(
-                f"expected a view that can be written to, got a write to one that repeats elements"
-                f"{place_of(node)}; clone it first"
-            )
-        if _is_turned(node):
-            raise ShardirError(
-                f"expected arguments, parameters and buffers that keep their shape, got "
-                f"{node.target} of one{place_of(node)}; use the function that returns another view"
-            )
-        if any(map(_is_of_windows, _written(node))):
-            raise ShardirError(
-                f"expected a view that can be written to, got a write to windows that overlap or "
-                f"leave elements out{place_of(node)}; clone them first, or write to slices"
-            )
+        for expected, is_wrong, got, fix in _REFUSED:
+            if is_wrong(node):
+                found = got.format(node.target)
+                raise ShardirError(f"expected {expected}, got {found}{place_of(node)}; {fix}")
+
+
+def _is_control_flow(node: Node) -> bool:
+    return isinstance(node.target, HigherOrderOperator) and str(node.target) not in REGIONS
 
 
 def _written(node: Node) -> Iterator[Any]:
@@ -100,7 +88,7 @@ def _repeats_elements(x: Any) -> bool:
     )
 
 
-def _is_turned(node: Node) -> bool:
+def _changes_shape(node: Node) -> bool:
     """Whether a call makes an argument of the graph a view of itself, as `t_` does."""
     if not isinstance(node.target, OpOverload) or torch.Tag.inplace_view not in node.target.tags:
         return False
@@ -126,3 +114,22 @@ def is_view(op: Any) -> bool:
     """Return whether an op returns a view of its first argument."""
     first = schema_of(op).arguments[:1] if isinstance(op, OpOverload) else []
     return bool(first) and first[0].alias_info is not None
+
+
+_REFUSED: tuple[tuple[str, Callable[[Node], bool], str, str], ...] = (
+    ("a module without control flow on tensors", _is_control_flow, "torch.{}", CHOICE),
+    (
+        "a view that can be written to", lambda node: any(map(_repeats_elements, _written(node))),
+        "a write to one that repeats elements", "clone it first",
+    ),
+    (
+        "a view that can be written to", lambda node: any(map(_is_of_windows, _written(node))),
+        "a write to windows that overlap or leave elements out",
+        "clone them first, or write to slices",
+    ),
+    (
+        "arguments, parameters and buffers that keep their shape", _changes_shape, "{} of one",
+        "use the function that returns another view",
+    ),
+)  # fmt: skip
+"""Calls that a program can't have: the expectation, the predicate, the call found, and the fix."""
