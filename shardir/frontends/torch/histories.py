@@ -80,8 +80,8 @@ class Histories(TorchFunctionMode):
         linear layer returns a view, the function's result."""
         self._lost: dict[int, torch.Tensor] = {}
         """Detached tensors that have a gradient since a write to them, which the graph has not."""
-        self._left: dict[int, torch.Tensor] = {}
-        """Views of tensors whose `data` was assigned since: they have the memory before."""
+        self._stale: dict[int, torch.Tensor] = {}
+        """Views made before `data` of their tensor was assigned: they keep the old memory."""
         self._suspended = not train
 
     @contextmanager
@@ -123,10 +123,10 @@ class Histories(TorchFunctionMode):
             raise ShardirError(
                 f"expected gradients without hooks, got {name}; write it into forward"
             )
-        if any(id(x) in self._left for x in given):
+        if any(id(x) in self._stale for x in given):
             raise ShardirError(
                 "expected no view of a tensor that is read after its data is assigned, got one; "
-                "clone it before, or write to the tensor in place"
+                "clone the view first, or write to the tensor in place"
             )
         if name in DROPOUTS and not all((*args[1:], *kwargs.values())):
             return given[0]
@@ -182,7 +182,7 @@ class Histories(TorchFunctionMode):
         with _autograd(False):
             self.__torch_function__(torch.Tensor.copy_, (), (x, new))
         if _address(new) != _address(x):
-            self._left |= sharing
+            self._stale |= sharing
         return None
 
     def _owners_of(self, given: Sequence[torch.Tensor], with_roots: bool) -> list[torch.Tensor]:

@@ -244,7 +244,7 @@ class Importer:
             module, given, written = inner
             if written:
                 raise ShardirError(
-                    f"expected an op that writes to what its schema names, got {node.target}"
+                    f"expected an op whose schema names its writes, got {node.target}"
                     f"{self._at()}; write it by other ops"
                 )
             self._bind(module, given)

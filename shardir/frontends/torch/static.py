@@ -129,7 +129,7 @@ _REFUSED: tuple[tuple[str, Callable[[Node], bool], str, str], ...] = (
     ),
     (
         "arguments, parameters and buffers that keep their shape", _changes_shape, "{} of one",
-        "use the function that returns another view",
+        "use the function that returns a new view, such as t()",
     ),
 )  # fmt: skip
 """Calls that a program can't have: the expectation, the predicate, the call found, and the fix."""
