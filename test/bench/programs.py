@@ -14,9 +14,12 @@ from pathlib import Path
 
 from program_text import NORMAL, ONES, ZEROS, Text, tensor
 
+from shardir.build import Module, nn
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "examples"))
 resnet = import_module("make_resnet").resnet
-pangu, PANGU = (getattr(import_module("make_pangu"), name) for name in ("pangu", "SIZES"))
+make_pangu = import_module("make_pangu")
+pangu, PANGU = make_pangu.pangu, make_pangu.SIZES
 
 
 @dataclass(frozen=True)
@@ -414,6 +417,30 @@ def dlrm(
     loss = f"nn.bce_with_logits_loss <mean> %{y}, %clicks"
     t.op("loss", loss, [y, "clicks"], "tensor<f32>")
     return t.step(lr)
+
+
+def experts(
+    *, layers: int, batch: int, seq: int, width: int, count: int, rate: float = 1e-3
+) -> str:  # fmt: skip
+    """A train step of blocks of causal attention and a dense mixture of `count` experts: each on
+    all tokens, weighted by a softmax over experts; mean squared error, Adam. No annotations, and no
+    mesh."""
+    m = Module()
+    f = m.function("loss", private=True)
+    p = make_pangu.Transformer(f, width, heads=8)
+    x, y = (f.input(name, (batch, seq, width), init="normal") for name in ("x", "y"))
+    for i in range(layers):
+        gate = p.parameter(f"l{i}.gate", width, count)
+        up = p.parameter(f"l{i}.experts.up", count, width, 4 * width)
+        down = p.parameter(f"l{i}.experts.down", count, 4 * width, width)
+        normed = p.norm(f"l{i}.ln0", f"l{i}_e", p.layer(f"l{i}", x))
+        weights = nn.softmax(normed @ gate, axis=2)
+        inner = nn.gelu(nn.einsum(normed, up, equation="bsd,edf->ebsf"))
+        each = nn.einsum(inner, down, equation="ebsf,efd->ebsd")
+        x = x + nn.einsum(each, weights, equation="ebsd,bse->bsd")
+    f.returns(nn.mse_loss(x, y, reduction="mean").named("loss"))
+    m.step("step", "loss", f"adam, lr = {rate}")
+    return str(m)
 
 
 OPS_PER_LAYER = 26
