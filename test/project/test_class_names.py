@@ -1,21 +1,19 @@
-"""A name has one meaning: no two classes or aliases of the sources share one, and no two files that
-tests import."""
+"""A name has one meaning: no two classes or aliases of the sources share one."""
 
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 from sources import tree
-from vocabulary import ROOT
+
+ROOT = Path(__file__).parents[2]
 
 PACKAGES = ("shardir", "passes", "tools")
 COPIED = "in an emitted program, which imports no shardir, it is the one of a rank"
 SHARED = {"Axes": COPIED, "Axis": COPIED, "DimAxes": COPIED, "Mesh": COPIED}
 """Names of several types, each with the reason."""
-
-VAGUE = {"Builder", "Clock", "Option", "Placement", "Plan", "Problem", "Scope", "Step"}
-"""Names that do not say of what they are: `OpBuilder`, `ProgramPlan`, `CollectiveStep`."""
 
 ALIASED = ast.Subscript | ast.BinOp | ast.Attribute | ast.Name
 """The forms of the types that aliases name."""
@@ -58,14 +56,3 @@ def test_no_two_types_share_a_name() -> None:
     shared = {name: places for name, places in found().items() if len(places) > 1}
     assert shared.keys() <= SHARED.keys(), shared
     assert shared.keys() >= SHARED.keys(), "a name that is shared no more"
-
-
-def test_names_say_of_what() -> None:
-    places = found()
-    assert not {name: places[name] for name in VAGUE & places.keys()}
-
-
-def test_modules_of_tests_have_names_of_their_own() -> None:
-    """Those of a benchmark are imported by the same short names."""
-    stems = [p.stem for folder in ("test", "test/bench") for p in (ROOT / folder).glob("*.py")]
-    assert sorted(stems) == sorted({*stems})

@@ -1,9 +1,11 @@
 """Each warning that is switched off on a line has the reason there."""
 
 import re
+from pathlib import Path
 
 import pytest
-from vocabulary import ROOT
+
+ROOT = Path(__file__).parents[2]
 
 SUPPRESSION = re.compile(r"#\s*(?:noqa|ruff: noqa|type: ignore|pyrefly:)[^\n]*")
 REASON = re.compile(r"( - |\()\w")
