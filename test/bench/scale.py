@@ -17,7 +17,6 @@ import warnings
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
-from dataclasses import replace
 from io import StringIO
 from math import prod
 from pathlib import Path
@@ -96,8 +95,8 @@ def records(
     before = json.loads(against.read_text())["records"] if against else []
     clusters = [name for name in CLUSTERS if cluster in (None, name)]
     found = list[Record]()
-    for name, on, program in _programs(clusters, only, model):
-        found.append(measured(name, on, program, moved := list[Record]()))
+    for case, mesh, program in _programs(clusters, only, model):
+        found.append(measured(case, mesh, program, moved := list[Record]()))
         log(", ".join(f"{k} {v}" for k, v in found[-1].items()))
         if only is None and not before:
             found += moved
@@ -116,14 +115,14 @@ def tables(found: list[Record]) -> dict[str, list[Record]]:
 
 def _programs(
     clusters: Sequence[str], only: str | None, model: str | None
-) -> Iterator[tuple[str, Mesh, ModuleOp]]:
-    """Yield the name, the mesh and the program of each case."""
+) -> Iterator[tuple[Record, Mesh, ModuleOp]]:
+    """Yield the name and cluster, the mesh and the program of each case."""
     for name in clusters if only in (None, "random") and model is None else ():
         for i in range(RANDOM_PROGRAMS):
             random = Random(f"scale {name} {i}")
             mesh = random_mesh(name, random)
             text = random_step(mesh, random, random.randint(1, 6), ALL_OPTIMIZERS)
-            yield f"random {i}", mesh, parse(text)
+            yield {"name": f"random {i}", "cluster": name}, mesh, parse(text)
     for kind, make in MODELS.items() if only in (None, "models") else ():
         for name in clusters if model in (None, kind) else ():
             sizes = (LARGE_AXES if kind == "pangu 207B" else AXES).get(name)
@@ -133,17 +132,14 @@ def _programs(
                 )
                 module = bare(parse(make(mesh.size)))
                 declare(module, mesh)
-                yield kind, mesh, module
+                yield {"name": kind, "cluster": name}, mesh, module
 
 
-def measured(name: str, mesh: Mesh, module: ModuleOp, moved: list[Record]) -> Record:
+def measured(case: Record, mesh: Mesh, module: ModuleOp, moved: list[Record]) -> Record:
     """Return the record of a program. Its redistributions are added to `moved`, each once."""
-    cluster = mesh.cluster
-    assert cluster is not None
-    on = next(each for each in CLUSTERS if load(each).part(mesh.size) == cluster)
-    found: Record = {"name": name, "cluster": on, "axes": [n for _, n in mesh.axes]}
+    found = case | {"axes": [n for _, n in mesh.axes]}
     spent = dict[str, float]()
-    pipeline = (NARROW if name.startswith("pangu") else "") + "auto"
+    pipeline = (NARROW if case["name"].startswith("pangu") else "") + "auto"
     try:
         with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
@@ -152,7 +148,7 @@ def measured(name: str, mesh: Mesh, module: ModuleOp, moved: list[Record]) -> Re
                 p.apply(Context(), module)
                 spent[p.name] = spent.get(p.name, 0.0) + time.process_time() - begin
                 if p.name == "insert-redistributions":
-                    moved += _redistributions(name, found, mesh, module)
+                    moved += _redistributions(found, mesh, module)
     except ShardirError as e:
         return found | {"error": str(e).splitlines()[0], "total cpu": sum(spent.values())}
     costs = report(module)
@@ -164,7 +160,7 @@ def measured(name: str, mesh: Mesh, module: ModuleOp, moved: list[Record]) -> Re
     }
 
 
-def _redistributions(name: str, program: Record, mesh: Mesh, module: ModuleOp) -> Iterator[Record]:
+def _redistributions(program: Record, mesh: Mesh, module: ModuleOp) -> Iterator[Record]:
     """Yield each redistribution of a program once."""
     seen = set[tuple[str, ...]]()
     for op in module.walk():
@@ -176,7 +172,7 @@ def _redistributions(name: str, program: Record, mesh: Mesh, module: ModuleOp) -
             key = tuple(map(str, case.values()))
             if key not in seen:
                 seen.add(key)
-                yield {"name": f"of {name}", **case, **planned(case)}
+                yield {"name": f"of {program['name']}", **case, **planned(case)}
 
 
 def _case(cluster: str, mesh: Mesh, t: TensorType, source: str, target: str) -> Record:
@@ -205,36 +201,41 @@ def planned(case: Record) -> Record:
     mesh = Mesh(
         "m", tuple(zip("abc", sizes, strict=False)), load(case["cluster"]).part(prod(sizes))
     )
-    ends = (replace(parse_layout(case[end]), mesh="m") for end in ("source", "target"))
-    found = plan_redistribution(tuple(case["shape"]), case["dtype"], mesh, *ends)
+    source, target = (parse_layout(case[end]) for end in ("source", "target"))
+    found = plan_redistribution(tuple(case["shape"]), case["dtype"], mesh, source, target)
     return {"seconds": found.seconds, "received": found.received_bytes}
 
 
 def compared(found: list[Record], before: list[Record]) -> list[Record]:
     """Return the records with their ratios to those of before, then the summary of each kind: the
-    mean and the worst ratio."""
+    mean and the worst ratio, and that of the sums."""
     keys = ("name", "cluster", "axes", "shape", "dtype", "source", "target")
 
     def key(r: Record) -> str:
-        return json.dumps([r.get(k) for k in keys])
+        return ", ".join(str(r[k]) for k in keys if k in r)
 
-    old, ratios = {key(r): r for r in before}, dict[str, dict[str, list[tuple[float, str]]]]()
+    old, pairs = (
+        {key(r): r for r in before},
+        dict[tuple[str, str], list[tuple[float, float, str]]](),
+    )
     for r in found:
         then = old.get(key(r))
         if then is None or ("error" in r) != ("error" in then):
             r["changed"] = "no record" if then is None else str(then.get("error", "was planned"))
             continue
         kind = "random" if r["name"].startswith("random") else r["name"]
-        kind = kind + " redistributions" if "source" in r else kind
+        kind = f"{kind}, redistributions" if "source" in r else kind
         for figure in ("seconds", "received", "cpu", "GB"):
             if then.get(figure):
-                r[f"{figure} ratio"] = ratio = r[figure] / then[figure]
-                ratios.setdefault(kind, {}).setdefault(figure, []).append((ratio, key(r)))
-    return found + [
-        {
+                r[f"{figure} ratio"] = r[figure] / then[figure]
+                pairs.setdefault((kind, figure), []).append((r[figure], then[figure], key(r)))
+    summary = list[Record]()
+    for (kind, figure), each in pairs.items():
+        worst, of = max((now / then, of) for now, then, of in each)
+        summary.append({
             "kind": kind, "figure": figure, "cases": len(each),
-            "mean": sum(ratio for ratio, _ in each) / len(each),
-            "worst": max(each)[0], "of": max(each)[1],
-        }
-        for kind, by in ratios.items() for figure, each in by.items()
-    ]  # fmt: skip
+            "mean": sum(now / then for now, then, _ in each) / len(each),
+            "sum": sum(now for now, _, _ in each) / sum(then for _, then, _ in each),
+            "worst": worst, "of": of,
+        })  # fmt: skip
+    return found + summary
