@@ -2,7 +2,7 @@
 
     passes/inline_calls.py:  inline-calls: a call becomes the ops of ...  ->  PASSES["inline-calls"]
 
-Which passes run one after another is in shardir/pipelines.py.
+PIPELINES has which passes run one after another.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from xdsl.passes import ModulePass
+
+from shardir.rewriting.registry import PASSES, PIPELINES
 
 
 def _names() -> Iterator[tuple[str, str]]:
@@ -33,5 +35,26 @@ def _loader(name: str, stem: str) -> Callable[[], type[ModulePass]]:
     return load
 
 
-PASSES: dict[str, Callable[[], type[ModulePass]]] = {n: _loader(n, s) for n, s in _names()}
-"""By name, the function that imports a pass."""
+PASSES.update({name: _loader(name, stem) for name, stem in _names()})
+
+_LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
+_LOWERED = (
+    "lower-to-spmd,simplify-communication,choose-recompute,split-stages,fuse-communication,"
+    "retain-gathered,overlap-communication"
+)
+
+_PROPAGATED = "assign-stages,propagate-strategies,lower-layouts,local-steps"
+
+PIPELINES.update({
+    "train": f"inline-calls,{_PROPAGATED}",
+    "lower-layouts": f"{_LAID_OUT},{_LOWERED}",
+    "auto": "inline-calls,assign-stages{search=true},distributed-autodiff,search-strategies,"
+    "lower-plan,local-steps",
+    "lower-plan": f"insert-redistributions,recompute,{_LOWERED}",
+    "data": f"inline-calls,data-parallel,{_PROPAGATED}",
+    "hybrid": f"inline-calls,data-parallel{{hybrid=true}},{_PROPAGATED}",
+    "manual": "inline-calls,assign-stages,require-layouts,lower-layouts,local-steps",
+    "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute,choose-recompute,"
+    "local-steps",
+})  # fmt: skip
+# search-strategies also measures plans by lower-plan, propagate-strategies by lower-layouts

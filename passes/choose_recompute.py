@@ -61,12 +61,12 @@ from shardir.dialects.train import (
     pipeline_of,
     schedule_of,
 )
-from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.copying import copied
 from shardir.rewriting.marks import NO_RECOMPUTE, RECOMPUTE, SEARCHED, search_budget
 from shardir.rewriting.offloading import SavedValues, save
 from shardir.rewriting.options import bytes_of, float_of
+from shardir.rewriting.registry import run_pipeline
 from shardir.search.activations import Activations
 from shardir.search.rank_repetitions import choose_on_ranks
 from shardir.search.repetition_choice import choose
@@ -284,7 +284,7 @@ class ChooseRecompute(FunctionPass):
         ops = dict(zip(f.block.ops, step.body.block.ops, strict=True))
         write(step, saved.on(ops), {}, f.mesh or ONE_DEVICE)
         given = f"{{schedule={json.dumps(self.schedule)}}}" if self.schedule else ""
-        nested.run(IN_STAGES.format(given), Context(), module)
+        run_pipeline(IN_STAGES.format(given), Context(), module)
         schedule = Schedule.parse(schedule_of(step) or "")
         mesh = mesh_of(step, module) or Mesh("one", ((STAGE_AXIS, schedule.ranks),))
         return schedule, [use.peak for use in memory_of_ranks(step, mesh)]

@@ -41,11 +41,11 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import arguments
-from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies, ops_of_bodies, update_signature
 from shardir.rewriting.placement import strategy_op_sharding
+from shardir.rewriting.registry import run_pipeline
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Located]:
         return
     twins: dict[SSAValue, SSAValue] = {}
     trial = module.clone(twins)
-    nested.run("strip-layouts", ctx, trial)
+    run_pipeline("strip-layouts", ctx, trial)
     for op in module.body.ops:
         if isinstance(op, MeshOp):
             trial.body.block.add_op(copied(op))
@@ -115,7 +115,7 @@ def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Located]:
     for (f, block), mesh in zip(bodies(trial), meshes, strict=True):
         assert mesh is not None
         _lay_out(f, block, mesh, hybrid=False)
-    nested.run("propagate-strategies", ctx, trial)
+    run_pipeline("propagate-strategies", ctx, trial)
     for (f, block), mesh in zip(bodies(module), meshes, strict=True):
         assert mesh is not None
         for v in values(block):

@@ -50,12 +50,12 @@ from shardir.dialects.dist import (
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.random import DRAWN
 from shardir.dialects.symbols import find_symbol
-from shardir.rewriting import nested
 from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.copying import copied
 from shardir.rewriting.meshes import with_outermost_axis
 from shardir.rewriting.options import PassOptions
+from shardir.rewriting.registry import run_pipeline
 from shardir.rewriting.rewriter import Rewriter
 
 _LOWERING = "lower-to-spmd,simplify-communication,fuse-communication"
@@ -112,7 +112,7 @@ def _name(f: FuncOp) -> str:
 def _lower(ctx: Context, module: ModuleOp, f: FuncOp) -> None:
     """Lower a function to the local view of a module, in place."""
     declared = [copied(o) for o in module.body.ops if isinstance(o, MeshOp | ClusterOp)]
-    nested.run(_LOWERING, ctx, ModuleOp([*declared, f]))
+    run_pipeline(_LOWERING, ctx, ModuleOp([*declared, f]))
     f.detach()
 
 

@@ -29,11 +29,11 @@ from xdsl.dialects.builtin import ModuleOp
 from shardir.algebra.mesh import Mesh
 from shardir.diagnostics import Failure, ShardirError, report_progress
 from shardir.dialects.dist import MeshOp
-from shardir.rewriting import nested
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.options import Bytes, PassOptions
+from shardir.rewriting.registry import run_pipeline
 from shardir.search.declared_mesh import check, declare, devices_of
 from shardir.search.meshes import MeshEstimate, fastest_mesh, mesh_candidates
 from shardir.search.solver import DEFAULT_GAP, MAX_TABLE_ENTRIES
@@ -75,7 +75,7 @@ class SearchMesh(PassOptions):
             print(f"{self.name}: {line}", file=sys.stderr)
 
         with collect_warnings():  # those of the program come when it is compiled on the mesh
-            nested.run("inline-calls,distributed-autodiff", ctx, program)
+            run_pipeline("inline-calls,distributed-autodiff", ctx, program)
             mesh = fastest_mesh(self.candidates(declared), bound, plan, report)
         declare(op, mesh)
 
@@ -100,7 +100,7 @@ class SearchMesh(PassOptions):
         declare(trial, mesh)
         try:
             options = f"entries={self.entries} gap={gap:.12f} memory={memory} overlap=false"
-            nested.run(f"search-strategies{{{options}}}", ctx, trial)
+            run_pipeline(f"search-strategies{{{options}}}", ctx, trial)
         except Failure as e:
             return MeshEstimate(inf, -inf, e)
         figures = [n for f, _ in bodies(trial) if (n := found_by_search(f))]

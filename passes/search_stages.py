@@ -42,10 +42,10 @@ from shardir.dialects import train
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import MeshOp
 from shardir.dialects.train import stage_attrs, stage_of
-from shardir.rewriting import nested
 from shardir.rewriting.copying import copied
 from shardir.rewriting.microbatching import BatchDimensions, divisors
 from shardir.rewriting.options import Bytes, PassOptions
+from shardir.rewriting.registry import run_pipeline
 from shardir.rewriting.stages import ops_of_model
 from shardir.search.declared_mesh import check, declare, devices_of
 from shardir.search.joint import JointSearch, Space, StageCandidate, StepMeasure
@@ -106,7 +106,7 @@ class SearchStages(PassOptions):
         """
         check(module)
         with collect_warnings():  # those of the program come when it is compiled
-            nested.run("inline-calls", ctx, module)
+            run_pipeline("inline-calls", ctx, module)
             trials = _Trials(self, ctx, module, step_of(module))
             space = self.space(module, step_of(module), trials)
             limit = self.memory or space.meshes[0][0].cluster_or_default.memory or inf
@@ -218,7 +218,7 @@ class _Trials:
         step = step_of(trial)
         name = step.sym_name.data
         write(trial, step, candidate, cuts)
-        nested.run(PROGRAM.format(memory=self.options.memory), self.ctx, trial)
+        run_pipeline(PROGRAM.format(memory=self.options.memory), self.ctx, trial)
         ((f, mesh),) = ((f, m) for f, m in functions(trial) if name_of(f) == name)
         found = cost_of_function(f, mesh)
         return StepMeasure(found.seconds, found.memory.peak)

@@ -1,15 +1,11 @@
-"""Pipelines and modes: sequences of passes as data, and the parser of their text.
-
-    train                            the passes of PIPELINES["train"]
-    search-mesh{devices=8},auto      a pass with an option, then a pipeline
-    auto{memory=16GB}                each pass of `auto` that has the option `memory` gets it
+"""Modes, and what is added to the passes of a compilation: a plan, a precision, files.
 
 A mode is a pipeline whose name tells how layouts are decided. It has the same options.
 """
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,20 +13,10 @@ from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import ArgSpec
 
 from shardir.diagnostics import ShardirError, did_you_mean
-from shardir.dialects.installed import installed
-from shardir.passes import PASSES
-from shardir.rewriting import nested
-from shardir.rewriting.options import (
-    UsageError,
-    made_from,
-    no_option,
-    option_types,
-    parse_options,
-)
+from shardir.passes import PASSES, PIPELINES
+from shardir.rewriting.options import UsageError, made_from
+from shardir.rewriting.registry import Loaders, build, expand, known_passes
 from shardir.syntax.files import read_text
-
-Loaders = Mapping[str, Callable[[], type[ModulePass]]]
-"""The function that loads each pass, by name."""
 
 SEARCH, PROPAGATION, LOWERING = "search-strategies", "propagate-strategies", "lower-to-spmd"
 DIFFERENTIATION = "distributed-autodiff"
@@ -44,29 +30,6 @@ READERS = (
     *DECIDERS, "assign-stages", "data-parallel", DIFFERENTIATION, "require-layouts",
 )  # fmt: skip
 """The passes that read annotations: a plan is applied before the first of them."""
-
-_LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
-_LOWERED = (
-    "lower-to-spmd,simplify-communication,choose-recompute,split-stages,fuse-communication,"
-    "retain-gathered,overlap-communication"
-)
-
-_PROPAGATED = "assign-stages,propagate-strategies,lower-layouts,local-steps"
-
-PIPELINES: dict[str, str] = {
-    "train": f"inline-calls,{_PROPAGATED}",
-    "lower-layouts": f"{_LAID_OUT},{_LOWERED}",
-    "auto": "inline-calls,assign-stages{search=true},distributed-autodiff,search-strategies,"
-    "lower-plan,local-steps",
-    "lower-plan": f"insert-redistributions,recompute,{_LOWERED}",
-    "data": f"inline-calls,data-parallel,{_PROPAGATED}",
-    "hybrid": f"inline-calls,data-parallel{{hybrid=true}},{_PROPAGATED}",
-    "manual": "inline-calls,assign-stages,require-layouts,lower-layouts,local-steps",
-    "single-device": "inline-calls,strip-layouts,distributed-autodiff,recompute,choose-recompute,"
-    "local-steps",
-}
-"""Names for sequences of passes, used like a pass. search-strategies also measures plans by
-`lower-plan`, and propagate-strategies layouts by `lower-layouts`."""
 
 DEFAULT = "train"
 """The pipeline of a compilation that names none."""
@@ -90,85 +53,6 @@ MODES: dict[str, Mode] = {
                    "other is an error"),
 }  # fmt: skip
 """The modes by the names that `--mode` reads: MindSpore's, without their `_parallel`."""
-
-
-def build(text: str) -> list[ModulePass]:
-    """Return the passes of a pipeline, ready to run: ours and those of other installed packages.
-
-    Raises:
-        UsageError: the text is malformed, or a pass or an option does not exist.
-    """
-    passes = PASSES | installed().all_passes
-    specs = expand(text, passes, PIPELINES)
-    return [made_from("pass", passes[spec.name](), spec) for spec in specs]
-
-
-nested.provide(build)
-
-
-def expand(
-    text: str, passes: Loaders, pipelines: Mapping[str, str], inside: tuple[str, ...] = ()
-) -> Iterator[ArgSpec]:
-    """The passes that a pipeline names, with their options; pipelines in it are expanded. Within
-    itself (`inside`) the name of a pipeline is that of a pass."""
-    for part in split(text, "pass pipeline") if text.strip() else ():
-        if not part:
-            raise UsageError(f"pass pipeline: a pass is missing between the commas of {text!r}")
-        if part.startswith("builtin.module(") and part.endswith(")"):
-            yield from expand(part[len("builtin.module(") : -1], passes, pipelines, inside)
-            continue
-        spec = parse_options(part, "pass pipeline").normalize_parameter_names()
-        if spec.name in pipelines and spec.name not in inside:
-            within = expand(pipelines[spec.name], passes, pipelines, (*inside, spec.name))
-            yield from _with_options(spec, list(within), passes)
-        elif spec.name in passes:
-            yield spec
-        else:
-            hint = did_you_mean(spec.name, [*pipelines, *passes])
-            raise UsageError(f"there is no pass {spec.name}{hint or '; see --list-passes'}")
-
-
-def _with_options(pipeline: ArgSpec, found: list[ArgSpec], passes: Loaders) -> list[ArgSpec]:
-    """The passes with the options of their pipeline: each goes to all passes that have it. An
-    option that the pipeline itself sets is none of the pipeline's."""
-    if not pipeline.parameters:
-        return found
-    open_options = [
-        {n: t for n, t in option_types(passes[s.name]()).items() if n not in s.parameters}
-        for s in found
-    ]
-    for name in pipeline.parameters:
-        if not any(name in options for options in open_options):
-            known = {n: t for options in open_options for n, t in options.items()}
-            raise no_option(f"pipeline {pipeline.name}", name, known)
-    return [
-        ArgSpec(s.name, s.parameters | {n: v for n, v in pipeline.parameters.items() if n in open_})
-        for s, open_ in zip(found, open_options, strict=True)
-    ]
-
-
-def split(text: str, what: str) -> Iterator[str]:
-    """The parts of a list, at its commas outside of brackets and strings."""
-    depth, quoted, start = 0, False, 0
-    for i, c in enumerate(text):
-        if c == '"':
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif c in "({[":
-            depth += 1
-        elif c in ")}]":
-            depth -= 1
-            if depth < 0:
-                raise UsageError(f"{what}: the '{c}' after {text[start:i]!r} closes nothing")
-        elif c == "," and depth == 0:
-            yield text[start:i].strip()
-            start = i + 1
-    if depth or quoted:
-        raise UsageError(
-            f"{what}: expected a closing bracket or quote, got none in {text[start:]!r}"
-        )
-    yield text[start:].strip()
 
 
 def pipeline_of(pipeline: str | None, mode: str | None, default: str) -> str:
@@ -337,7 +221,7 @@ def of_record(text: str) -> list[ModulePass]:
     Raises:
         ValueError: the text is another one; UsageError: there is no such pass or option.
     """
-    passes, found = PASSES | installed().all_passes, []
+    passes, found = known_passes(), []
     for entry in json.loads(text):
         name, parameters = (entry, {}) if isinstance(entry, str) else entry
         if name not in passes:

@@ -1,10 +1,12 @@
 """The layers of the compiler and the imports between them: `python test/layers.py` prints both.
 
 Every import counts, those within functions and under TYPE_CHECKING too: a lazy import is there to
-be light, not to reach up.
+be light, not to reach up. So does a string that begins with the dotted name of a module of ours,
+such as `import_module("shardir.pipelines")` or an entry of a table of lazy imports.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -56,23 +58,39 @@ MODULES = {module_of(path): path for _, path in files()}
 """Each file by its dotted name; shardir/__init__.py is `shardir.__init__`."""
 
 
+DOTTED = re.compile(r"shardir(?:\.\w+)+")
+"""A dotted name of ours at the beginning of a string."""
+
+
 @cache
 def imports(path: Path) -> list[tuple[int, str]]:
-    """The dotted names that a file imports, with their lines. A name that is a module of ours is
-    named in full, whichever form of import it stands in."""
-    return [*_imports(path)]
+    """The dotted names that a file imports, with their lines."""
+    return [*imported_names(tree(path), path)]
 
 
-def _imports(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            module = node.module or ""
-            for alias in node.names:
-                full = f"{module}.{alias.name}"
-                yield node.lineno, full if full in MODULES else module
-        elif isinstance(node, ast.Import):
-            yield from ((node.lineno, a.name) for a in node.names)
+def imported_names(module: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the dotted name of each import. A name that is a module of ours is named
+    in full, whichever form of import it stands in, strings included."""
+    for node in ast.walk(module):
+        match node:
+            case ast.ImportFrom():
+                assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+                name = node.module or ""
+                for alias in node.names:
+                    full = f"{name}.{alias.name}"
+                    yield node.lineno, full if full in MODULES else name
+            case ast.Import():
+                yield from ((node.lineno, a.name) for a in node.names)
+            case ast.Constant(value=str(text)) if (m := DOTTED.match(text)) and " " not in text:
+                if name := longest_module(m[0]):
+                    yield node.lineno, name
+
+
+def longest_module(name: str) -> str | None:
+    """Return the module of ours that a dotted name is in: itself or the longest prefix."""
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
 def imported_modules() -> dict[str, set[str]]:

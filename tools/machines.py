@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from shardir.backend.runs import LaunchError, Nodes, Options
@@ -23,8 +23,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     add("--slurm", action="store_true", help="print a job for sbatch, and run nothing")
 
 
-def on_machines(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int | None:
+def on_machines(
+    program: Sequence[str], parser: argparse.ArgumentParser, given: argparse.Namespace
+) -> int | None:
     """Print or start what the options ask for. Returns the exit code; None where they ask nothing.
+
+    Args:
+        program: the words that start shard-run on a machine.
 
     Raises:
         LaunchError: the command cannot run so.
@@ -53,7 +58,7 @@ def on_machines(parser: argparse.ArgumentParser, given: argparse.Namespace) -> i
     plan = read_plan(given.program, given.nproc)
     options = replace(Options.parsed(given), nnodes=nodes, rdzv="found:1", node_rank=0)
     check_nodes(plan, options)
-    words = words_of(parser, given, OWN)
+    words = [*program, *words_of(parser, given, OWN)]
     if given.slurm:
         ranks = plan.size // nodes.high
         print(machines.slurm(words, nodes, ranks, options.backend == "nccl"), end="")

@@ -29,13 +29,21 @@ class InternalLaunchError(LaunchError):
     exit_code = 70
 
 
+def program_words() -> list[str]:
+    """Return the words that start shard-run on a machine that has it at the same place."""
+    program = os.path.abspath(sys.argv[0])
+    if os.path.basename(program) == "shard-run":
+        return [program]
+    return [sys.executable, "-m", "shardir.tools.run"]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a program. Exit codes: 0 success; 1 a rank failed, --check disagreed or the last loss is
     not finite; 2 no start."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        if (code := on_machines(parser, options)) is not None:
+        if (code := on_machines(program_words(), parser, options)) is not None:
             return code
         with ExitStack() as stack:
             directory = options.program

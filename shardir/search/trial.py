@@ -17,8 +17,8 @@ from shardir.dialects.train import (
     StepOp,
     pipeline_of,
 )
-from shardir.rewriting import nested
 from shardir.rewriting.copying import copied
+from shardir.rewriting.registry import run_pipeline
 from shardir.search.in_flight import named_or_smallest
 from shardir.syntax.source import collect_warnings
 
@@ -57,7 +57,7 @@ def lowered(
     copy = next(g for g in trial.body.ops if isinstance(g, FuncOp))
     write(copy)
     with collect_warnings():  # those of the program itself come when it is lowered
-        nested.run(pipeline, Context(), trial)
+        run_pipeline(pipeline, Context(), trial)
     return [g for g in trial.body.ops if isinstance(g, FuncOp)]
 
 

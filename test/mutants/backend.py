@@ -216,8 +216,8 @@ MUTANTS = [
         "words of machines are not quoted",
         "The line of --hosts is not one that a shell reads as it was given.",
         "shardir/backend/torch/launch/machines.py",
-        "run = shlex.join([*command(), *words, *node])",
-        'run = " ".join([*command(), *words, *node])',
+        "run = shlex.join([*words, *node])",
+        'run = " ".join([*words, *node])',
         "test/tools/test_machines.py",
     ),
     Mutant(

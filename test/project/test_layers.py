@@ -3,6 +3,7 @@
 Layers, and what counts as an import, are in test/layers.py.
 """
 
+import ast
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from layers import (
     cycle,
     files,
     imported_modules,
+    imported_names,
     imports,
     main,
 )
@@ -116,3 +118,23 @@ def test_there_are_no_import_cycles() -> None:
 def test_a_cycle_is_found() -> None:
     assert cycle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
     assert {*cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})} == {"b", "c"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'import_module("shardir.pipelines").build',
+        '__import__("shardir.pipelines")',
+        'PLACES = {"build": "shardir.pipelines.build"}',
+        'def f(name):\n    return importlib.import_module(f"shardir.pipelines.{name}")',
+        "def f():\n    from shardir import pipelines",
+    ],
+)
+def test_an_import_by_a_string_is_seen(source: str) -> None:
+    (found,) = imported_names(ast.parse(source), Path("shardir/rewriting/registry.py"))
+    assert found[1] == "shardir.pipelines"
+
+
+@pytest.mark.parametrize("text", ["shardir.passes are listed", "a shardir.pipelines", "shardir.py"])
+def test_a_text_that_names_a_module_is_no_import(text: str) -> None:
+    assert not [*imported_names(ast.parse(repr(text)), Path())]

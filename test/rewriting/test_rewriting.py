@@ -18,11 +18,11 @@ from shardir.dialects import nn
 from shardir.dialects.dist import FusibleOp, RedistributeOp, layout_of
 from shardir.dialects.nn.creation import dense_values
 from shardir.pipelines import build
-from shardir.rewriting import nested
 from shardir.rewriting.bases import Function, FunctionPass, GlobalPass, LocalPass
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.lowering import lower
 from shardir.rewriting.marks import BUDGET, PRESETS, search_result, set_search_result
+from shardir.rewriting.registry import run_pipeline
 from shardir.rewriting.rewriter import Rewriter
 from shardir.syntax.parser import parse
 from shardir.syntax.printer import print_module
@@ -139,7 +139,7 @@ def test_a_pass_collects_the_errors_of_several_functions(name: str) -> None:
     assert end != function
     twice = f"{head}func.func{end}func.func{end.replace('@global', '@second')}"
     with pytest.raises(Failure) as e:
-        nested.run(name, Context(), parse(twice, verify=False))
+        run_pipeline(name, Context(), parse(twice, verify=False))
     assert [message.partition(",")[0] for _, message in e.value.errors] == [
         f"expected a layout of each value in @{f}" for f in ("global", "second")
     ]  # fmt: skip
@@ -241,7 +241,7 @@ def test_what_a_search_reports_is_what_a_plan_saves() -> None:
 
 def test_a_pass_runs_a_pipeline_by_its_text() -> None:
     one, other = parse(TEXT), parse(TEXT)
-    nested.run("lower-plan{max-bytes=1KiB}", Context(), one)
+    run_pipeline("lower-plan{max-bytes=1KiB}", Context(), one)
     for p in build("lower-plan{max-bytes=1024}"):
         p.apply(Context(), other)
     assert print_module(one) == print_module(other) and "#dist.layout" not in print_module(one)

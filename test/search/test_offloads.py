@@ -18,8 +18,8 @@ from shardir.cost.memory import memory_of
 from shardir.cost.report import cost_of_function
 from shardir.dialects import dist
 from shardir.passes.choose_recompute import write
-from shardir.rewriting import nested
 from shardir.rewriting.copying import copied
+from shardir.rewriting.registry import run_pipeline
 from shardir.search import repetition_choice
 from shardir.search.activations import Activations
 from shardir.search.offloads import LinkEvent, exposed
@@ -69,7 +69,7 @@ def program(
     write(copy, saved_values(simulator, simulator.run(chosen)).on(ops), {}, mesh)
     module.verify()
     if pipeline:
-        nested.run(pipeline, Context(), module)
+        run_pipeline(pipeline, Context(), module)
     return copy
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from driver import NAMED, Break, Complain, Crash, Folder, Refuse, Rename
 
-from shardir import pipelines
 from shardir.dialects.installed import installed
+from shardir.passes import PIPELINES
 
 
 @pytest.fixture
@@ -16,5 +16,6 @@ def sample_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as m:
         m.setattr(universe, "all_passes", universe.all_passes | made)
         m.setattr(universe, "all_targets", universe.all_targets | {"folder": lambda: Folder})
-        m.setattr(pipelines, "PIPELINES", NAMED)
+        for name, text in NAMED.items():
+            m.setitem(PIPELINES, name, text)
         yield

@@ -14,7 +14,6 @@ from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.target import Target
 
-from shardir import pipelines
 from shardir.diagnostics import Failure
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.syntax.source import warn
@@ -110,7 +109,7 @@ class Folder(Target):
             (out / name).write_text(f.sym_name.data)
 
 
-NAMED = pipelines.PIPELINES | {
+NAMED = {
     "twice": "rename{to=a},rename{to=b}",
     "all": "twice,cse",
     "renames": "cse,rename{to=a},rename{only=f}",

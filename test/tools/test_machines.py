@@ -59,7 +59,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (bin / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("RECORDS", str(records))
-    monkeypatch.setattr(machines, "command", lambda: ["node"])
+    monkeypatch.setattr(tool, "program_words", lambda: ["node"])
     monkeypatch.chdir(here)
     shardir.compile(MATMUL, mode="semi_auto").save(here / "out")
     return records
@@ -108,7 +108,7 @@ def test_where_ssh_fails_the_others_are_asked_to_end(directory, capfd):
 def test_a_signal_asks_all_to_end(directory, monkeypatch):
     """As Ctrl-C does, in the main thread."""
     out, begun = io.StringIO(), time.monotonic()
-    lines = machines.lines_of(["a", "b"], ["waits"], "2", None, last=True)
+    lines = machines.lines_of(["a", "b"], ["node", "waits"], "2", None, last=True)
 
     def interrupted(_: object) -> dict[str, int]:
         while len(list(directory.glob("?"))) < 2:

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from typing import TextIO
@@ -28,14 +27,6 @@ AFTER_INPUT = (
     "kill $watch 2>/dev/null; exit $code; } 3<&0"
 )
 """A line of a shell that asks a command to end when its input ends, as when ssh does."""
-
-
-def command() -> list[str]:
-    """Return the words that start this tool on a machine which has it at the same place."""
-    program = os.path.abspath(sys.argv[0])
-    if os.path.basename(program) == "shard-run":
-        return [program]
-    return [sys.executable, "-m", "shardir.tools.run"]
 
 
 def hosts_of(text: str) -> list[str]:
@@ -59,7 +50,7 @@ def lines_of(
     """Return the shell line of each machine.
 
     Args:
-        words: those of the command that are equal on all machines.
+        words: the command, without the options that differ between machines.
         nnodes: the numbers of machines, `2` or `1:2`.
         rdzv: the rendezvous, by default at the first machine.
         last: whether the shell does nothing after the line, so that signals to it reach the run.
@@ -68,7 +59,7 @@ def lines_of(
     found, run_as = {}, "exec " if last else ""
     for k, host in enumerate(hosts):
         node = [f"--nnodes={nnodes}", f"--node-rank={k}", f"--rdzv={place}"]
-        run = shlex.join([*command(), *words, *node])
+        run = shlex.join([*words, *node])
         found[host] = f"cd {shlex.quote(os.getcwd())} && {run_as}{run}"
     return found
 
@@ -176,6 +167,6 @@ def slurm(words: Sequence[str], nnodes: str, ranks: int, gpus: bool) -> str:
     resources += ["--no-kill"] if spare else []
     return SLURM.format(
         nodes=high, resources="".join(f"#SBATCH {option}\n" for option in resources),
-        folder=shlex.quote(os.getcwd()), command=shlex.join([*command(), *words]),
+        folder=shlex.quote(os.getcwd()), command=shlex.join(words),
         srun="--no-kill --kill-on-bad-exit=0 " if spare else "", nnodes=nnodes,
     )  # fmt: skip
