@@ -1,5 +1,5 @@
 """The tables of the documentation, from the code: `python docs/tables.py NAME`, where NAME is nn,
-ops, dist, train, passes, options, modes, invariants, mutants or step.
+ops, dist, train, passes, options, modes, invariants or step.
 
 `python test/project/test_docs.py --regenerate` puts them into the pages.
 """
@@ -38,14 +38,13 @@ from shardir.rewriting.options import dashed, default_text, meanings, option_typ
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 
 from harness import FLOATS, Arg, add_step, compiled, elements_of, function, program
-from mutants import caught, mutants
 from op_cases import CASES
 
 RECORDS = Path(__file__).parents[1] / "test" / "bench" / "records"
 """The figures of benchmarks, as `shard-bench NAME --json FILE` writes them."""
 
 ELEMENTS = ("f64", "f32", "bf16", "f16", "i64", "i32", "i1")
-NAMES = "nn, ops, dist, train, optimizers, passes, options, modes, invariants, mutants, step"
+NAMES = "nn, ops, dist, train, optimizers, passes, options, modes, invariants, step"
 TAIL = re.compile(r"\s*(\(`strategy` \$strategy\^\)\? )?attr-dict.*$")
 
 
@@ -250,17 +249,6 @@ def _escaped(text: str) -> str:
     return "`".join(pieces)
 
 
-def planted() -> Iterator[str]:
-    """Yield the table of mutants."""
-    found = caught()
-    yield "| package | mutant | error | caught by |"
-    yield "| --- | --- | --- | --- |"
-    for m in mutants():
-        file, _, test = found[m.name].test.removeprefix("test/").partition("::")
-        name = file if file.endswith(".ir") else f"{file}::{test.partition('[')[0]}"
-        yield f"| {m.package} | {_escaped(m.name)} | {_escaped(m.breaks)} | `{name}` |"
-
-
 def measured_steps() -> Iterator[str]:
     """Yield the record of `shard-bench step`, and the table of its rows."""
     found = json.loads((RECORDS / "step.json").read_text(encoding="utf-8"))
@@ -298,8 +286,6 @@ def table(name: str) -> str:
             return "\n".join(modes())
         case "invariants":
             return "\n".join(invariants()).rstrip()
-        case "mutants":
-            return "\n".join(planted())
         case "step":
             return "\n".join(measured_steps())
         case _:

@@ -1,29 +1,30 @@
 """Planted errors, each of which the tests of its package must catch: `make mutants`.
 
 A file of this folder has the mutants of the package of its name, or of a part of it, as
-backend_runtime.py, in a list MUTANTS. caught.json has the test that caught each one in its last
-run; `make mutants` writes it, `python test/mutants/run.py NAME` the record of one.
+backend_runtime.py, in a list MUTANTS. `python test/mutants/run.py --list` prints all of them.
 """
 
-import hashlib
-import json
+import ast
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-CAUGHT = Path(__file__).with_name("caught.json")
 
 
 class Mutant(NamedTuple):
-    """An error that is planted by replacing a text of a source file."""
+    """An error that is planted by replacing a text within a function of a source file."""
 
     name: str
     breaks: str
     """The behaviour that is wrong then, as a sentence."""
     file: str
+    function: str
+    """The innermost function or class that has the text, `Layout.shards`; empty for the top level
+    of the module, and for a file that is not Python."""
     old: str
-    """Occurs once in the file."""
+    """Occurs once in the function; texts elsewhere in the file do not count."""
     new: str
     tests: str
     """The arguments of pytest that select the tests of which one must fail."""
@@ -34,19 +35,70 @@ class Mutant(NamedTuple):
         return folder if rest else folder.removesuffix(".py")
 
     @property
-    def digest(self) -> str:
-        """A digest of what is planted, and where: equal as long as it is the same mutant."""
-        planted = json.dumps([self.file, self.old, self.new])
-        return hashlib.sha256(planted.encode()).hexdigest()[:16]
+    def place(self) -> str:
+        return f"{self.file}:{self.function}" if self.function else self.file
 
     def apply(self, text: str) -> str:
         """Return the text of the file with the error in it."""
-        if text.count(self.old) != 1:
+        python = self.file.endswith(".py")
+        places = [i for i in _occurrences(text, self.old) if _matches(self, text, i, python)]
+        if len(places) != 1:
             raise ValueError(
-                f"{self.name}: expected its old text once in {self.file}, "
-                f"got it {text.count(self.old)} times; rewrite it in test/mutants"
+                f"{self.name}: expected its text once in {self.place}, got it {len(places)} times; "
+                "name the function that has it now, or rewrite it in test/mutants"
             )
-        return text.replace(self.old, self.new)
+        (at,) = places
+        return f"{text[:at]}{self.new}{text[at + len(self.old) :]}"
+
+
+def _occurrences(text: str, part: str) -> list[int]:
+    """Return the offsets of a part of a text."""
+    found, at = list[int](), text.find(part)
+    while at >= 0:
+        found.append(at)
+        at = text.find(part, at + 1)
+    return found
+
+
+def _matches(mutant: Mutant, text: str, at: int, python: bool) -> bool:
+    """Whether the text of a mutant at this offset is in its function."""
+    if not python:
+        return True
+    first = at + len(mutant.old) - len(mutant.old.lstrip())
+    last = at + len(mutant.old.rstrip())
+    lines = text.count("\n", 0, first) + 1, text.count("\n", 0, last) + 1
+    around = [s for s in _scopes(text) if s.first <= lines[0] and lines[1] <= s.last]
+    return mutant.function == (max(around).name if around else "")
+
+
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""The fields of syntax trees that hold statements."""
+
+
+class _Scope(NamedTuple):
+    """The lines of a function or a class, decorators included."""
+
+    first: int
+    last: int
+    name: str
+
+
+@cache
+def _scopes(text: str) -> list[_Scope]:
+    """Return all functions and classes of a module, by their qualified names."""
+    found = list[_Scope]()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in (s for block in BLOCKS for s in getattr(node, block, ())):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                first = min(n.lineno for n in (child, *child.decorator_list))
+                found.append(_Scope(first, child.end_lineno or first, f"{prefix}{child.name}"))
+                visit(child, f"{prefix}{child.name}.")
+            else:
+                visit(child, prefix)
+
+    visit(ast.parse(text), "")
+    return found
 
 
 TOOLS = ("__init__", "run")
@@ -65,26 +117,3 @@ def packages() -> list[str]:
 def mutants() -> list[Mutant]:
     """Return all mutants, by package."""
     return [m for part in parts() for m in import_module(f"mutants.{part}").MUTANTS]
-
-
-class Catch(NamedTuple):
-    """The test that caught a mutant, and the digest of the mutant at that time."""
-
-    test: str
-    digest: str
-
-
-def caught() -> dict[str, Catch]:
-    """Return what is recorded of each mutant that was caught, by its name."""
-    found = json.loads(CAUGHT.read_text(encoding="utf-8"))
-    return {name: Catch(**catch) for name, catch in found.items()}
-
-
-def record(mutant: Mutant, test: str | None) -> None:
-    """Record the test that caught a mutant, or, with None, that none did."""
-    found = caught()
-    found.pop(mutant.name, None)
-    if test is not None:
-        found[mutant.name] = Catch(test, mutant.digest)
-    known = {m.name: found[m.name]._asdict() for m in mutants() if m.name in found}
-    CAUGHT.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")

@@ -1,8 +1,7 @@
 """make mutants: plant one error at a time, and expect the tests of its package to fail.
 
 Works on copies of the tree, one for each job. A mutant is caught if a test fails that passes
-without it, and survives if all pass. The test that catches a mutant goes into caught.json, from
-which docs/testing.md is generated.
+without it, and survives if all pass. --list prints the mutants, and plants none.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from mutants import ROOT, Mutant, mutants, record
+from mutants import ROOT, Mutant, mutants
 
 SECONDS = 300
 """The default of the maximum time of one run of tests, in seconds."""
@@ -159,7 +158,7 @@ class Trees:
 def run(
     chosen: Sequence[Mutant], jobs: int, limit: float, console: Console
 ) -> dict[Mutant, Outcome]:
-    """Plant mutants, package by package, and record the tests that catch them."""
+    """Plant mutants, package by package."""
     found: dict[Mutant, Outcome] = {}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     progress = Progress(*columns, TimeElapsedColumn(), console=console)
@@ -179,8 +178,6 @@ def run(
                     progress.advance(task)
                 for mutant, outcome in trees.confirm(planted).items():
                     found[mutant] = outcome
-                    test = outcome.test if outcome.verdict == "caught" else None
-                    record(mutant, test)
                     line = f"{outcome.verdict:10} {mutant.package}: {mutant.name}"
                     progress.console.print(line, markup=False)
         except BaseException:
@@ -193,7 +190,7 @@ def run(
 def failures(found: dict[Mutant, Outcome]) -> list[str]:
     """Return a line for each mutant that is not caught."""
     return [
-        f"{outcome.verdict}: {m.name} ({m.file}): {m.breaks} "
+        f"{outcome.verdict}: {m.name} ({m.place}): {m.breaks} "
         f"Expected one of {m.tests} to fail, got: {outcome.test}"
         for m, outcome in found.items() if outcome.verdict != "caught"
     ]  # fmt: skip
@@ -211,10 +208,21 @@ def show(found: dict[Mutant, Outcome], console: Console) -> None:
     console.print(table)
 
 
+def describe(chosen: Sequence[Mutant], console: Console) -> None:
+    """Print a table of mutants."""
+    table = Table()
+    for column in ("package", "mutant", "error", "place", "tests"):
+        table.add_column(column, overflow="fold")
+    for m in chosen:
+        table.add_row(m.package, *map(Text, (m.name, m.breaks, m.place, m.tests)))
+    console.print(table)
+
+
 def main() -> int:
     """Return 0 if all are caught, 1 if one survived or was not tested, 2 if a name is unknown."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a mutant or a package")
+    parser.add_argument("--list", action="store_true", help="print the mutants, and plant none")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once")
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, metavar="S",
@@ -227,6 +235,9 @@ def main() -> int:
     wanted = {*options.names} or names
     chosen = [m for m in mutants() if {m.name, m.package} & wanted]
     console = Console(width=None if sys.stdout.isatty() else 160)
+    if options.list:
+        describe(chosen, console)
+        return 0
     found = run(chosen, max(1, options.jobs), options.seconds, console)
     show(found, console)
     for line in (wrong := failures(found)):
