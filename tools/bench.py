@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a benchmark. Exit codes: 0 success, 1 a law is violated, 2 wrong arguments or a missing
+    """Run a benchmark. Exit codes: 0 success, 2 wrong arguments or a missing
     package."""
     known = names()
     listing = "\n".join(f"  {n:14} {title}" for n, title in known.items())
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
         except ShardirError as e:
             print(f"error: {e}", file=sys.stderr)
             return 2
-    return 1 if any(r.get("violations") for r in records) else 0
+    return 0
 
 
 if __name__ == "__main__":

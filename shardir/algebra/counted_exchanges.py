@@ -14,13 +14,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardir.algebra.exchange_costs import ManyExchanges, Table
+from shardir.algebra.arrays import Indices, Table
+from shardir.algebra.exchange_costs import ManyExchanges
 from shardir.algebra.forms import copying
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.retained import RetainedTables
 from shardir.algebra.split_arrays import SplitArrays
-from shardir.algebra.traffic import Indices, within
+from shardir.algebra.traffic import within
 
 MAX_COUNTED = 1_000_000
 """The maximum number of exchanges, times devices, that are counted at once: limits the memory."""

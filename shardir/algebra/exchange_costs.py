@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shardir.algebra.arrays import Flags, Indices, Table
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.forms import Forms, copying
@@ -23,9 +24,7 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.split_arrays import PrimeSplits, SplitArrays, common, renumbered
 from shardir.algebra.steps import step_forms
-from shardir.algebra.traffic import Flags, Indices, within
-
-Table = np.ndarray[Any, np.dtype[np.float64]]
+from shardir.algebra.traffic import within
 
 TableEntries = np.ndarray[Any, Any]
 

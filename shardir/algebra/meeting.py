@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardir.algebra.arrays import Indices
 from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.exchange_costs import ManyExchanges
@@ -27,7 +28,6 @@ from shardir.algebra.mesh import Axes
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.plan_costs import PlanCosts
 from shardir.algebra.split_arrays import SplitArrays
-from shardir.algebra.traffic import Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 

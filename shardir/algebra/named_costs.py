@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardir.algebra.arrays import Table
 from shardir.algebra.collectives import AxisState, Collective, CollectiveStep, between
 from shardir.algebra.collectives import move as step_of
-from shardir.algebra.exchange_costs import Table
 from shardir.algebra.forms import NO_COMMUNICATION, Forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh

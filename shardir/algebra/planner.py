@@ -1,21 +1,17 @@
-"""The search for the fastest plan between two layouts: candidates, A*, meetings and detours.
+"""The search for the fastest plan between two layouts: candidates, A*, and meetings in an exchange.
 
-The first searches of A* find some plan, plans whose ends meet in an exchange (meeting.py) a better
-one, and the last searches prove it or end early. Without a proof that the plan is the fastest,
-parts of it are replaced by two exchanges by way of a third layout, of all (detours.py), as long as
-that is faster.
+The first searches of A* find some plan, plans whose two ends meet in an exchange (meeting.py) a
+better one, and the last searches prove it or end early.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import combinations, count, pairwise, product
+from itertools import count, product
 from typing import NamedTuple
 
 from shardir.algebra.collectives import AxisState, CollectiveStep
-from shardir.algebra.detours import Detours
 from shardir.algebra.estimates import IMPROVEMENT
-from shardir.algebra.even_search import EXPANDED, FEW, MANY, EvenSearch
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.meeting import meeting
@@ -24,7 +20,7 @@ from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.plan_costs import PlanCosts
 from shardir.algebra.recipe import Recipe
 from shardir.algebra.routes import routes
-from shardir.algebra.steps import elements, step_memory, steps_seconds
+from shardir.algebra.steps import elements, step_memory
 from shardir.algebra.traffic import sub_axes_of_primes
 
 _, SHARDED, PARTIAL, _ = AxisState
@@ -32,10 +28,6 @@ _, SHARDED, PARTIAL, _ = AxisState
 MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
 """The number of steps that A* prices at the maximum, by the weight of the bound of what is left:
 first it searches for a plan that takes at most twice the minimum time, then for the fastest."""
-
-MAX_CORRECTIONS = 5
-"""The number of searches of uneven shards at the maximum, each with the counted times of the
-exchanges of the plan before it."""
 
 MEETING = 1.2
 """The weight before whose search plans that meet in an exchange are tried (meeting.py): the fastest
@@ -106,59 +98,18 @@ class Search:
             self.offer(steps)
         minimum = self.bound(p.source)
         if self.best is None or minimum < self.best[0] * IMPROVEMENT:
-            all_forms = self.memory is None and not p.crosses
-            if not self.proven(all_forms) and all_forms:
-                axes = p.mesh.cut(p.mesh.names, p.spellings[0])
-                detours = Detours(p.mesh, p.shape, axes, self.itemsize)
-                while self.detour(detours):
-                    pass
+            self.search()
         return None if self.best is None else self.best[1]
 
-    def proven(self, meets: bool) -> bool:
-        """Search by A*, and for plans that meet in an exchange (`meets`); of uneven shards only
-        where it ends early. Return whether no plan by single moves is faster than the best then."""
-        if self.memory is None and EvenSearch.fits(self.problem):
-            even = EvenSearch(self.problem, self.itemsize)
-            (self.meet_evenly if self.problem.is_even else self.meet_unevenly)(even)
-            return False  # its end proves no more than that no plan with one exchange is faster
+    def search(self) -> None:
+        """Search by A*, and for plans that meet in an exchange, until no plan by single moves is
+        faster than the best, or enough moves have been priced."""
+        meets = self.memory is None and not self.problem.crosses
         for weight in MAX_PRICED:
             if meets and weight == MEETING:
                 self.meet()
             if self.expand(weight):
-                return True
-        return False
-
-    def meet_evenly(self, even: EvenSearch) -> None:
-        """Take the fastest plan of moves without exchanges, or of such moves from both ends and an
-        exchange between them."""
-        assert self.best is not None, "an exchange is a plan"
-        for layouts in EXPANDED:
-            _, seconds = even.run(self.best[0], layouts)
-            if seconds < self.best[0]:
-                self.offer(even.steps())
-            even.run_back(self.best[0] * IMPROVEMENT, layouts)
-            ended = even.ended(self.best[0] * IMPROVEMENT)
-            ends = MANY if ended or layouts == EXPANDED[-1] else FEW
-            for steps in even.meetings(self.best[0] * IMPROVEMENT, ends):
-                self.offer(steps)
-            if ended:
                 return
-
-    def meet_unevenly(self, even: EvenSearch) -> None:
-        """Take the fastest plan with exchanges whose times are counted."""
-        assert self.best is not None, "an exchange is a plan"
-        _, fewer, layouts = EXPANDED
-        even.restart()
-        for _ in range(MAX_CORRECTIONS):
-            _, seconds = even.run(self.best[0], layouts)
-            if seconds >= self.best[0]:
-                break
-            self.offer(steps := even.steps())
-            if not even.correct(steps):
-                break
-        even.run_back(self.best[0] * IMPROVEMENT, fewer)
-        for steps in even.meetings(self.best[0] * IMPROVEMENT, FEW, MANY):
-            self.offer(steps)
 
     def offer(self, steps: list[CollectiveStep]) -> None:
         """Take a plan if it is within the memory and faster than the best."""
@@ -233,51 +184,6 @@ class Search:
         limit = self.best[0] * IMPROVEMENT
         if steps := meeting(self.problem, self.itemsize, limit, self.costs).steps:
             self.offer([*steps])
-
-    def detour(self, detours: Detours) -> bool:
-        """Put two exchanges in place of some steps of the plan, where they are faster; return
-        whether they are."""
-        p, before = self.problem, self.best
-        assert before is not None, "an exchange is a plan"
-        steps = before[1]
-        layouts = [p.source, *(s.layout for s in steps)]
-        for i, j in combinations(range(len(layouts)), 2):
-            now = steps_seconds(p.mesh, p.shape, layouts[i], steps[i:j], self.itemsize)
-            if j - i > 2 or not now or not layouts[i].even(p.mesh, p.shape):
-                continue
-            for target in self.splits(layouts[i], layouts[j]):
-                if self.costs.bound(layouts[i], target) >= now * IMPROVEMENT:
-                    continue
-                found = detours.faster(layouts[i], target, now * IMPROVEMENT)
-                if found is not None:
-                    ends = pairwise((layouts[i], found[1], target, layouts[j]))
-                    parts = [step for part in ends for step in self.fixed(*part)]
-                    self.offer([*steps[:i], *parts, *steps[j:]])
-                    return self.best is not before
-        return False
-
-    def splits(self, source: Layout, target: Layout) -> Iterator[Layout]:
-        """Yield layouts, partial as the source is, from which only local steps lead to the
-        target."""
-        p = self.problem
-        new = tuple([a for a in target.partial if a not in source.partial])
-        found = [target.with_partial(source.partial, source.reduction)]
-        if new and target.reduction == "sum":
-            found = [found[0].with_dim(d, axes + new) for d, axes in enumerate(target.dims)]
-        for split in found:
-            after = split.with_partial((*split.partial, *new)) if new else split
-            same = set(after.partial) == set(target.partial)
-            if same and after.reduction == target.reduction and split.even(p.mesh, p.shape):
-                yield split
-
-    def fixed(self, source: Layout, target: Layout) -> tuple[CollectiveStep, ...]:
-        """Return the fastest plan that needs no search."""
-        part = RedistributionProblem(self.problem.mesh, self.problem.shape, source, target)
-        search = Search(part, self.itemsize, None)
-        for steps in _candidates(part, self.itemsize):
-            search.offer(steps)
-        assert search.best is not None, "an exchange is a plan"
-        return search.best[1]
 
     def following(
         self, layout: Layout, so_far: float, best: float

@@ -8,10 +8,10 @@ from math import comb, prod
 
 import numpy as np
 
+from shardir.algebra.arrays import Indices
 from shardir.algebra.collectives import AxisState
 from shardir.algebra.mesh import Axes, Axis
 from shardir.algebra.named_costs import NamedMove, first_dims
-from shardir.algebra.traffic import Indices
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 

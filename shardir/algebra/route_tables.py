@@ -11,21 +11,22 @@ The forms of a move have a latency and a rate, which are equal for all shapes wi
 are found once for a mesh and a number of dimensions (named_costs.py, exchange_costs.py).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from math import inf, prod
 
 import numpy as np
 
+from shardir.algebra.arrays import Flags, Indices, Table
 from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.counted_exchanges import CountedExchanges
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.exchange_costs import Table, exchange_costs, exchange_forms
+from shardir.algebra.exchange_costs import exchange_costs, exchange_forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
 from shardir.algebra.named_costs import NamedMove, named_costs
 from shardir.algebra.route_moves import NumberedMoves, count_of, numbered_states, spelled
-from shardir.algebra.traffic import Flags, Indices, sub_axes_of_primes
+from shardir.algebra.traffic import sub_axes_of_primes
 
 REPLICATED, _, PARTIAL, _ = AxisState
 
@@ -42,21 +43,13 @@ MAX_DEVICES = 64
 
 class RouteTable:
     """The `layouts` over some sub-axes, spelled by these, the indices of their normal forms, and
-    the single moves between them.
+    the single moves between them. Where there would be more than MAX_ORDERED_LAYOUTS, the axes of
+    a dimension are in the mesh's order."""
 
-    Args:
-        among: the layouts of which exchanges start or end at one, if not at any.
-        max_ordered: the maximum number of layouts with axes in all orders: where there would be
-            more, the axes of a dimension are in the mesh's order.
-    """
-
-    def __init__(
-        self, mesh: Mesh, rank: int, reduction: str, axes: Axes,
-        among: Collection[Layout] | None = None, max_ordered: int = MAX_ORDERED_LAYOUTS,
-    ):  # fmt: skip
+    def __init__(self, mesh: Mesh, rank: int, reduction: str, axes: Axes):
         self.mesh, self.rank, self.reduction, self.axes = mesh, rank, reduction, axes
         self._is_cut = any(a.size for a in axes)
-        in_order = count_of(len(axes), rank) > max_ordered
+        in_order = count_of(len(axes), rank) > MAX_ORDERED_LAYOUTS
         self._numbered = len(axes), rank, in_order
         self.layouts = [
             Layout(mesh.name, tuple([spelled(d, axes) for d in dims]))
@@ -64,10 +57,8 @@ class RouteTable:
             for dims, partial in numbered_states(*self._numbered)
         ]  # fmt: skip
         self.index = {self.normal(l): i for i, l in enumerate(self.layouts)}
-        self._among = None if among is None else {*among}
-        is_finest = len(sub_axes_of_primes(mesh, axes)) == len(axes)
-        self.is_complete = not in_order and mesh.size <= MAX_DEVICES and is_finest
-        """Whether it has all layouts over sub-axes of primes, and all moves between them."""
+        self.is_complete = not in_order and mesh.size <= MAX_DEVICES and _is_finest(mesh, axes)
+        """Whether it has all layouts over sub-axes, and all moves between them."""
 
     @cached_property
     def _moves(self) -> NumberedMoves:
@@ -238,9 +229,6 @@ class RouteTable:
         numbers: dict[Axes, int] = {}
         partial = np.array([numbers.setdefault(l.partial, len(numbers)) for l in self.layouts])
         found: Flags = partial[:, None] == partial
-        if self._among is not None:
-            among = np.array([l in self._among for l in self.index])
-            found &= among[:, None] | among
         found &= ((dims[:, None] != dims) & (dims[:, None] > 0)).any(axis=-1)
         return found
 
@@ -257,3 +245,16 @@ class RouteTable:
         found = np.zeros(self._exchanged.shape, dtype=np.bool_)
         found[*self._exchanges.T] = True
         return found
+
+
+def _is_finest(mesh: Mesh, axes: Axes) -> bool:
+    """Whether each sub-axis of the mesh is one of these, or several: they are of primes, those of
+    an axis of one prime, and none crosses the units of a level."""
+    primes = sub_axes_of_primes(mesh, axes)
+    sizes = {(prime.name, prime.size) for prime, _ in primes}
+    levels = mesh.cut(mesh.level_sub_axes, axes)
+    return (
+        len(primes) == len(axes)
+        and len(sizes) == len({name for name, _ in sizes})
+        and mesh.clash(tuple({*axes, *levels})) is None
+    )

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from shardir.algebra.exchange_costs import Table
+from shardir.algebra.arrays import Flags, Table
 from shardir.algebra.route_tables import PREFERENCE
-from shardir.algebra.traffic import Flags
 
 SmallIndices = np.ndarray[Any, np.dtype[np.int16]]
 """The indices of layouts, or of tables, in few bytes: there is one for each path."""

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardir.algebra.arrays import Indices
 from shardir.algebra.mesh import Axes, Axis, Mesh
-from shardir.algebra.traffic import Indices, sub_axes_of_primes
+from shardir.algebra.traffic import sub_axes_of_primes
 
 Extents = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

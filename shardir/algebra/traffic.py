@@ -13,10 +13,11 @@ of its new shard, by whether its indices along the old and the new sub-axis of e
 from collections import Counter
 from functools import lru_cache
 from itertools import accumulate, pairwise, product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from shardir.algebra.arrays import Indices
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, sizes_of
@@ -27,10 +28,6 @@ Of more, where axes cross, a device is taken to send as much as one receives at 
 does."""
 
 Counts = tuple[int, ...]
-
-
-Indices = np.ndarray[Any, np.dtype[np.int64]]
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @lru_cache(maxsize=4096)

@@ -14,10 +14,10 @@ import numpy as np
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
+from shardir.algebra.arrays import Indices
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.collectives import COLLECTIVES
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.traffic import Indices
 from shardir.cost.functions import functions, on_cluster
 from shardir.cost.schedule import elapsed
 from shardir.cost.seconds import OpCost, Work, works_of

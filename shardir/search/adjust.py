@@ -10,8 +10,9 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from shardir.algebra.arrays import Table
 from shardir.search.memory import LiveBytes, live, ops_of
-from shardir.search.problem import CostProblem, Table
+from shardir.search.problem import CostProblem
 
 Changes = Mapping[int, int]
 """Variables with their new values."""

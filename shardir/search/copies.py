@@ -20,12 +20,11 @@ from typing import NamedTuple
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 
+from shardir.algebra.arrays import Indices, Table
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import known_plan, plan
-from shardir.algebra.routes import Table
-from shardir.algebra.traffic import Indices
 from shardir.dialects.nn.types import itemsize
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.transfer_costs import transfer_seconds

@@ -22,8 +22,8 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from shardir.algebra.arrays import Table
 from shardir.algebra.layout import Layout
-from shardir.algebra.routes import Table
 from shardir.analysis.loops import Loops
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp, decomposes

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 
+from shardir.algebra.arrays import Flags, Table
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.routes import Flags, Table
 from shardir.search.transfer_costs import path_seconds
 
 Ends = tuple[tuple[Layout, ...], tuple[Layout, ...]]

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 
+from shardir.algebra.arrays import Table
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.routes import Table
 from shardir.dialects.nn.types import itemsize
 from shardir.search.buckets import LateTransfer, Positions
 from shardir.search.candidates import Candidates

@@ -21,7 +21,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from shardir.algebra.routes import Table
+from shardir.algebra.arrays import Table
 from shardir.search.problem import CostProblem, identities, identity, improve
 
 Variables = tuple[int, ...]

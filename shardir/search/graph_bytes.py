@@ -13,7 +13,7 @@ import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Block, Operation, SSAValue
 
-from shardir.algebra.routes import Table
+from shardir.algebra.arrays import Table
 from shardir.analysis.storages import Span
 from shardir.dialects.nn.types import unsharded_type
 from shardir.search.copies import ValueLayouts

@@ -6,9 +6,9 @@ from math import inf
 
 import numpy as np
 
+from shardir.algebra.arrays import Table
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.routes import Table
 from shardir.cost.buckets import MAX_BUCKET_BYTES
 
 ALONE = 1e100

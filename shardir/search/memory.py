@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardir.algebra.arrays import Table
 from shardir.analysis.storages import Span
-from shardir.search.problem import CostProblem, Table
+from shardir.search.problem import CostProblem
 
 
 @dataclass(frozen=True, eq=False)

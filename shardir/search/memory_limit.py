@@ -25,11 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardir.algebra.arrays import Table
 from shardir.search.adjust import Adjuster
 from shardir.search.elimination import Solution
 from shardir.search.memory import LiveBytes, live, ops_of, priced
 from shardir.search.prices import prices
-from shardir.search.problem import CostProblem, Table
+from shardir.search.problem import CostProblem
 
 MAX_PRICED_SOLUTIONS = 16
 """How many problems with prices are solved for all solutions, at most."""

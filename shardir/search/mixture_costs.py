@@ -21,11 +21,11 @@ from math import prod
 
 import numpy as np
 
+from shardir.algebra.arrays import Table
 from shardir.algebra.layout import Layout
 from shardir.algebra.propagation import PropagationState
 from shardir.algebra.propagation.graph import GraphValue
 from shardir.algebra.redistribution import estimated_seconds, plan
-from shardir.algebra.routes import Table
 from shardir.algebra.steps import step_forms
 from shardir.cost.seconds import computation_seconds
 from shardir.dialects.nn import AddOp

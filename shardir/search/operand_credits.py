@@ -30,10 +30,9 @@ from typing import NamedTuple
 import numpy as np
 from xdsl.ir import Operation, SSAValue
 
+from shardir.algebra.arrays import Flags, Indices, Table
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.routes import Flags, Table
-from shardir.algebra.traffic import Indices
 from shardir.analysis.loops import Loops
 from shardir.search.candidates import Candidates
 from shardir.search.copies import ValueLayouts, sources

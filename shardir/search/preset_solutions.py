@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from xdsl.ir import SSAValue
 
+from shardir.algebra.arrays import Table
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.factors import FactorAxes
 from shardir.algebra.mesh import Axes, Axis
-from shardir.algebra.routes import Table
 from shardir.dialects.nn.base import TensorOp, strategy_factors
 from shardir.dialects.nn.types import unsharded_type
 from shardir.search.candidates import Candidates

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardir.search.problem import Table
+from shardir.algebra.arrays import Table
 
 TOLERANCE = 1e-9
 """The reduced cost that counts as 0, relative to the largest of a solution."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardir.algebra.routes import Table
+from shardir.algebra.arrays import Table
 
 Neighbours = list[tuple[int, Table]]
 """The variables that share a table with one, each with the table, rows for the one's values."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardir.algebra.routes import Table
+from shardir.algebra.arrays import Table
 from shardir.search.problem import CostProblem, colours, identities, identity, improve
 
 MAX_ROUNDED_UP = 1 + 1e-9

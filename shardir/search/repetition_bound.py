@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardir.algebra.arrays import Table
 from shardir.search.activations import SavedActivation
 from shardir.search.prices import prices
-from shardir.search.problem import CostProblem, Table
+from shardir.search.problem import CostProblem
 from shardir.search.repetitions import Simulator
 from shardir.search.solver import solve
 

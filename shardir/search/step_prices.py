@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardir.algebra.arrays import Indices, Table
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.routes import Indices, Table
 from shardir.algebra.steps import elements, step_seconds
 from shardir.cost.collective_work import together
 from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
@@ -64,16 +64,6 @@ class KindPrices(NamedTuple):
         for bucket, latency, rest in zip(self.buckets, self.latency, self.rest, strict=True):
             found = np.minimum(found, latency * shares.of_operands(bucket, self.bytes, mesh) + rest)
         return found
-
-
-class CutMoves(NamedTuple):
-    """The moves on paths by way of a cut axis: the `ends` of each path, the numbers of its moves,
-    [path, place], that of none after the last; their times alone; those that may share a bucket."""
-
-    ends: Indices
-    places: Indices
-    seconds: Table
-    kinds: list[tuple[list[int], KindPrices]]
 
 
 def by_kind(

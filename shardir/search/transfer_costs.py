@@ -18,18 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 
+from shardir.algebra.arrays import Flags, Indices, Table
 from shardir.algebra.collectives import CollectiveStep, Transfer
 from shardir.algebra.forms import copying
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import estimated_seconds, plan
-from shardir.algebra.routes import Flags, Indices, Routes, Table, routes
+from shardir.algebra.routes import Routes, routes
 from shardir.algebra.steps import packing_ops_seconds
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.search.kind_sets import ANY_KIND, NO_KIND, KindSets, kind_bit
 from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
-from shardir.search.step_prices import CutMoves, KindPrices, StepPrice, by_kind, step_price
+from shardir.search.step_prices import KindPrices, StepPrice, by_kind, step_price
 
 
 class ValueTransfer(NamedTuple):
@@ -154,7 +155,6 @@ class TransferCosts:
         self.routes, self.index = found, found.index
         self._shared: tuple[LatencyShares | None, dict[tuple[Shape, int], Table]] = (None, {})
         self._uneven: dict[tuple[Shape, int], list[tuple[Indices, KindPrices]]] = {}
-        self._cut: dict[tuple[Shape, int], CutMoves] = {}
         self._kinds_of: dict[tuple[Shape, int], KindSets] = {}
 
     def seconds(self, shape: Shape, itemsize: int, shares: LatencyShares | None = None) -> Table:
@@ -174,20 +174,16 @@ class TransferCosts:
             for ends, prices in self._uneven_moves(shape, itemsize, even):
                 shared = prices.in_buckets(shares, self.routes.mesh)
                 each[*ends.T] = np.minimum(each[*ends.T], shared)
-            ends, seconds = self._cut_paths(shape, itemsize, shares)
-            each[*ends.T] = seconds
             tables[key] = self._along(shape, itemsize, each)
         return tables[key]
 
     def kinds(self, shape: Shape, itemsize: int) -> KindSets:
-        """Return the kinds of the fusible collectives on each path: [from, to]; any on paths by way
-        of a cut axis, and where it has none."""
+        """Return the kinds of the fusible collectives on each path: [from, to]; any where it
+        has none."""
         if (found := self._kinds_of.get((shape, itemsize))) is None:
             steps, kind = self._kinds
             bits = [kind_bit(self.routes.mesh, step) for step in steps]
             of_move = np.array([*bits, 0], np.uint64)[kind]
-            ends, _ = self.routes.cut_paths(shape, itemsize)
-            of_move[*ends.T] = ANY_KIND
             lengths, _ = self.routes.paths(shape, itemsize)
             even = self.routes.even(shape)
             known = even[:, None] & even & np.isfinite(lengths)
@@ -196,45 +192,6 @@ class TransferCosts:
                 found |= np.where(moving, of_move[now, after], NO_KIND)
             self._kinds_of[shape, itemsize] = found
         return found
-
-    def _cut_paths(
-        self, shape: Shape, itemsize: int, shares: LatencyShares
-    ) -> tuple[Indices, Table]:
-        """Return the ends of the paths by way of a cut axis, and their times with shares."""
-        if (found := self._cut.get((shape, itemsize))) is None:
-            found = self._cut[shape, itemsize] = self._cut_moves(shape, itemsize)
-        seconds = found.seconds.copy()
-        for some, prices in found.kinds:
-            shared = prices.in_buckets(shares, self.routes.mesh)
-            seconds[some] = np.minimum(seconds[some], shared)
-        return found.ends, np.append(seconds, 0.0)[found.places].sum(axis=1)
-
-    def _cut_moves(self, shape: Shape, itemsize: int) -> CutMoves:
-        """Return the moves of the paths by way of a cut axis."""
-        mesh, size = self.routes.mesh, prod(shape) * itemsize
-        kinds = list[tuple[list[int], KindPrices]]()
-        ends, paths = self.routes.cut_paths(shape, itemsize)
-        if not len(ends):
-            return CutMoves(ends, paths, np.zeros(0), kinds)
-        cut, (every, places) = self.routes.cut, np.unique(paths[paths >= 0], return_inverse=True)
-        latency, rate = cut.moves.latency[:, every], cut.moves.rate[:, every] * size
-        steps = [cut.step(k) for k in every.tolist()]
-        before = cut.moves.before[every]
-        same: dict[BucketKey, list[int]] = {}
-        for i, step in enumerate(steps):
-            if step.record.fusible and step.communicates(mesh):
-                same.setdefault(bucket_key(itemsize, step, 0), []).append(i)
-        for some in same.values():
-            step, part = steps[some[0]], cut.parts[before[some]]
-            call = self._call(cut.layouts[before[some[0]]], step)
-            copies = np.minimum(copying(1, mesh) * part * size, call)
-            packing = packing_ops_seconds(mesh, step) + copies
-            keys = tuple([bucket_key(itemsize, step, form) for form in range(len(latency))])
-            rest = rate[:, some] + packing
-            kinds.append((some, KindPrices(keys, latency[:, some], rest, part * size)))
-        numbers = np.full(paths.shape, len(every))
-        numbers[paths >= 0] = places
-        return CutMoves(ends, numbers, (latency + rate).min(axis=0), kinds)
 
     def _call(self, before: Layout, step: CollectiveStep) -> float:
         """Return the seconds that a move in a bucket takes more than its bytes and ops, at most: of
@@ -258,8 +215,6 @@ class TransferCosts:
                 after = via[now, end]
                 used[now, after] = True
                 now, end = after[after != end], end[after != end]
-            cut, _ = self.routes.cut_paths(shape, itemsize)
-            used[*cut.T] = False
             _, kind = self._kinds
             used &= ~(even[:, None] & even) & (kind >= 0)
             prices = list[tuple[list[int], StepPrice]]()
@@ -284,25 +239,22 @@ class TransferCosts:
         each, even = self.routes.each(shape, itemsize), self.routes.even(shape)
         mesh = self.routes.mesh
         for i, j in hops:
-            steps = self.routes.steps_of(shape, itemsize, i, j)
+            step = self.routes.step(shape, itemsize, i, j)
             latency, rate = (costs[:, i, j] for costs in self.routes.costs)
-            alone, now = float(each[i, j]), self.routes.layouts[i]
-            if len(steps) > 1 or (alone > 0 and not (even[i] and even[j])):
-                alone = 0.0
-                for step in steps:
-                    price = step_price(mesh, shape, now, step, itemsize)
-                    seconds, bucket = price.with_shares(shares, mesh)
-                    if bucket is not None:
-                        found[bucket] = price.latency(bucket)
-                    alone, now = alone + seconds, step.layout
-            elif alone > 0 and steps[0].record.fusible:
-                part = self._shares(size, itemsize, shares, steps, np.array([i]))[:, 0, 0]
+            alone = float(each[i, j])
+            if alone > 0 and not (even[i] and even[j]):
+                price = step_price(mesh, shape, self.routes.layouts[i], step, itemsize)
+                alone, bucket = price.with_shares(shares, mesh)
+                if bucket is not None:
+                    found[bucket] = price.latency(bucket)
+            elif alone > 0 and step.record.fusible:
+                part = self._shares(size, itemsize, shares, [step], np.array([i]))[:, 0, 0]
                 packing = self._ops[i, j] + min(self._copying[i] * size, self._calls[i, j])
                 shared = latency * part + rate * size + packing
                 form = int(shared.argmin())
                 if shared[form] < alone:
                     alone = float(shared[form])
-                    found[bucket_key(itemsize, steps[0], form)] = float(latency[form])
+                    found[bucket_key(itemsize, step, form)] = float(latency[form])
             total += alone
         return total, found
 

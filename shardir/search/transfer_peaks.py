@@ -11,11 +11,12 @@ from math import inf
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 
+from shardir.algebra.arrays import Indices, Table
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.retained import RetainedTables
-from shardir.algebra.routes import Indices, Routes, Table, routes
+from shardir.algebra.routes import Routes, routes
 from shardir.algebra.steps import elements, step_memory
 from shardir.dialects.nn.types import itemsize
 
@@ -87,10 +88,8 @@ class _RoutePeaks:
         new = np.isnan(known[now, then])
         for i, j in {*zip(now[new].tolist(), then[new].tolist(), strict=True)}:
             mesh, before = self.routes.mesh, self.routes.layouts[i]
-            known[i, j] = 0.0
-            for step in self.routes.steps_of(shape, size, i, j):
-                needed, _ = step_memory(mesh, shape, before, step, elements(mesh, shape, before))
-                known[i, j], before = max(known[i, j], needed), step.layout
+            step = self.routes.step(shape, size, i, j)
+            known[i, j], _ = step_memory(mesh, shape, before, step, elements(mesh, shape, before))
         return known[now, then]
 
     def _unknown(self) -> tuple[Table]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 
+from shardir.algebra.arrays import Table
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.routes import Table
 from shardir.analysis.storages import Span
 from shardir.search.copies import ValueLayouts
 from shardir.search.live_bytes import shard_bytes

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import SSAValue
 
+from shardir.algebra.arrays import Table
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.algebra.routes import Table
 from shardir.dialects.nn.repeated import RepeatedDims, repeated, repeated_layout
 from shardir.dialects.nn.types import unsharded_type
 from shardir.search.kind_sets import KindSets

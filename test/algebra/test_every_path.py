@@ -1,7 +1,6 @@
 """Plans against the shortest paths over all layouts, also of those that a plan is not searched
 among."""
 
-from itertools import permutations
 from math import prod
 from random import Random
 from typing import Any
@@ -17,8 +16,8 @@ from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.redistribution import plan_redistribution
-from shardir.algebra.routes import Routes, parts, routes, spellings
-from shardir.algebra.steps import step_seconds, steps_seconds
+from shardir.algebra.routes import Routes, routes
+from shardir.algebra.steps import step_seconds
 from shardir.cost.clusters import load
 
 Paths = tuple[list[Layout], np.ndarray[Any, np.dtype[np.float64]]]
@@ -81,16 +80,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 3), (2, 2, 3, 3, 5), (3,) * 20, (2,) * 16], ids=str)
-def test_an_axis_is_cut_in_each_order_of_its_primes_once(sizes: tuple[int, ...]) -> None:
-    """In time that does not depend on how many permutations are the same order."""
-    mesh = Mesh("m", (("a", prod(sizes)),))
-    axes = tuple([Axis("a", prod(sizes[:i]), n) for i, n in enumerate(sizes)])
-    found = [tuple([axis.size for axis in one]) for one in spellings(mesh, axes)]
-    expected = {sizes} if len({*sizes}) == 1 else {*permutations(sizes)}
-    assert found[0] == sizes and len(found) == len({*found}) and {*found} == expected
-
-
 @pytest.mark.parametrize(("cuts", "cluster", "rows"), CASES)
 def test_no_path_over_any_layouts_is_faster(
     cuts: list[tuple[Axis, ...]], cluster: Cluster, rows: int
@@ -107,8 +96,7 @@ def test_no_path_over_any_layouts_is_faster(
         i, j = (random.randrange(len(layouts)) for _ in range(2))
         source, target = layouts[i], layouts[j]
         even = source.even(mesh, shape) and target.even(mesh, shape)
-        every = len(known.tables) == len(cuts)
-        if every or not (even and source in known.index and target in known.index):
+        if not (even and source in known.index and target in known.index):
             plan = plan_redistribution(shape, "f32", mesh, source, target)
             assert plan.seconds <= seconds[i, j] * (1 + 1e-9) + 1e-18, str(plan)
             compared += 1
@@ -126,8 +114,7 @@ def test_no_path_over_any_layouts_is_faster(
 def test_no_path_over_the_layouts_of_a_table_is_faster(
     cluster: str, sizes: tuple[int, ...], shape: Shape
 ) -> None:
-    """Between all of them, also of uneven shards; each move priced by its record. Paths by way of
-    other layouts take as long as their moves, and less than those."""
+    """Between all of them, also of uneven shards; each move priced by its record."""
     devices = prod(sizes)
     mesh = Mesh("m", tuple(zip("abc", sizes, strict=False)), load(cluster).part(devices))
     known = routes(mesh, len(shape))
@@ -135,29 +122,4 @@ def test_no_path_over_the_layouts_of_a_table_is_faster(
     layouts, seconds = shortest_paths(mesh, shape, [known.axes])
     order = [known.index[layout] for layout in layouts]
     paths, _ = known.paths(shape, 4)
-    for i, j in known.cut_paths(shape, 4)[0].tolist():
-        steps = known.steps_of(shape, 4, i, j)
-        by_steps = steps_seconds(mesh, shape, known.layouts[i], tuple(steps), 4)
-        assert len(steps) > 1
-        np.testing.assert_allclose(paths[i, j], by_steps, rtol=1e-9)
-    found = paths[np.ix_(order, order)]
-    shorter = found < seconds * (1 - 1e-8)
-    assert shorter.any() == bool(len(known.cut_paths(shape, 4)[0]))
-    np.testing.assert_allclose(found[~shorter], seconds[~shorter], rtol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("cluster", "sizes"), [("pod2048", (8, 8)), ("pod2048", (32,)), ("h200", (2, 8))], ids=str
-)
-def test_bounds_leave_out_no_shorter_path(cluster: str, sizes: tuple[int, ...]) -> None:
-    """Of paths by way of a cut axis, against those that are found without bounds."""
-    mesh = Mesh("m", tuple(zip("ab", sizes, strict=False)), load(cluster).part(prod(sizes)))
-    known, found = (Routes(mesh, 2, "sum", mesh.names, cuts=parts(mesh)) for _ in range(2))
-    found.cut.__dict__["_bounds"] = tuple(np.zeros_like(table) for table in known.cut._bounds)
-    improved = 0
-    for size in (1, 16, 500):
-        shape = (mesh.size * size, mesh.size)
-        lengths = known.seconds(shape, 4)
-        np.testing.assert_allclose(lengths, found.seconds(shape, 4), rtol=1e-7)
-        improved += len(known.cut_paths(shape, 4)[0])
-    assert improved
+    np.testing.assert_allclose(paths[np.ix_(order, order)], seconds, rtol=1e-8)

@@ -63,7 +63,7 @@ def test_a_path_over_layouts_is_that_of_the_table(
     mesh = Mesh("m", mesh.axes, random_cluster(mesh.size, random))
     known = routes(mesh, len(shape))
     assert known is not None
-    each, exchanged, _ = known._moves_of(shape, 4)
+    each, exchanged = known._moves_of(shape, 4)
     paths = all_paths(each, exchanged)
     for _ in range(40):
         i, j = (random.randrange(len(each)) for _ in range(2))
@@ -78,4 +78,4 @@ def test_the_table_is_made_once_many_paths_are_asked_for() -> None:
     ends = list(one.index)[::2]
     for source, target in zip(ends, reversed(ends), strict=True):
         assert one.hops(shape, 4, source, target) == all_.hops(shape, 4, source, target)
-    assert (shape, 4) in one._solved
+    assert (shape, 4) in one._paths

@@ -52,8 +52,8 @@ AXES = {
 }  # fmt: skip
 """The axes of the meshes of models, on the first devices of each cluster."""
 
-LARGE_AXES = {"h100": (64, 8), "h200": (64, 8), "pod2048": (64, 4, 8)}
-"""The axes of PanGu 207B; other clusters have no memory for it."""
+LARGE_AXES = {"h200": (64, 8), "pod2048": (64, 4, 8)}
+"""The axes of PanGu 207B: smaller clusters have no memory for it."""
 
 RANDOM_PROGRAMS, RANDOM_REDISTRIBUTIONS = 10, 100
 """On each cluster."""
@@ -63,7 +63,7 @@ MODELS: dict[str, Callable[[int], str]] = {
     "gpt": lambda n: gpt(layers=4, batch=2 * n, seq=256, hidden=512, vocab=8192, optimizer="adam"),
     "bert": lambda n: bert(layers=4, batch=2 * n, seq=256, hidden=512, vocab=8192),
     "experts": lambda n: experts(layers=4, batch=2 * n, seq=128, width=256, count=8),
-    "resnet": lambda n: resnet(blocks=(2, 2, 2, 2), batch=4 * n, image=64),
+    "resnet": lambda n: resnet(blocks=(1, 1, 1, 1), batch=4 * n, image=64),
     "pangu 2.6B": lambda n: pangu(**PANGU["2.6B"], batch=2 * n),
     "pangu 207B": lambda n: pangu(**PANGU["207B"], batch=n),
 }
@@ -98,7 +98,7 @@ def records(
     for case, mesh, program in _programs(clusters, only, model):
         found.append(measured(case, mesh, program, moved := list[Record]()))
         log(", ".join(f"{k} {v}" for k, v in found[-1].items()))
-        if only is None and not before:
+        if not before:
             found += moved
     if only in (None, "redistributions"):
         given = [r for r in before if "source" in r and r["cluster"] in clusters]
