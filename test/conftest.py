@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-# as beside a program
-sys.path.append(f"{Path(__file__).parents[1]}/shardir/backend/torch/runtime")
 
 from cpu import Cpu
 from hypothesis import HealthCheck, settings

@@ -10,6 +10,7 @@ import torch
 from xdsl.dialects.builtin import StringAttr
 
 from shardir.algebra.mesh import Mesh
+from shardir.backend.torch.shardir_runtime.run.program_module import with_this_runtime
 from shardir.dialects import dist
 
 TYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
@@ -40,7 +41,7 @@ func.func @step(
 @cache
 def code_of(text: str) -> CodeType:
     """The compiled program. Programs of ranks are often equal."""
-    return compile(text, "<program>", "exec")
+    return compile(with_this_runtime(text.encode()), "<program>", "exec")
 
 
 def functions_of(text: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sources import tree
 ROOT = Path(__file__).parent.parent
 
 LAYERS = {
-    "compat": 0, "diagnostics": 0, "grammar": 0,
+    "compat": 0, "diagnostics": 0, "grammar": 0, "shardir_runtime": 0,
     "algebra": 1,
     "dialects": 2,
     "syntax": 3, "analysis": 3,
@@ -35,16 +35,19 @@ LAYERS = {
 }  # fmt: skip
 """A package imports from lower layers and from itself; docs/architecture.md has what is in each."""
 
+RUNTIME = ROOT / "shardir" / "backend" / "torch" / "shardir_runtime"
+"""A package of its own, at the bottom: programs run with a copy of it, without the rest."""
+
 
 def files() -> Iterator[tuple[str, Path]]:
-    """Each file of the compiler, with the name of its package."""
+    """Each file of the compiler, with the name of its package; the runtime's is its own."""
     package = ROOT / "shardir"
     for path in sorted(package.glob("*.py")):
         yield path.stem, path
     for folder in (*sorted(package.iterdir()), ROOT / "passes", ROOT / "tools"):
         if folder.is_dir() and not folder.is_symlink() and folder.name != "__pycache__":
             for path in sorted(folder.rglob("*.py")):
-                yield folder.name, path
+                yield RUNTIME.name if RUNTIME in path.parents else folder.name, path
 
 
 def module_of(path: Path) -> str:
@@ -74,8 +77,13 @@ def imported_names(module: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(module):
         match node:
             case ast.ImportFrom():
-                assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-                name = node.module or ""
+                is_ours = bool(node.level) or (node.module or "").startswith("shardir")
+                is_relative = RUNTIME in path.parents and is_ours
+                assert bool(node.level) == is_relative, (
+                    f"{path}:{node.lineno}: expected "
+                    f"{'a relative' if is_relative else 'an absolute'} import"
+                )
+                name = _absolute(path, node) if node.level else node.module or ""
                 for alias in node.names:
                     full = f"{name}.{alias.name}"
                     yield node.lineno, full if full in MODULES else name
@@ -91,6 +99,12 @@ def longest_module(name: str) -> str | None:
     while name and name not in MODULES:
         name = name.rpartition(".")[0]
     return name or None
+
+
+def _absolute(path: Path, node: ast.ImportFrom) -> str:
+    """The module of a relative import."""
+    package = path.relative_to(ROOT).parts[: -node.level]
+    return ".".join([*package, *filter(None, [node.module])])
 
 
 def imported_modules() -> dict[str, set[str]]:
@@ -111,7 +125,9 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def package_of(module: str) -> str:
-    return module.split(".")[1]
+    """The package of a module, by its dotted name."""
+    parts = module.split(".")
+    return RUNTIME.name if RUNTIME.name in parts else parts[1]
 
 
 def main() -> int:

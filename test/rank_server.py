@@ -12,11 +12,11 @@ from types import CodeType
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from shardir.backend.torch.directory import RUNTIME  # noqa: E402 - of this tree
 from shardir.backend.torch.launch import fork_server  # noqa: E402 - of this tree
-from shardir.backend.torch.runtime import FOLDER  # noqa: E402 - of this tree
 
 COMPILED = {path.read_bytes(): compile(path.read_bytes(), path, "exec", dont_inherit=True)
-            for path in FOLDER.glob("*.py")}  # fmt: skip
+            for path in RUNTIME.rglob("*.py")}  # fmt: skip
 """The code of the runtime's files by their content."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from shardir.backend.torch.runtime.runtime_options import (
+from shardir.backend.torch.shardir_runtime.run.options import (
     at_least,
     new_file,
     reading,

@@ -7,22 +7,21 @@ logits = program(tokens, position)
 import atexit
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import util
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from shardir.backend.torch.runtime import RUNTIME_FILES, runtime_module
+from shardir.backend.torch.shardir_runtime.plan.program import PlanError, PlanFunction, load_plan
+from shardir.backend.torch.shardir_runtime.run.compiled import compiled
+from shardir.backend.torch.shardir_runtime.run.options import OptionError, RunOptions
+from shardir.backend.torch.shardir_runtime.run.process import join_ranks
+from shardir.backend.torch.shardir_runtime.run.program_module import program_module
+from shardir.backend.torch.shardir_runtime.run.session import Session
 from shardir.diagnostics import ShardirError, checked, described, did_you_mean
 from shardir.frontends.torch import weight_files
 from shardir.frontends.torch.weights import several
-
-if TYPE_CHECKING:
-    from runtime_plan import PlanFunction, ProgramPlan
-    from runtime_session import Session
 
 
 @checked("load")
@@ -62,14 +61,14 @@ def load(
         atexit.register(_leave)
     with _errors():
         given = {"backend": backend, "device": device, "seed": seed, "timeout": timeout}
-        options = runtime_module("runtime_options").RunOptions.of(given)
-        plan = runtime_module("runtime_plan").load_plan(directory)
-        mesh = runtime_module("runtime_process").join_ranks(plan, options)
-        program = _program(plan)
+        options = RunOptions.of(given)
+        plan = load_plan(directory)
+        mesh = join_ranks(plan, options)
+        program = program_module(plan.directory)
         functions = {f.name: getattr(program, f.python) for f in plan.functions}
         if compile:
-            functions = runtime_module("runtime_compiled").compiled(plan, functions)
-        loaded = Loaded(runtime_module("runtime_session").Session(plan, mesh, functions, seed))
+            functions = compiled(plan, functions)
+        loaded = Loaded(Session(plan, mesh, functions, seed))
     if weights is not None:
         loaded.load_weights(weights)
     return loaded
@@ -82,7 +81,7 @@ class Loaded:
     and which are gathered. With `gathered=False` results are this rank's shards.
     """
 
-    def __init__(self, session: "Session"):
+    def __init__(self, session: Session):
         self._session = session
         self._functions = {f.name: f for f in session.plan.functions}
         trains = any(f.kind == "step" for f in session.plan.functions)
@@ -177,7 +176,7 @@ class Loaded:
         return found
 
     def _shards(
-        self, f: "PlanFunction", inputs: tuple[Any, ...], named: Mapping[str, Any]
+        self, f: PlanFunction, inputs: tuple[Any, ...], named: Mapping[str, Any]
     ) -> list[torch.Tensor]:
         """This rank's shards of the inputs of a function, in their order."""
         wanted = [arg for arg in f.args if arg.role == "input"]
@@ -204,13 +203,9 @@ def _leave() -> None:
 @contextmanager
 def _errors() -> Iterator[None]:
     """Raise the runtime's errors as those of shardir."""
-    errors = (
-        runtime_module("runtime_plan").PlanError,
-        runtime_module("runtime_options").OptionError,
-    )
     try:
         yield
-    except errors as e:
+    except (PlanError, OptionError) as e:
         raise ShardirError(str(e)) from None
 
 
@@ -218,16 +213,3 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     raise ShardirError(f"expected a tensor as {name}, got {described(value)}; use torch.tensor")
-
-
-def _program(plan: "ProgramPlan") -> ModuleType:
-    """program.py of a directory, under a name of its own."""
-    for name in RUNTIME_FILES:
-        if name.startswith(("runtime.", "ops_")):
-            runtime_module(name.removesuffix(".py"))
-    path = plan.directory / "program.py"
-    spec = util.spec_from_file_location(f"program_{plan.directory.name}", path)
-    assert spec is not None and spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

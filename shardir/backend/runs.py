@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from shardir.backend.torch.runtime.runtime_options import (
+from shardir.backend.torch.shardir_runtime.run.options import (
     OptionError,
     RunOptions,
     at_least,
@@ -172,7 +172,7 @@ class Report:
     differences: dict[str, Any] = field(default_factory=dict)
 
     def add(self, event: dict[str, Any]) -> None:
-        """Add one event of the ranks (its kinds: runtime_main.py)."""
+        """Add one event of the ranks (its kinds: shardir_runtime/run/main.py)."""
         match event["event"]:
             case "start":
                 self.ranks, self.stopped = event["ranks"], None
@@ -210,7 +210,7 @@ class Batches:
 OnEvent = Callable[[dict[str, Any]], None]
 
 RankCalls = dict[str, list[dict[str, Any]]]
-"""Of one rank, by function, the recorded times of its last calls (runtime_trace.py)."""
+"""Of one rank, by function, the recorded times of its last calls (shardir_runtime/run/trace.py)."""
 
 OnTrace = Callable[[list[RankCalls]], None]
 """Takes the calls of all ranks after a run."""

@@ -1,7 +1,7 @@
 """Random numbers by a key and a position only: the numpy twin of the torch runtime's.
 
-They are equal bit for bit to the numbers of shardir/backend/torch/runtime/runtime_random.py on the
-ranks (its docstring has the algorithm): the interpreter and the emitted program start from the
+They are equal bit for bit to the numbers of shardir_runtime/ops/random.py on the ranks (its
+docstring has the algorithm): the interpreter and the emitted program start from the
 same parameters and inputs.
 """
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from shutil import copyfileobj
 from threading import current_thread, main_thread
 
+from shardir.backend.torch.shardir_runtime.data.writing import writing
 from shardir.diagnostics import ShardirError
-from shardir.syntax.writing import writing
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that end a command."""

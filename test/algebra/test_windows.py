@@ -9,8 +9,8 @@ from harness import Arg, collectives, compiled, function, laid_out, layout, part
 from shardir.algebra.mesh import shard_bounds
 from shardir.algebra.notation import mesh_of
 from shardir.algebra.windows import Windows
-from shardir.backend.torch.runtime import ops_windows
-from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.ops import windows as ops_windows
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.base import unsharded_type
 from shardir.dialects.nn.movement import IntsPerDimAttr

@@ -3,24 +3,25 @@
 import random
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from extent import extent
 
-from shardir.backend.torch.runtime import runtime_module
-
 pytest.importorskip("torch")
+
+from shardir.backend.torch.shardir_runtime import runtime
+from shardir.backend.torch.shardir_runtime.checkpoints.distributed import written
+from shardir.backend.torch.shardir_runtime.run.states import States
 
 
 def test_one_rank_writes_each_element():
     """On random meshes, of states whose parts differ in size, and of those that all ranks have."""
     chance = random.Random(0)
-    runtime, states = runtime_module("runtime"), runtime_module("runtime_states").States
-    written = runtime_module("runtime_checkpoints").written
     for _ in range(extent(30, 2000)):
         axes = {name: chance.choice([1, 2, 3, 4]) for name in "abc"}
-        types = {}
+        types: dict[str, Any] = {}
         for key in "vwxyz":
             names = chance.sample("abc", 3)
             cut = chance.randint(0, 3)
@@ -36,10 +37,10 @@ def test_one_rank_writes_each_element():
                 places[key] = tuple(sorted(chance.sample(range(axes["stage"]), some)))
         for rank in range(np.prod([*axes.values()])):
             mesh = runtime.Mesh([*axes.items()], rank)
-            of_rank = SimpleNamespace(mesh=mesh, types=types, places=places)
-            of_rank.bounds = lambda type, of_rank=of_rank: states.bounds(of_rank, type)
+            of_rank: Any = SimpleNamespace(mesh=mesh, types=types, places=places)
+            of_rank.bounds = lambda type, of_rank=of_rank: States.bounds(of_rank, type)
             for name in ("is_here", "is_among"):
-                setattr(of_rank, name, partial(getattr(states, name), of_rank))
+                setattr(of_rank, name, partial(getattr(States, name), of_rank))
             for key, writes in written(of_rank):
                 if not of_rank.is_here(key):
                     continue

@@ -6,7 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from shardir.backend.torch.runtime import runtime_module
+from shardir.backend.torch.shardir_runtime.plan.program import PlanError
+from shardir.backend.torch.shardir_runtime.run.options import RunOptions
+from shardir.backend.torch.shardir_runtime.run.process import device_of
 
 
 @pytest.mark.parametrize(
@@ -22,8 +24,8 @@ from shardir.backend.torch.runtime import runtime_module
     ],
 )
 def test_device(given, local, gpus, expected):
-    options = runtime_module("runtime_options").RunOptions.of(given)
-    assert str(runtime_module("runtime_process").device_of(options, local, gpus)) == expected
+    options = RunOptions.of(given)
+    assert str(device_of(options, local, gpus)) == expected
 
 
 @pytest.mark.parametrize(
@@ -34,10 +36,10 @@ def test_device(given, local, gpus, expected):
     ],
 )
 def test_device_that_cannot_be(given, gpus, message):
-    options = runtime_module("runtime_options").RunOptions.of(given)
-    error = runtime_module("runtime_plan").PlanError
-    with pytest.raises(error, match=re.escape(message)):
-        runtime_module("runtime_process").device_of(options, 3, gpus)
+    options = RunOptions.of(given)
+
+    with pytest.raises(PlanError, match=re.escape(message)):
+        device_of(options, 3, gpus)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +53,11 @@ def test_device_that_cannot_be(given, gpus, message):
     ],
 )
 def test_backend_that_cannot_be(given, machines, message):
-    refused = runtime_module("runtime_options").RunOptions.of(given).refused(machines)
+    refused = RunOptions.of(given).refused(machines)
     assert refused.startswith(message) and bool(refused) == bool(message)
 
 
 def test_shm_is_for_linux(monkeypatch):
     monkeypatch.delattr("os.memfd_create")
-    options = runtime_module("runtime_options").RunOptions.of({"backend": "shm"})
+    options = RunOptions.of({"backend": "shm"})
     assert options.refused(1).startswith("--backend shm: expected Linux, got ")

@@ -20,7 +20,7 @@ from shardir.backend.torch.emit.literals import number_text, round_to
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.ops import FAMILIES
 from shardir.backend.torch.ops.dist import TORCH_DIST
-from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import Composite
 from shardir.dialects.nn.types import unsharded_type

@@ -9,11 +9,11 @@ import torch
 from emitted import functions_of
 
 from shardir.backend.torch.backend import TorchBackend
+from shardir.backend.torch.directory import RUNTIME
 from shardir.backend.torch.emit.imports import MODULES, NAMES
 from shardir.backend.torch.emit.names import RESERVED, Names
 from shardir.backend.torch.emit.program import emitted
-from shardir.backend.torch.runtime import RUNTIME_FILES
-from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.dialects.nn.custom import forget_custom_op, register_custom_op
 from shardir.syntax.parser import default_parser, parse
 
@@ -46,15 +46,14 @@ USES = {
     "windows": ("nn.unfold %A dim 1 step 2 offset 0", F32, ["tensor<4x2x3xf32>"]),
 }
 
-FILES = {f.removesuffix(".py") for f in RUNTIME_FILES}
-HARD = sorted({*NAMES, *FILES, "float", "class", "_"})
+HARD = sorted({*NAMES, "shardir_runtime", "float", "class", "_"})
 NEUTRAL = [f"x{'y' * i}" for i in range(len(HARD))]
 
 
 @pytest.fixture(autouse=True)
 def _called_by_torch() -> Iterator[None]:
     """The op of `fallback`, as the importer registers it."""
-    register_custom_op("test.i0e", torch="ops_fallback:call")
+    register_custom_op("test.i0e", torch=f"{MODULES['fallback']}:call")
     yield
     forget_custom_op("test.i0e")
 
@@ -119,24 +118,13 @@ def test_reserved_names_are_not_given_out() -> None:
     assert not [name for name in RESERVED if Names().new(name) == name]
 
 
-def imported(text: str) -> set[str]:
-    """Return the files beside a source text that it imports."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            first = node.names[0].name if isinstance(node, ast.Import) else node.module
-            found.add(f"{first}.py")
-    return found & set(RUNTIME_FILES)
-
-
-@pytest.mark.parametrize("name", sorted(USES))
-def test_a_program_gets_the_files_that_it_needs(name: str, tmp_path: Path) -> None:
-    """A program has exactly the files beside it that it imports."""
-    module = parse(program(name, ["v"], ["input"], ["f"]), "p.ir", verify=True)
-    TorchBackend().emit_directory(default_parser().ctx, module, None, tmp_path / "out")
-    texts = {p.name: p.read_text() for p in (tmp_path / "out").glob("*.py")}
-    needed = {file for text in texts.values() for file in imported(text)}
-    assert texts.keys() - {"program.py"} == needed
-    assert {"runtime.py", "runtime_main.py"} <= needed
-    if name in MODULES and MODULES[name].split(".")[0] != "torch":
-        assert f"{MODULES[name]}.py" in needed
+def test_a_directory_has_the_program_and_the_runtime(tmp_path: Path) -> None:
+    module = parse(program("rt", ["v"], ["input"], ["f"]), "p.ir", verify=True)
+    out = tmp_path / "out"
+    TorchBackend().emit_directory(default_parser().ctx, module, None, out)
+    assert {p.name for p in out.iterdir()} == {"program.py", "plan.json", RUNTIME.name}
+    files = {p.relative_to(RUNTIME): p.read_text() for p in RUNTIME.rglob("*.py")}
+    copies = {p.relative_to(out / RUNTIME.name): p for p in out.rglob("*/*") if p.is_file()}
+    assert {path: p.read_text() for path, p in copies.items()} == files
+    names = {module for module in MODULES.values() if not module.startswith("torch")}
+    assert names <= {f"{RUNTIME.name}.{'.'.join(path.with_suffix('').parts)}" for path in files}

@@ -11,8 +11,6 @@ from types import SimpleNamespace
 import pytest
 from extent import extent
 
-from shardir.backend.torch.runtime import runtime_module
-
 torch = pytest.importorskip("torch")
 
 import shardir
@@ -21,7 +19,8 @@ from shardir.backend.torch.backend import TorchBackend
 from shardir.backend.torch.emit.arena import arena_plan
 from shardir.backend.torch.emit.program import emitted
 from shardir.backend.torch.measured import ProgramLines
-from shardir.backend.torch.runtime.runtime_plan import load_plan
+from shardir.backend.torch.shardir_runtime.arena import Arena
+from shardir.backend.torch.shardir_runtime.plan.program import PlanError, load_plan
 from shardir.diagnostics import ShardirError
 from shardir.tools import bench
 from shardir.tools import run as tool
@@ -175,15 +174,15 @@ def test_a_slot_that_is_none_is_an_error_of_the_plan(
     name, slot = next(iter(plan["arena"]["functions"]["step"].items()))
     slot[field] = value
     (directory / "plan.json").write_text(json.dumps(plan))
-    error = runtime_module("runtime_plan").PlanError
+    error = PlanError
     with pytest.raises(error, match=rf"arena.functions.step.{name}.* expected"):
-        arena = runtime_module("runtime_arena").Arena(str(directory / "program.py"))
+        arena = Arena(str(directory / "program.py"))
         arena.slots(SimpleNamespace(device="cpu"), "step")
 
 
 def test_a_slot_that_is_missing_is_an_error_of_the_plan(tmp_path: Path) -> None:
     directory = shardir.compile(programs.mlp(mesh=(1, 1)), arena=True).save(tmp_path / "out")
-    arena = runtime_module("runtime_arena").Arena(str(directory / "program.py"))
+    arena = Arena(str(directory / "program.py"))
     slots = arena.slots(SimpleNamespace(device="cpu"), "step")
-    with pytest.raises(runtime_module("runtime_plan").PlanError, match="slot nothing, got none"):
+    with pytest.raises(PlanError, match="slot nothing, got none"):
         _ = slots.nothing

@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
 
 from shardir.backend.torch.emit.program import program_text
-from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.syntax.parser import parse
 
 TEXT = """

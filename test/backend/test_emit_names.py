@@ -15,11 +15,11 @@ from shardir.algebra.layout import Layout, LocalLayout
 from shardir.algebra.mesh import Axis
 from shardir.analysis.functions import values
 from shardir.backend.torch.backend import TorchBackend
+from shardir.backend.torch.emit.imports import MODULES
 from shardir.backend.torch.emit.names import Names, comment, docstring, literal, return_lines
 from shardir.backend.torch.emit.program import program_text
-from shardir.backend.torch.runtime import RUNTIME_FILES
-from shardir.backend.torch.runtime import runtime as rt
-from shardir.backend.torch.runtime.runtime_plan import load_plan
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.plan.program import load_plan
 from shardir.compat.xdsl import set_type
 from shardir.dialects import dist, train
 from shardir.dialects.nn.types import unsharded_type
@@ -111,8 +111,9 @@ def assert_tame(text):
     for node in tree.body[1:]:
         match node:
             case ast.Import(names=[ast.alias(name=name)]):
-                known = {Path(f).stem for f in RUNTIME_FILES}
-                assert name in {"torch", "torch.nn.functional", *known}
+                assert name in {"torch", "torch.nn.functional"}
+            case ast.ImportFrom(module=package, names=[ast.alias(name=name)]):
+                assert f"{package}.{name}" in MODULES.values()
             case ast.FunctionDef(body=body):
                 for line in body:
                     assert isinstance(line, ast.Assign | ast.Expr | ast.Delete | ast.Return)

@@ -4,7 +4,6 @@
 import random
 
 import numpy as np
-import ops_runtime
 import pytest
 import torch
 from emitted import MESH, STEP, TYPES, body_of, functions_of, mesh_op, tensor
@@ -19,7 +18,8 @@ from shardir.analysis.accumulation import matrix_product
 from shardir.backend.torch.emit.einsum import added, contraction
 from shardir.backend.torch.emit.literals import number_text
 from shardir.backend.torch.emit.program import program_text
-from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.ops import tensors as tensor_ops
 from shardir.dialects import dist, nn
 from shardir.interpret.evaluator import run
 from shardir.syntax.parser import parse
@@ -122,7 +122,7 @@ train.step @step of @loss <sgd, lr = 1.0> accumulate <sum, microbatches = 3>"""
         ids = torch.randint(4, (3,), generator=draw)
         dy = torch.randn(3, 2, generator=draw, dtype=torch.float64)
         (torch.nn.functional.embedding(ids, of) * dy).sum().backward()
-        assert ops_runtime.take_grad(ids, dy, (4, 2), 0, 0, 4, out=total) is total
+        assert tensor_ops.take_grad(ids, dy, (4, 2), 0, 0, 4, out=total) is total
     torch.testing.assert_close(total, of.grad)
 
 

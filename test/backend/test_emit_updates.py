@@ -10,7 +10,7 @@ from emitted import functions_of
 
 import shardir
 from shardir.backend.torch.emit.program import program_text
-from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.syntax.parser import parse
 
 NAMES, STEPS = ("a", "b", "c", "d"), 3

@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+
 from shardir.backend.torch.emit.out_forms import CALLS, METHODS, SIGNS, out_form
-from shardir.backend.torch.runtime import runtime_module
+from shardir.backend.torch.shardir_runtime.ops import memory, products, tensors
 
 BLOCK = 1 << 20
 OFFSET = 64 * 100
@@ -73,8 +74,8 @@ def names() -> dict[str, object]:
     x = torch.rand(4, 8, 8)
     return {
         "torch": torch, "F": torch.nn.functional, "aten": torch.ops.aten,
-        "ops": runtime_module("ops_runtime"), "ops_memory": runtime_module("ops_memory"),
-        "ops_products": runtime_module("ops_products"),
+        "ops": tensors, "ops_memory": memory,
+        "ops_products": products,
         "x": x, "y": torch.rand(4, 8, 8), "turned": torch.rand(8, 4, 8).transpose(0, 1),
         "heads": torch.rand(2, 8, 3, 4).transpose(1, 2), "mask": x > 0.3,
         "matrix": torch.rand(8, 8), "row": torch.rand(8), "wide": torch.rand(3, 8, 2),

@@ -3,12 +3,12 @@ the kernel of each kind of processor."""
 
 from itertools import product
 
-import ops_products
 import pytest
 import torch
 import torch.nn.functional as F
 
 from shardir.backend.torch.emit.program import program_text
+from shardir.backend.torch.shardir_runtime.ops import products
 from shardir.syntax.parser import parse
 
 TEXT = """
@@ -72,11 +72,11 @@ def test_a_product_does_not_depend_on_the_order_of_elements_in_memory(
 ) -> None:
     """Within the rounding of sums in f32, of any order, it is the product in double precision."""
     torch.manual_seed(0)
-    monkeypatch.setattr(ops_products, "onednn_is_faster", lambda: by_onednn)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: by_onednn)
     biases = [None, *(x[:, 0] for x in views(m, 1))]
     for x, weight, bias in product([*views(n, k), torch.randn(2, n, k).mT.contiguous().mT],
                                    views(m, k), biases):  # fmt: skip
-        made = ops_products.linear(x, weight, bias)
+        made = products.linear(x, weight, bias)
         exact, most = x.double() @ weight.double().mT, x.double().abs() @ weight.double().abs().mT
         if bias is not None:
             exact, most = exact + bias, most + bias.abs()
@@ -90,9 +90,9 @@ def test_a_product_does_not_depend_on_the_order_of_elements_in_memory(
 def test_a_product_of_empty_shards_is_that_of_torch(
     shape: tuple[int, ...], by_onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops_products, "onednn_is_faster", lambda: by_onednn)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: by_onednn)
     x = torch.randn(shape)
     for weight in (torch.randn(3, shape[-1]), torch.randn(shape[-1], 3).mT):
         for bias in (None, torch.randn(3)):
-            made = ops_products.linear(x, weight, bias)
+            made = products.linear(x, weight, bias)
             torch.testing.assert_close(made, F.linear(x, weight, bias))

@@ -12,10 +12,10 @@ import pytest
 from forked import run_ranks
 
 from shardir.backend.runs import LaunchError, Options, RunError
+from shardir.backend.torch.directory import RUNTIME
 from shardir.backend.torch.launch.positions import Records
 from shardir.backend.torch.launch.ranks import Ranks, allow_files
-from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
-from shardir.backend.torch.runtime.runtime_events import event_of
+from shardir.backend.torch.shardir_runtime.run.events import event_of
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
 sys.path.append({folder!r})
-from runtime_events import Events
+from shardir_runtime.run.events import Events
 rank = int(os.environ["RANK"])
 events = Events(rank)
 def done():
@@ -38,7 +38,7 @@ def error(kind):
 def run(folder: Path, lines: str, count: int = 3, **options: Any) -> list[dict[str, Any]]:
     """Run these lines on all ranks; return the events. None of the ranks is left."""
     program = folder / "program.py"
-    program.write_text(PROGRAM.format(folder=str(FOLDER), lines=lines))
+    program.write_text(PROGRAM.format(folder=str(RUNTIME.parent), lines=lines))
     ranks, events = Ranks(program, count, Options(timeout=60, **options)), []
     try:
         ranks.run(events.append)
@@ -205,15 +205,23 @@ def test_a_file_that_may_not_hold_the_positions_of_ranks_is_an_error(
         Ranks(Path("program.py"), 1, Options()).run(print)
 
 
+def module_of(path: Path) -> str:
+    """The name of a file of the runtime, as programs import it."""
+    return ".".join(path.relative_to(RUNTIME.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
+
+
 def test_a_rank_imports_no_compiler(tmp_path: Path) -> None:
     """torch.compile's takes a rank half a second, several times what its start takes otherwise."""
     script = tmp_path / "rank.py"
     script.write_text(
         "import importlib, sys\n"
-        f"sys.path.append({str(FOLDER)!r})\n"
-        f"for file in {RUNTIME_FILES}:\n"
-        "    importlib.import_module(file.removesuffix('.py'))\n"
-        "assert 'ops_attention' in sys.modules and 'torch._dynamo' not in sys.modules\n"
+        f"sys.path.append({str(RUNTIME.parent)!r})\n"
+        f"for module in {[module_of(path) for path in RUNTIME.rglob('*.py')]}:\n"
+        "    importlib.import_module(module)\n"
+        "assert 'shardir_runtime.ops.attention' in sys.modules\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
     )
     (out,) = run_ranks(script, 1, [], 60)
     assert out.endswith("(ended with 0)"), out

@@ -5,19 +5,17 @@ import platform
 import subprocess
 import sys
 from itertools import accumulate, permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import runtime_buffers as buffers
-import runtime_reductions as reductions
 import torch
-from ops_runtime import in_slices, trust_ratio
-from ops_updates import adagrad, adam, adamw
-from runtime_mesh import Group, Mesh, shard_size
 
 from shardir.algebra.collectives.all_devices import MAX_PACKED
+from shardir.backend.torch.shardir_runtime.collectives import buffers, reductions
+from shardir.backend.torch.shardir_runtime.collectives.mesh import Group, Mesh, shard_size
+from shardir.backend.torch.shardir_runtime.ops.tensors import in_slices, trust_ratio
+from shardir.backend.torch.shardir_runtime.ops.updates import adagrad, adam, adamw
 from shardir.cost.collective_work import MAX_WIDE
 
 
@@ -165,12 +163,11 @@ def test_an_all_reduce_of_equal_values(
 def test_a_rank_maps_the_pages_of_large_tensors_once() -> None:
     """96 MiB in tensors of 4 are 24,576 pages of 4 KB, of which glibc's own rule may return those
     beyond 8 MiB after each step."""
-    path = str(Path(buffers.__file__).parent)
-    program = f"""
+    program = """
 import resource, sys
-sys.path.append({path!r})
-import numpy, runtime_process, torch
-runtime_process.retain_memory()
+import numpy, torch
+from shardir.backend.torch.shardir_runtime.run import process
+process.retain_memory()
 def pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(8):
@@ -190,15 +187,14 @@ print(mapped)
 def test_collectives_retain_no_memory() -> None:
     """Torch would retain about 500 B of each of the last 2,000 collectives, in pieces among tensors
     that are freed and made again: these would need new pages."""
-    path = str(Path(buffers.__file__).parent)
-    program = f"""
+    program = """
 import ctypes, os, sys
-sys.path.append({path!r})
-import runtime_process, torch, torch.distributed as dist
-runtime_process.retain_memory()
+import torch, torch.distributed as dist
+from shardir.backend.torch.shardir_runtime.run import process
+process.retain_memory()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 class Mallinfo(ctypes.Structure):
-    _fields_ = [(f"field_{{i}}", ctypes.c_size_t) for i in range(10)]
+    _fields_ = [(f"field_{i}", ctypes.c_size_t) for i in range(10)]
 mallinfo = ctypes.CDLL(None).mallinfo2
 mallinfo.restype = Mallinfo
 x = torch.ones(64)

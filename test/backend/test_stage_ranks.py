@@ -16,15 +16,16 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-import runtime_channels
-import runtime_mesh
 import torch
+from emitted import functions_of
 from extent import extent
-from runtime_mesh import Mesh
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.dialects.func import FuncOp
 
 import shardir
+from shardir.backend.torch.shardir_runtime.collectives import channels
+from shardir.backend.torch.shardir_runtime.collectives import mesh as mesh_module
+from shardir.backend.torch.shardir_runtime.collectives.mesh import Mesh
 from shardir.diagnostics import ShardirError
 from shardir.dialects import train
 
@@ -227,15 +228,14 @@ class Program:
     def run(self, lines: list[str]) -> dict[str, torch.Tensor]:
         """Return the results of all ranks. Raises what a rank does, DeadlockError if all wait."""
         orders = [line.replace(",", " ") for line in lines]
-        names: dict[str, Any] = {"__name__": "program"}
         text = re.sub(r"schedule=\[.*?\],", f"schedule={orders!r},", self.text, flags=re.S)
-        exec(re.sub(r"in_flight=\d+", f"in_flight={self.in_flight}", text), names)
+        names = functions_of(re.sub(r"in_flight=\d+", f"in_flight={self.in_flight}", text))
         return run_on_threads(names["STEP"], self.edges, self.arguments)
 
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_channels, "dist", Distributed)
+    monkeypatch.setattr(channels, "dist", Distributed)
 
 
 def changed(lines: list[str], chance: random.Random) -> list[str]:
@@ -300,8 +300,7 @@ def test_ranks_do_not_wait_to_update_what_they_have() -> None:
     for events in order.events[2:]:
         last = [e.kind for e in events if str(e.of).startswith(("@step_update", "%count"))]
         assert last == ["run", "receive", "wait"]
-    names: dict[str, Any] = {"__name__": "program"}
-    exec(found.program, names)
+    names = functions_of(found.program)
     step = names["STEP"]
     others = threading.Barrier(3)
 
@@ -369,7 +368,7 @@ def test_each_direction_between_two_ranks_is_a_group_of_its_own(
     made, first = [], []
     for rank in range(4):
         groups = Groups()
-        monkeypatch.setattr(runtime_mesh, "dist", groups)
+        monkeypatch.setattr(mesh_module, "dist", groups)
         mesh = Mesh([("stage", 2), ("tp", 2)], rank, "meta")  # as on a GPU
         for axes, source, target in ((("stage",), 0, 1), (("stage",), 1, 0), (("tp",), 0, 1)):
             mesh.connect(axes, source, target)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime_process import ranks_of_a_core
-from runtime_trace import Recorder
+
+from shardir.backend.torch.shardir_runtime.run.process import ranks_of_a_core
+from shardir.backend.torch.shardir_runtime.run.trace import Recorder
 
 SPUN = 0.05
 """The seconds for which another thread works."""

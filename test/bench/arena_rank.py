@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ import torch
 import torch.distributed as dist
 from rank_program import Census, Emitted
 from zero_rank import MEASURED, timed
+
+from shardir.backend.torch.shardir_runtime.run.process import retain_memory
 
 WARM = 3
 
@@ -31,8 +32,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     forms = {name: folder / name for name in ("plain", "arena")}
-    sys.path[:0] = map(str, reversed(forms.values()))  # the arena's has all of the runtime
-    import_module("runtime_process").retain_memory()
+    retain_memory()
     dist.init_process_group("gloo")
     programs, found = dict[str, Emitted](), dict[str, Any]()
     for name, place in forms.items():

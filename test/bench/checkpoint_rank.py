@@ -9,7 +9,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,20 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.checkpoints.distributed import Checkpoints
+from shardir.backend.torch.shardir_runtime.plan.program import load_plan
+from shardir.backend.torch.shardir_runtime.run.states import States
+
 Begun = Callable[[], object]
 """Waits until a save that has begun is complete."""
 
 
 def ours(program: Path, folder: Path) -> tuple[Any, Callable[[Path], Begun]]:
     """The states of a program, and what saves them."""
-    sys.path.insert(0, str(program))
-    rt, plan = import_module("runtime"), import_module("runtime_plan").load_plan(program)
+    plan = load_plan(program)
     mesh = rt.Mesh(plan.axes, dist.get_rank(), "cpu")
-    states = import_module("runtime_states").States(plan, mesh, 0)
-    Checkpoints = import_module("runtime_checkpoints").Checkpoints
+    states = States(plan, mesh, 0)
     checkpoints = Checkpoints(folder / "shardir", states, plan.functions[0])
 
     def save(path: Path) -> Begun:

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,14 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleZBVZeroBubble,
 )
+
+from shardir.backend.torch.shardir_runtime.plan.program import load_plan
+from shardir.backend.torch.shardir_runtime.run.events import Events
+from shardir.backend.torch.shardir_runtime.run.main import Runner
+from shardir.backend.torch.shardir_runtime.run.options import RunOptions
+from shardir.backend.torch.shardir_runtime.run.process import join_ranks
+from shardir.backend.torch.shardir_runtime.run.program_module import program_module
+from shardir.backend.torch.shardir_runtime.shm import register
 
 THEIRS = {"1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B,
           "zbv": ScheduleZBVZeroBubble}  # fmt: skip
@@ -119,22 +126,16 @@ def one_process(x: torch.Tensor, y: torch.Tensor) -> Step:
 
 
 class Emitted:
-    """A program of ours, run by the runtime beside it; `naps`: seconds for which the parts of each
+    """A program of ours; `naps`: seconds for which the parts of each
     stage sleep."""
 
     def __init__(self, program: Path, naps: Sequence[float] | None):
-        runtime_main = import_module("runtime_main")
-        spec = util.spec_from_file_location(f"program_{program.name}", program / "program.py")
-        assert spec is not None and spec.loader is not None
-        emitted = util.module_from_spec(spec)
-        spec.loader.exec_module(emitted)
-        plan = import_module("runtime_plan").load_plan(program)
+        emitted, plan = program_module(program), load_plan(program)
         self.rank = dist.get_rank()
-        options = import_module("runtime_options").RunOptions(backend="gloo")
-        mesh = import_module("runtime_process").join_ranks(plan, options)
-        events = import_module("runtime_events").Events(self.rank)
+        mesh = join_ranks(plan, RunOptions(backend="gloo"))
+        events = Events(self.rank)
         functions = {f.name: getattr(emitted, f.name) for f in plan.functions}
-        self.runner = runtime_main.Runner(plan, mesh, functions, 0, events)
+        self.runner = Runner(plan, mesh, functions, 0, events)
         self.function = plan.functions[0]
         self.inputs = self.runner.inputs[self.function.name].at(0)  # as a run prepares them ahead
         self.last = emitted.STEP.rank_of[max(emitted.STEP.rank_of)]
@@ -200,8 +201,7 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
     programs = json.loads(Path(given).read_text())
-    sys.path.insert(0, next(iter(programs.values()))[0])  # its runtime is that of all
-    import_module("runtime_shm")
+    register()
     dist.init_process_group(backend)
     x, y = models.data()
     activations = torch.zeros(models.BATCH, models.SEQ, models.HIDDEN)

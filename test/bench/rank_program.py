@@ -3,10 +3,8 @@
 A process has the runtime of one program, whose folder is on its path; other programs run by it too.
 """
 
-import sys
 import weakref
 from datetime import timedelta
-from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,14 @@ import torch.distributed as dist
 from step_rank import Count
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
+
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.plan.program import load_plan
+from shardir.backend.torch.shardir_runtime.run.events import Events
+from shardir.backend.torch.shardir_runtime.run.main import Runner
+from shardir.backend.torch.shardir_runtime.run.options import RunOptions
+from shardir.backend.torch.shardir_runtime.run.process import join_ranks
+from shardir.backend.torch.shardir_runtime.run.program_module import program_module
 
 
 class Census(Count):
@@ -70,7 +76,6 @@ def joined(folder: Path, rank: int, ranks: int, seconds: float) -> list[Path]:
         "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=seconds)
     )
     places = sorted(path.parent for path in folder.glob("*/program.py"))
-    sys.path[:0] = map(str, places)
     return places
 
 
@@ -78,17 +83,12 @@ class Emitted:
     """An emitted program, whose first function is a step; all ranks have joined."""
 
     def __init__(self, place: Path):
-        rt, main = import_module("runtime"), import_module("runtime_main")
-        plan = import_module("runtime_plan").load_plan(place)
-        options = import_module("runtime_options").RunOptions(backend="gloo", device="cpu")
-        mesh = import_module("runtime_process").join_ranks(plan, options)
-        spec = util.spec_from_file_location(f"program_{place.name}", place / "program.py")
-        assert spec is not None and spec.loader is not None
-        module = util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        events = import_module("runtime_events").Events(dist.get_rank())
+        plan = load_plan(place)
+        mesh = join_ranks(plan, RunOptions(backend="gloo", device="cpu"))
+        module = program_module(place)
+        events = Events(dist.get_rank())
         functions = {f.name: getattr(module, f.python) for f in plan.functions}
-        self.rt, self.runner = rt, main.Runner(plan, mesh, functions, 0, events)
+        self.rt, self.runner = rt, Runner(plan, mesh, functions, 0, events)
         self.mesh, self.function = mesh, plan.functions[0]
         self.inputs = self.runner.inputs[self.function.name].at(0)
 

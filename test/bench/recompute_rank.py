@@ -23,7 +23,6 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     places = sorted(path for path in folder.iterdir() if path.is_dir())
-    sys.path[:0] = map(str, places)
     found: dict[str, dict[str, Any]] = {}
     programs: dict[str, Emitted] = {}
     first: list[torch.Tensor] = []

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.plan.program import load_plan
+from shardir.backend.torch.shardir_runtime.run.events import Events
+from shardir.backend.torch.shardir_runtime.run.main import Runner
+from shardir.backend.torch.shardir_runtime.run.program_module import program_module
 
 BATCH, SEQ, HEADS, LAYERS, LR = 8, 64, 8, 2, 0.1
 STEPS = 5
@@ -230,19 +235,17 @@ def dtensor(w: Tensors, x: torch.Tensor, y: torch.Tensor, mesh: Any, plan: Any) 
 
 
 class Emitted:
-    """The emitted program, run by the runtime beside it."""
+    """The emitted program."""
 
     def __init__(self, program: Path):
-        sys.path.insert(0, str(program))
-        emitted, rt, runtime_main = map(import_module, ("program", "runtime", "runtime_main"))
-        plan = import_module("runtime_plan").load_plan(program)
+        emitted, plan = program_module(program), load_plan(program)
         self.rt, self.rank = rt, dist.get_rank()
         self.mesh = rt.Mesh(plan.axes, self.rank, "cpu")
         for axes in plan.groups:
             self.mesh.group(axes)
-        events = import_module("runtime_events").Events(self.rank)
+        events = Events(self.rank)
         functions = {f.name: getattr(emitted, f.name) for f in plan.functions}
-        self.runner = runtime_main.Runner(plan, self.mesh, functions, 0, events)
+        self.runner = Runner(plan, self.mesh, functions, 0, events)
         self.function = plan.functions[0]
 
     def copies(self) -> tuple[Tensors, Tensors, Tensors]:

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +24,10 @@ from rank_program import Census, Emitted
 from torch.distributed.device_mesh import init_device_mesh
 from zero_torch import VARIANTS, single
 
+from shardir.backend.torch.shardir_runtime.collectives import blocks
+from shardir.backend.torch.shardir_runtime.run.process import retain_memory
+from shardir.backend.torch.shardir_runtime.shm import register
+
 MEASURED = ("seconds", "cpu_seconds", "pages")
 """Of each step (`timed`)."""
 
@@ -34,7 +37,6 @@ WARM = 3
 
 def counting(census: Census) -> Any:
     """Return a context in which the messages of one collective of the runtime count as that."""
-    blocks = import_module("runtime_blocks")
     plain = blocks._exchange
 
     def exchange(group: Any, sent: Any, received: Any, wait: bool) -> Any:
@@ -102,10 +104,9 @@ def main() -> None:
     if hasattr(os, "SCHED_BATCH"):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     places = sorted(path for path in folder.iterdir() if path.is_dir())
-    sys.path[:0] = map(str, places)
     if side == "emitted":
-        import_module("runtime_process").retain_memory()
-    import_module("runtime_shm")
+        retain_memory()
+    register()
     dist.init_process_group(backend)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     weights, (x, y) = Emitted(places[0]).everything()

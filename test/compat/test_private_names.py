@@ -22,12 +22,12 @@ from xdsl.ir import Block, Use
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
-from shardir.backend.torch.runtime import FOLDER
+from shardir.backend.torch.directory import RUNTIME
 
 XDSL = ROOT / "shardir/compat/xdsl.py"
 TORCH = ROOT / "shardir/compat/torch.py"
-RUNTIME = FOLDER / "runtime_compat.py"
-COMPAT = (XDSL, TORCH, RUNTIME)
+RUNTIME_NAMES = RUNTIME / "compat.py"
+COMPAT = (XDSL, TORCH, RUNTIME_NAMES)
 
 
 def is_private(name: str) -> bool:
@@ -104,11 +104,11 @@ EITHER = {"_checkpoint_without_reentrant_generator", "_checkpoint_without_reentr
 
 
 @pytest.mark.parametrize(
-    "name", sorted((private_attributes(TORCH) | private_attributes(RUNTIME)) - EITHER)
+    "name", sorted((private_attributes(TORCH) | private_attributes(RUNTIME_NAMES)) - EITHER)
 )
 def test_private_attributes_of_torch_exist(name: str) -> None:
     found = any(hasattr(probe, name) for probe in torch_probes())
-    assert found, f"torch {torch.__version__} has no {name}: correct {TORCH} or {RUNTIME}"
+    assert found, f"torch {torch.__version__} has no {name}: correct {TORCH} or {RUNTIME_NAMES}"
 
 
 def test_late_imports_exist() -> None:
@@ -154,7 +154,7 @@ def test_private_fields_of_xdsl_are_used_in_one_file() -> None:
 
 ATEN = [
     (path, ast.unparse(node))
-    for path in sorted(FOLDER.glob("*.py"))
+    for path in sorted(RUNTIME.rglob("*.py"))
     for node in ast.walk(tree(path))
     if isinstance(node, ast.Attribute)
     and is_private(node.attr)

@@ -3,7 +3,6 @@
 import random
 import weakref
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from emitted import functions_of
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import ModuleOp, TensorType
 
 import shardir
 from shardir.backend.torch.emit.program import program_text
-from shardir.backend.torch.runtime import FOLDER
+from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.cost.functions import functions
 from shardir.cost.memory import LiveStorages, MemoryUse, memory_of
 from shardir.dialects.nn.types import unsharded_type
@@ -61,8 +61,7 @@ def _storage(t: torch.Tensor | None) -> Any:
 
 def measured(module: ModuleOp, name: str) -> int:
     """The peak of one call of a function, its arguments included."""
-    space: dict[str, Any] = {"__name__": "program"}
-    exec(compile(program_text(module, single=True), "<program>", "exec"), space)
+    space = functions_of(program_text(module, single=True))
     f = next(f for f, _ in functions(module) if f.sym_name.data == name)
     given = [_random(unsharded_type(a)) for a in f.body.block.args]
     mode = Alive(given)
@@ -73,20 +72,18 @@ def measured(module: ModuleOp, name: str) -> int:
 
 
 @pytest.fixture
-def one_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def one_of_two() -> Iterator[Any]:
     """The first of two ranks, whose collectives end at once and give anything."""
-    monkeypatch.syspath_prepend(FOLDER)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
-        yield import_module("runtime").Mesh([("d", 2)], 0)
+        yield rt.Mesh([("d", 2)], 0)
     finally:
         dist.destroy_process_group()
 
 
 def measured_on(mesh: Any, module: ModuleOp, name: str) -> int:
     """The peak of one call of a function of the local view on that rank."""
-    space: dict[str, Any] = {"__name__": "program"}
-    exec(compile(program_text(module), "<program>", "exec"), space)
+    space = functions_of(program_text(module))
     f = next(f for f, _ in functions(module) if f.sym_name.data == name)
     given = [_random(unsharded_type(a)) for a in f.body.block.args]
     with Alive(given) as mode:

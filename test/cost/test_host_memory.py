@@ -3,19 +3,19 @@ program, with device tensors on torch's `meta` device; and by how much the peak 
 """
 
 import weakref
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from emitted import functions_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from xdsl.dialects.builtin import ModuleOp, TensorType
 
 import shardir
 from shardir.backend.torch.emit.program import program_text
-from shardir.backend.torch.runtime import FOLDER
+from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.cost import memory_of, report
 from shardir.cost.functions import functions
 from shardir.dialects.dist import layout_of
@@ -93,10 +93,8 @@ def copied(mesh: Any, x: Any, to: str, into: Any = None, wait: bool = True) -> A
 
 def measured(module: ModuleOp, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The peaks of one call of the step, its arguments included."""
-    monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.setattr(import_module("runtime"), "copy", copied)
-    space: dict[str, Any] = {"__name__": "program"}
-    exec(compile(program_text(module), "<program>", "exec"), space)
+    monkeypatch.setattr(rt, "copy", copied)
+    space = functions_of(program_text(module))
     f, _ = next(functions(module))
     given = []
     for a in f.body.block.args:

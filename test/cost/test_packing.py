@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from shardir.algebra.cluster import DEFAULT
 from shardir.algebra.collectives import COLLECTIVES
-from shardir.backend.torch.runtime import runtime as rt
-from shardir.backend.torch.runtime import runtime_module
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.collectives import blocks
 from shardir.cost import report
 from shardir.syntax.parser import parse
 
@@ -41,7 +41,6 @@ def test_a_value_more_costs_as_many_ops_as_the_runtime_takes(
     kind: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the messages, of which each value has its bytes."""
-    blocks = runtime_module("runtime_blocks")
     for module, names in (
         (torch.distributed, ("all_reduce", "all_to_all_single")),
         (blocks, ("gather", "scatter")),

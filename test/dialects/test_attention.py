@@ -3,12 +3,12 @@ reads what the forward part makes."""
 
 from typing import Any
 
-import ops_attention
 import pytest
 import torch
 from harness import MESH, Arg, collectives, compiled, laid_out, layout, names, parts, problem
 
 from shardir.backend.torch.emit.program import program_text
+from shardir.backend.torch.shardir_runtime.ops import attention as ops_attention
 from shardir.dialects import nn
 
 

@@ -1,9 +1,7 @@
 """Custom ops: what is registered, what the text can and cannot say, and ops of other dialects."""
 # ruff: noqa: E402 (torch may not be installed)
 
-import sys
 import warnings
-from typing import Any
 
 import kernels
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from emitted import functions_of
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin
 from xdsl.dialects.func import Func
@@ -18,7 +17,7 @@ from xdsl.dialects.math import Math
 from xdsl.parser import Parser
 
 import shardir
-from shardir.backend.torch.runtime import runtime
+from shardir.backend.torch.shardir_runtime import runtime
 from shardir.dialects import DIALECTS
 from shardir.dialects.nn import CustomOp
 from shardir.dialects.nn.custom import forget_custom_op
@@ -50,9 +49,7 @@ def register():
 
 def called(program, monkeypatch, name="f"):
     """A function of the program of one device, in this process."""
-    monkeypatch.setitem(sys.modules, "runtime", runtime)
-    space: dict[str, Any] = {"__name__": "program"}
-    exec(compile(program, "program.py", "exec"), space)
+    space = functions_of(program)
     mesh = runtime.Mesh([], 0)
     return lambda *given: space[name](mesh, *map(torch.tensor, given))
 

@@ -35,7 +35,7 @@ from regression_steps import (
 )
 
 from shardir.backend.torch.emit.program import program_text
-from shardir.backend.torch.runtime.runtime import Mesh
+from shardir.backend.torch.shardir_runtime.runtime import Mesh
 from shardir.dialects import dist, train
 from shardir.dialects.builder import OpBuilder
 from shardir.dialects.train.options import ScheduleAttr

@@ -24,7 +24,7 @@ from regression_steps import (
 )
 
 from shardir.backend.torch.emit.program import program_text
-from shardir.backend.torch.runtime.runtime import Mesh
+from shardir.backend.torch.shardir_runtime.runtime import Mesh
 from shardir.dialects import train
 from shardir.interpret import run
 from shardir.syntax.parser import parse

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from runtime_files import save_npz
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import shardir
+from shardir.backend.torch.shardir_runtime.data.files import save_npz
 from shardir.diagnostics import ShardirError
 from shardir.frontends.torch.weights import read_dump
 

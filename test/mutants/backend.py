@@ -25,7 +25,7 @@ MUTANTS = [
     Mutant(
         "masked queries have infinite sums",
         "The gradients of queries that attend to no key are not zeros, where torch has no kernel.",
-        "shardir/backend/torch/runtime/ops_attention.py",
+        "shardir/backend/torch/shardir_runtime/ops/attention.py",
         "_by_scores",
         "lse = lse.masked_fill(lse.isneginf(), 0.0)",
         "lse = lse + 0.0",
@@ -34,7 +34,7 @@ MUTANTS = [
     Mutant(
         "a ring adds to the shard of its own",
         "A scattered product begins with the shard of the rank itself, and ends with another's.",
-        "shardir/backend/torch/runtime/runtime_rings.py",
+        "shardir/backend/torch/shardir_runtime/collectives/rings.py",
         "scattered_product",
         "(group.index - 1 - step) % n * size",
         "(group.index - step) % n * size",
@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant(
         "pages of a large file are mapped",
         "A rank maps all pages of its data that it has read, up to the size of the file.",
-        "shardir/backend/torch/runtime/runtime_files.py",
+        "shardir/backend/torch/shardir_runtime/data/files.py",
         "ArrayReader._runs",
         "math.prod(self.array.shape) * item <= MAPPED",
         "self.array",
@@ -97,7 +97,7 @@ MUTANTS = [
     Mutant(
         "a damaged checkpoint is none",
         "A run begins anew beside a checkpoint that has lost its manifest.",
-        "shardir/backend/torch/runtime/runtime_manifest.py",
+        "shardir/backend/torch/shardir_runtime/checkpoints/manifest.py",
         "complete",
         "    return sorted(found, key=step_of)",
         "    return sorted((p for p in found if (p / NAME).is_file()), key=step_of)",
@@ -295,7 +295,7 @@ MUTANTS = [
     Mutant(
         "oneDNN reads a bias in one piece",
         "A bias with strides is read as if its elements were side by side.",
-        "shardir/backend/torch/runtime/ops_products.py",
+        "shardir/backend/torch/shardir_runtime/ops/products.py",
         "linear",
         "else bias.contiguous()",
         "else bias",
@@ -395,7 +395,7 @@ MUTANTS = [
     Mutant(
         "runs of a loop have one slot",
         "In an arena each run of a loop writes where the first one does.",
-        "shardir/backend/torch/runtime/runtime_arena.py",
+        "shardir/backend/torch/shardir_runtime/arena.py",
         "ArenaSlot.__init__",
         "self.memory = [block[i : i + self.bytes] for i in offsets]",
         "self.memory = [block[offsets[0] :][: self.bytes] for _ in offsets]",

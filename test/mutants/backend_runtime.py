@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         "nothing is compiled",
         "--compile does not hand the functions to torch.compile.",
-        "shardir/backend/torch/runtime/runtime_main.py",
+        "shardir/backend/torch/shardir_runtime/run/main.py",
         "main.work",
         "called = compiled(plan, functions) if options.compile else functions",
         "called = functions",
@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(
         "parts of rows are next to each other",
         "Short parts of rows are read as if there were nothing between them.",
-        "shardir/backend/torch/runtime/runtime_files.py",
+        "shardir/backend/torch/shardir_runtime/data/files.py",
         "ArrayReader._part",
         "length if length and math.gcd(row, *within) % length == 0 else 1",
         "max(length, 1)",
@@ -24,7 +24,7 @@ MUTANTS = [
     Mutant(
         "each batch of a block has the rows of its first",
         "Some steps after one another train with the same rows.",
-        "shardir/backend/torch/runtime/runtime_order.py",
+        "shardir/backend/torch/shardir_runtime/data/order.py",
         "batch_rows",
         "many, seed)[number % many]",
         "many, seed)[0]",
@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(
         "ranks choose writers by the sizes of their own parts",
         "Of a state whose parts differ in size no rank writes, or two do.",
-        "shardir/backend/torch/runtime/runtime_checkpoints.py",
+        "shardir/backend/torch/shardir_runtime/checkpoints/distributed.py",
         "written",
         "math.prod(t.shape) * DTYPES[t.dtype].itemsize",
         "math.prod(e - b for b, e in states.bounds(t))",
@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "a callback ends the run, not the training",
         "Where a callback ends the training, the run ends as at a signal of the system.",
-        "shardir/backend/torch/runtime/runtime_saving.py",
+        "shardir/backend/torch/shardir_runtime/checkpoints/saving.py",
         "Saving.agreed",
         "self.signal = 0 if found == FINISH else found",
         "self.signal = found",
@@ -51,7 +51,7 @@ MUTANTS = [
     Mutant(
         "replicas write nothing",
         "Of states that several ranks have, one rank in each group must write; here none may.",
-        "shardir/backend/torch/runtime/runtime_checkpoints.py",
+        "shardir/backend/torch/shardir_runtime/checkpoints/distributed.py",
         "written",
         "yield key, ranks[before * len(ranks) // total if sizes[key] else 0] == mesh.rank",
         "yield key, ranks[before * len(ranks) // total if sizes[key] else 0] == 0 == mesh.rank",
@@ -60,7 +60,7 @@ MUTANTS = [
     Mutant(
         "a resumed run reads its data from the first row",
         "The steps of a resumed run are counted from 0, so its batches are those of the first run.",
-        "shardir/backend/torch/runtime/runtime_main.py",
+        "shardir/backend/torch/shardir_runtime/run/main.py",
         "Runner.train",
         "steps = range(saved.start, options.steps)",
         "steps = range(options.steps - saved.start)",
@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant(
         "checkpoints of other runs are taken for those of this one",
         "A run writes beside checkpoints of later steps, and removes its own in their place.",
-        "shardir/backend/torch/runtime/runtime_checkpoints.py",
+        "shardir/backend/torch/shardir_runtime/checkpoints/distributed.py",
         "Checkpoints.__init__",
         "if manifests.step_of(p) > start]",
         "if manifests.step_of(p) < 0]",
@@ -78,7 +78,7 @@ MUTANTS = [
     Mutant(
         "parts of a checkpoint begin at the first element",
         "Each part of a state is taken for its beginning, where a run begins with its weights.",
-        "shardir/backend/torch/runtime/runtime_manifest.py",
+        "shardir/backend/torch/shardir_runtime/checkpoints/manifest.py",
         "arrays_in",
         "(tuple(offsets[key][OFFSETS]), array)",
         "((0,) * len(array.shape), array)",
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "a checkpoint is complete before it is written",
         "The folder of a checkpoint has its name while its files are being written.",
-        "shardir/backend/torch/runtime/runtime_checkpoints.py",
+        "shardir/backend/torch/shardir_runtime/checkpoints/distributed.py",
         "Checkpoints._write",
         "path = final.with_name(final.name + INCOMPLETE)",
         "path = final",
@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant(
         "a loss that is NaN is a loss",
         "A run whose loss is NaN goes on, and ends as a success.",
-        "shardir/backend/torch/runtime/runtime_anomalies.py",
+        "shardir/backend/torch/shardir_runtime/run/anomalies.py",
         "not_finite",
         "if not math.isfinite(loss)",
         "if math.isinf(loss)",
@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant(
         "steps run again from the last checkpoint",
         "The steps before a loss that is not finite run again from states that have its NaN.",
-        "shardir/backend/torch/runtime/runtime_replay.py",
+        "shardir/backend/torch/shardir_runtime/run/replay.py",
         "Replay._first_with_nan",
         "(b for b in beginnings if b.step < first)",
         "iter(beginnings)",
@@ -114,7 +114,7 @@ MUTANTS = [
     Mutant(
         "a NaN is of the step before the loss",
         "A NaN in a state that a loss reads only later is not followed back to its step.",
-        "shardir/backend/torch/runtime/runtime_replay.py",
+        "shardir/backend/torch/shardir_runtime/run/replay.py",
         "Replay._run_to",
         "if found == math.inf and self._state_with_nan():",
         "if False:",
@@ -123,7 +123,7 @@ MUTANTS = [
     Mutant(
         "an evaluation is of one batch",
         "The mean of an evaluation is that of the first batch of its data.",
-        "shardir/backend/torch/runtime/runtime_evaluation.py",
+        "shardir/backend/torch/shardir_runtime/run/evaluation.py",
         "batches_of",
         "return several[0] if several else 1",
         "return 1",
@@ -132,7 +132,7 @@ MUTANTS = [
     Mutant(
         "a batch without tokens spoils an evaluation",
         "The mean of a batch without tokens, 0 / 0, counts in an evaluation.",
-        "shardir/backend/torch/runtime/runtime_evaluation.py",
+        "shardir/backend/torch/shardir_runtime/run/evaluation.py",
         "evaluate",
         "x = x.where(weight != 0, 0.0)",
         "pass",
@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "a runtime group is in torch's order",
         "The runtime gathers in the order of ranks, not of the axes.",
-        "shardir/backend/torch/runtime/runtime_mesh.py",
+        "shardir/backend/torch/shardir_runtime/collectives/mesh.py",
         "Group.__init__",
         "self.order = tuple(by_number.index(r) for r in self.ranks)",
         "self.order = tuple(range(self.size))",
@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(
         "padding is gathered",
         "The runtime leaves the padding of uneven shards in what it gathers.",
-        "shardir/backend/torch/runtime/runtime_buffers.py",
+        "shardir/backend/torch/shardir_runtime/collectives/buffers.py",
         "joined",
         "spans = [bounds(total, len(blocks), k) for k in range(len(blocks))]",
         "spans = [(0, b.shape[dim]) for b in blocks]",
@@ -159,7 +159,7 @@ MUTANTS = [
     Mutant(
         "a mean is a sum",
         "The runtime does not divide a mean by the size of the group.",
-        "shardir/backend/torch/runtime/runtime_reductions.py",
+        "shardir/backend/torch/shardir_runtime/collectives/reductions.py",
         "_reduce_in_place.finish",
         'return x.div_(group.size) if op == "mean" else x\n',
         "return x\n",
@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "buffers outlive what is sent",
         "A reduce-scatter holds the packed operands while it sums up what it has received.",
-        "shardir/backend/torch/runtime/runtime_reductions.py",
+        "shardir/backend/torch/shardir_runtime/collectives/reductions.py",
         "_reduce_blocks.finish",
         "if own and packed:",
         "if False:",
@@ -177,7 +177,7 @@ MUTANTS = [
     Mutant(
         "the own block is not gathered",
         "A rank's row of what it gathers is not set.",
-        "shardir/backend/torch/runtime/runtime_blocks.py",
+        "shardir/backend/torch/shardir_runtime/collectives/blocks.py",
         "gather",
         "own.copy_(x)",
         "pass",
@@ -186,7 +186,7 @@ MUTANTS = [
     Mutant(
         "interpreters are finalized",
         "A rank that has done its work leaves through Python's finalization.",
-        "shardir/backend/torch/runtime/runtime_process.py",
+        "shardir/backend/torch/shardir_runtime/run/process.py",
         "as_rank",
         "        os._exit(code)\n",
         "        code and os._exit(code)\n",
@@ -195,7 +195,7 @@ MUTANTS = [
     Mutant(
         "Gloo's collectives are recorded",
         "Torch retains a record of each of the last 2,000 collectives, which nothing reads.",
-        "shardir/backend/torch/runtime/runtime_process.py",
+        "shardir/backend/torch/shardir_runtime/run/process.py",
         "retain_memory",
         '    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")\n',
         "",
@@ -204,7 +204,7 @@ MUTANTS = [
     Mutant(
         "a loss holds the buffer of the gradients",
         "A result that is a view of a collective's buffer is returned as it is.",
-        "shardir/backend/torch/runtime/runtime_session.py",
+        "shardir/backend/torch/shardir_runtime/run/session.py",
         "_separate",
         "x.untyped_storage().nbytes() > x.nbytes",
         "False",
@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant(
         "a maximum over ranks loses NaN",
         "NaN sorts as its bits do, which for a negative one is first.",
-        "shardir/backend/torch/runtime/runtime_reductions.py",
+        "shardir/backend/torch/shardir_runtime/collectives/reductions.py",
         "_to_ordered",
         '.masked_fill_(wide.isnan(), ends.max if op == "max" else ends.min)',
         "",
@@ -222,7 +222,7 @@ MUTANTS = [
     Mutant(
         "padding counts",
         "The mask of a padded batch is 1 for its padding too.",
-        "shardir/backend/torch/runtime/runtime_epochs.py",
+        "shardir/backend/torch/shardir_runtime/plan/epochs.py",
         "Epochs.count",
         "return min(self.batch, self.rows - number % self.batches * self.batch)",
         "return self.batch",
@@ -231,7 +231,7 @@ MUTANTS = [
     Mutant(
         "a parameter of norm zero does not move",
         "Emitted programs compute a trust ratio of 0, and not 1, for a parameter that is zero.",
-        "shardir/backend/torch/runtime/ops_runtime.py",
+        "shardir/backend/torch/shardir_runtime/ops/tensors.py",
         "trust_ratio",
         "return torch.where((w > 0) & (u > 0), ratio, 1.0)",
         "return torch.where(u > 0, ratio, 1.0)",
@@ -240,7 +240,7 @@ MUTANTS = [
     Mutant(
         "replicas are synchronised a step late",
         "A function that runs after each H steps runs after the steps 1, H + 1, ...",
-        "shardir/backend/torch/runtime/runtime_main.py",
+        "shardir/backend/torch/shardir_runtime/run/main.py",
         "Runner.train_step",
         "if (step + 1) % (other.every or 1) == 0:",
         "if step % (other.every or 1) == 0:",
@@ -250,7 +250,7 @@ MUTANTS = [
         "a state of the next microbatch is that of this one",
         "A state that passes between microbatches is what it was before the first one, on ranks "
         "that do not make it.",
-        "shardir/backend/torch/runtime/runtime_stage_order.py",
+        "shardir/backend/torch/shardir_runtime/stages/tables.py",
         "StageTables.key",
         "return (self.states[name].next, k - 1) if k else self.states[name].first",
         "return self.states[name].first",
@@ -259,7 +259,7 @@ MUTANTS = [
     Mutant(
         "sends are held to the end of a step",
         "A message does not tell that what was sent before has arrived.",
-        "shardir/backend/torch/runtime/runtime_stage_loop.py",
+        "shardir/backend/torch/shardir_runtime/stages/loop.py",
         "_Messages.arrivals",
         "while sends and self._received_at[sends[0], source] <= self._made_at[message]:",
         "while False:",
@@ -268,7 +268,7 @@ MUTANTS = [
     Mutant(
         "values of microbatches are held to the end of a step",
         "A rank does not drop what none of its later runs reads.",
-        "shardir/backend/torch/runtime/runtime_stage_loop.py",
+        "shardir/backend/torch/shardir_runtime/stages/loop.py",
         "RankLoop.__init__",
         "if isinstance(x, tuple) and last[x] == i]",
         "if isinstance(x, tuple) and last[x] < i]",
@@ -277,7 +277,7 @@ MUTANTS = [
     Mutant(
         "any number of sends of a value is in flight",
         "A rank does not wait for its first send of a value before it sends another microbatch's.",
-        "shardir/backend/torch/runtime/runtime_stage_loop.py",
+        "shardir/backend/torch/shardir_runtime/stages/loop.py",
         "_Messages.sends",
         "over = same[0] + 1",
         "over = 0",
@@ -286,7 +286,7 @@ MUTANTS = [
     Mutant(
         "both directions are one group",
         "Two ranks send to each other in one group.",
-        "shardir/backend/torch/runtime/runtime_mesh.py",
+        "shardir/backend/torch/shardir_runtime/collectives/mesh.py",
         "Mesh.connect",
         "elif ends not in self._channels:",
         "elif ends not in self._channels and ends[::-1] not in self._channels:",
@@ -295,7 +295,7 @@ MUTANTS = [
     Mutant(
         "the end of a line decides on its shape",
         "A rate between points is on a cosine if the next point begins one.",
-        "shardir/backend/torch/runtime/ops_runtime.py",
+        "shardir/backend/torch/shardir_runtime/ops/tensors.py",
         "learning_rate_at",
         "torch.where(cosine[first] > 0",
         "torch.where(cosine[last] > 0",
@@ -304,7 +304,7 @@ MUTANTS = [
     Mutant(
         "groups wait for half an hour",
         "The process groups of axes have torch's time-out, not that of the run.",
-        "shardir/backend/torch/runtime/runtime_mesh.py",
+        "shardir/backend/torch/shardir_runtime/collectives/mesh.py",
         "Mesh._new_group",
         "timeout=self.timeout, group_desc=name)",
         "group_desc=name)",
@@ -313,7 +313,7 @@ MUTANTS = [
     Mutant(
         "each rank fills its own parameters",
         "With --broadcast each rank uses its own initial values.",
-        "shardir/backend/torch/runtime/runtime_states.py",
+        "shardir/backend/torch/shardir_runtime/run/states.py",
         "States.__init__",
         "self.broadcasts = broadcasts and mesh.size > 1",
         "self.broadcasts = False",
@@ -322,7 +322,7 @@ MUTANTS = [
     Mutant(
         "each step reads the first number of a scalar",
         "A scalar input has the value of the first batch in all steps.",
-        "shardir/backend/torch/runtime/runtime_data.py",
+        "shardir/backend/torch/shardir_runtime/data/inputs.py",
         "_input",
         "lambda number: read(number)[0]",
         "lambda number: read(0)[0]",
@@ -331,7 +331,7 @@ MUTANTS = [
     Mutant(
         "microbatches are collected in the first place",
         "The results of all microbatches of stages are written to that of the first.",
-        "shardir/backend/torch/runtime/runtime_stages.py",
+        "shardir/backend/torch/shardir_runtime/stages/pipeline.py",
         "_StepRun._collect",
         "self.values[name][k] = x",
         "self.values[name][0] = x",
@@ -340,7 +340,7 @@ MUTANTS = [
     Mutant(
         "what arrives in host memory stays there",
         "A message between two GPUs by Gloo is received, and not copied to the device.",
-        "shardir/backend/torch/runtime/runtime_channels.py",
+        "shardir/backend/torch/shardir_runtime/collectives/channels.py",
         "_ReceiveByHost.wait",
         "        self._x.copy_(self._host)",
         "        pass",
@@ -349,7 +349,7 @@ MUTANTS = [
     Mutant(
         "a sum is never where its first part is",
         "The sum over microbatches of stages is in memory of its own from the second one on.",
-        "shardir/backend/torch/runtime/runtime_stages.py",
+        "shardir/backend/torch/shardir_runtime/stages/pipeline.py",
         "_StepRun._is_free",
         "return self.addresses[_address(x)] == 1",
         "return False",
@@ -358,7 +358,7 @@ MUTANTS = [
     Mutant(
         "each stage reads all inputs",
         "A rank has the inputs that other stages alone read.",
-        "shardir/backend/torch/runtime/runtime_data.py",
+        "shardir/backend/torch/shardir_runtime/data/inputs.py",
         "_input",
         "if not (states.is_among(arg.at) or states.broadcasts or function.replicas):",
         "if False:",
@@ -367,7 +367,7 @@ MUTANTS = [
     Mutant(
         "the gradient of a table begins anew",
         "The rows of a microbatch's gradient of a table are not added to those before.",
-        "shardir/backend/torch/runtime/ops_runtime.py",
+        "shardir/backend/torch/shardir_runtime/ops/tensors.py",
         "take_grad",
         "out = zeros(dy, tuple(shape), into) if out is None else out",
         "out = zeros(dy, tuple(shape), into) if out is None else out.zero_()",
@@ -376,7 +376,7 @@ MUTANTS = [
     Mutant(
         "ranks of stages receive before they update",
         "A rank waits for what another updates before it updates what it has itself.",
-        "shardir/backend/torch/runtime/runtime_stages.py",
+        "shardir/backend/torch/shardir_runtime/stages/pipeline.py",
         "_StepRun._outside",
         "while any(name in part.inputs for name in names):",
         "while names:",
@@ -385,7 +385,7 @@ MUTANTS = [
     Mutant(
         "the ops around a mark are its work",
         "A trace subtracts from each line what ops of its own measurement take.",
-        "shardir/backend/torch/runtime/runtime_trace.py",
+        "shardir/backend/torch/shardir_runtime/run/trace.py",
         "Recorder._work_of_mark",
         "return [max(0.0, b - a) / len(kinds)",
         "return [max(0.0, b) / len(kinds)",

@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "the gradient of an op of torch is that of other results",
         "The cotangents are taken from the first results.",
-        "shardir/backend/torch/runtime/ops_fallback.py",
+        "shardir/backend/torch/shardir_runtime/ops/fallback.py",
         "backward",
         "values[len(values) - len(results) :]",
         "values[len(operands) : len(operands) + len(results)]",

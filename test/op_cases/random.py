@@ -7,7 +7,7 @@ from xdsl.ir import Operation
 
 from op_cases.case import Case
 from shardir.algebra.layout import Shape
-from shardir.backend.torch.runtime import runtime_random
+from shardir.backend.torch.shardir_runtime.ops import random as torch_random
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import float_attr, int_attr
 
@@ -44,8 +44,8 @@ def _drawn(
     op: Any, kind: str, params: Any, shape: Shape, key: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
     """By torch's twin of the generator, unsharded."""
-    seed = runtime_random.seed_at(key, op.stream.value.data)
-    return runtime_random.fill(kind, params, shape, [(0, n) for n in shape], seed, dtype)
+    seed = torch_random.seed_at(key, op.stream.value.data)
+    return torch_random.fill(kind, params, shape, [(0, n) for n in shape], seed, dtype)
 
 
 def _random(op: nn.RandomOp, key: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from shardir import compile
 from shardir.backend.torch.emit import program
-from shardir.backend.torch.runtime import FOLDER
+from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.dialects import train
 from shardir.interpret.equivalence import random_arguments
 from shardir.interpret.evaluator import function, run
@@ -137,7 +137,7 @@ def walk_of(seed: int) -> str:
 
 def emitted(text: str, name: str, given: list[Any]) -> Any:
     """A function of a program, and its arguments."""
-    mesh = functions_of("import runtime as rt\nmesh = rt.Mesh((), 0)")["mesh"]
+    mesh = rt.Mesh((), 0)
     tensors = [torch.from_numpy(np.array(a)) for a in given]
     return lambda: functions_of(text)[name](mesh, *tensors)
 
@@ -157,11 +157,6 @@ def peak(work: Any) -> tuple[Any, int]:
     memory: list[Any] = [e for e in events if e.name() == "[memory]"]
     memory.sort(key=lambda e: e.start_ns())
     return results, int(np.cumsum([e.nbytes() for e in memory]).max())
-
-
-@pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
 
 
 @pytest.mark.parametrize("text_of", [blocks_of, walk_of])

@@ -5,12 +5,11 @@ import math
 from typing import Any
 
 import numpy as np
-import runtime_blocks
-import runtime_channels
 import torch
 from device import DEVICE
 
-from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.collectives import blocks, channels
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int32", "int64", "bool"]
 REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "mean": np.mean}
@@ -177,8 +176,8 @@ class Cases:
 
     def coalesced(self):
         """As on CUDA devices: by the library's collectives of several tensors. Gloo's have sums."""
-        plain = runtime_blocks.is_library
-        runtime_blocks.is_library = lambda x: True
+        plain = blocks.is_library
+        blocks.is_library = lambda x: True
         try:
             self.all_gather_large_fused()
             self.reduce_scatter_large_fused()
@@ -188,7 +187,7 @@ class Cases:
             )
             check(found, shards(np.max(np.stack(each), axis=0), 0, self.n)[self.me], "bool")
         finally:
-            runtime_blocks.is_library = plain
+            blocks.is_library = plain
 
     def reduce_scatter_large_fused(self):
         given = [((self.n, 70_000), 0), ((8, 3), 0), ((self.n + 1, 70_000), 0), ((2, 70_000), 1)]
@@ -310,15 +309,15 @@ class Cases:
 
     def by_host(self):
         """As between CUDA tensors on Gloo."""
-        plain = runtime_channels.is_by_host
-        runtime_channels.is_by_host = lambda x: True
+        plain = channels.is_by_host
+        channels.is_by_host = lambda x: True
         try:
             self.permute()
             self.send_recv()
             self.all_gather_fused()
             self.reduce_scatter()
         finally:
-            runtime_channels.is_by_host = plain
+            channels.is_by_host = plain
 
     def gather_global(self):
         for size in [8, 10, 1]:

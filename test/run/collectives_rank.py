@@ -21,13 +21,11 @@ if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
             delattr(dist, newer)
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-# as beside a program
-sys.path.append(f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
 from collective_cases import FEWER, NAMES, Cases, check, integers, shards, tensor
 from device import DEVICE
-from runtime_shm import register
 
-from shardir.backend.torch.runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.shm import register
 
 
 def main(mesh_text, rank, store, backend):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from device import DEVICE
 
-from shardir.backend.torch.runtime.runtime_options import RunOptions
+from shardir.backend.torch.shardir_runtime.run.options import RunOptions
 
 if DEVICE != "cpu":  # where a test names none
     of_options = RunOptions.words

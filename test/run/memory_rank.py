@@ -6,13 +6,14 @@ import gc
 import json
 import sys
 import weakref
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
+
+from shardir.backend.torch.shardir_runtime.collectives import host
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from rank_program import Census, Emitted, joined
@@ -37,7 +38,7 @@ class Memories(Census):
         for key, x in program.runner.states.values.items():
             if program.runner.states.types[key].host:
                 self._move(x.untyped_storage())
-        copies: Any = import_module("runtime_host")
+        copies: Any = host
         plain = copies._copied
 
         def copied(mesh: Any, x: torch.Tensor, to: str, into: Any) -> torch.Tensor:

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-# as beside a program
-sys.path.insert(0, f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.run.program_module import with_this_runtime
+
 sys.path.append(str(Path(__file__).parents[1]))  # the module of the custom op's case
 
-rt, DEVICE = import_module("runtime"), import_module("device").DEVICE
+DEVICE = import_module("device").DEVICE
 
 TYPES = {
     "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
@@ -44,7 +45,7 @@ def main(directory: Path, rank: int) -> None:
     for name, function, elements in json.loads((directory / "jobs.json").read_text()):
         space: dict[str, Any] = {"__name__": name}
         path = directory / f"{name}.py"
-        exec(compile(path.read_text(), str(path), "exec"), space)
+        exec(compile(with_this_runtime(path.read_bytes()), str(path), "exec"), space)
         with np.load(directory / f"{name}.npz") as given:
             arguments = [
                 torch.tensor(given[f"{i}_{rank}"]).to(DEVICE, TYPES[e])

@@ -5,16 +5,15 @@ of `predict` over both axes.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 
-from shardir.backend.torch.runtime import FOLDER, RUNTIME_FILES
+from shardir.backend.torch.directory import copy_runtime
 
 PROGRAM = """\
 import torch
-import runtime as rt
+from shardir_runtime import runtime as rt
 
 
 def step(rt_mesh, x, t, scale, w1, w2, m1):
@@ -41,7 +40,7 @@ if __name__ == "__main__":
 
 SINGLE = """\
 import torch
-import runtime as rt
+from shardir_runtime import runtime as rt
 
 
 def step(rt_mesh, x, t, scale, w1, w2, m1):
@@ -113,8 +112,7 @@ def plan():
 def write(directory: Path, program: str = PROGRAM, **changes) -> Path:
     """Write the directory as shard-opt would."""
     (directory / "data").mkdir(parents=True)
-    for name in RUNTIME_FILES:
-        shutil.copy(FOLDER / name, directory / name)
+    copy_runtime(directory)
     (directory / "program.py").write_text(program)
     (directory / "single.py").write_text(SINGLE)
     (directory / "plan.json").write_text(json.dumps({**plan(), **changes}))
@@ -131,7 +129,7 @@ import sys
 import time
 
 import torch
-import runtime as rt
+from shardir_runtime import runtime as rt
 
 calls = 0
 

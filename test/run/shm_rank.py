@@ -10,16 +10,13 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-
-sys.path.append(f"{Path(__file__).parents[2]}/shardir/backend/torch/runtime")
-import runtime_shm
-import runtime_shm_moves
 from shm_sequences import Sequence, given
+
+from shardir.backend.torch.shardir_runtime.shm import NAME, moves
 
 
 def segments_of_all() -> Any:
@@ -30,7 +27,7 @@ def segments_of_all() -> Any:
 
 def sequences(rank, seed):
     """Random operations in several groups, waited for in another order on each rank."""
-    runtime_shm_moves.AHEAD = random.Random(seed).choice([0, 1 << 16, 1 << 25])
+    moves.AHEAD = random.Random(seed).choice([0, 1 << 16, 1 << 25])
     Sequence(seed, rank).run(400)
 
 
@@ -123,7 +120,7 @@ def special(rank, seed):
 def posted(rank, seed):
     """A sender that waits until its message is read does not wait for a rank that has posted the
     receive and waits for a later one, though the message had come before."""
-    runtime_shm_moves.AHEAD = -1
+    moves.AHEAD = -1
     pair: Any = dist.new_group([0, 1], timeout=timedelta(seconds=10))
     first, second, third = (given(k, 0, 20_000, torch.float32) for k in range(3))
     if rank == 0:
@@ -239,7 +236,7 @@ def main(case, ranks, store, seed, rank):
     torch.set_num_threads(1)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     dist.init_process_group(
-        runtime_shm.NAME, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks,
+        NAME, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks,
         timeout=timedelta(seconds=30),
     )  # fmt: skip
     try:

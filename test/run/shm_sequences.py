@@ -6,7 +6,8 @@ import time
 import numpy as np
 import torch
 import torch.distributed as dist
-from runtime_shm_links import INLINE
+
+from shardir.backend.torch.shardir_runtime.shm.links import INLINE
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64,
           torch.int16, torch.uint8]  # fmt: skip

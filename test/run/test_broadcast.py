@@ -15,7 +15,8 @@ import safetensors.numpy
 import torch
 
 import shardir
-from shardir.backend.torch.runtime import runtime_module
+from shardir.backend.torch.shardir_runtime import runtime
+from shardir.backend.torch.shardir_runtime.collectives import broadcast as broadcasts
 
 TEXT = """
 dist.mesh @m <dp = 2, tp = 2>
@@ -46,10 +47,11 @@ def program(folder: Path, mode: str) -> Path:
 
 
 OTHERS = """
-import os, runtime_random
+import os
+from shardir_runtime.ops import random
 if os.environ["RANK"] != "0":  # as on a machine whose arithmetic differs
-    fill = runtime_random.fill
-    runtime_random.fill = lambda *args: fill(*args) + 1
+    fill = random.fill
+    random.fill = lambda *args: fill(*args) + 1
 """
 
 
@@ -106,8 +108,7 @@ def test_only_the_first_machine_has_the_weights(tmp_path, monkeypatch):
 @pytest.mark.parametrize("chunk", [1, 16, 1 << 20])
 def test_chunks_make_the_shard(shape, chunk, monkeypatch):
     """Each element comes once, in chunks of at most so many bytes where a row has no more."""
-    broadcast, runtime = runtime_module("runtime_broadcast"), runtime_module("runtime")
-    monkeypatch.setattr(broadcast, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(broadcasts, "CHUNK_BYTES", chunk)
     full = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
     seen = torch.zeros_like(full)
 
@@ -121,6 +122,6 @@ def test_chunks_make_the_shard(shape, chunk, monkeypatch):
     for low, high in ((0, 1), (1, 3), (0, 0), (2, 9)):
         bounds = [(min(low, n), min(high, n)) for n in shape]
         seen.zero_()
-        found = broadcast.from_rank_0(mesh, shape, torch.float32, bounds, values)
+        found = broadcasts.from_rank_0(mesh, shape, torch.float32, bounds, values)
         assert torch.equal(found, full[tuple(slice(*b) for b in bounds)])
         assert bool((seen == 1).all())

@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 
 from shardir.backend.runs import LaunchError
 from shardir.backend.torch.launch import start as launch
-from shardir.backend.torch.runtime.runtime_arrays import NPY, ArrayError, array_in
-from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan
+from shardir.backend.torch.shardir_runtime.plan.arrays import NPY, ArrayError, array_in
+from shardir.backend.torch.shardir_runtime.plan.program import PlanError, load_plan
 from shardir.tools import run as tool
 
 

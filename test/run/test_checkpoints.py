@@ -15,7 +15,12 @@ import shardir
 from shardir import ShardirError
 from shardir.backend.runs import LaunchError, Report, RunError
 from shardir.backend.torch.launch.forks import shared
-from shardir.backend.torch.runtime import runtime_module
+from shardir.backend.torch.shardir_runtime.checkpoints.saving import saving
+from shardir.backend.torch.shardir_runtime.plan.program import PlanError, load_plan
+from shardir.backend.torch.shardir_runtime.run.events import Events
+from shardir.backend.torch.shardir_runtime.run.options import RunOptions
+from shardir.backend.torch.shardir_runtime.run.states import States
+from shardir.backend.torch.shardir_runtime.runtime import Mesh
 
 STEPS = 9
 MESHES = {
@@ -245,7 +250,7 @@ def test_what_cannot_be_resumed_says_why(damage, message, checkpoint, programs, 
     path = tmp_path / checkpoint.name
     shutil.copytree(checkpoint, path)
     damage(path)
-    with pytest.raises(runtime_module("runtime_plan").PlanError, match=message):
+    with pytest.raises(PlanError, match=message):
         _begin(programs["one"], resume=path)
 
 
@@ -256,17 +261,17 @@ def test_a_checkpoint_without_its_manifest_is_no_reason_to_begin_anew(
     path = tmp_path / checkpoint.name
     shutil.copytree(checkpoint, path)
     (path / "checkpoint.json").unlink()
-    with pytest.raises(runtime_module("runtime_plan").PlanError, match="expected a manifest"):
+    with pytest.raises(PlanError, match="expected a manifest"):
         _begin(programs["one"], resume=tmp_path, checkpoints=tmp_path)
     assert _file(path).read_bytes() == _file(checkpoint).read_bytes()
 
 
-def _begin(program: Path, **options: Path) -> None:
+def _begin(program: Path, **options: Any) -> None:
     """Begin a run of 5 steps on one rank."""
-    plan = runtime_module("runtime_plan").load_plan(program)
-    states = runtime_module("runtime_states").States(plan, runtime_module("runtime").Mesh([]), 3)
-    asked = runtime_module("runtime_options").RunOptions(steps=5, seed=3, **options)
-    with runtime_module("runtime_saving").saving(asked, states, plan.functions[0], None):
+    plan = load_plan(program)
+    states = States(plan, Mesh([]), 3)
+    asked = RunOptions(steps=5, seed=3, **options)
+    with saving(asked, states, plan.functions[0], Events(0)):
         pass
 
 

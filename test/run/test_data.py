@@ -15,13 +15,18 @@ from extent import extent
 
 torch = pytest.importorskip("torch")
 
-import runtime as rt
-import runtime_files
-from runtime_arrays import ArrayError, array_in, sequences
-from runtime_data import AHEAD, Inputs
-from runtime_files import PAGE, ArrayReader
-from runtime_plan import PlanArgument, PlanError, PlanFunction, ProgramPlan
-from runtime_states import States
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.data import files
+from shardir.backend.torch.shardir_runtime.data.files import PAGE, ArrayReader
+from shardir.backend.torch.shardir_runtime.data.inputs import AHEAD, Inputs
+from shardir.backend.torch.shardir_runtime.plan.arrays import ArrayError, array_in, sequences
+from shardir.backend.torch.shardir_runtime.plan.program import (
+    PlanArgument,
+    PlanError,
+    PlanFunction,
+    ProgramPlan,
+)
+from shardir.backend.torch.shardir_runtime.run.states import States
 
 NUMBERS = np.arange(84).reshape(12, 7)
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
@@ -94,7 +99,7 @@ def test_a_wrong_file_is_one_clear_message(name, entry, write, message, tmp_path
 def test_a_part_is_read_without_the_rest(inner, mapped, tmp_path, monkeypatch):
     """Any ranges of a tensor, of rows in any order; in long runs no byte of another rank. Short
     rows of small files are mapped, of large ones they are read."""
-    monkeypatch.setattr(runtime_files, "MAPPED", mapped)
+    monkeypatch.setattr(files, "MAPPED", mapped)
     x = np.random.default_rng(0).integers(0, 100, (5, 4, 3, inner)).astype("<i4")
     np.save(tmp_path / "x.npy", x)
     reader, seen = ArrayReader(array_in(tmp_path / "x.npy")), []
@@ -114,7 +119,7 @@ def test_a_part_is_read_without_the_rest(inner, mapped, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("columns", "mapped"), [(7, 1 << 27), (7, 0), (PAGE, 0)])
 def test_a_file_that_becomes_shorter_is_an_error(columns, mapped, tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime_files, "MAPPED", mapped)
+    monkeypatch.setattr(files, "MAPPED", mapped)
     np.save(tmp_path / "x.npy", np.ones((12, columns)))
     reader = ArrayReader(array_in(tmp_path / "x.npy"))
     for _ in range(2):

@@ -11,10 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import runtime as rt
-
 import shardir
 from shardir.backend.runs import LaunchError
+from shardir.backend.torch.shardir_runtime import runtime as rt
 
 ROWS = 7  # over two: four and three
 

@@ -16,13 +16,15 @@ pytest.importorskip("torch")
 import torch
 
 import shardir
-from shardir.backend.torch.runtime import runtime_module
+from shardir.backend.torch.shardir_runtime import runtime
+from shardir.backend.torch.shardir_runtime.collectives.mesh import name_of
 
 RECORDED = """
 calls += 1
 if calls == 3 and rt_mesh.rank == 1:
-    import json, runtime_mesh
-    groups = {runtime_mesh.name_of(axes): g.process_group.group_desc
+    import json
+    from shardir_runtime.collectives import mesh as meshes
+    groups = {meshes.name_of(axes): g.process_group.group_desc
               for axes, g in rt_mesh._groups.items()}
     import torch._C._distributed_c10d as c10d
     with open("FOLDER/found", "w") as file:
@@ -50,13 +52,11 @@ def test_groups_have_the_names_of_their_axes(tmp_path, monkeypatch):
 
 
 def test_axes_have_names():
-    name_of = runtime_module("runtime_mesh").name_of
     assert name_of(("dp", ("tp", 2, 4))) == "dp, tp:(2)4"
 
 
 def test_a_profile_has_the_names_of_collectives():
     """Without one there are none: they cost more than the rest of the call."""
-    runtime = runtime_module("runtime")
     mesh = runtime.Mesh([("dp", 1)])
     x = torch.ones(2)
     with torch.profiler.profile() as profile:

@@ -8,8 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+
 import shardir
-from shardir.backend.torch.runtime import runtime_module
+from shardir.backend.torch.shardir_runtime.data import files
+from shardir.backend.torch.shardir_runtime.plan import arrays
 
 LARGE, SMALL = 10_000_000_000, 10_000_000
 LENGTH, STEPS = 8, 12
@@ -58,7 +60,6 @@ def test_memory_does_not_depend_on_the_size_of_a_file(tokens, tmp_path):
 
 
 def test_rows_are_found_beyond_32_bits(tokens):
-    arrays, files = runtime_module("runtime_arrays"), runtime_module("runtime_files")
     path = tokens[LARGE]
     rows = arrays.sequences(arrays.array_in(path, "u16"), (LENGTH,), 1)
     last = LARGE // 2 // LENGTH - 2

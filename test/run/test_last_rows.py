@@ -12,16 +12,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import runtime as rt
-from runtime_arrays import array_in
-from runtime_data import Inputs
-from runtime_plan import PlanArgument, PlanFunction, ProgramPlan
-from runtime_sources import with_data
-from runtime_states import States
-
 import shardir
 from shardir.backend.runs import Batches, LaunchError, Options
 from shardir.backend.torch.launch.start import run
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.data.inputs import Inputs
+from shardir.backend.torch.shardir_runtime.data.sources import with_data
+from shardir.backend.torch.shardir_runtime.plan.arrays import array_in
+from shardir.backend.torch.shardir_runtime.plan.program import (
+    PlanArgument,
+    PlanFunction,
+    ProgramPlan,
+)
+from shardir.backend.torch.shardir_runtime.run.states import States
 from shardir.tools import run as tool
 
 SEED = 5

@@ -10,8 +10,8 @@ from extent import extent
 
 torch = pytest.importorskip("torch")
 
-from runtime_epochs import Epochs
-from runtime_order import BLOCK, batch_rows, permuted
+from shardir.backend.torch.shardir_runtime.data.order import BLOCK, batch_rows, permuted
+from shardir.backend.torch.shardir_runtime.plan.epochs import Epochs
 
 
 def order(rows: int, epoch: int, seed: int) -> list[int]:

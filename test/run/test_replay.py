@@ -19,7 +19,9 @@ import torch
 import shardir
 from shardir.backend.runs import Options, RunError
 from shardir.backend.torch.launch.start import run
-from shardir.backend.torch.runtime import runtime_module
+from shardir.backend.torch.shardir_runtime.checkpoints.saving import Beginning
+from shardir.backend.torch.shardir_runtime.run.anomalies import NotFiniteError
+from shardir.backend.torch.shardir_runtime.run.replay import Replay
 
 ROWS, BATCH = 26, 6
 TEXT = """dist.mesh @m <dp = 2>
@@ -168,19 +170,20 @@ def _searched(
     source: Any = None, asked: bool = False,
 ) -> str:  # fmt: skip
     """The error where steps can run again from the states after these numbers of steps."""
-    replay, saving = (runtime_module(f"runtime_{name}") for name in ("replay", "saving"))
 
     def beginning(step: int) -> Any:
         w = torch.tensor([1.0, math.nan if step >= WRITTEN else 1.0])
         path = Path(f"step-{step}") if step else None
-        return saving.Beginning(step, path, lambda: runner.states.values.update(w=w.clone()))
+        return Beginning(step, path, lambda: runner.states.values.update(w=w.clone()))
 
-    saved = SimpleNamespace(
+    saved: Any = SimpleNamespace(
         beginnings=lambda: [beginning(step) for step in steps], asked=lambda: asked
     )
-    function = SimpleNamespace(name="step", args=[SimpleNamespace(role="state", source=source)])
-    with pytest.raises(runtime_module("runtime_anomalies").NotFiniteError) as caught:
-        replay.Replay(runner, function, saved, READ, math.nan).search(seconds, skips)
+    function: Any = SimpleNamespace(
+        name="step", args=[SimpleNamespace(role="state", source=source)]
+    )
+    with pytest.raises(NotFiniteError) as caught:
+        Replay(runner, function, saved, READ, math.nan).search(seconds, skips)
     found = str(caught.value)
     assert found.startswith(f"{EXPECTED}nan in step {READ}: ") and found.endswith(USE), found
     return found.removeprefix(f"{EXPECTED}nan in step {READ}: ").removesuffix(USE)

@@ -158,20 +158,21 @@ def _counted(mesh, x, reduction, axes, *args, _call=all_reduce, **options):
 
 all_reduce = _counted
 """
+REDUCTIONS = "shardir_runtime/collectives/reductions.py"
 
 
 def test_replicas_communicate_what_the_cost_model_says(tmp_path: Path) -> None:
     """Between two synchronisations nothing but their losses, 8 bytes for each step."""
     program = _compiled()
     out = program.save(tmp_path / "out")
-    with (out / "runtime.py").open("a") as file:
+    with (out / REDUCTIONS).open("a") as file:
         file.write(COUNTED)
     shardir.run(out, steps=STEPS)
     (received, _), = (
         cost for axes, cost in program.cost("step_sync").communication.items()
     )  # fmt: skip
     for rank in range(REPLICAS * 2):
-        lines = (out / f"runtime.py.{rank}").read_text().split("\n")[:-1]
+        lines = (out / f"{REDUCTIONS}.{rank}").read_text().split("\n")[:-1]
         found = sum(int(n) for over, n in map(str.split, lines) if over == "True")
         ring = 2 * (REPLICAS - 1) / REPLICAS
         assert ring * found == received * (STEPS // EVERY) + ring * 8 * STEPS

@@ -10,8 +10,8 @@ from forked import run_ranks
 
 torch = pytest.importorskip("torch")
 
-from shardir.backend.torch.runtime import runtime as rt
-from shardir.backend.torch.runtime import runtime_random
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.ops import random as torch_random
 from shardir.dialects import random as numpy_random
 
 
@@ -93,7 +93,7 @@ def test_any_part_has_the_same_bits_in_torch_and_numpy(name):
         [(3, 3), (0, 70), (1, 2)],
     ]:
         want = full[tuple(np.s_[a:b] for a, b in slices)]
-        ours = runtime_random.fill(kind, params, shape, slices, "0/w", of_torch)
+        ours = torch_random.fill(kind, params, shape, slices, "0/w", of_torch)
         assert ours.numpy().tobytes() == want.tobytes()
         again = numpy_random.fill(kind, params, shape, slices, "0/w", of_numpy)
         assert again.tobytes() == want.tobytes()
@@ -114,16 +114,16 @@ def test_samples_have_their_distributions():
 
 
 def test_scalars_extremes_and_bf16():
-    scalar = runtime_random.fill("normal", {"mean": 0, "std": 1}, (), [], "k")
+    scalar = torch_random.fill("normal", {"mean": 0, "std": 1}, (), [], "k")
     twin = numpy_random.fill("normal", {"mean": 0, "std": 1}, (), None, "k")
     assert scalar.item() == twin.item()
     bits = np.array([0, 2**64 - 1, 2**32 - 1, 2**64 - 2**32], dtype=np.uint64)
     extremes = numpy_random._normal(bits)
     assert np.isfinite(extremes).all()
     assert np.abs(extremes).max() < 7
-    assert runtime_random._normal(torch.tensor(bits.view(np.int64))).tolist() == extremes.tolist()
-    small = runtime_random.fill(
+    assert torch_random._normal(torch.tensor(bits.view(np.int64))).tolist() == extremes.tolist()
+    small = torch_random.fill(
         "normal", {"mean": 0, "std": 1}, (64,), [(0, 64)], "k", torch.bfloat16
     )
-    large = runtime_random.fill("normal", {"mean": 0, "std": 1}, (64,), [(0, 64)], "k")
+    large = torch_random.fill("normal", {"mean": 0, "std": 1}, (64,), [(0, 64)], "k")
     assert torch.equal(small, large.bfloat16())

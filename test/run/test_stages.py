@@ -370,6 +370,9 @@ HOLDS = [
 ]  # fmt: skip
 
 
+PIPELINE = "shardir_runtime/stages/pipeline.py"
+
+
 @pytest.mark.parametrize(("name", "microbatches", "expected"), extent(HOLDS[:1], HOLDS))
 def test_a_rank_holds_as_many_microbatches_as_its_schedule_says(
     name: str, microbatches: int, expected: list[int], tmp_path: Path
@@ -384,11 +387,11 @@ def test_a_rank_holds_as_many_microbatches_as_its_schedule_says(
     stages = f"{name.removeprefix('mixed ')}, ranks = 3"
     program = _compiled(_model(4), stages=stages, accumulate=accumulate, **mixed)
     out = program.save(tmp_path / "out")
-    with (out / "runtime_stages.py").open("a") as file:
+    with (out / PIPELINE).open("a") as file:
         file.write(HELD)
     shardir.run(out, steps=2)
     for rank, (modelled, own) in enumerate(_by_the_model(program)):
-        measured = json.loads((out / f"runtime_stages.py.{rank}").read_text())
+        measured = json.loads((out / f"{PIPELINE}.{rank}").read_text())
         both = {name: (n, measured[name]) for name, n in modelled.items() if name in measured}
         assert all(n == other for n, other in both.values()), both
         kept = max(n for name, (n, _) in both.items() if name in own and not name.startswith("d_"))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from shardir.backend.torch.shardir_runtime.data.writing import writing
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import read_text, scratch_folder, write_text
-from shardir.syntax.writing import writing
 
 
 @pytest.fixture(params=[0o022, 0o077, 0o002, 0o000])

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from emitted import functions_of
 from harness import compiled
 
 import shardir
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of, parse_layout
-from shardir.backend.torch.runtime import runtime as rt
-from shardir.backend.torch.runtime.runtime_plan import PlanError, load_plan
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.plan.program import PlanError, load_plan
 from shardir.diagnostics import ShardirError
 from shardir.interpret.equivalence import compare
 from shardir.syntax.source import collect_warnings
@@ -46,9 +47,7 @@ def constant(numbers: str, type: str) -> Any:
           %c = nn.constant dense<{numbers}> : {type} -> {type}
           func.return %c : {type}
         }}"""
-    space: dict[str, Any] = {"__name__": "program"}
-    exec(shardir.compile(text).program, space)
-    return space["f"](rt.Mesh([], 0))
+    return functions_of(shardir.compile(text).program)["f"](rt.Mesh([], 0))
 
 
 @pytest.mark.parametrize("type", ["tensor<f32>", "tensor<3xf32>"])

@@ -5,11 +5,10 @@ single.py        the same on one device, from the program before the passes
 plan.json        the arguments and results of the functions
 data/*.npy       the arrays that the program reads
 source.ir        what it was compiled from (resize.py)
-runtime.py ...   the files of runtime/ that the programs import
+shardir_runtime/ the package that the programs import
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from shardir.backend.runs import (
     Report,
 )
 from shardir.backend.torch import resize
-from shardir.backend.torch.directory import SOURCE, replacing
+from shardir.backend.torch.directory import SOURCE, copy_runtime, replacing
 from shardir.backend.torch.emit.arena import arena_plan
 from shardir.backend.torch.emit.data import Data
 from shardir.backend.torch.emit.plan import plan_of, states_in
@@ -39,8 +38,7 @@ from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, outlin
 from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.launch.start import read_plan, run
 from shardir.backend.torch.measured import ProgramLines
-from shardir.backend.torch.runtime import FOLDER, files_for
-from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
+from shardir.backend.torch.shardir_runtime.plan.program import ProgramPlan
 from shardir.backend.torch.traces import Differences, MeasuredTrace
 from shardir.cost.clusters import load
 from shardir.diagnostics import ShardirError
@@ -79,19 +77,16 @@ class TorchBackend(Backend):
         origin: Origin | None = None,
         states: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
-        texts, modules, data = self.files(ctx, module, original_module, base_dir, states)
+        texts, data = self.files(ctx, module, original_module, base_dir, states)
         if origin is not None:
             texts[SOURCE] = resize.text_of(origin)
-        self._write(out_dir, texts, modules, data)
+        self._write(out_dir, texts, data)
 
-    def _write(
-        self, out_dir: str | Path, texts: dict[str, str], modules: set[str], data: Data
-    ) -> None:
+    def _write(self, out_dir: str | Path, texts: dict[str, str], data: Data) -> None:
         with replacing(Path(out_dir)) as fresh:
             for name, text in texts.items():
                 (fresh / name).write_bytes(text.encode("utf-8", "surrogateescape"))
-            for name in files_for(modules):
-                shutil.copyfile(FOLDER / name, fresh / name)
+            copy_runtime(fresh)
             for name, values in data.files.items():
                 (fresh / name).parent.mkdir(exist_ok=True)
                 np.save(fresh / name, values, allow_pickle=False)
@@ -99,9 +94,8 @@ class TorchBackend(Backend):
     def files(
         self, ctx: Context, module: ModuleOp, original: ModuleOp | None, base_dir: Path | None,
         states: Mapping[str, Array], copied: Path | None = None,
-    ) -> tuple[dict[str, str], set[str], Data]:  # fmt: skip
-        """The texts by file name, the modules that they import, and the data, which the directory
-        `copied` may have already."""
+    ) -> tuple[dict[str, str], Data]:  # fmt: skip
+        """The texts by file name, and the data, which the directory `copied` may have already."""
         mesh = mesh_of(module)
         if self.per_rank and mesh is not None and mesh.size > MAX_PROGRAMS:
             raise ShardirError(
@@ -124,7 +118,7 @@ class TorchBackend(Backend):
                 programs[f"program_rank{rank}.py"] = emitted(module, rank, **form)
         texts = {name: program.text for name, program in programs.items()}
         texts["plan.json"] = json.dumps(plan, indent=1) + "\n"
-        return texts, {m for program in programs.values() for m in program.modules}, data
+        return texts, data
 
     def run(
         self,

@@ -8,13 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardir.backend.torch.runtime import RUNTIME_FILES
+from shardir.backend.torch import shardir_runtime
 from shardir.rewriting.options import UsageError
 from shardir.syntax.files import reason
 
 PLAN, SOURCE = "plan.json", "source.ir"
-FILES = {*RUNTIME_FILES, "program.py", "single.py", PLAN, SOURCE}
-"""The names of an emitted directory, beside data/*.npy and program_rank*.py."""
+FILES = {"program.py", "single.py", PLAN, SOURCE}
+"""The names of an emitted directory, beside shardir_runtime/, data/*.npy and program_rank*.py."""
+
+RUNTIME = Path(shardir_runtime.__file__).parent
+"""The package that programs import, of which each has a copy beside it."""
+
+
+def copy_runtime(folder: Path) -> None:
+    """Copy the runtime to a folder, in which programs then run."""
+    for path in RUNTIME.rglob("*.py"):  # copytree's error is a list of those of all files
+        copy = folder / RUNTIME.name / path.relative_to(RUNTIME)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 @contextmanager
@@ -77,21 +88,24 @@ def _files_of(out: Path) -> set[Path] | None:
         raise UsageError(
             f"{out}/{PLAN} is not that of a program: {out} is not overwritten; choose another"
         ) from None
-    if (out / "data").is_symlink():
-        raise UsageError(f"{out}/data is a link: {out} is not overwritten; choose another")
+    for name in ("data", RUNTIME.name):
+        if (out / name).is_symlink():
+            raise UsageError(f"{out}/{name} is a link: {out} is not overwritten; choose another")
     own = {n for n in names if n in FILES or (n.startswith("program_rank") and n.endswith(".py"))}
-    return {*map(Path, own), *data}
+    runtime = {path.relative_to(out) for path in (out / RUNTIME.name).rglob("*.py")}
+    return {*map(Path, own), *data, *runtime}
 
 
 def _replace(out: Path, old: set[Path], fresh: Path) -> None:
     """Move all files of `fresh` to `out`; remove those of `old` that it does not have."""
     new = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()}
     for path in sorted(new, key=lambda path: (path == Path(PLAN), path)):
-        (out / path).parent.mkdir(exist_ok=True)
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
         os.replace(fresh / path, out / path)
     for path in old - new:
         (out / path).unlink(missing_ok=True)
     data = out / "data"
     if data.is_dir() and not any(data.iterdir()):
         data.rmdir()
-    shutil.rmtree(out / "__pycache__", ignore_errors=True)  # a file's time may be the old one's
+    for folder in (out / "__pycache__", *(out / RUNTIME.name).rglob("__pycache__")):
+        shutil.rmtree(folder, ignore_errors=True)  # a file's time may be the old one's

@@ -1,9 +1,9 @@
 """A measured run in the terms of the program: the times of lines become those of ops.
 
-Ranks record when each line of program.py begins (runtime/runtime_trace.py). The program is emitted
-again from its module, which says which op a line is for; of a line in a loop over equal blocks the
-k-th run is the op of the k-th block. So measured events have the ops, and the rows, of the
-simulated ones (`shardir/cost/simulator.py`):
+Ranks record when each line of program.py begins (shardir_runtime/run/trace.py). The program is
+emitted again from its module, which says which op a line is for; of a line in a loop over equal
+blocks the k-th run is the op of the k-th block. So measured events have the ops, and the rows, of
+the simulated ones (`shardir/cost/simulator.py`):
 
     a line that computes           an event on the row of computation
     a collective, and its wait     what the device waits for, on the same row; and an event on the
@@ -42,7 +42,7 @@ simulated does not have, and constants, of which equal ones are one in the progr
 
 
 class MeasuredOp(NamedTuple):
-    """An op in a call: its begin and end, and its seconds of work (`runtime_trace.py`), of one that
+    """An op in a call: its begin and end, and its seconds of work (`run/trace.py`), of one that
     computes those of the threads that do; on a GPU those from its begin to its end."""
 
     op: Operation

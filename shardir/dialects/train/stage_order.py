@@ -1,6 +1,6 @@
 """The order in which each rank does a step in stages: runs, sends and receives.
 
-The rules, which `runtime_stage_loop.py` follows:
+The rules, which `stages/loop.py` of the runtime follows:
 
 1. A rank runs its functions before the loop, those of its line of the schedule, and those after it.
 2. A value is sent directly after the run that makes it, to each other rank that reads it, as a

@@ -3,7 +3,7 @@
     %y = nn.custom "aten.special_zeta.default"(%x, %s) with {op = "special_zeta.default", ...}
 
 Each device computes all of such an op; torch.autograd has its gradient
-(backend/torch/runtime/ops_fallback.py). Half precision is computed in f32.
+(backend/torch/shardir_runtime/ops/fallback.py). Half precision is computed in f32.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardir.backend.torch.runtime import ops_fallback
+from shardir.backend.torch.emit.imports import MODULES
+from shardir.backend.torch.shardir_runtime.ops import fallback
 from shardir.build import Value
 from shardir.build.attributes import properties
 from shardir.compat.torch import OpOverload, schema_of
@@ -86,10 +87,10 @@ def _is_option(x: Any) -> bool:
 def _register(op: str) -> None:
     """Register the custom ops of an op of ATen and of its gradient."""
     call, backward = f"aten.{op}", f"aten_backward.{op}"
-    register_custom_op(call, torch="ops_fallback:call", gradient=backward,
-                       evaluate=_on_arrays(ops_fallback.call))  # fmt: skip
-    register_custom_op(backward, torch="ops_fallback:backward",
-                       evaluate=_on_arrays(ops_fallback.backward))  # fmt: skip
+    register_custom_op(call, torch=f"{MODULES['fallback']}:call", gradient=backward,
+                       evaluate=_on_arrays(fallback.call))  # fmt: skip
+    register_custom_op(backward, torch=f"{MODULES['fallback']}:backward",
+                       evaluate=_on_arrays(fallback.backward))  # fmt: skip
 
 
 def _on_arrays(function: Callable[..., Any]) -> Callable[..., Any]:

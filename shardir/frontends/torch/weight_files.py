@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from shardir.backend.torch.launch.shards import divided, index_path, index_text, shard_paths
-from shardir.backend.torch.runtime import runtime_module
+from shardir.backend.torch.shardir_runtime.checkpoints import manifest
+from shardir.backend.torch.shardir_runtime.data.writing import writing
+from shardir.backend.torch.shardir_runtime.plan.fields import PlanError
 from shardir.diagnostics import ShardirError
 from shardir.rewriting.options import size_of
 from shardir.syntax.files import read_text, reason
-from shardir.syntax.writing import writing
 
 SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
 IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -27,7 +28,7 @@ LARGE = "5GB"
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a folder is a checkpoint of a run, or has some."""
-    return runtime_module("runtime_manifest").is_checkpoint(Path(path))
+    return manifest.is_checkpoint(Path(path))
 
 
 def read(path: str | Path) -> dict[str, torch.Tensor]:
@@ -123,9 +124,12 @@ def _size(size: str | int | None) -> int | None:
 
 def _checkpoint(path: Path) -> dict[str, torch.Tensor]:
     """The states of a checkpoint."""
+    # torch.distributed.checkpoint takes long to import
+    from shardir.backend.torch.shardir_runtime.checkpoints import distributed
+
     try:
-        return runtime_module("runtime_checkpoints").tensors(path)
-    except runtime_module("runtime_plan").PlanError as e:
+        return distributed.tensors(path)
+    except PlanError as e:
         raise ShardirError(str(e)) from None
 
 

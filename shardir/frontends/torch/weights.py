@@ -7,7 +7,7 @@ from zipfile import ZipFile
 import numpy as np
 import torch
 
-from shardir.backend.torch.runtime.runtime_arrays import BYTES, array_in
+from shardir.backend.torch.shardir_runtime.plan.arrays import BYTES, array_in
 from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import Array
 

@@ -17,7 +17,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
 from shardir.backend.torch.emit.names import identifier
-from shardir.backend.torch.runtime.runtime_arrays import BYTES, NPY, ArrayError, array_in
+from shardir.backend.torch.shardir_runtime.plan.arrays import BYTES, NPY, ArrayError, array_in
 from shardir.diagnostics import Failure
 from shardir.dialects.locations import file_location
 from shardir.dialects.nn.base import Array

@@ -1,7 +1,7 @@
 """The names that program text uses beside its own, in one table.
 
-The import lines of a program, the names that no value or function of it takes, and the files that
-are copied beside it follow from this table. An entry of an op calls `scope.use` with a name of it.
+The import lines of a program, and the names that no value or function of it takes, follow from this
+table. An entry of an op calls `scope.use` with a name of it.
 """
 
 from collections.abc import Iterable
@@ -9,20 +9,20 @@ from collections.abc import Iterable
 MODULES = {
     "torch": "torch",
     "F": "torch.nn.functional",
-    "rt": "runtime",
-    "runtime_arena": "runtime_arena",
-    "moves": "runtime_exchange",
-    "ops": "ops_runtime",
-    "fallback": "ops_fallback",
-    "ops_attention": "ops_attention",
-    "ops_memory": "ops_memory",
-    "ops_positions": "ops_positions",
-    "ops_products": "ops_products",
-    "ops_random": "ops_random",
-    "ops_updates": "ops_updates",
-    "sliding": "ops_sliding",
-    "stages": "runtime_stages",
-    "windows": "ops_windows",
+    "rt": "shardir_runtime.runtime",
+    "runtime_arena": "shardir_runtime.arena",
+    "moves": "shardir_runtime.collectives.exchange",
+    "ops": "shardir_runtime.ops.tensors",
+    "fallback": "shardir_runtime.ops.fallback",
+    "ops_attention": "shardir_runtime.ops.attention",
+    "ops_memory": "shardir_runtime.ops.memory",
+    "ops_positions": "shardir_runtime.ops.positions",
+    "ops_products": "shardir_runtime.ops.products",
+    "ops_random": "shardir_runtime.ops.random",
+    "ops_updates": "shardir_runtime.ops.updates",
+    "sliding": "shardir_runtime.ops.sliding",
+    "stages": "shardir_runtime.stages.pipeline",
+    "windows": "shardir_runtime.ops.windows",
 }
 """Modules by their names in program text."""
 
@@ -35,18 +35,17 @@ MESH = "mesh"
 NAMES = frozenset({*MODULES, *SHORTHANDS, MESH})
 
 
-def modules_of(used: Iterable[str]) -> set[str]:
-    """The modules that these names stand for."""
-    return {MODULES[name] for name in used if name in MODULES}
-
-
 def import_lines(used: Iterable[str]) -> list[str]:
-    """The import lines for these names: torch's modules, then those beside the program."""
-    theirs, ours = [], []
+    """The import lines for these names: torch's modules, then those of the runtime."""
+    torch_lines, runtime_lines = [], []
     for module, name in sorted((MODULES[name], name) for name in used if name in MODULES):
-        lines = theirs if module.split(".")[0] == "torch" else ours
-        lines.append(f"import {module}" if name == module else f"import {module} as {name}")
-    return [*theirs, "", *ours]
+        package, _, last = module.rpartition(".")
+        if module.split(".")[0] == "torch":
+            torch_lines.append(f"import {module}" + (f" as {name}" if name != module else ""))
+        else:
+            alias = f" as {name}" if name != last else ""
+            runtime_lines.append(f"from {package} import {last}{alias}")
+    return [*torch_lines, "", *runtime_lines]
 
 
 def shorthand_lines(used: Iterable[str]) -> list[str]:

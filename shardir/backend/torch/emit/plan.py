@@ -1,4 +1,4 @@
-"""plan.json: the arguments and results of a program's functions, for the runtime (runtime_plan.py
+"""plan.json: the arguments and results of a program's functions, for the runtime (plan/program.py
 reads it)."""
 
 import json

@@ -27,7 +27,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.arena import FunctionArena
 from shardir.backend.torch.emit.biases import with_biases
-from shardir.backend.torch.emit.imports import import_lines, modules_of, shorthand_lines
+from shardir.backend.torch.emit.imports import import_lines, shorthand_lines
 from shardir.backend.torch.emit.names import Names, comment, docstring, joined
 from shardir.backend.torch.emit.scope import Program, foreign_names, function_text
 from shardir.backend.torch.emit.stages import StagesScope, called_functions
@@ -148,12 +148,10 @@ def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
 
 
 class Emitted(NamedTuple):
-    """The text of a program, the modules that it imports but for those of custom ops, and the op
-    that each line is for, of those that an op made, by number from 1 on; and by function its arena,
-    if it has one."""
+    """The text of a program, and the op that each line is for, of those that an op made, by number
+    from 1 on; and by function its arena, if it has one."""
 
     text: str
-    modules: frozenset[str]
     lines: dict[int, Operation]
     arenas: dict[str, FunctionArena] | None
 
@@ -245,8 +243,7 @@ def of_outlined(
     else:
         lines += ["    rt.main({", *(f"        {e}," for e in entries), f"    {end}"]
     text = "\n".join(lines) + "\n"
-    modules = frozenset(modules_of(program.used))
-    return Emitted(text, modules, dict(_ops_of(lines)), program.arenas)
+    return Emitted(text, dict(_ops_of(lines)), program.arenas)
 
 
 def _ops_of(lines: Sequence[str]) -> Iterator[tuple[int, Operation]]:

@@ -39,15 +39,15 @@ from shardir.backend.torch.launch.outcome import FINAL, TAIL_BYTES, Outcome
 from shardir.backend.torch.launch.positions import Standing, ranks_of_a_stage
 from shardir.backend.torch.launch.ranks import TERM_SECONDS, allow_files
 from shardir.backend.torch.launch.rendezvous import BACKEND, Peer, Rendezvous
-from shardir.backend.torch.runtime.runtime_events import event_of
-from shardir.backend.torch.runtime.runtime_options import DataFiles
-from shardir.backend.torch.runtime.runtime_plan import (
+from shardir.backend.torch.shardir_runtime.collectives.position import POSITIONS
+from shardir.backend.torch.shardir_runtime.plan.program import (
     START_SECONDS,
     PlanError,
     ProgramPlan,
     load_plan,
 )
-from shardir.backend.torch.runtime.runtime_position import POSITIONS
+from shardir.backend.torch.shardir_runtime.run.events import event_of
+from shardir.backend.torch.shardir_runtime.run.options import DataFiles
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder
 

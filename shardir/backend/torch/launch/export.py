@@ -11,26 +11,23 @@ import math
 import struct
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from shardir.backend.runs import LaunchError
 from shardir.backend.torch.launch.shards import divided, index_path, index_text, shard_paths
 from shardir.backend.torch.launch.start import read_plan
-from shardir.backend.torch.runtime import runtime_manifest as manifests
-from shardir.backend.torch.runtime.runtime_arrays import (
+from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
+from shardir.backend.torch.shardir_runtime.checkpoints.weights import retained
+from shardir.backend.torch.shardir_runtime.data.writing import writing
+from shardir.backend.torch.shardir_runtime.plan.arrays import (
     BYTES,
     SAFETENSORS,
     ArrayError,
 )
-from shardir.backend.torch.runtime.runtime_plan import PlanError
-from shardir.backend.torch.runtime.runtime_weights import retained
+from shardir.backend.torch.shardir_runtime.plan.program import PlanArgument, PlanError, ProgramPlan
 from shardir.syntax.files import reason
-from shardir.syntax.writing import writing
-
-if TYPE_CHECKING:
-    from runtime_plan import PlanArgument, ProgramPlan
 
 TYPES = {dtype: name for name, dtype in SAFETENSORS.items()}
 
@@ -43,14 +40,14 @@ class Tensors:
         ArrayError: a file is damaged.
     """
 
-    def __init__(self, checkpoint: Path, plan: "ProgramPlan"):
+    def __init__(self, checkpoint: Path, plan: ProgramPlan):
         path = manifests.located(checkpoint)
         manifest = manifests.read(path)
         manifests.check_program(manifest, path, plan)
         manifests.check_files(path, manifest, sorted(manifest.files))
         self._arrays = manifests.arrays_in(path)
 
-    def read(self, arg: "PlanArgument") -> "np.ndarray[Any, Any]":
+    def read(self, arg: PlanArgument) -> "np.ndarray[Any, Any]":
         """Return the elements of a tensor as values of their size."""
         element = np.dtype(f"V{BYTES[arg.dtype]}")
         tensor = np.empty(arg.shape, element)
@@ -79,7 +76,7 @@ def export(directory: Path, checkpoint: Path, path: Path, most: int | None) -> l
     """
     if path.suffix != ".safetensors":
         raise LaunchError(f"--export: expected a name that ends in .safetensors, got {path}")
-    plan: Any = read_plan(directory)  # the same classes, under both names of the runtime
+    plan = read_plan(directory)
     weights = {
         arg.key: arg for arg in retained(plan)
         if arg.role == "parameter" or arg.init["kind"] == "file"
@@ -103,7 +100,7 @@ def export(directory: Path, checkpoint: Path, path: Path, most: int | None) -> l
     return paths
 
 
-def _bytes(arg: "PlanArgument") -> int:
+def _bytes(arg: PlanArgument) -> int:
     return math.prod(arg.shape) * BYTES[arg.dtype]
 
 

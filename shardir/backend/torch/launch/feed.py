@@ -12,10 +12,10 @@ from contextlib import suppress
 from itertools import islice
 
 import numpy as np
-import runtime as rt
 
 from shardir.backend.runs import RunError
-from shardir.backend.torch.runtime.runtime_plan import PlanArgument, ProgramPlan
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.plan.program import PlanArgument, ProgramPlan
 from shardir.dialects.nn.base import Array
 
 PIPE_BYTES = 1 << 20

@@ -120,7 +120,7 @@ def _import_runtime(folder: str) -> None:
     """Import what the ranks of a program will. What fails here fails in them too."""
     sys.path.insert(0, folder)
     with contextlib.suppress(Exception):
-        importlib.import_module("runtime_main")
+        importlib.import_module("shardir_runtime.run.main")
 
 
 def _send(requests: socket.socket, **answer: Any) -> None:

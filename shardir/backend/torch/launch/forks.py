@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from shardir.backend.runs import LaunchError, Options
-from shardir.backend.torch.runtime.runtime_plan import START_SECONDS
+from shardir.backend.torch.shardir_runtime.plan.program import START_SECONDS
 
 CHUNK = 1 << 16
 END_SECONDS = 10.0

@@ -5,16 +5,22 @@ it drifts for all of them.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardir.backend.runs import LaunchError, MeasuredTimes, Options, RankCalls
+from shardir.backend.torch.directory import copy_runtime
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.launch.start import read_plan, recorded_calls
-from shardir.backend.torch.runtime import FOLDER, MEASURING, RUNTIME_FILES
 from shardir.syntax.files import scratch_folder
+
+SCRIPT = """\
+from shardir_runtime.run.measure import main
+
+main(__file__)
+"""
+"""The program of the ranks, with the runtime beside it."""
 
 
 def times(
@@ -52,8 +58,8 @@ def times(
                 found[event["program"]][event["function"]] = event["seconds"]
 
     with scratch_folder() as here:
-        for name in RUNTIME_FILES:
-            shutil.copyfile(FOLDER / name, here / name)
+        copy_runtime(here)
+        (script := here / "measure.py").write_text(SCRIPT)
         turns = {
             "programs": [str(p.directory.resolve()) for p in plans],
             "rounds": rounds,
@@ -61,7 +67,7 @@ def times(
             "traced": list(traced) or [on_traces is not None] * len(plans),
         }
         (here / "turns.json").write_text(json.dumps(turns))
-        Ranks(here / f"{MEASURING}.py", sizes.pop(), options).run(take)
+        Ranks(script, sizes.pop(), options).run(take)
         if on_traces is not None:
             folders = [here / f"trace{i}" for i in range(len(plans))]
             on_traces([recorded_calls(f) if f.is_dir() else [] for f in folders])

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shardir.backend.torch.launch.positions import Records, Standing
-from shardir.backend.torch.runtime.runtime_position import RECORD
+from shardir.backend.torch.shardir_runtime.collectives.position import RECORD
 
 Share = Callable[[str | None], list[bytes]]
 """Publishes what a node says, unless it is None; returns what each node has said last."""

@@ -4,8 +4,9 @@
       ranks 0-2: step 12, in all-reduce of d_w2 (mlp.ir:11, program.py:36)
       rank 3: step 12, in all-reduce of d_w1 (mlp.ir:9, program.py:34)
 
-The ranks record program lines (runtime_position.py); the text of the program says what these are.
-All ranks of a stage begin the same collectives in the same order, so their numbers compare them.
+The ranks record program lines (collectives/position.py); the text of the program says what these
+are. All ranks of a stage begin the same collectives in the same order, so their numbers compare
+them.
 """
 
 import errno
@@ -18,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from shardir.backend.torch.launch.program_lines import LineTexts
-from shardir.backend.torch.runtime.runtime_plan import STAGE, ProgramPlan
-from shardir.backend.torch.runtime.runtime_position import (
+from shardir.backend.torch.shardir_runtime.collectives.position import (
     BEGUN,
     COMPLETED,
     KEPT,
@@ -29,6 +29,7 @@ from shardir.backend.torch.runtime.runtime_position import (
     RECORD,
     STEP,
 )
+from shardir.backend.torch.shardir_runtime.plan.program import STAGE, ProgramPlan
 
 SHOWN = 16
 """The maximum number of positions that a message has."""

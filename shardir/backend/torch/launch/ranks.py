@@ -26,9 +26,9 @@ from shardir.backend.runs import LaunchError, OnEvent, Options, RunError
 from shardir.backend.torch.launch.forks import Fork, Forks, environment, forks
 from shardir.backend.torch.launch.outcome import TAIL_BYTES, Outcome
 from shardir.backend.torch.launch.positions import Records, Standing
-from shardir.backend.torch.runtime.runtime_events import FINISH, MAY_FINISH, event_of
-from shardir.backend.torch.runtime.runtime_plan import START_SECONDS
-from shardir.backend.torch.runtime.runtime_position import POSITIONS
+from shardir.backend.torch.shardir_runtime.collectives.position import POSITIONS
+from shardir.backend.torch.shardir_runtime.plan.program import START_SECONDS
+from shardir.backend.torch.shardir_runtime.run.events import FINISH, MAY_FINISH, event_of
 
 if TYPE_CHECKING:
     from shardir.backend.torch.launch.feed import Feed

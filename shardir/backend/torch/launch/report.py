@@ -11,8 +11,8 @@ import numpy as np
 
 from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.start import run
-from shardir.backend.torch.runtime.runtime_events import repeated
-from shardir.backend.torch.runtime.runtime_plan import ProgramPlan
+from shardir.backend.torch.shardir_runtime.plan.program import ProgramPlan
+from shardir.backend.torch.shardir_runtime.run.events import repeated
 from shardir.syntax.files import scratch_folder
 
 COMPARED_STEPS = 20

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shardir.backend.torch.runtime.runtime_weights import INDEX
+from shardir.backend.torch.shardir_runtime.checkpoints.weights import INDEX
 
 SAFETENSORS = ".safetensors"
 

@@ -22,16 +22,16 @@ from shardir.backend.runs import (
 from shardir.backend.torch.launch.log import Rates, entries, logged, on_board
 from shardir.backend.torch.launch.positions import ranks_of_a_stage
 from shardir.backend.torch.launch.ranks import Ranks
-from shardir.backend.torch.runtime import runtime_manifest as manifests
-from shardir.backend.torch.runtime.runtime_events import TRACE
-from shardir.backend.torch.runtime.runtime_plan import (
+from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
+from shardir.backend.torch.shardir_runtime.checkpoints.weights import with_weights
+from shardir.backend.torch.shardir_runtime.data.sources import with_data
+from shardir.backend.torch.shardir_runtime.plan.program import (
     PlanError,
     PlanFunction,
     ProgramPlan,
     load_plan,
 )
-from shardir.backend.torch.runtime.runtime_sources import with_data
-from shardir.backend.torch.runtime.runtime_weights import with_weights
+from shardir.backend.torch.shardir_runtime.run.events import TRACE
 from shardir.syntax.files import scratch_folder
 
 
@@ -80,7 +80,6 @@ def run(
             "leave out or pad a short one where it is made"
         )
     try:
-        # pyrefly: ignore[bad-argument-type] - the same classes, under both names of the runtime
         given = with_data(plan, options.data, options.last)
         if options.node_rank == 0 or not options.broadcast:
             with_weights(given, options.weights)

@@ -1,5 +1,5 @@
 """Convolutions and pools: torch's own calls where they compute it, else a helper of
-ops_sliding."""
+shardir_runtime/ops/sliding.py."""
 
 from collections.abc import Callable, Sequence
 

@@ -10,12 +10,11 @@ from shardir.backend.torch.emit.imports import MODULES
 from shardir.backend.torch.emit.literals import float_text
 from shardir.backend.torch.emit.names import RESERVED, literal, tuple_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
-from shardir.backend.torch.runtime import RUNTIME_FILES
 from shardir.diagnostics import Failure, coded
 from shardir.dialects import nn
 from shardir.dialects.nn.custom import OptionValue
 
-TAKEN = (RESERVED - {"torch"}) | {"program", "single", *(f.split(".")[0] for f in RUNTIME_FILES)}
+TAKEN = (RESERVED - {"torch"}) | {"program", "single", "shardir_runtime"}
 """The modules that a program imports or that are beside it: no custom op is in one of these."""
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints of a run, and the weights that it begins with."""

@@ -1,0 +1,164 @@
+"""The checkpoints of a run in its course: where it begins, when it saves, whether it ends early."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..plan.program import PlanError, PlanFunction
+from ..run.anomalies import NotFiniteError
+from ..run.events import FINISH, Events
+from ..run.interruption import INTERRUPT, Interruption, may_finish
+from ..run.options import RunOptions
+from ..run.states import States
+from . import manifest as manifests
+
+
+class Beginning(NamedTuple):
+    """States from which steps can run again."""
+
+    step: int
+    """The steps that are done before it."""
+    path: Path | None
+    """Its checkpoint; None: the initial values."""
+    restore: Callable[[], Any]
+    """Gives the states these values, on all ranks."""
+
+
+class Saving:
+    """A run without checkpoints.
+
+    Args:
+        first: that from which the run begins.
+
+    Attributes:
+        start: the steps that are done before it.
+        signal: the system's signal that the run is to end, on whose arrival the ranks have agreed;
+            0 if there is none.
+    """
+
+    signal = 0
+
+    def __init__(self, interruption: Interruption | None, first: Beginning):
+        self.interruption, self.first, self.start = interruption, first, first.step
+
+    def begin(self) -> None:
+        """Begin a step."""
+        if self.interruption is not None:
+            self.interruption.begin()
+
+    def agreed(self) -> bool:
+        """Whether this step is the last one, since that is asked for."""
+        found = 0 if self.interruption is None else self.interruption.agreed()
+        self.signal = 0 if found == FINISH else found
+        return bool(found)
+
+    def is_due(self, step: int, is_last: bool) -> bool:
+        """Whether there is a checkpoint after so many steps."""
+        return False
+
+    def save(self, step: int) -> None:
+        """Save the states after so many steps."""
+
+    def beginnings(self) -> list[Beginning]:
+        """Return those from which steps of this run can run again, the latest first; all
+        checkpoints are written then."""
+        return [self.first]
+
+    def asked(self) -> bool:
+        """Whether a signal has come to this rank that the run is to end at once."""
+        return self.interruption is not None and self.interruption.signal in INTERRUPT
+
+
+class Checkpointing(Saving):
+    """A run with checkpoints."""
+
+    def __init__(
+        self, options: RunOptions, states: States, function: PlanFunction, events: Events,
+        first: Beginning,
+    ):  # fmt: skip
+        from .distributed import Checkpoints
+
+        assert options.checkpoints is not None
+        super().__init__(Interruption(states.mesh, (*INTERRUPT, FINISH)), first)
+        self.options, self.events, self.function = options, events, function
+        self.checkpoints = Checkpoints(
+            options.checkpoints, states, function, first.step, options.keep
+        )
+
+    def is_due(self, step: int, is_last: bool) -> bool:
+        every = self.options.save_every
+        return is_last or bool(every and step % every == 0)
+
+    def save(self, step: int) -> None:
+        self.checkpoints.save(step)
+        self.events.send(event="checkpoint", step=step, folder=str(self.checkpoints.folder))
+        if self.signal:
+            self.checkpoints.finish()
+            self.events.send(event="stopped", step=step, signal=self.signal)
+
+    def beginnings(self) -> list[Beginning]:
+        self.checkpoints.finish()
+        found = manifests.complete(self.checkpoints.folder)
+        written = [
+            _checkpoint(path, self.checkpoints.states, self.function)
+            for path in reversed(found) if manifests.step_of(path) > self.start
+        ]  # fmt: skip
+        is_there = self.first.path is None or self.first.path.is_dir()  # --keep may have removed it
+        return [*written, *([self.first] if is_there else [])]
+
+
+def _checkpoint(path: Path, states: States, function: PlanFunction) -> Beginning:
+    from .distributed import restore
+
+    return Beginning(manifests.step_of(path), path, partial(restore, path, states, function))
+
+
+@contextmanager
+def saving(
+    options: RunOptions, states: States, function: PlanFunction, events: Events
+) -> Iterator[Saving]:
+    """Yield what saves the states of a run, which are those of the checkpoint that it resumes; all
+    checkpoints are written at the end of the block, also where a value is not finite.
+
+    Raises:
+        PlanError: a checkpoint cannot be read or written, or has all steps of the run.
+    """
+    if (options.checkpoints or options.resume) and not _has_safetensors():
+        raise PlanError("checkpoints need safetensors: pip install 'shardir[weights]'")
+    first = Beginning(options.steps_done, None, states.initialize)
+    if options.resume is not None and not _is_new(options):
+        path = manifests.located(options.resume)
+        first = _checkpoint(path, states, function)
+        first = first._replace(step=first.restore().step)
+        if first.step >= options.steps:
+            raise PlanError(
+                f"expected more than {first.step} --steps, which {path} has, got {options.steps}"
+            )
+    elif options.steps_done > options.steps:
+        raise PlanError(
+            f"expected at least {options.steps_done} --steps, which are done, got {options.steps}"
+        )
+    if options.checkpoints is None:
+        yield Saving(Interruption(states.mesh, (FINISH,)) if may_finish() else None, first)
+        return
+    saved = Checkpointing(options, states, function, events, first)
+    try:
+        yield saved
+    except NotFiniteError:  # on all ranks, or on this one while the others wait for it
+        saved.checkpoints.finish()
+        raise
+    saved.checkpoints.finish()
+
+
+def _is_new(options: RunOptions) -> bool:
+    """Whether a run that resumes its own checkpoints has none yet."""
+    folder = options.resume
+    return folder is not None and folder == options.checkpoints and not manifests.complete(folder)
+
+
+def _has_safetensors() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("safetensors") is not None

@@ -1,0 +1,67 @@
+"""Copies between a device and the memory of its host.
+
+On a CPU both are the same memory, and a copy is a new tensor. Tensors on the host of a CUDA device
+are pinned. A copy then runs on a stream of its own: to the host after the work of the present
+stream that makes its source, to the device at once, since a host's ops end before their call does.
+`wait` returns once the data are there: a host's op may read them, or write into their source.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import buffers
+from .mesh import Mesh
+
+_streams: dict[tuple[torch.device, str], Any] = {}
+"""Of each CUDA device the streams of its copies, one for each direction."""
+
+
+def copy(mesh: Mesh, x: Any, to: str, into: Tensor | None = None, wait: bool = True) -> Any:
+    """Return a tensor, or those of a list, in the memory of the `host` or of the `device`.
+
+    into: a tensor there, which nothing reads later, to write the copy of one tensor into.
+    """
+    xs = [x] if isinstance(x, Tensor) else x
+    if mesh.device.type == "cuda":
+        pending = _on_stream(mesh, xs, to, into)
+    else:
+        copies = [_copied(mesh, x, to, into) for x in xs]
+        pending = buffers.Pending(None, lambda: copies)
+    return buffers.result(buffers.only(pending) if isinstance(x, Tensor) else pending, wait)
+
+
+def _on_stream(mesh: Mesh, xs: list[Tensor], to: str, into: Tensor | None) -> buffers.Pending:
+    if (mesh.device, to) not in _streams:
+        _streams[mesh.device, to] = torch.cuda.Stream(mesh.device)
+    stream, present = _streams[mesh.device, to], torch.cuda.current_stream()
+    if to == "host" or into is not None:
+        stream.wait_stream(present)
+    with torch.cuda.stream(stream):
+        copies = [_copied(mesh, x, to, into) for x in xs]
+        done = stream.record_event()
+    for x in xs if to == "host" else copies:
+        x.record_stream(stream if to == "host" else present)
+
+    def finish() -> list[Tensor]:
+        done.synchronize()
+        return copies
+
+    return buffers.Pending(None, finish)
+
+
+def _copied(mesh: Mesh, x: Tensor, to: str, into: Tensor | None) -> Tensor:
+    if into is None:
+        pinned = to == "host" and mesh.device.type == "cuda"
+        device = "cpu" if to == "host" else mesh.device
+        into = torch.empty(x.shape, dtype=x.dtype, device=device, pin_memory=pinned)
+    return into.copy_(x, non_blocking=True)
+
+
+def placed(mesh: Mesh, x: Tensor, host: bool) -> Tensor:
+    """Return x in the memory of the host, or of the device; x itself where it is there."""
+    if not host:
+        return x.to(mesh.device)
+    x = x.cpu()
+    return x.pin_memory() if mesh.device.type == "cuda" and not x.is_pinned() else x

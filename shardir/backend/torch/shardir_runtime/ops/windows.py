@@ -1,0 +1,173 @@
+"""Windows of a dimension, and ops that slide over rows.
+
+Window p of a dimension of `rows` is rows [p step + offset, p step + offset + size). Where rows and
+windows are split over the same axes, a rank fetches from others the rows of its windows that it
+lacks, or sends them what it has added up for theirs, in one all-to-all of uneven parts.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collectives import buffers
+from ..collectives.mesh import Axes, Mesh
+
+RowRange = tuple[int, int]
+
+
+def span(x: Tensor, dim: int, start: int, length: int, lowest: bool = False) -> Tensor:
+    """Rows [start, start + length) of a dimension; zeros, or the lowest number, past its ends."""
+    n = x.shape[dim]
+    if start == 0 and length == n:
+        return x
+    low, high = min(max(start, 0), n), max(min(start + length, n), 0)
+    if low == start and high == start + length:
+        return x.narrow(dim, low, length)
+    fill = 0 if not lowest else float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+    shape = list(x.shape)
+    shape[dim] = length
+    out = x.new_full(shape, fill)
+    if low < high:
+        out.narrow(dim, low - start, high - low).copy_(x.narrow(dim, low, high - low))
+    return out
+
+
+def unfold(
+    x: Tensor, dim: int, count: int, size: int, step: int, start: int, lowest: bool = False
+) -> Tensor:
+    """Windows of x, the first from row `start` on: two dimensions, the windows and their rows."""
+    if count == 0:
+        return x.new_empty((*x.shape[:dim], 0, size, *x.shape[dim + 1 :]))
+    rows = span(x, dim, start, (count - 1) * step + size, lowest)
+    if count == 1:
+        return rows.unsqueeze(dim)
+    return rows.unfold(dim, size, step).movedim(-1, dim + 1).contiguous()
+
+
+def fold(x: Tensor, dim: int, rows: int, step: int, start: int) -> Tensor:
+    """Rows to which windows are added, the first from row `start` on."""
+    return span(_added(x, dim, step), dim, -start, rows)
+
+
+def _added(x: Tensor, dim: int, step: int) -> Tensor:
+    """The rows from the first to the last of the windows."""
+    count, size = x.shape[dim : dim + 2]
+    if count == 1:
+        return x.squeeze(dim)
+    flat = x.flatten(dim, dim + 1)
+    if size == step or count == 0:
+        return flat
+    out = flat.new_zeros((*x.shape[:dim], (count - 1) * step + size, *x.shape[dim + 2 :]))
+    first = torch.arange(count, device=x.device) * step
+    at = first.unsqueeze(1) + torch.arange(size, device=x.device)
+    return out.index_add_(dim, at.flatten(), flat)
+
+
+# ---- over ranks ------------------------------------------------------------------------------
+
+
+class _HaloTransfers(NamedTuple):
+    """The transfers of a halo exchange, for each member in torch's order: the rows of this shard in
+    its windows, and the rows of its shard in this rank's windows, relative to the first row of this
+    shard and of these windows; the ranges of rows and windows here, and the windows' first row."""
+
+    process_group: object
+    given: list[list[RowRange]]
+    taken: list[list[RowRange]]
+    rows: tuple[int, int]
+    windows: tuple[int, int]
+    first: int
+
+
+_transfers: dict[tuple, _HaloTransfers] = {}
+
+
+def unfold_split(
+    mesh: Mesh, x: Tensor, dim: int, axes: Axes, rows: int, count: int, size: int, step: int,
+    offset: int, lowest: bool = False,
+) -> Tensor:  # fmt: skip
+    """This rank's part of `count` windows of a dimension of `rows`, both split over the axes."""
+    transfers = _transfers_of(mesh, axes, rows, count, size, step, offset)
+    begin, end = transfers.windows
+    length = max(end - begin - 1, 0) * step + (size if end > begin else 0)
+    buffer = span(x, dim, transfers.first - transfers.rows[0], length, lowest)
+    _move(transfers, x, transfers.given, buffer, transfers.taken, dim, add=False)
+    return unfold(buffer, dim, end - begin, size, step, 0)
+
+
+def fold_split(
+    mesh: Mesh, x: Tensor, dim: int, axes: Axes, rows: int, count: int, size: int, step: int,
+    offset: int,
+) -> Tensor:  # fmt: skip
+    """This rank's part of the rows to which the windows of all ranks are added."""
+    transfers = _transfers_of(mesh, axes, rows, count, size, step, offset)
+    added = _added(x, dim, step)
+    first, last = transfers.rows
+    out = span(added, dim, first - transfers.first, last - first).clone()
+    _move(transfers, added, transfers.taken, out, transfers.given, dim, add=True)
+    return out
+
+
+def _move(
+    transfers: _HaloTransfers, x: Tensor, sends: list[list[RowRange]], out: Tensor,
+    receives: list[list[RowRange]], dim: int, add: bool,
+) -> None:  # fmt: skip
+    """Send runs of rows of x, and put those received into `out`, or add them."""
+    per_row = math.prod(x.shape[:dim]) * math.prod(x.shape[dim + 1 :])
+    sizes = [[sum(b - a for a, b in runs) * per_row for runs in side] for side in (sends, receives)]
+    flat = [x.narrow(dim, a, b - a).reshape(-1) for runs in sends for a, b in runs]
+    sent = torch.cat(flat) if flat else x.new_empty(0)
+    got = x.new_empty(sum(sizes[1]))
+    dist.all_to_all_single(
+        buffers.in_transport_dtype(got),
+        buffers.in_transport_dtype(sent),
+        sizes[1],
+        sizes[0],
+        group=transfers.process_group,
+    )
+    at = 0
+    for a, b in (run for runs in receives for run in runs):
+        part = out.narrow(dim, a, b - a)
+        new = got[at : at + part.numel()].view(part.shape)
+        part.add_(new) if add else part.copy_(new)
+        at += part.numel()
+
+
+def _transfers_of(
+    mesh: Mesh, axes: Axes, rows: int, count: int, size: int, step: int, offset: int
+) -> _HaloTransfers:
+    key = (id(mesh), axes, rows, count, size, step, offset)
+    if key not in _transfers:
+        mine, windows = mesh.bounds(rows, axes), mesh.bounds(count, axes)
+        first = windows[0] * step + offset
+        ours = _needed(windows, size, step, offset)
+        given, taken = [], []
+        for other in sorted(mesh.members(axes, mesh.rank)):
+            theirs = _needed(mesh.bounds(count, axes, other), size, step, offset)
+            away = other != mesh.rank
+            given.append(_within(theirs, mine, mine[0]) if away else [])
+            taken.append(_within(ours, mesh.bounds(rows, axes, other), first) if away else [])
+        group = mesh.group(axes).process_group
+        _transfers[key] = _HaloTransfers(group, given, taken, mine, windows, first)
+    return _transfers[key]
+
+
+def _needed(windows: RowRange, size: int, step: int, offset: int) -> list[RowRange]:
+    """The rows in windows [first, last), in order, each once."""
+    runs: list[RowRange] = []
+    for p in range(*windows):
+        start = p * step + offset
+        if runs and start <= runs[-1][1]:
+            runs[-1] = runs[-1][0], start + size
+        else:
+            runs.append((start, start + size))
+    return runs
+
+
+def _within(runs: list[RowRange], part: RowRange, first: int) -> list[RowRange]:
+    """The intersection of runs with a part of the rows, relative to row `first`."""
+    cut = [(max(a, part[0]) - first, min(b, part[1]) - first) for a, b in runs]
+    return [(a, b) for a, b in cut if a < b]

@@ -1,0 +1,1 @@
+"""plan.json, and the arrays that it names: read with Python alone."""

@@ -1,0 +1,67 @@
+"""Values of JSON, each with its path for messages. It needs only Python."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+class PlanError(Exception):
+    """An error of a directory or its plan, for users."""
+
+
+class Field:
+    """A value in plan.json, with its path for messages."""
+
+    def __init__(self, value: Any, path: str):
+        self.value, self.path = value, path
+
+    def fail(self, message: str) -> PlanError:
+        return PlanError(f"{self.path}: {message}" if self.path else message)
+
+    def get(self, name: str, kind: Any = object, **default: Any) -> "Field":
+        """Return a field of this object; where it is missing, the `default`, if there is one."""
+        if not isinstance(self.value, dict):
+            raise self.fail(f"expected an object, got {shown(self.value)}")
+        path = f"{self.path}.{name}" if self.path else name
+        if name not in self.value and not default:
+            raise self.fail(f"the field {name!r} is missing")
+        return Field(self.value.get(name, default.get("default")), path).of(kind)
+
+    def of(self, kind: Any) -> "Field":
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        right = isinstance(self.value, kinds)
+        if not right or (isinstance(self.value, bool) and not {bool, object} & {*kinds}):
+            raise self.fail(f"expected {_names(kinds)}, got {shown(self.value)}")
+        return self
+
+    def one_of(self, choices: Any) -> str:
+        if not isinstance(self.value, str) or self.value not in choices:
+            raise self.fail(f"expected one of {', '.join(choices)}, got {shown(self.value)}")
+        return self.value
+
+    def items(self) -> "list[Field]":
+        self.of(list)
+        return [Field(item, f"{self.path}[{i}]") for i, item in enumerate(self.value)]
+
+    def ints(self, minimum: int) -> tuple[int, ...]:
+        for item in self.items():
+            if item.of(int).value < minimum:
+                raise item.fail(f"expected at least {minimum}, got {item.value}")
+        return tuple(self.value)
+
+
+def several(names: Sequence[str]) -> str:
+    """The first names of several, and the number of the others."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def shown(value: Any) -> str:
+    """Return a value as a short text of JSON."""
+    text = json.dumps(value)
+    return text if len(text) < 40 else text[:37] + "..."
+
+
+def _names(kinds: tuple) -> str:
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "an integer",
+             float: "a number", bool: "a truth value", type(None): "null"}  # fmt: skip
+    return " or ".join(names.get(kind, str(kind)) for kind in kinds)

@@ -1,0 +1,72 @@
+"""The functions of a program through torch.compile (`--compile`).
+
+The ops between two collectives are a graph. Collectives and updates of parameters are called as
+they are, and so are the stages of a pipeline, which its schedule calls.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from inspect import isfunction
+from types import ModuleType
+
+import torch
+
+from ..compat import compile_errors
+from ..plan.program import PlanError, ProgramPlan
+from .program_module import ROOT
+
+AS_THEY_ARE = ("runtime", "collectives.exchange", "collectives.position", "ops.updates")
+"""The modules whose functions are called as they are, where a program imports them: collectives,
+their positions, and updates, each of which is one kernel of torch already."""
+
+CONSTANT = (("ops.attention", "chosen_of_forms"),)
+"""The functions that are called while a graph is made. They are marked here, not where they are
+defined: torch's mark imports its compiler, for which a rank takes longer than for its start."""
+
+
+def compiled(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Callable]:
+    """Return the functions of a program as torch.compile makes them at their first call.
+
+    Raises:
+        PlanError: torch.compile does not run here, or the program has an arena; so do the
+            functions, where torch.compile fails.
+    """
+    if plan.arena is not None:
+        raise PlanError("--compile: expected a program without an arena; compile it without")
+    for module in AS_THEY_ARE:
+        if found := sys.modules.get(f"{ROOT}.{module}"):
+            _call_as_they_are(found)
+    for module, name in CONSTANT:
+        if found := sys.modules.get(f"{ROOT}.{module}"):
+            setattr(found, name, torch.compiler.assume_constant_result(getattr(found, name)))
+    return {name: _compiled(f) if isfunction(f) else f for name, f in functions.items()}
+
+
+def _call_as_they_are(module: ModuleType) -> None:
+    """Let torch.compile end a graph at each of a module's functions."""
+    for name, f in vars(module).items():
+        if isfunction(f) and not name.startswith("_"):
+            setattr(module, name, torch.compiler.disable(f))
+
+
+def _compiled(f: Callable) -> Callable:
+    try:
+        made = torch.compile(f, dynamic=False)
+    except RuntimeError as error:
+        raise _failed(error) from None
+
+    @functools.wraps(f)
+    def call(*args: object) -> object:
+        try:
+            return made(*args)
+        except compile_errors() as error:
+            raise _failed(error) from None
+
+    return call
+
+
+def _failed(error: RuntimeError) -> PlanError:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return PlanError(f"--compile: torch.compile fails here: {said}; leave it out")

@@ -1,0 +1,119 @@
+"""The functions of a program on one rank, and the states that they use and change."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..collectives.mesh import Mesh
+from ..plan.program import REPLICA, PlanError, PlanFunction, ProgramPlan
+from .states import DTYPES, States
+
+
+class Session:
+    """The functions of a program, to be called on this rank's shards.
+
+    Args:
+        functions: those of program.py, by their names in the plan.
+        seed: of the initial values of states; `broadcasts`: those of rank 0.
+        recorder: of the times of calls, if any (trace.py).
+    """
+
+    def __init__(
+        self, plan: ProgramPlan, mesh: Mesh, functions: Mapping[str, Callable], seed: int,
+        broadcasts: bool = False, recorder: Any = None,
+    ):  # fmt: skip
+        self.plan, self.mesh, self.functions = plan, mesh, functions
+        self.recorder = recorder
+        for function in plan.functions:
+            if function.name not in functions:
+                raise PlanError(
+                    f"plan.json names {function.name!r}, which the program does not have"
+                )
+        self.states = States(plan, mesh, seed, broadcasts)
+
+    def call(
+        self, function: PlanFunction, inputs: Sequence[Tensor], check: bool = False
+    ) -> list[Tensor]:
+        """Run a function on this rank's shards of its inputs, in their order; the states become
+        those that it returns. No other result is a part of a larger storage.
+
+        Args:
+            check: whether to compare the results with the plan.
+        """
+        if self.recorder is None:
+            return self._called(function, inputs, check)
+        with self.recorder.call(function.name):
+            return self._called(function, inputs, check)
+
+    def _called(
+        self, function: PlanFunction, inputs: Sequence[Tensor], check: bool
+    ) -> list[Tensor]:
+        given = iter(inputs)
+        args = [
+            next(given) if arg.role == "input" else self.states.shard(arg) for arg in function.args
+        ]
+        if function.replicas is None:
+            outputs = self._outputs(function, args)
+        else:
+            outputs = self._of_replicas(function, function.replicas, args)
+        if check:
+            self._check(function, outputs)
+        for result, output in zip(function.results, outputs, strict=True):
+            if result.updates and output is not None:
+                self.states.values[result.updates] = output
+                self.states.types[result.updates] = result
+        self.mesh.wait()
+        return [
+            x if result.updates else _separate(x)
+            for result, x in zip(function.results, outputs, strict=True)
+        ]
+
+    def _outputs(self, function: PlanFunction, args: list) -> list[Tensor]:
+        outputs = self.functions[function.name](self.mesh, *args)
+        return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+    def _of_replicas(self, function: PlanFunction, replicas: int, args: list) -> list[Tensor]:
+        """Run a function on the values of each replica that this rank has: of one, but of all where
+        there is one device. Of scalars that are reported return the mean over these."""
+        here = replicas // self.mesh.axes.get(REPLICA, 1)
+        runs = []
+        for k in range(here):
+            own = []
+            for arg, x in zip(function.args, args, strict=True):
+                if arg.of_replica:
+                    size = arg.shape[0] // replicas  # more than 1: the microbatches of a replica
+                    x = x[k] if size == 1 else x[k * size : (k + 1) * size]
+                own.append(x)
+            runs.append(self._outputs(function, own))
+        outputs = []
+        for result, values in zip(function.results, zip(*runs, strict=True), strict=True):
+            stacked = values[0][None] if here == 1 else torch.stack(values)
+            is_reported = not (result.updates or result.shape)
+            outputs.append(stacked.mean(0) if is_reported else stacked)
+        return outputs
+
+    def _check(self, function: PlanFunction, outputs: list[Tensor]) -> None:
+        """Raise PlanError unless the results have the types of the plan: a later error would be
+        hard to trace."""
+        if len(outputs) != len(function.results):
+            raise PlanError(
+                f"{function.name} returns {len(outputs)} results, not {len(function.results)}"
+            )
+        for result, output in zip(function.results, outputs, strict=True):
+            if output is None:  # other stages have it
+                continue
+            shape = [stop - start for start, stop in self.states.bounds(result)]
+            if list(output.shape) != shape or output.dtype != DTYPES[result.dtype]:
+                raise PlanError(
+                    f"{function.name} returns {list(output.shape)} {output.dtype} as"
+                    f" {result.name!r} on rank {self.mesh.rank}; expected {shape} by plan.json"
+                    f" {DTYPES[result.dtype]} (of {list(result.shape)})"
+                )
+
+
+def _separate(x: Tensor) -> Tensor:
+    """Return a tensor whose storage has nothing else. A loss that was reduced with the gradients is
+    a view of their buffer, all of which would live as long as the loss."""
+    return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x

@@ -1,0 +1,180 @@
+"""The parameters and states of a program on one rank: their shards, with their present layouts."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..collectives.broadcast import from_rank_0
+from ..collectives.host import placed
+from ..collectives.mesh import Mesh
+from ..collectives.reductions import all_reduce
+from ..collectives.shards import gather_global, local_bounds
+from ..data.files import read_part
+from ..ops import random
+from ..plan.arrays import DividedArray, FileArray
+from ..plan.program import STAGE, PlanArgument, PlanError, PlanValue, ProgramPlan
+
+DTYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i1": torch.bool,
+}
+
+
+class States:
+    """The parameters and states, by their keys.
+
+    Args:
+        seed: of the initial values.
+        broadcasts: whether rank 0 makes all initial values, and the others get them from it.
+    """
+
+    def __init__(self, plan: ProgramPlan, mesh: Mesh, seed: int, broadcasts: bool = False):
+        self.plan, self.mesh, self.seed = plan, mesh, seed
+        self.broadcasts = broadcasts and mesh.size > 1
+        self.values: dict[str, Tensor] = {}
+        self.types: dict[str, PlanValue] = {}
+        """Of all states: the layouts change with the functions that make them."""
+        self.places: dict[str, tuple[int, ...]] = {
+            a.key: a.at for f in plan.functions for a in f.args
+            if a.role != "input" and a.at is not None
+        }  # fmt: skip
+        """Of states that some stages have, the positions of these; others have no value."""
+        self.initialize()
+
+    def initialize(self) -> None:
+        """Give all states their initial values."""
+        self.values.clear()
+        self.types.clear()
+        retained = [a for f in self.plan.functions for a in f.args if a.role != "input"]
+        # The copies come last.
+        for arg in sorted(retained, key=lambda arg: arg.copies is not None):
+            if arg.key not in self.types:
+                self.types[arg.key] = arg
+                is_here = self.is_here(arg.key)
+                takes_part = self.broadcasts and arg.copies is None  # as all ranks do
+                x = self.filled(arg) if is_here or takes_part else None
+                if is_here and x is not None:
+                    self.values[arg.key] = x
+
+    def is_here(self, key: str, rank: int | None = None) -> bool:
+        """Whether a rank, by default this one, has a state."""
+        return self.is_among(self.places.get(key), rank)
+
+    def is_among(self, places: Sequence[int] | None, rank: int | None = None) -> bool:
+        """Whether a rank, by default this one, has one of these positions along the axis of the
+        stages; None: of all."""
+        if places is None or STAGE not in self.mesh.axes:
+            return True
+        if rank is None:
+            return self.mesh.index((STAGE,)) in places
+        return self.mesh.members((STAGE,), rank).index(rank) in places
+
+    def bounds(self, value: PlanValue) -> list[tuple[int, int]]:
+        """Return the range [start, stop) of each dimension of a value that this rank has."""
+        return local_bounds(self.mesh, value.shape, value.dims)
+
+    def gathered(self, x: Tensor, value: PlanValue, partial: Any = None) -> Tensor:
+        """Return the global value of shards, on every rank."""
+        x = x.to(self.mesh.device)
+        return gather_global(self.mesh, x, value.dims, partial, value.shape)
+
+    def state(self, key: str) -> Tensor:
+        """Return the global value of a state, on every rank."""
+        return self.gathered(self._everywhere(key), self.types[key])
+
+    def _everywhere(self, key: str) -> Tensor:
+        """Return this rank's shard of a state, also where other stages have the state."""
+        if self.places.get(key) is None or STAGE not in self.mesh.axes:
+            return self.values[key]
+        type, first = self.types[key], self.mesh.index((STAGE,)) == self.places[key][0]
+        shape = [stop - start for start, stop in self.bounds(type)]
+        empty = torch.zeros(shape, dtype=DTYPES[type.dtype], device=self.mesh.device)
+        x = self.values[key].to(self.mesh.device, copy=True) if first else empty
+        return all_reduce(self.mesh, x, "sum", (STAGE,))
+
+    def shard(self, arg: PlanArgument) -> Tensor | None:
+        """Return a state with the layout that a function expects; usually it has it already. None
+        where the function needs it on other stages alone."""
+        if arg.at is not None and not self.is_here(arg.key):
+            return None
+        if self.types[arg.key].dims == arg.dims and (arg.at or arg.key not in self.places):
+            x = self.values[arg.key]
+        elif self.types[arg.key].dims == arg.dims:
+            x = self._everywhere(arg.key)
+        else:
+            x = part(self.state(arg.key), self.bounds(arg)).contiguous()
+        return placed(self.mesh, x, arg.host)
+
+    def shard_of(self, value: PlanValue, x: Tensor) -> Tensor:
+        """Return this rank's shard of a global value.
+
+        Raises:
+            PlanError: it has another shape or dtype.
+        """
+        dtype = DTYPES[value.dtype]
+        if tuple(x.shape) != value.shape or x.dtype != dtype:
+            raise PlanError(
+                f"expected {value.name} of {list(value.shape)} and {dtype}, got {list(x.shape)} "
+                f"and {x.dtype}"
+            )
+        x = part(x, self.bounds(value)).contiguous()
+        return placed(self.mesh, x, value.host)
+
+    def put(self, arg: PlanArgument, x: Tensor) -> None:
+        """Let a state be a global value, converted to its type."""
+        self.types[arg.key] = arg
+        if not self.is_here(arg.key):
+            return
+        shard = part(x.detach(), self.bounds(arg))
+        shard = shard.to(dtype=DTYPES[arg.dtype], copy=True).contiguous()
+        self.values[arg.key] = placed(self.mesh, shard, arg.host)
+        for copy in {a.key: a for f in self.plan.functions for a in f.args}.values():
+            if copy.role != "input" and copy.init == {"kind": "copy", "of": arg.key}:
+                shard = self._copied(copy, self.bounds(copy))
+                self.values[copy.key], self.types[copy.key] = shard, copy
+
+    def filled(self, arg: PlanArgument) -> Tensor:
+        """Return this rank's shard of an initial value, which is the same on any mesh."""
+        bounds = self.bounds(arg)
+        if arg.copies is not None:
+            return self._copied(arg, bounds)
+        if self.broadcasts:
+            shape, dtype = arg.shape, DTYPES[arg.dtype]
+            x = from_rank_0(self.mesh, shape, dtype, bounds, partial(self._initial, arg))
+        else:
+            x = self._initial(arg, bounds)
+        return placed(self.mesh, x, arg.host)
+
+    def _initial(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
+        """Return the initial values in a range, in host memory."""
+        dtype = DTYPES[arg.dtype]
+        if isinstance(arg.source, FileArray | DividedArray):
+            return read_part(arg.source, bounds).to(dtype)
+        key = f"{self.seed}/{arg.key}"
+        return random.fill(arg.init["kind"], arg.init, arg.shape, bounds, key, dtype)
+
+    def _copied(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
+        """Return this rank's shard of the copies of another state."""
+        of = arg.init["of"]
+        more = len(arg.shape) - len(self.types[of].shape)
+        x = self.values[of]
+        if self.types[of].dims != arg.dims[more:]:
+            x = part(self.state(of), bounds[more:])
+        shape = [stop - start for start, stop in bounds]
+        x = x.to(DTYPES[arg.dtype]).expand(shape).clone(memory_format=torch.contiguous_format)
+        return placed(self.mesh, x, arg.host)
+
+
+def part(x: Tensor, bounds: Iterable[tuple[int, int]]) -> Tensor:
+    """Return the elements in a range [start, stop) of each dimension: a view."""
+    for dim, (start, stop) in enumerate(bounds):
+        x = x.narrow(dim, start, stop - start)
+    return x

@@ -1,0 +1,338 @@
+"""Messages between the ranks of one machine: a socket for each two of a group.
+
+A message says where its data are, in a segment of the sender (segments.py), or has
+them, if they are small; and which segments of the receiver the sender has read. The first one about
+a segment has its descriptor.
+"""
+
+import array
+import json
+import mmap
+import os
+import resource
+import select
+import socket
+import struct
+import time
+from collections import deque
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from .segments import (
+    Segment,
+    SegmentPool,
+    address_of,
+    aligned,
+    mapped,
+    too_many_files,
+)
+
+HEADER = struct.Struct("<BBHIqqQQQ")
+"""Kind, whether to acknowledge at once, number of acknowledgements, segment, channel, number,
+offset, bytes of data, bytes of the segment if its descriptor is in the message; then the segments
+that are acknowledged, and small data."""
+
+INLINE = 4096
+"""The maximum bytes of data in a message itself."""
+
+PENDING = 32
+"""Acknowledgements that wait for a message to go with, at most."""
+
+LARGEST = HEADER.size + 4 * PENDING + INLINE
+
+ACKNOWLEDGEMENT = 0
+"""The kind of a message that has acknowledgements alone."""
+
+NO_SEGMENT = 0xFFFFFFFF
+
+WAKE = 1.0
+"""Seconds after which a rank that waits looks around: whether its time is over, for one."""
+
+_RIGHTS_SPACE = socket.CMSG_SPACE(4)
+_CREDENTIALS = struct.Struct("3i")
+_INDEX = struct.Struct("<i")
+
+
+class PeerMessage(NamedTuple):
+    """A message that has come: its kind, its data as a part of a buffer, with the address of that
+    if it is a segment, else 0; and the segment that is to be acknowledged, at once if it is urgent;
+    NO_SEGMENT if there is none."""
+
+    kind: int
+    memory: Any
+    address: int
+    offset: int
+    size: int
+    segment: int
+    urgent: bool
+
+
+class Links:
+    """The sockets of this rank to the others of a group.
+
+    Attributes:
+        inbox: by rank: messages that have come and are not taken yet, by (channel, number).
+        closed: the ranks that have ended, and all of whose messages have come.
+        wake: the longest wait in `receive`, in seconds.
+        backlog: by rank: the messages that its full socket did not take.
+
+    Args:
+        ranks: of the group, as numbers of the run.
+        index: of this rank among them.
+        seconds: the longest wait for the others.
+
+    Raises:
+        RuntimeError: another rank is on another machine, or has not come.
+    """
+
+    def __init__(self, store: Any, ranks: list[int], index: int, seconds: float):
+        _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # segments are files
+        self.ranks, self.index = ranks, index
+        self.segments = SegmentPool()
+        others = [k for k in range(len(ranks)) if k != index]
+        self.inbox: dict[int, dict[tuple[int, int], PeerMessage]] = {k: {} for k in others}
+        self.closed, self._deaf = set[int](), set[int]()  # of the latter no message is taken
+        self.backlog: dict[int, deque[tuple[bytes, Segment | None]]] = {}
+        self._acks: dict[int, list[int]] = {k: [] for k in others}
+        self._maps: dict[tuple[int, int], tuple[mmap.mmap, int]] = {}  # with addresses
+        self._polled: tuple[Any, dict[int, int]] | None = None
+        self.sockets = _meet(store, ranks, index, seconds)
+        self.wake = min(WAKE, seconds)
+        time_out = struct.pack("ll", int(self.wake), int(self.wake % 1 * 1e6))
+        for s in self.sockets.values():
+            s.setblocking(True)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, time_out)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+
+    # ---- sending -----------------------------------------------------------------------------
+
+    def send(
+        self, peer: int, kind: int, key: tuple[int, int], size: int, segment: Segment | None = None,
+        offset: int = 0, data: bytes | bytearray = b"", urgent: bool = False,
+    ) -> None:  # fmt: skip
+        """Send a message: about a segment, or with its data. It waits for nobody.
+
+        Raises:
+            RuntimeError: the peer has ended.
+        """
+        acks, self._acks[peer] = self._acks[peer], []
+        number, new = NO_SEGMENT, 0
+        if segment is not None:
+            number, new = segment.number, 0 if peer in segment.known else segment.size
+        text = HEADER.pack(kind, urgent, len(acks), number, *key, offset, size, new)
+        if acks:
+            text += struct.pack(f"<{aligned(len(acks), 2)}I", *acks, *[0] * (len(acks) % 2))
+        if data:
+            text += data
+        announced = segment if new else None
+        if peer in self.backlog:
+            self.flush(peer)
+        if peer in self.backlog or not self._sent(peer, text, announced):
+            self.backlog.setdefault(peer, deque()).append((text, announced))
+            self._polled = None
+        if peer in self._deaf and kind != ACKNOWLEDGEMENT:
+            raise self.ended(peer)
+
+    def _sent(self, peer: int, text: bytes, announced: Segment | None) -> bool:
+        """Whether the socket takes a message, which is sent then; to a rank that has ended
+        nothing is."""
+        try:
+            if announced is None:
+                self.sockets[peer].send(text, socket.MSG_DONTWAIT)
+                return True
+            file = array.array("i", [announced.file])
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, file)]
+            self.sockets[peer].sendmsg([text], rights, socket.MSG_DONTWAIT)
+            announced.known.add(peer)
+            if len(announced.known) == len(self.sockets):
+                announced.close()
+            return True
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError):
+            self._deaf.add(peer)
+            return True
+
+    def flush(self, peer: int) -> None:
+        """Send the backlog of a rank, as far as its socket takes it."""
+        waiting = self.backlog[peer]
+        while waiting and self._sent(peer, *waiting[0]):
+            waiting.popleft()
+        if not waiting:
+            del self.backlog[peer]
+            self._polled = None
+
+    def acknowledge(self, peer: int, message: PeerMessage) -> None:
+        """Tell a rank that its segment has been read, with the next message to it."""
+        if message.segment == NO_SEGMENT:
+            return
+        acks = self._acks[peer]
+        acks.append(message.segment)
+        if message.urgent or len(acks) >= PENDING:
+            self.send(peer, ACKNOWLEDGEMENT, (0, 0), 0)
+
+    # ---- receiving ---------------------------------------------------------------------------
+
+    def receive(self, peer: int, flags: int = 0) -> bool:
+        """Take a message of a rank, for which it waits for WAKE seconds at most; return whether
+        there was one."""
+        try:
+            text, rights, _, _ = self.sockets[peer].recvmsg(
+                LARGEST, _RIGHTS_SPACE, flags | socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:  # it has ended, and read not all; what it has sent is there
+            return self.receive(peer, flags)
+        if not text:
+            self.closed.add(peer)
+            self._polled = None
+            return False
+        kind, urgent, count, segment, channel, number, offset, size, new = HEADER.unpack_from(text)
+        if new:
+            self._map(peer, segment, new, rights)
+        if count:
+            for read in struct.unpack_from(f"<{count}I", text, HEADER.size):
+                self.segments.read(read, peer)
+        if kind != ACKNOWLEDGEMENT:
+            if segment == NO_SEGMENT:
+                memory, address = bytearray(text), 0
+                offset = HEADER.size + 4 * aligned(count, 2)
+            else:
+                memory, address = self._maps[peer, segment]
+            self.inbox[peer][channel, number] = PeerMessage(
+                kind, memory, address, offset, size, segment, bool(urgent)
+            )
+        return True
+
+    def _map(self, peer: int, segment: int, size: int, rights: Any) -> None:
+        """Map a segment of another rank, unless it is."""
+        if not rights:
+            raise too_many_files()
+        (_, _, data), *_ = rights
+        (file,) = array.array("i", data)
+        if (peer, segment) not in self._maps:
+            memory = mapped(file, size)
+            self._maps[peer, segment] = memory, address_of(memory)
+        os.close(file)
+
+    def ended(self, peer: int) -> RuntimeError:
+        """Return the error of what waits for a rank that has ended."""
+        return RuntimeError(f"connection closed by peer: rank {self.ranks[peer]} has ended")
+
+    def open(self) -> list[int]:
+        """Return the ranks that have not ended."""
+        return [peer for peer in self.sockets if peer not in self.closed]
+
+    def register(self, poll: Any) -> dict[int, tuple["Links", int]]:
+        """Let a poll wait for messages, and until sockets take the backlog; return the ranks by
+        descriptors."""
+        found = dict[int, tuple[Links, int]]()
+        for peer in self.open():
+            s = self.sockets[peer]
+            poll.register(s, select.POLLIN | (select.POLLOUT if peer in self.backlog else 0))
+            found[s.fileno()] = self, peer
+        return found
+
+    def ready(self, seconds: float) -> list[int]:
+        """Return the ranks whose sockets have a message, or take one, once there is one within so
+        long, or within `wake`."""
+        if self._polled is None:
+            poll = select.poll()
+            found = self.register(poll)
+            self._polled = poll, {file: peer for file, (_, peer) in found.items()}
+        poll, peers = self._polled
+        return [peers[file] for file, _ in poll.poll(1000 * max(0.0, min(seconds, self.wake)))]
+
+    def progress(self, peer: int) -> None:
+        """Take and send what a socket is ready for."""
+        if peer in self.backlog:
+            self.flush(peer)
+        self.receive(peer, socket.MSG_DONTWAIT)
+
+    def close(self) -> None:
+        """Close all sockets, and let go of the memory, once nothing refers to it."""
+        for s in self.sockets.values():
+            s.close()
+        self.segments.close()
+        self._maps.clear()
+        for inbox in self.inbox.values():
+            inbox.clear()
+
+
+# ---- meeting -------------------------------------------------------------------------------------
+
+
+def _meet(store: Any, ranks: list[int], index: int, seconds: float) -> dict[int, socket.socket]:
+    """Return the sockets to the other ranks of a group, by their indices, connected.
+
+    Each rank connects to those before it, at a name that the kernel chooses and that is in no
+    folder: it ends with the socket.
+    """
+    found: dict[int, socket.socket] = {}
+    until = time.monotonic() + seconds
+
+    def late(k: int) -> RuntimeError:
+        return RuntimeError(f"shm timed out: rank {ranks[k]} did not come within {seconds:g} s")
+
+    with _socket(seconds) as listener:
+        listener.bind("")
+        listener.listen(len(ranks))
+        address, machine = listener.getsockname(), _machine()
+        store.set(str(index), json.dumps([machine, address.hex()]))
+        for k in range(len(ranks)):
+            if k == index:
+                continue
+            try:
+                store.wait([str(k)], timedelta(seconds=max(0.001, until - time.monotonic())))
+            except RuntimeError:
+                if time.monotonic() < until:
+                    raise
+                raise late(k) from None
+            there, name = json.loads(store.get(str(k)))
+            if there != machine:
+                raise RuntimeError(
+                    f"shm: rank {ranks[k]} is on another machine, or in another container, "
+                    f"than rank {ranks[index]}; use gloo"
+                )
+            if k < index:
+                found[k] = _socket(seconds)
+                try:
+                    found[k].connect(bytes.fromhex(name))
+                    found[k].send(_INDEX.pack(index))
+                except OSError as error:
+                    raise RuntimeError(f"shm: rank {ranks[k]}: {error.strerror}") from None
+        while missing := [k for k in range(index + 1, len(ranks)) if k not in found]:
+            listener.settimeout(max(0.001, until - time.monotonic()))
+            try:
+                accepted, _ = listener.accept()
+                if _user_of(accepted) == os.geteuid():  # any may connect
+                    accepted.settimeout(max(0.001, until - time.monotonic()))
+                    text = accepted.recv(_INDEX.size)
+                    if len(text) == _INDEX.size and _INDEX.unpack(text)[0] in missing:
+                        found[_INDEX.unpack(text)[0]] = accepted
+                        continue
+                accepted.close()
+            except TimeoutError:
+                raise late(missing[0]) from None
+    return found
+
+
+def _socket(seconds: float) -> socket.socket:
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.settimeout(seconds)
+    return s
+
+
+def _user_of(s: socket.socket) -> int:
+    """Return the user of the process at the other end."""
+    data = s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(data)[1]
+
+
+def _machine() -> str:
+    """Return what ranks that can meet have in common: the machine since its start, and the network
+    in which the names of sockets are known."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"

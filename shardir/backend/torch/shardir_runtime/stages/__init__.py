@@ -1,0 +1,1 @@
+"""Steps in stages: the order of runs and transfers of a rank, and their execution."""

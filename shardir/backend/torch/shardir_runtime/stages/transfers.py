@@ -1,0 +1,89 @@
+"""Transfers between the ranks of stages.
+
+d_a_0 = stages.receive(mesh, VALUES["d_a"], 1)       the receive is posted
+a_0_sent = stages.send(mesh, a_0, 1)
+d_a_0 = d_a_0.wait()
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..collectives import channels, position
+from ..collectives.mesh import Mesh
+from ..collectives.shards import local_bounds
+from .tables import StageValue
+
+STAGE = "stage"
+"""The axis of the mesh over which the ranks of different stages differ."""
+
+
+class StageTransfer:
+    """A send or a receive that has started: its work, None of an empty tensor, the tensor, and the
+    other rank."""
+
+    def __init__(self, work: Any, x: Tensor, peer: int):
+        self.work, self.x, self.peer = work, x, peer
+
+    def wait(self, line: int = 0) -> Tensor:
+        """Wait until it is over, and return the tensor, which it holds no longer. `line`: that of
+        the program that waits, by default the one that runs now."""
+        if self.work is not None:
+            position.begin(self.peer, line)
+            self.work.wait()
+            position.complete()
+        x = self.x
+        del self.x
+        return x
+
+
+def zeros(mesh: Mesh, type: StageValue) -> Tensor:
+    """Return zeros of this rank's shard of a value."""
+    return torch.zeros(shard_shape(mesh, type), dtype=type.dtype, device=mesh.device)
+
+
+@lru_cache(maxsize=1024)
+def shard_shape(mesh: Mesh, type: StageValue) -> tuple[int, ...]:
+    """Return the shape of this rank's shard of a value."""
+    return tuple(b - a for a, b in local_bounds(mesh, type.shape, type.dims))
+
+
+def start_send(mesh: Mesh, x: Tensor, peer: int) -> StageTransfer:
+    """Start to send a tensor to a rank."""
+    x, work = x.contiguous(), None
+    if x.numel():
+        work = channels.start_send(mesh, x, peer)
+    return StageTransfer(work, x, peer)
+
+
+def start_receive(
+    mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, peer: int
+) -> StageTransfer:
+    """Post the receive of a tensor from a rank."""
+    x, work = torch.empty(shape, dtype=dtype, device=mesh.device), None
+    if x.numel():
+        work = channels.start_receive(mesh, x, peer)
+    return StageTransfer(work, x, peer)
+
+
+def _peer(mesh: Mesh, at: int) -> int:
+    """Return the rank of the mesh that differs from this one in the stage alone, by its position
+    among these."""
+    return mesh.members((STAGE,), mesh.rank)[at]
+
+
+def send(mesh: Mesh, x: Tensor, target: int) -> StageTransfer:
+    """Start to send a tensor to the rank at a position among those of the stages."""
+    return start_send(mesh, x, _peer(mesh, target))
+
+
+def receive(mesh: Mesh, type: StageValue, source: int) -> StageTransfer:
+    """Post the receive of a value of the rank at a position."""
+    return start_receive(mesh, shard_shape(mesh, type), type.dtype, _peer(mesh, source))
+
+
+def hold(mesh: Mesh, *sends: StageTransfer) -> None:
+    """Hold what is sent until the end of the step, which waits for it."""
+    mesh.hold((each.work, each.x) for each in sends)
