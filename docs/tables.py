@@ -37,8 +37,8 @@ from shardir.rewriting.options import dashed, default_text, meanings, option_typ
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 
-from harness import FLOATS, Arg, add_step, compiled, elements_of, function, program
 from op_cases import CASES
+from support.harness import FLOATS, Arg, add_step, compiled, elements_of, function, program
 
 RECORDS = Path(__file__).parents[1] / "test" / "bench" / "records"
 """The figures of benchmarks, as `shard-bench NAME --json FILE` writes them."""

@@ -5,18 +5,14 @@ test-all` sets it.
 """
 
 import gc
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cpu import Cpu
 from hypothesis import HealthCheck, settings
-from runlines import RunError, run, run_lines
+from support.cpu import Cpu
+from support.runlines import RunError, run, run_lines
 
 settings.register_profile(
     "any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -87,7 +83,7 @@ def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> RunFile | 
 @pytest.fixture
 def forked_ranks() -> Iterator[None]:
     """Let all runs fork their ranks from one process (rank_server.py)."""
-    from forked import server
+    from support.forked import server
 
     from shardir.backend.torch.launch.forks import shared
 

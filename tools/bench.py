@@ -26,6 +26,9 @@ has `add_options(parser)`, and `records` a parameter for each of them. One whose
 of one table has `tables(records)`: titles, with the rows of each. SMOKE are names of the file with
 the values that they have for `--smoke`: small sizes, few rounds."""
 
+PATH = FOLDER.parent, FOLDER.parents[1] / "docs" / "examples"
+"""The folders whose modules benchmarks import, on the path of Python as pytest has them."""
+
 RECORDS = FOLDER / "records"
 """The records of which tables of the documentation are made, as `--json` has written them."""
 
@@ -44,11 +47,11 @@ def names() -> dict[str, str]:
 
 
 def load(name: str) -> ModuleType:
-    """Import a benchmark; its folder is put on the path, since benchmarks share programs."""
+    """Import a benchmark anew, with PATH on the path of Python."""
     stem = name.replace("-", "_")
     spec = util.spec_from_file_location(f"shard_bench_{stem}", FOLDER / f"{stem}.py")
     assert spec is not None and spec.loader is not None
-    sys.path.insert(0, str(FOLDER))
+    sys.path[:0] = [str(folder) for folder in PATH if str(folder) not in sys.path]
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

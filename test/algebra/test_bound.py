@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from extent import extent
-from random_routes import random_cluster
+from support.algebra.random_routes import random_cluster
+from support.extent import extent
 
 from shardir.algebra.bound import bound, latency_bound, refined, seconds_bound
 from shardir.algebra.mesh import Mesh

@@ -5,9 +5,9 @@ from itertools import combinations
 from math import inf
 
 import numpy as np
-from extent import extent
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_flow
+from support.extent import extent
 
 from shardir.algebra.cuts import minimum_cut
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from extent import extent
-from single_moves import single_moves
+from support.algebra.single_moves import single_moves
+from support.extent import extent
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import CollectiveStep

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import layouts_on, meshes, quick, sub_axes
+from support.strategies import layouts_on, meshes, quick, sub_axes
 
 from shardir.algebra.factors import Factors, OpSharding, try_op_sharding
 from shardir.algebra.layout import Layout, Shape

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import laid_out_shapes, quick
+from support.strategies import laid_out_shapes, quick
 
 from shardir.algebra.layout import Layout, LocalLayout
 from shardir.algebra.mesh import Axis, SizedAxes, shard_bounds

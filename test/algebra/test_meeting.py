@@ -6,8 +6,8 @@ from math import inf
 from random import Random
 
 import numpy as np
-from extent import extent
-from single_moves import single_moves
+from support.algebra.single_moves import single_moves
+from support.extent import extent
 
 from shardir.algebra.arrays import Table
 from shardir.algebra.collectives import CollectiveStep

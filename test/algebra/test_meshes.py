@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies import (
+from support.strategies import (
     chains,
     meshes,
     quick,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import layouts_on, meshes, quick, shapes, sub_axes, with_sizes
+from support.strategies import layouts_on, meshes, quick, shapes, sub_axes, with_sizes
 
 from shardir.algebra.layout import REDUCTIONS, LocalLayout
 from shardir.algebra.mesh import Axis

@@ -8,10 +8,9 @@ from random import Random
 
 import numpy as np
 import pytest
-from extent import extent
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_routes import (
+from support.algebra.random_routes import (
     EVEN_OR_NOT,
     LEVELLED,
     MESHES,
@@ -20,6 +19,7 @@ from random_routes import (
     routes_of,
     time_of,
 )
+from support.extent import extent
 
 from shardir.algebra.bound import seconds_bound
 from shardir.algebra.cluster import Cluster, Level

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import quick
+from support.strategies import quick
 
 from shardir.algebra.layout import REDUCTIONS, Layout
 from shardir.algebra.mesh import Axis, SizedAxes

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from extent import extent
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_routes import (
+from support.algebra.random_routes import (
     LEVELLED,
     MESHES,
     Route,
@@ -18,7 +17,8 @@ from random_routes import (
     time_of,
     two_levels,
 )
-from single_moves import single_moves
+from support.algebra.single_moves import single_moves
+from support.extent import extent
 
 from shardir.algebra.cluster import DEFAULT, Cluster, Level
 from shardir.algebra.layout import Layout, Shape, is_countable

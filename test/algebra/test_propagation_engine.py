@@ -1,7 +1,7 @@
 """Propagation on graphs of plain values: each number of its contract."""
 
 import pytest
-from propagation_graphs import MESH, Writer
+from support.algebra.propagation_graphs import MESH, Writer
 
 from shardir.algebra.factors import Factors
 from shardir.algebra.notation import parse_layout, parse_sharding

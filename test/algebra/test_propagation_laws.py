@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 
 import pytest
-from propagation_graphs import Writer, merged
+from support.algebra.propagation_graphs import Writer, merged
 
 from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape

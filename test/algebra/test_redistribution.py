@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from extent import extent
-from harness import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.extent import extent
+from support.harness import (
     MESH,
     Arg,
     Problem,
@@ -22,9 +24,7 @@ from harness import (
     parts,
     problem,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from strategies import layouts_on, meshes, shapes, with_sizes
+from support.strategies import layouts_on, meshes, shapes, with_sizes
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from test_schedule_simulation import fastest, random_costs
+from support.algebra.schedule_orders import fastest, random_costs
 
 from shardir.algebra.schedules import (
     NAMES,

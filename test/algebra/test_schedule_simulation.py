@@ -1,13 +1,13 @@
 """The simulator of schedules, and the lower bounds of their time."""
 
 import random
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.algebra.schedule_orders import fastest, random_costs
 
 from shardir.algebra.schedules import (
     Action,
@@ -23,14 +23,6 @@ from shardir.diagnostics import ShardirError
 
 def equal_costs(s: Schedule, transfer: float = 0.0) -> PipelineCosts:
     return PipelineCosts.equal(s.ranks, s.stages // s.ranks, transfer=transfer)
-
-
-def random_costs(stages: int, chance: random.Random) -> PipelineCosts:
-    def some(count: int) -> tuple[float, ...]:
-        return tuple(chance.choice((0.0, 0.5, 1.0, 1.25, 2.0)) for _ in range(count))
-
-    memory = tuple(chance.choice((1.0, 2.0)) for _ in range(stages))
-    return PipelineCosts(some(stages), some(stages), some(stages), some(stages - 1), memory)
 
 
 def ends_by_paths(s: Schedule, c: PipelineCosts) -> dict[Action, float]:
@@ -148,37 +140,6 @@ def test_costs_that_cannot_be() -> None:
 
 
 # ---- the bound ----
-
-
-def rank_orders(stage: int, microbatches: int) -> Iterator[tuple[Action, ...]]:
-    """Yield the orders of one stage, with microbatches in turn: the standard Young tableaux."""
-
-    def more(f: int, i: int, w: int) -> Iterator[tuple[Action, ...]]:
-        if w == microbatches:
-            yield ()
-        for kind, k, possible in (("F", f, f < microbatches), ("I", i, i < f), ("W", w, w < i)):
-            if possible:
-                then = (f + (kind == "F"), i + (kind == "I"), w + (kind == "W"))
-                for rest in more(*then):
-                    yield (Action(stage, kind, k), *rest)
-
-    return more(0, 0, 0)
-
-
-def fastest(
-    ranks: int, microbatches: int, c: PipelineCosts, memory: list[float] | None = None
-) -> float:
-    """Return the minimum time of one stage on each rank, over all orders."""
-    found = float("inf")
-    for orders in product(*(list(rank_orders(r, microbatches)) for r in range(ranks))):
-        s = Schedule(ranks, ranks, microbatches, tuple(range(ranks)), orders)
-        try:
-            t = simulate(s, c)
-        except ShardirError:
-            continue
-        if memory is None or all(p <= m for p, m in zip(t.peak_bytes, memory, strict=True)):
-            found = min(found, t.makespan)
-    return found
 
 
 def test_the_bound_is_below_the_fastest_order() -> None:

@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 import torch.distributed.pipelining.schedules as theirs
-from extent import extent
-from simulated_ranks import ENDS, WRONG, SimulatedRanks
-from torch_schedules import our_actions, their_actions
+from support.algebra.simulated_ranks import ENDS, WRONG, SimulatedRanks
+from support.extent import extent
+from support.torch_schedules import our_actions, their_actions
 
 from shardir.algebra.schedules import (
     NAMES,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from extent import extent
+from support.extent import extent
+from support.torch_schedules import torch_orders, validates
 from torch.distributed.pipelining.schedules import _Action
-from torch_schedules import torch_orders, validates
 
 from shardir.algebra.schedules import (
     NAMES,

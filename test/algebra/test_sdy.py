@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
-from extent import extent
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.extent import extent
 
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis, Mesh

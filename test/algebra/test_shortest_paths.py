@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from random_routes import random_cluster
+from support.algebra.random_routes import random_cluster
 
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.routes import Routes, routes

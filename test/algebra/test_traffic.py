@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import meshes, shapes
+from support.strategies import meshes, shapes
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis, Mesh

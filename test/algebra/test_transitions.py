@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import layouts_on
+from support.strategies import layouts_on
 
 from shardir.algebra.collectives import COLLECTIVES, AxisState
 from shardir.algebra.mesh import Axes, Axis, Mesh

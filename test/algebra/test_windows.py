@@ -4,7 +4,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from harness import Arg, collectives, compiled, function, laid_out, layout, parts, problem
+from support.harness import Arg, collectives, compiled, function, laid_out, layout, parts, problem
 
 from shardir.algebra.mesh import shard_bounds
 from shardir.algebra.notation import mesh_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from extent import extent
+from support.extent import extent
 from xdsl.dialects.builtin import StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 

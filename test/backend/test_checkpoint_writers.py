@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from extent import extent
+from support.extent import extent
 
 pytest.importorskip("torch")
 

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from emitted import MESH, TYPES, functions_of, mesh_op, tensor
-from extent import extent
-from harness import ELEMENTS, numbers, program
 from op_cases import CASES
+from support.emitted import MESH, TYPES, functions_of, mesh_op, tensor
+from support.extent import extent
+from support.harness import ELEMENTS, numbers, program
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emitted import functions_of
+from support.emitted import functions_of
 
 from shardir.backend.torch.backend import TorchBackend
 from shardir.backend.torch.directory import RUNTIME

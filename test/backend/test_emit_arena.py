@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from extent import extent
+from support.extent import extent
 
 torch = pytest.importorskip("torch")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from emitted import functions_of
+from support.emitted import functions_of
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
 

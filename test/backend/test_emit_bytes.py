@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from emitted import mesh_op
+from support.emitted import mesh_op
 from xdsl.dialects.builtin import ModuleOp, TensorType, bf16, f32, f64, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue

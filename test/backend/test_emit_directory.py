@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emitted import STEP, body_of
+from support.emitted import STEP, body_of
 
 import shardir
 from shardir.backend.torch.emit.program import program_text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emitted import STEP, functions_of
+from support.emitted import STEP, functions_of
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, StringAttr, TensorType
 from xdsl.dialects.func import FuncOp
 

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from emitted import MESH, STEP, TYPES, body_of, functions_of, mesh_op, tensor
+from support.emitted import MESH, STEP, TYPES, body_of, functions_of, mesh_op, tensor
 from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from emitted import functions_of
+from support.emitted import functions_of
 
 import shardir
 from shardir.backend.torch.emit.program import program_text

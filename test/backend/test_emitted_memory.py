@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from extent import extent
+from support.extent import extent
 
 pytest.importorskip("torch")
 

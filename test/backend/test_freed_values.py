@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from freed import reads_of_freed
+from support.freed import reads_of_freed
 from torch import nn
 
 import shardir

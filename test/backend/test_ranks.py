@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import run_ranks
+from support.forked import run_ranks
 
 from shardir.backend.runs import LaunchError, Options, RunError
 from shardir.backend.torch.directory import RUNTIME

@@ -4,7 +4,7 @@ same order."""
 import random
 from collections.abc import Sequence
 
-from extent import extent
+from support.extent import extent
 
 from shardir.backend.torch.emit.sequences import Spot, texts_of
 

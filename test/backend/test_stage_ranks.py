@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from emitted import functions_of
-from extent import extent
+from support.emitted import functions_of
+from support.extent import extent
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.dialects.func import FuncOp
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from plans import bare
-from programs import gpt, mlp
-from started import run
-
+from bench.plans import bare
+from bench.programs import gpt, mlp
+from bench.started import run
 from shardir.api import compile
 from shardir.syntax.parser import parse
 

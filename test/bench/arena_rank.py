@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_program import Census, Emitted
-from zero_rank import MEASURED, timed
 
+from bench.rank_program import Census, Emitted
+from bench.zero_rank import MEASURED, timed
 from shardir.backend.torch.shardir_runtime.run.process import retain_memory
 
 WARM = 3

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cost_model import (
+from bench.cost_model import (
     BOTH,
     MAX_PROBE_BYTES,
     MEMORY,
@@ -28,8 +28,7 @@ from cost_model import (
     few_probes,
     text,
 )
-from plans import bare
-
+from bench.plans import bare
 from shardir.algebra.cluster import Cluster
 from shardir.api import compile
 from shardir.backend.runs import Options, RankCalls

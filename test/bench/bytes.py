@@ -44,11 +44,11 @@ from itertools import islice, pairwise
 from math import prod
 from typing import Any
 
-from programs import bert, dlrm, gpt, mlp, resnet
 from xdsl.context import Context
 from xdsl.dialects.builtin import FixedBitwidthType, ModuleOp, TensorType
 from xdsl.ir import SSAValue
 
+from bench.programs import bert, dlrm, gpt, mlp, resnet
 from shardir.dialects import dist
 from shardir.pipelines import build
 from shardir.syntax.parser import parse

@@ -15,9 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from program_text import NORMAL, Text, tensor
-from started import run
-
+from bench.program_text import NORMAL, Text, tensor
+from bench.started import run
 from shardir.api import compile
 
 RANKS, TENSORS, ROWS, COLUMNS, ROUNDS, TIMEOUT = 4, 48, 1024, 1024, 9, 580

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from program_text import NORMAL, Text, tensor
-from programs import mlp, transformer
 from rich.markup import escape
 
+from bench.program_text import NORMAL, Text, tensor
+from bench.programs import mlp, transformer
 from shardir.algebra.cluster import Cluster
 from shardir.api import Compiled, compile
 from shardir.backend.runs import Options, RankCalls

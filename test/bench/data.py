@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from programs import gpt, mlp, resnet
 
+from bench.programs import gpt, mlp, resnet
 from shardir.api import compile
 from shardir.backend.runs import Options
 from shardir.backend.torch.launch.measure import times

@@ -7,21 +7,17 @@ the difference of shardir's and that by hand.
 """
 
 import json
-import sys
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from started import run
-
-import shardir
-
-sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
-
 import generate
 import torch
+
+import shardir
+from bench.started import run
 
 RANKS, ROUNDS, TIMEOUT = 4, 40, 500
 MESHES = {"2x2": ("dp = 2, tp = 2", "megatron(tp) * ddp(dp)"), "1x4": ("tp = 4", "megatron(tp)")}

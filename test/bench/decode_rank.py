@@ -9,14 +9,11 @@ from statistics import median
 from types import FunctionType
 from typing import Any
 
+import generate
 import torch
 import torch.distributed as dist
 
 import shardir
-
-sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
-
-import generate
 
 TOKENS = 8
 """The tokens of a turn."""

@@ -17,8 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from programs import mlp
-
+from bench.programs import mlp
 from shardir.api import compile
 
 RANKS, MESH, ROUNDS, TIMEOUT = 4, (2, 2), 7, 120

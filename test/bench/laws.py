@@ -32,12 +32,10 @@ from operator import itemgetter
 from random import Random
 from typing import Any, NamedTuple
 
-import preset_laws
-import program_laws
-from drawn_layouts import random_layout
-from random_steps import OPTIMIZERS, random_step
-from ratios import ratio
-
+from bench import preset_laws, program_laws
+from bench.drawn_layouts import random_layout
+from bench.random_steps import OPTIMIZERS, random_step
+from bench.ratios import ratio
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import estimated_seconds
@@ -147,7 +145,7 @@ def presets(cluster: str, random: Random) -> list[Ratios]:
 
 
 def memory(cluster: str, random: Random) -> list[Ratios]:
-    from memory_laws import claims  # requires scipy
+    from bench.memory_laws import claims  # requires scipy
 
     mesh = random_mesh(cluster, random)
     while len(mesh.names) > 2 or mesh.size > 16:

@@ -18,10 +18,10 @@ from math import inf
 from random import Random
 
 import numpy as np
-from program_laws import ratio
 from scipy.optimize import Bounds, milp
 from scipy.sparse import coo_matrix
 
+from bench.program_laws import ratio
 from shardir import compile
 from shardir.analysis.functions import mesh_of
 from shardir.rewriting.composites import expand

@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from plans import PLANS, without_overlap
-from programs import gpt, mlp, transformer
-
+from bench.plans import PLANS, without_overlap
+from bench.programs import gpt, mlp, transformer
 from shardir.api import compile
 from shardir.backend.runs import Options
 from shardir.backend.torch.launch.measure import times

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from programs import OPS_PER_LAYER, transformer
 from xdsl.context import Context
 from xdsl.parser import Parser
 
+from bench.programs import OPS_PER_LAYER, transformer
 from shardir.dialects.installed import installed
 from shardir.syntax.parser import parse
 

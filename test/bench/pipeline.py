@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from programs import OPS_PER_LAYER, transformer
 from xdsl.context import Context
 
+from bench.programs import OPS_PER_LAYER, transformer
 from shardir.pipelines import build
 from shardir.syntax.parser import parse
 

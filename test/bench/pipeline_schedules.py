@@ -12,17 +12,14 @@ made of. `bound` is the share at the lower bound for the number of stages, withi
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from support.torch_schedules import CLASSES, torch_orders
 
 from shardir.algebra.schedules import PipelineCosts, Schedule, search, simulate
 from shardir.diagnostics import ShardirError
-
-sys.path.append(str(Path(__file__).parents[1]))
-from torch_schedules import CLASSES, torch_orders
 
 COSTS = {"unit": (1.0, 1.0, 1.0), "real": (1.0, 1.15, 0.85)}
 """Seconds of F, I and W."""

@@ -25,11 +25,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import pipeline_models
 import torch
-from started import run
 
 import shardir
+from bench import pipeline_models
+from bench.started import run
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import (

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pipeline_models as models
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,6 +24,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from bench import pipeline_models as models
 from shardir.backend.torch.shardir_runtime.plan.program import load_plan
 from shardir.backend.torch.shardir_runtime.run.events import Events
 from shardir.backend.torch.shardir_runtime.run.main import Runner

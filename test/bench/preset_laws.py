@@ -8,10 +8,10 @@ by the full report, overlap included.
 
 from collections.abc import Iterable, Iterator
 
-from plans import of_presets, seconds
-from ratios import ratio
 from xdsl.dialects.builtin import ModuleOp
 
+from bench.plans import of_presets, seconds
+from bench.ratios import ratio
 from shardir import compile
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import mesh_of

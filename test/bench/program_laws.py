@@ -14,10 +14,10 @@ Of a training step without annotations, and of the same step with random layouts
 from itertools import pairwise
 from random import Random
 
-from plans import PLANS, laid_out, seconds
-from ratios import ratio
 from xdsl.dialects.builtin import ModuleOp
 
+from bench.plans import PLANS, laid_out, seconds
+from bench.ratios import ratio
 from shardir import compile
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Mesh, SizedAxes

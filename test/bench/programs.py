@@ -5,18 +5,14 @@ Only weights and the batch are annotated, those of transformers as Megatron spli
 has no annotations.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 
-from program_text import NORMAL, ONES, ZEROS, Text, tensor
-
+from bench.program_text import NORMAL, ONES, ZEROS, Text, tensor
 from shardir.build import Module, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs" / "examples"))
 resnet = import_module("make_resnet").resnet
 make_pangu = import_module("make_pangu")
 pangu, PANGU = make_pangu.pangu, make_pangu.SIZES

@@ -8,8 +8,7 @@ and perhaps an earlier one. Most sizes are divided by all devices together, some
 from collections.abc import Callable, Sequence
 from random import Random
 
-from program_text import NORMAL, ONES, ZEROS, tensor
-
+from bench.program_text import NORMAL, ONES, ZEROS, tensor
 from shardir.algebra.mesh import Mesh
 
 OPTIMIZERS = [

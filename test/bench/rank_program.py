@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from step_rank import Count
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
+from bench.step_rank import Count
 from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.backend.torch.shardir_runtime.plan.program import load_plan
 from shardir.backend.torch.shardir_runtime.run.events import Events

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from programs import gpt, mlp
-from recompute_milp import optimum
-from started import run
 from torch._functorch._activation_checkpointing import knapsack
 
+from bench.programs import gpt, mlp
+from bench.recompute_milp import optimum
+from bench.started import run
 from shardir.api import compile
 from shardir.cost.functions import functions
 from shardir.cost.report import cost_of_function

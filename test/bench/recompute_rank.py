@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_program import Census, Emitted
-from zero_rank import timed
+
+from bench.rank_program import Census, Emitted
+from bench.zero_rank import timed
 
 WARM = 3
 """The steps after which the parameters are compared."""

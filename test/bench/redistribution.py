@@ -22,8 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from drawn_layouts import random_layout
-
+from bench.drawn_layouts import random_layout
 from shardir.algebra import redistribution
 from shardir.algebra.bound import bound
 from shardir.algebra.cluster import Cluster, Level

@@ -23,14 +23,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from drawn_layouts import random_layout
-from laws import ALL_OPTIMIZERS, random_mesh, random_shape
-from plans import bare
-from programs import PANGU, bert, experts, gpt, pangu, resnet
-from random_steps import random_step
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, TensorType
 
+from bench.drawn_layouts import random_layout
+from bench.laws import ALL_OPTIMIZERS, random_mesh, random_shape
+from bench.plans import bare
+from bench.programs import PANGU, bert, experts, gpt, pangu, resnet
+from bench.random_steps import random_step
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_layout
 from shardir.algebra.redistribution import plan_redistribution

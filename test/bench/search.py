@@ -22,10 +22,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from programs import PANGU, gpt, pangu, recurrent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+from bench.programs import PANGU, gpt, pangu, recurrent
 from shardir.analysis.functions import mesh_of
 from shardir.analysis.updates import after_update
 from shardir.dialects.dist import ClusterAttr, ClusterOp, RedistributeOp

@@ -16,7 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cost_model import (
+from rich.markup import escape
+
+from bench.cost_model import (
     MAX_PROBE_BYTES,
     MEMORY,
     RANKS,
@@ -28,9 +30,7 @@ from cost_model import (
     programs,
     text,
 )
-from kept_rounds import Rounds, digest, folder_of, read, write
-from rich.markup import escape
-
+from bench.kept_rounds import Rounds, digest, folder_of, read, write
 from shardir.algebra.cluster import Cluster
 from shardir.api import Compiled, compile
 from shardir.backend.runs import Options, RankCalls

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from programs import PANGU, pangu
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+from bench.programs import PANGU, pangu
 from shardir.algebra.schedules import schedule
 from shardir.dialects.train import AccumulateAttr, StepOp
 from shardir.passes.apply_plan import ApplyPlan

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shardir.backend.runs import Options
 from shardir.backend.torch.launch.forks import Fork, forks
+from shardir.tools.bench import PATH
 
 
 def free_port() -> int:
@@ -21,6 +22,7 @@ def environment(ranks: int) -> dict[str, str]:
     """The variables that torch.distributed reads, but for the rank."""
     return {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, PATH)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),

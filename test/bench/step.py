@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from programs import transformer
-from started import run
-
+from bench.programs import transformer
+from bench.started import run
 from shardir.api import compile
 
 RANKS, ROUNDS = 4, 8

@@ -18,9 +18,9 @@ from io import StringIO
 from math import prod
 from typing import Any
 
-from programs import PANGU, pangu
 from xdsl.context import Context
 
+from bench.programs import PANGU, pangu
 from shardir.cost.report import report
 from shardir.diagnostics import ShardirError
 from shardir.pipelines import build, with_plan

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from plans import bare
-from programs import gpt
-from started import run_groups
-
+from bench.plans import bare
+from bench.programs import gpt
+from bench.started import run_groups
 from shardir.api import compile
 from shardir.syntax.parser import parse
 

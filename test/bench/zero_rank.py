@@ -20,10 +20,10 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from rank_program import Census, Emitted
 from torch.distributed.device_mesh import init_device_mesh
-from zero_torch import VARIANTS, single
 
+from bench.rank_program import Census, Emitted
+from bench.zero_torch import VARIANTS, single
 from shardir.backend.torch.shardir_runtime.collectives import blocks
 from shardir.backend.torch.shardir_runtime.run.process import retain_memory
 from shardir.backend.torch.shardir_runtime.shm import register

@@ -8,25 +8,14 @@ interpreter. Batches have 4 samples and layers 32 columns.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from bytes import communicated
-
-import shardir
-from shardir.diagnostics import ShardirError
-from shardir.dialects import nn
-
-TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "frontends")]
-
-import imported  # noqa: E402 - of test/frontends
-from architectures import ZOO, Architecture, doubles  # noqa: E402 - of test
-from zoo_models import (  # noqa: E402 - of test/frontends
+from architectures import ZOO, Architecture, doubles
+from support.modules import imported
+from support.modules.zoo import (
     CLUSTER,
     DERIVED,
     MESH,
@@ -34,6 +23,11 @@ from zoo_models import (  # noqa: E402 - of test/frontends
     PLANS,
     in_torch_alone,
 )
+
+import shardir
+from bench.bytes import communicated
+from shardir.diagnostics import ShardirError
+from shardir.dialects import nn
 
 ARCHITECTURES = [*ZOO]
 SMOKE = {"ARCHITECTURES": ["MNIST"]}

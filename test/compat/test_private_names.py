@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import xdsl.irdl.declarative_assembly_format as fmt
-from layers import ROOT, files
-from sources import tree
+from support.layers import ROOT, files
+from support.sources import tree
 from xdsl.context import Context
 from xdsl.dialects.builtin import TensorType, f32
 from xdsl.dialects.test import TestOp

@@ -7,10 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from covering import covering
-from extent import extent
-from harness import apply, compiled, differs, function
-from reference import to_torch, torch_forward
+from support.covering import covering
+from support.extent import extent
+from support.harness import apply, compiled, differs, function
+from support.reference import to_torch, torch_forward
 from xdsl.dialects.builtin import TensorType
 
 from shardir.dialects import train

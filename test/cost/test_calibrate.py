@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from extent import extent, long_form
+from support.extent import extent, long_form
 
 import shardir
 from shardir.algebra.cluster import Cluster, Level

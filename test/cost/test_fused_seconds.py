@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, permutations
 from random import Random
 
 import pytest
-from partitions import partitions
+from support.partitions import partitions
 
 from shardir.algebra.forms import Form
 from shardir.analysis.storages import Span

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from emitted import functions_of
+from support.emitted import functions_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from xdsl.dialects.builtin import ModuleOp, TensorType

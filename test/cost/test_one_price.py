@@ -20,7 +20,7 @@ from math import prod
 from random import Random
 
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 

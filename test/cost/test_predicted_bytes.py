@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import apply, function
+from support.harness import apply, function
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import SSAValue
 

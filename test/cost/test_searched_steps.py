@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch.distributed.pipelining.schedules as theirs
-from extent import extent
-from test_stage_times import ends_of_loop, step_in_stages
-from torch_schedules import StageOfNone, our_actions, validates
+from support.extent import extent
+from support.staged_steps import ends_of_loop, step_in_stages
+from support.torch_schedules import StageOfNone, our_actions, validates
 from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.schedules import NAMES, Schedule, check

@@ -12,7 +12,7 @@ import pytest
 from cost.test_one_price import meshes, unlimited
 from cost.test_schedule import MESH, PRODUCT, TYPES, start, wait
 from cost.test_stage_times import MASKED
-from extent import extent
+from support.extent import extent
 from xdsl.dialects.builtin import ModuleOp
 
 import shardir

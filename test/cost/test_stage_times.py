@@ -3,7 +3,8 @@
 from itertools import pairwise
 
 import pytest
-from extent import extent
+from support.extent import extent
+from support.staged_steps import ends_of_loop, step_in_stages
 from xdsl.context import Context
 from xdsl.dialects.func import FuncOp
 
@@ -13,7 +14,6 @@ from shardir.dialects import train
 from shardir.pipelines import build
 from shardir.syntax.parser import parse
 
-LAYERS = 8
 SCHEDULES = (
     "1f1b, ranks = 4", "interleaved, ranks = 2, chunks = 2", "zbv, ranks = 4, chunks = 2",
     "zb-h1, ranks = 4", "gpipe, ranks = 8", "dualpipev, ranks = 2, chunks = 2",
@@ -36,44 +36,6 @@ train.step @step of @loss <sgd, lr = 0.1> accumulate <mean, microbatches = 4>
 """
 
 
-def step_in_stages(
-    pipeline: str, microbatches: int, skip: bool = False, options: str = ""
-) -> StagedCost:
-    """The cost of a step of products of different widths; with `skip` the last reads the input of
-    the second too. `options`: of the passes."""
-    widths = [16, *(32 * (1 + i % 3) for i in range(LAYERS - 1)), 16]
-    arguments = ["%x: tensor<64x16xf32> {train.input = #train.init<normal>}"]
-    body, last = list[str](), "%x"
-    for i, (n, m) in enumerate(pairwise(widths)):
-        arguments.append(f'%w{i}: tensor<{n}x{m}xf32> {{train.parameter = "w{i}"}}')
-        types = f"(tensor<64x{n}xf32>, tensor<{n}x{m}xf32>) -> tensor<64x{m}xf32>"
-        stages = train.PipelineAttr.read(pipeline).stages
-        mark = f" {{train.stage = {i * stages // LAYERS} : i64}}"
-        body += [f"%h{i} = nn.matmul {last}, %w{i}{mark} : {types}"]
-        body += [f"%a{i} = nn.tanh %h{i} : (tensor<64x{m}xf32>) -> tensor<64x{m}xf32>"]
-        last = f"%a{i}"
-    if skip:
-        two = "(tensor<64x16xf32>, tensor<64x16xf32>) -> tensor<64x16xf32>"
-        body += [f"%both = nn.add {last}, %first : {two}"]
-        body.insert(0, "%first = nn.tanh %x : (tensor<64x16xf32>) -> tensor<64x16xf32>")
-        last = "%both"
-    text = f"""
-dist.mesh @m <d = 2>
-func.func private @loss({", ".join(arguments)}) -> tensor<f32> {{
-  {"; ".join(body).replace("; ", chr(10) + "  ")}
-  %loss = nn.reduce <mean> {last} dims <0, 1> : (tensor<64x16xf32>) -> tensor<f32>
-  func.return %loss : tensor<f32>
-}}
-train.step @step of @loss <sgd, lr = 0.1> accumulate <mean, microbatches = {microbatches}>
-    pipeline <{pipeline}>
-"""
-    module = parse(text)
-    for p in build(f"train{options}"):
-        p.apply(Context(), module)
-    (cost,) = [c for c in report(module) if isinstance(c, StagedCost)]
-    return cost
-
-
 def costs_of(cost: StagedCost, schedule: Schedule) -> PipelineCosts:
     """The costs of the stages, by what each function and transfer took."""
     seconds: dict[tuple[str, int], float] = {}
@@ -93,10 +55,6 @@ def costs_of(cost: StagedCost, schedule: Schedule) -> PipelineCosts:
         tuple(seconds.get(("W", s), 0.0) for s in stages),
         tuple(moved), (0.0,) * schedule.stages,
     )  # fmt: skip
-
-
-def ends_of_loop(cost: StagedCost) -> float:
-    return max(t.end for runs in cost.ranks for t in runs if t.run.action is not None)
 
 
 @pytest.mark.parametrize("pipeline", extent(SCHEDULES[:3], SCHEDULES))

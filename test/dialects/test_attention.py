@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from harness import MESH, Arg, collectives, compiled, laid_out, layout, names, parts, problem
+from support.harness import (
+    MESH,
+    Arg,
+    collectives,
+    compiled,
+    laid_out,
+    layout,
+    names,
+    parts,
+    problem,
+)
 
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.shardir_runtime.ops import attention as ops_attention

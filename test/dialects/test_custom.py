@@ -3,13 +3,13 @@
 
 import warnings
 
-import kernels
 import numpy as np
 import pytest
+from support import kernels
 
 torch = pytest.importorskip("torch")
 
-from emitted import functions_of
+from support.emitted import functions_of
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin
 from xdsl.dialects.func import Func
@@ -139,9 +139,11 @@ def wanted_of_moments(x, w):
 
 @pytest.mark.parametrize("rule", [None, "(i, j), (i) -> (j), (i, k) replicate i, k"])
 def test_several_results_and_their_gradients(register, monkeypatch, rule):
-    register("test.moments", evaluate=kernels.moments, torch="kernels:moments", rule=rule,
+    register("test.moments", evaluate=kernels.moments, torch="support.kernels:moments", rule=rule,
              gradient="test.moments_grad")  # fmt: skip
-    register("test.moments_grad", evaluate=kernels.moments_grad, torch="kernels:moments_grad")
+    register(
+        "test.moments_grad", evaluate=kernels.moments_grad, torch="support.kernels:moments_grad"
+    )
     w = np.random.default_rng(1).standard_normal(5)
     x = X.repeat(2, 0)[:5]
     x[1] += 1
@@ -159,7 +161,7 @@ def test_several_results_and_their_gradients(register, monkeypatch, rule):
 
 def test_a_view_is_not_written_into(register, monkeypatch):
     """A function may give what it got: neither the argument nor the other value changes."""
-    register("test.op", torch="kernels:same", evaluate=kernels.same)
+    register("test.op", torch="support.kernels:same", evaluate=kernels.same)
     text = """
     func.func private @loss(%w: tensor<3xf32> {train.parameter = "w", train.init = #train.init<normal>}, %n: tensor<3xf32> {train.state = "n", train.init = #train.init<constant, value = 1.0>}) -> (tensor<f32>, tensor<3xf32> {train.updates = "n"}) {
       %s = nn.stop_gradient %w : (tensor<3xf32>) -> tensor<3xf32>
@@ -205,7 +207,7 @@ EVIL = ['"); import os; os.abort()  #', "\n", "\\", "{x}", '\'"""', "\u2028", "Ã
 def test_options_are_literals(register, monkeypatch):
     seen = []
     monkeypatch.setattr(kernels, "told", lambda x, **options: seen.append(options) or x)
-    register("test.op", torch="kernels:told", evaluate=kernels.told)
+    register("test.op", torch="support.kernels:told", evaluate=kernels.told)
     strings = ", ".join('"' + "".join(f"\\{b:02X}" for b in word.encode()) + '"' for word in EVIL)
     options = (
         "with {a = -3 : i32, b = true, c = 0x7FF0000000000000 : f64, d = -1.5 : f32, "
@@ -238,10 +240,10 @@ def test_modules_of_programs(register, torch, message):
 
 
 def test_names_of_values_do_not_hide_modules(register, monkeypatch):
-    register("test.op", torch="kernels:same")
-    text = SCALE.replace("OPTIONS", "").replace("%x", "%kernels").replace("@f", "@kernels")
+    register("test.op", torch="support.kernels:same")
+    text = SCALE.replace("OPTIONS", "").replace("%x", "%support").replace("@f", "@support")
     compiled = shardir.compile(text, "")
-    found = called(compiled.program, monkeypatch, "kernels_1")(X)
+    found = called(compiled.program, monkeypatch, "support_1")(X)
     np.testing.assert_array_equal(found, X)
 
 
@@ -249,7 +251,7 @@ def test_names_of_values_do_not_hide_modules(register, monkeypatch):
 
 
 def test_an_op_of_another_dialect(register, monkeypatch):
-    register("math.sqrt", evaluate=lambda x, fastmath: np.sqrt(x), torch="kernels:root")
+    register("math.sqrt", evaluate=lambda x, fastmath: np.sqrt(x), torch="support.kernels:root")
     monkeypatch.setattr(kernels, "root", lambda x, fastmath: x.sqrt(), raising=False)
     ctx = Context()
     for dialect in (Builtin, Func, Math, *(make() for make in DIALECTS.values())):
@@ -270,7 +272,7 @@ def test_an_op_of_another_dialect(register, monkeypatch):
     assert "math.sqrt" in str(module) and 'nn.custom "math.sqrt"' in compiled.text
     for m in (module, compiled.module):
         np.testing.assert_allclose(run(m, "f", [X * X])[0], abs(X))
-    assert "y = kernels.root(" in compiled.program
+    assert "y = support.kernels.root(" in compiled.program
 
 
 def test_import_of_registrations(tmp_path, monkeypatch, capsys):

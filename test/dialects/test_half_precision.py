@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from harness import MESH, Arg, Problem, compiled, laid_out, layout, posed, program
 from op_cases import CASES, Case
+from support.harness import MESH, Arg, Problem, compiled, laid_out, layout, posed, program
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axis

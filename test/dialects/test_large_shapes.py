@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from extent import LONG, extent
-from harness import MESH, compiled, laid_out, program
-from limits import problems_of
 from op_cases import CASES, Case
+from support.extent import LONG, extent
+from support.harness import MESH, compiled, laid_out, program
+from support.limits import problems_of
 from xdsl.utils.exceptions import VerifyException
 
 from shardir.algebra.layout import Layout, Shape

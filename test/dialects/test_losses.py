@@ -2,7 +2,7 @@
 each device's own count, or one that is added up once per device would show."""
 
 import pytest
-from harness import MESH, Arg, compiled, laid_out, layout, problem
+from support.harness import MESH, Arg, compiled, laid_out, layout, problem
 
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import int_attr

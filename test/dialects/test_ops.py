@@ -12,8 +12,9 @@ from math import copysign, prod
 from typing import Any
 
 import pytest
-from extent import LONG
-from harness import (
+from op_cases import CASES, EVEN, REFERENCES, Case
+from support.extent import LONG
+from support.harness import (
     ELEMENTS,
     FLOATS,
     MESH,
@@ -33,9 +34,8 @@ from harness import (
     program,
     traffic,
 )
-from op_cases import CASES, EVEN, REFERENCES, Case
-from op_laws import OPS, cells
-from op_layouts import (
+from support.op_laws import OPS, cells
+from support.op_layouts import (
     BY_NAME,
     Tried,
     elementwise,
@@ -45,7 +45,7 @@ from op_layouts import (
     tried,
     with_partial,
 )
-from reference import shape_of
+from support.reference import shape_of
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 from xdsl.utils.exceptions import VerifyException

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from emitted import functions_of
-from extent import extent
-from harness import (
+from support.emitted import functions_of
+from support.extent import extent
+from support.harness import (
     MESH,
     Arg,
     Array,
@@ -22,8 +22,8 @@ from harness import (
     layout,
     parts,
 )
-from reference import to_torch
-from regression_steps import (
+from support.reference import to_torch
+from support.regression_steps import (
     LAYOUTS,
     STATES,
     Ours,

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from emitted import functions_of
-from harness import (
+from support.emitted import functions_of
+from support.harness import (
     Array,
     collectives,
     compiled,
     parts,
 )
-from regression_steps import (
+from support.regression_steps import (
     LAYOUTS,
     Ours,
     by_torch,

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from extent import extent
-from harness import (
+from op_cases import CASES, Case
+from support.extent import extent
+from support.harness import (
     MESH,
     Arg,
     Array,
@@ -23,9 +24,8 @@ from harness import (
     tensors,
     torch_gradient,
 )
-from op_cases import CASES, Case
-from random_layouts import random_layout
-from special_values import (
+from support.random_layouts import random_layout
+from support.special_values import (
     EXTREME,
     FINITE,
     LIMITS,

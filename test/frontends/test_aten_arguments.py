@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from aten_calls import UNVARIED, WITHOUT_EFFECT, Call, T, calls_of, name_of, ops
-from extent import extent
-from imported import with_gradients
+from support.extent import extent
+from support.modules.aten_calls import UNVARIED, WITHOUT_EFFECT, Call, T, calls_of, name_of, ops
+from support.modules.imported import with_gradients
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.export.graph_signature import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from imported import assert_equal, imported, in_numpy, in_torch
+from support.modules.imported import assert_equal, imported, in_numpy, in_torch
 from torch import nn
 
 import shardir

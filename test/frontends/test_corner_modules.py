@@ -2,10 +2,10 @@
 and buffers after three steps, and outputs."""
 
 import pytest
-from extent import extent
-from judged_modules import GOOD, judged, outcome
-from module_text import ClassText, ModuleText, Statement
-from reduced_modules import reproducer
+from support.extent import extent
+from support.modules.judge import GOOD, judged, outcome
+from support.modules.reducer import reproducer
+from support.modules.text import ClassText, ModuleText, Statement
 
 Part = tuple[list[str], list[str], tuple[str, ...]]
 """A class within: the statements of __init__ and forward, and what forward returns."""

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from imported import assert_equal, imported, in_numpy, in_torch
+from support.modules.imported import assert_equal, imported, in_numpy, in_torch
+from support.modules.zoo import PLANS
 from torch import nn
-from zoo_models import PLANS
 
 import shardir
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from extent import extent
-from imported import assert_equal, imported, in_numpy, in_torch
+from support.extent import extent
+from support.modules.imported import assert_equal, imported, in_numpy, in_torch
 from torch import Tensor, nn
 
 from shardir.dialects.nn import AttentionOp, IotaOp, TensorOp

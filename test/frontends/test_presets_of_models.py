@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 import torch
-from attention_blocks import FEATURES, Block, Case, random_case
-from extent import extent
+from support.attention_blocks import FEATURES, Block, Case, random_case
+from support.extent import extent
 from torch import nn
 
 import shardir

@@ -4,11 +4,11 @@
 """
 
 import pytest
-from extent import extent
-from judged_modules import GOOD, in_double, judged, runs, valid_part
-from modules import optimizer_of
-from random_modules import drawn_module
-from reduced_modules import reproducer, shrunk
+from support.extent import extent
+from support.modules.generator import drawn_module
+from support.modules.judge import GOOD, in_double, judged, runs, valid_part
+from support.modules.reducer import reproducer, shrunk
+from support.modules.search import optimizer_of
 
 PARTS, COUNT, ON_RANKS = 6, extent(60, 600), 2
 

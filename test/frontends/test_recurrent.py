@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from extent import extent
-from imported import assert_equal, imported, in_numpy, in_torch
+from support.extent import extent
+from support.modules.imported import assert_equal, imported, in_numpy, in_torch
 from torch import nn
 
 from shardir.dialects.nn import CustomOp, DropoutOp

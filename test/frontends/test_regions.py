@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from imported import assert_equal, imported, in_numpy, in_torch
+from support.modules.imported import assert_equal, imported, in_numpy, in_torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

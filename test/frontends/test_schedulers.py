@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import quick
+from support.strategies import quick
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import lr_scheduler

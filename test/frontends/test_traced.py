@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from architectures import ZOO
-from extent import extent
-from imported import Values, assert_equal, in_torch, traced, traced_in_numpy
+from support.extent import extent
+from support.modules.imported import Values, assert_equal, in_torch, traced, traced_in_numpy
+from support.modules.zoo import IMPORTED, PLANS, in_torch_alone
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
-from zoo_models import IMPORTED, PLANS, in_torch_alone
 
 import shardir
 from shardir.diagnostics import ShardirError

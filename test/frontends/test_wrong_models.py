@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-import wrong_uses
+from support.modules import wrong_uses
+from support.modules.wrong_uses import CROSS_ENTROPY, NET, X, Y, assert_one_message, compiled
 from torch import nn
-from wrong_uses import CROSS_ENTROPY, NET, X, Y, assert_one_message, compiled
 
 import shardir
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from wrong_uses import NET, X, assert_one_message, compiled, net
+from support.modules.wrong_uses import NET, X, assert_one_message, compiled, net
 
 import shardir
 

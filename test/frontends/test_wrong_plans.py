@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from wrong_uses import assert_one_message, compiled
+from support.modules.wrong_uses import assert_one_message, compiled
 
 
 def lines(plan: str) -> Callable[[], object]:

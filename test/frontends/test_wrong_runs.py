@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.modules.wrong_uses import NET, X, Y, assert_one_message, compiled
 from torch import nn
-from wrong_uses import NET, X, Y, assert_one_message, compiled
 
 import shardir
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from architectures import UNEXPORTABLE, ZOO, doubles
-from extent import extent
-from freed import reads_of_freed
-from imported import assert_equal, values_of
-from zoo_models import (
+from support.extent import extent
+from support.freed import reads_of_freed
+from support.modules.imported import assert_equal, values_of
+from support.modules.zoo import (
     IMPORTED,
     NOT_IMPORTED,
     NOT_IN_F64,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from architectures import ZOO, Example
-from extent import extent
+from support.extent import extent
+from support.modules.zoo import IMPORTED
 from torch.utils._pytree import tree_leaves
-from zoo_models import IMPORTED
 
 import shardir
 from shardir.dialects.train import arguments, updated_keys

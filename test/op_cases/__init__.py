@@ -5,7 +5,7 @@ on one device. The laws of ops hold on all of them (`op_laws.py`). A case has th
 it is for; a type that no case of an op has is refused by it.
 """
 
-from reference import Reference
+from support.reference import Reference
 from xdsl.ir import Operation
 
 from op_cases.case import EVEN, Case

@@ -1,5 +1,5 @@
 import torch
-from reference import Reference
+from support.reference import Reference
 from torch.nn import functional
 from xdsl.ir import Operation
 

@@ -1,7 +1,7 @@
 from typing import Any
 
 import torch
-from reference import Reference, by_autograd
+from support.reference import Reference, by_autograd
 from xdsl.ir import Operation
 
 from op_cases.case import Case

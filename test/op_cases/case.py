@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import ELEMENTS, FLOATS, INTEGERS, Arg, Problem, problem
+from support.harness import ELEMENTS, FLOATS, INTEGERS, Arg, Problem, problem
 from xdsl.ir import Attribute, SSAValue
 
 from shardir.algebra.layout import Shape

@@ -1,5 +1,5 @@
 import torch
-from reference import Reference
+from support.reference import Reference
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation
 

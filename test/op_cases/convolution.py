@@ -1,7 +1,7 @@
 from typing import Any
 
 import torch
-from reference import Reference, shape_of
+from support.reference import Reference, shape_of
 from torch.nn import functional
 from xdsl.ir import Operation
 

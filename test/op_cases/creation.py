@@ -2,8 +2,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import ELEMENTS
-from reference import Reference, dtype_of, shape_of, to_torch
+from support.harness import ELEMENTS
+from support.reference import Reference, dtype_of, shape_of, to_torch
 from xdsl.dialects import builtin
 from xdsl.ir import Operation
 

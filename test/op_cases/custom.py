@@ -1,9 +1,9 @@
 """Custom ops with a rule and without, whose functions are in kernels.py."""
 
-import kernels
 import torch
-from harness import FLOATS
-from reference import Reference
+from support import kernels
+from support.harness import FLOATS
+from support.reference import Reference
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, StringAttr, i64
 from xdsl.ir import Operation
@@ -14,25 +14,25 @@ from shardir.dialects import nn
 from shardir.dialects.nn.base import Props
 
 shardir.register_custom_op(
-    "test.mirror", torch="kernels:mirror", evaluate=kernels.mirror_np,
+    "test.mirror", torch="support.kernels:mirror", evaluate=kernels.mirror_np,
     rule="(i, j) -> (i, j) replicate j", gradient="test.mirror_grad",
 )  # fmt: skip
 
 
 shardir.register_custom_op(
-    "test.mirror_grad", torch="kernels:mirror_grad", evaluate=kernels.mirror_grad_np,
+    "test.mirror_grad", torch="support.kernels:mirror_grad", evaluate=kernels.mirror_grad_np,
     rule="(i, j), (i, j), (i, j) -> (i, j) replicate j",
 )  # fmt: skip
 
 
 shardir.register_custom_op(
-    "test.square", torch="kernels:square", evaluate=kernels.square,
+    "test.square", torch="support.kernels:square", evaluate=kernels.square,
     gradient="test.square_grad",
 )  # fmt: skip
 
 
 shardir.register_custom_op(
-    "test.square_grad", torch="kernels:square_grad", evaluate=kernels.square_grad
+    "test.square_grad", torch="support.kernels:square_grad", evaluate=kernels.square_grad
 )
 
 

@@ -1,6 +1,6 @@
 import torch
-from harness import FLOATS
-from reference import Reference
+from support.harness import FLOATS
+from support.reference import Reference
 from xdsl.ir import Operation
 
 from op_cases.case import EVEN, NUMBERS, Case, binary, few, unary

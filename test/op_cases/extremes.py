@@ -1,4 +1,4 @@
-from reference import Reference
+from support.reference import Reference
 from xdsl.ir import Operation
 
 from op_cases.case import EVEN, ODD, Case, statistic

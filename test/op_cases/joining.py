@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 import torch
-from reference import Reference
+from support.reference import Reference
 from xdsl.ir import Operation
 
 from op_cases.case import ALL, EVEN, ODD, Case

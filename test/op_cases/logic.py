@@ -1,6 +1,6 @@
 import torch
-from harness import INTEGERS
-from reference import Reference
+from support.harness import INTEGERS
+from support.reference import Reference
 from xdsl.ir import Operation
 
 from op_cases.case import ALL, COLUMN, EVEN, ODD, ROW, SCALAR, Case, binary, unary

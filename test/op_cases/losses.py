@@ -2,8 +2,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import FLOATS
-from reference import Reference
+from support.harness import FLOATS
+from support.reference import Reference
 from torch.nn import functional
 from xdsl.ir import Operation
 

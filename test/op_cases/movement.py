@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from reference import Reference
+from support.reference import Reference
 from xdsl.ir import Operation
 
 from op_cases.case import ALL, EVEN, ODD, Case

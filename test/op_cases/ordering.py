@@ -1,7 +1,7 @@
 from typing import Any
 
 import torch
-from reference import Reference
+from support.reference import Reference
 from xdsl.ir import Attribute, Operation
 
 from op_cases.case import ALL, EVEN, NUMBERS, ODD, Case

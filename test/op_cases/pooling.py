@@ -1,7 +1,7 @@
 from typing import Any
 
 import torch
-from reference import Reference
+from support.reference import Reference
 from torch.nn import functional
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation

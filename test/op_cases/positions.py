@@ -1,8 +1,8 @@
 from typing import Any
 
 import torch
-from harness import FLOATS
-from reference import Reference, shape_of
+from support.harness import FLOATS
+from support.reference import Reference, shape_of
 from xdsl.dialects import builtin
 from xdsl.ir import Attribute, Operation
 

@@ -1,8 +1,8 @@
 from typing import Any
 
 import torch
-from harness import FLOATS, INTEGERS
-from reference import Reference, dtype_of, shape_of
+from support.harness import FLOATS, INTEGERS
+from support.reference import Reference, dtype_of, shape_of
 from xdsl.ir import Operation
 
 from op_cases.case import Case

@@ -1,8 +1,8 @@
 from typing import Any
 
 import torch
-from harness import FLOATS
-from reference import Reference, dtype_of
+from support.harness import FLOATS
+from support.reference import Reference, dtype_of
 from xdsl.ir import Operation
 
 from op_cases.case import ALL, COLUMN, EVEN, ODD, ROW, SCALAR, Case, few, unary

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 import torch
-from reference import Reference
+from support.reference import Reference
 from torch.nn import functional
 from xdsl.dialects.builtin import FloatAttr
 from xdsl.ir import Operation

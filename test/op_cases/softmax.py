@@ -1,5 +1,5 @@
 import torch
-from reference import Reference
+from support.reference import Reference
 from xdsl.ir import Operation
 
 from op_cases.case import Case

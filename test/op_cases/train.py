@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference import Reference
+from support.reference import Reference
 from xdsl.ir import Attribute, Operation
 
 from op_cases.case import EVEN, ODD, SCALAR, Case

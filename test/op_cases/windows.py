@@ -1,5 +1,5 @@
 import torch
-from reference import Reference, dtype_of, shape_of
+from support.reference import Reference, dtype_of, shape_of
 from xdsl.ir import Attribute, Operation
 
 from op_cases.case import ALL, NUMBERS, Case

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bodies import f64, matmul, mean, relu
-from harness import (
+from support.bodies import f64, matmul, mean, relu
+from support.harness import (
     ELEMENTS,
     MESH,
     PIPELINE,

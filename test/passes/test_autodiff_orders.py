@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 import pytest
-from extent import extent
-from harness import (
+from support.extent import extent
+from support.harness import (
     apply,
     compiled,
     function,
     parts,
 )
-from random_layouts import random_form
-from random_programs import random_problem
+from support.random_layouts import random_form
+from support.random_programs import random_problem
 from xdsl.ir import Operation
 
 ORDERS = {

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.context import Context
 
 import shardir

@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from harness import apply, function
+from support.harness import apply, function
 
 from shardir.dialects import train
 from shardir.syntax.parser import parse

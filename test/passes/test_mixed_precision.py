@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import pytest
-from harness import function, program
 from op_cases import CASES, Case
+from support.harness import function, program
 from xdsl.context import Context
 from xdsl.dialects.builtin import TensorType, bf16, f32
 from xdsl.ir import SSAValue

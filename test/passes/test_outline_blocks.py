@@ -8,17 +8,16 @@ is of another kind, or reads another value.
 
 import random
 import re
-import sys
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from emitted import functions_of
-from extent import extent
+from bench.programs import gpt, mlp, recurrent, transformer
+from support.emitted import functions_of
+from support.extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
@@ -31,9 +30,6 @@ from shardir.interpret.evaluator import function, run
 from shardir.pipelines import build
 from shardir.syntax.parser import parse
 from shardir.tools import bench
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from programs import gpt, mlp, recurrent, transformer
 
 LAYOUT = bench.load("search").LAYOUT
 TYPE = "tensor<3xf64>"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from extent import extent
-from harness import (
+from support.extent import extent
+from support.harness import (
     MESH,
     PIPELINE,
     Arg,
@@ -24,8 +24,8 @@ from harness import (
     program,
     traffic,
 )
-from random_layouts import random_form
-from random_programs import random_problem
+from support.random_layouts import random_form
+from support.random_programs import random_problem
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp

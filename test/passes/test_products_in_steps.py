@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 

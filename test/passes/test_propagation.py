@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from extent import extent
-from harness import (
+from support.extent import extent
+from support.harness import (
     MESH,
     PIPELINE,
     apply,
@@ -18,8 +18,8 @@ from harness import (
     layouts,
     parts,
 )
-from random_layouts import random_form, random_layout
-from random_programs import random_problem
+from support.random_layouts import random_form, random_layout
+from support.random_programs import random_problem
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue

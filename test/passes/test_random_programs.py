@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from extent import extent
-from harness import ELEMENTS, PIPELINE, Array, Problem, apply, compiled, function
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-from op_laws import OPS
-from random_layouts import random_form
-from random_programs import Writer, random_problem, usable
-from special_values import FINITE, UNDEFINED, WITHOUT_NAN, with_special
+from support.extent import extent
+from support.harness import ELEMENTS, PIPELINE, Array, Problem, apply, compiled, function
+from support.op_laws import OPS
+from support.random_layouts import random_form
+from support.random_programs import Writer, random_problem, usable
+from support.special_values import FINITE, UNDEFINED, WITHOUT_NAN, with_special
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bodies import f64, matmul
-from harness import (
+from support.bodies import f64, matmul
+from support.harness import (
     MESH,
     collectives,
     compiled,

@@ -3,7 +3,7 @@
 from itertools import chain, combinations
 
 import pytest
-from test_plans import BEFORE_RETAINING, communication, perceptron
+from support.perceptron import BEFORE_RETAINING, perceptron
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
@@ -13,6 +13,9 @@ from shardir.cost.memory import memory_of
 from shardir.dialects import dist
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.rewriter import Rewriter
+from shardir.tools import bench
+
+communication = bench.load("bytes")
 
 
 def figures(module: ModuleOp) -> tuple[int, int]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from extent import extent
-from runlines import run_tool
+from support.extent import extent
+from support.runlines import run_tool
 from torch.nn.functional import cross_entropy
 
 import shardir

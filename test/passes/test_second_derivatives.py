@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bodies import f64, matmul, mean
-from harness import (
+from support.bodies import f64, matmul, mean
+from support.harness import (
     MESH,
     apply,
     compiled,
@@ -16,7 +16,7 @@ from harness import (
     layout,
     program,
 )
-from reference import torch_forward
+from support.reference import torch_forward
 from xdsl.dialects.builtin import StringAttr, SymbolRefAttr
 
 import shardir

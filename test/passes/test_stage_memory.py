@@ -5,7 +5,7 @@ import re
 from functools import partial
 
 import pytest
-from extent import long_form
+from support.extent import long_form
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bodies import matmul, mean
-from harness import (
+from support.bodies import matmul, mean
+from support.harness import (
     MESH,
     Arg,
     add_step,

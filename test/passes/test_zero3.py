@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from harness import (
+from support.harness import (
     PIPELINE,
     apply,
 )

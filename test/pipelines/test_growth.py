@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import count
 from unittest.mock import patch
 
-from extent import extent
-from growth import superlinear
+from support.extent import extent
+from support.growth import superlinear
 from xdsl.context import Context
 
 import shardir

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from runlines import run_tool
+from support.runlines import run_tool
 
 import shardir
 from shardir.diagnostics import ShardirError

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from sources import tree
+from support.sources import tree
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,12 +3,12 @@
 import random
 from itertools import combinations, product
 
-import op_layouts
 import pytest
-from covering import Covered, covering
-from harness import MESH, layouts, ordered_subsets
 from op_cases import CASES, Case
-from op_layouts import BY_NAME, WIDE_MESH, by_kin, exchanged, kin, signature
+from support import op_layouts
+from support.covering import Covered, covering
+from support.harness import MESH, layouts, ordered_subsets
+from support.op_layouts import BY_NAME, WIDE_MESH, by_kin, exchanged, kin, signature
 
 from shardir.algebra.factors import try_op_sharding
 

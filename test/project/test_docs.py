@@ -29,7 +29,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from forked import run_ranks
+from support import runlines
+from support.forked import run_ranks
 
 from shardir.diagnostics import Failure, ParseErrors
 from shardir.diagnostics.codes import CODES
@@ -113,9 +114,6 @@ def test_program_parses_and_verifies(text: str) -> None:
 
 
 def run_tool(argv: list[str], stdin: bytes) -> tuple[int, str, str]:
-    sys.path.insert(0, str(ROOT / "test"))  # where pytest has it already
-    import runlines
-
     return runlines.run_tool(argv, stdin)
 
 

@@ -17,7 +17,7 @@ dp x tp devices:
 from pathlib import Path
 
 import pytest
-from harness import compiled
+from support.harness import compiled
 
 import shardir
 from shardir.syntax.parser import parse

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from runlines import run, run_lines
+from support.runlines import run, run_lines
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 CASES = [(p, line, c) for p in sorted(EXAMPLES.glob("*.ir")) for line, c in run_lines(p)]

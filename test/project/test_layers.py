@@ -1,6 +1,6 @@
 """Each package imports from lower layers and from itself only.
 
-Layers, and what counts as an import, are in test/layers.py.
+Layers, and what counts as an import, are in test/support/layers.py.
 """
 
 import ast
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from layers import (
+from support.layers import (
     LAYERS,
     MODULES,
     cycle,
@@ -67,7 +67,7 @@ def test_imports_run_downwards() -> None:
 def upward(package: str, path: Path) -> Iterator[str]:
     """Yield what is wrong with the imports of a file."""
     if package not in LAYERS:
-        yield f"{package} is in no layer; name its layer in test/layers.py"
+        yield f"{package} is in no layer; name its layer in test/support/layers.py"
         return
     for line, name in imports(path):
         first, *rest = name.split(".")

@@ -7,8 +7,8 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from layers import LAYERS
 from mutants import ROOT, Mutant, mutants, packages
+from support.layers import LAYERS
 
 WITHOUT = {"__init__", "api", "universe", "shardir_runtime"}
 """Modules that only name others, and the runtime, whose mutants are among the backend's."""

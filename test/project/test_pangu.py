@@ -1,7 +1,6 @@
 """docs/examples/make_pangu.py: the parameters of the published configurations, and its program
 against the example that is written out."""
 
-import sys
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -17,7 +16,6 @@ from shardir.passes import PASSES
 from shardir.syntax.parser import parse
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-sys.path.append(str(EXAMPLES))
 make_pangu = import_module("make_pangu")
 pangu, SIZES = make_pangu.pangu, make_pangu.SIZES
 

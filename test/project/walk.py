@@ -1,4 +1,4 @@
-"""Tests of a copy of the tree, in a process that has imported torch (test/rank_server.py):
+"""Tests of a copy of the tree, in a process that has imported torch (test/support/rank_server.py):
 `walk.py ROOT ARGUMENT... 0`."""
 
 import os

@@ -4,7 +4,7 @@ import random
 from collections.abc import Collection
 from itertools import combinations
 
-from extent import extent
+from support.extent import extent
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 

@@ -4,7 +4,7 @@ from functools import reduce
 from typing import Any
 
 import pytest
-from harness import MESH, Arg, compiled, function, laid_out, layout, problem
+from support.harness import MESH, Arg, compiled, function, laid_out, layout, problem
 
 from shardir.dialects import nn
 from shardir.dialects.builder import OpBuilder

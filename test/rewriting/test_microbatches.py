@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import (
+from support.harness import (
     MESH,
     Arg,
     Array,
@@ -14,7 +14,7 @@ from harness import (
     compiled,
     function,
 )
-from regression_steps import (
+from support.regression_steps import (
     LAYOUTS,
     Ours,
     compare,

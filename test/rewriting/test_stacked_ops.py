@@ -4,8 +4,8 @@ from functools import cache
 from itertools import product
 
 import numpy as np
-from harness import Array, differs, elements_of, function, numbers, program
 from op_cases import CASES, Case
+from support.harness import Array, differs, elements_of, function, numbers, program
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import apply, collectives, differs, function
+from support.harness import apply, collectives, differs, function
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -9,7 +9,6 @@ import os
 import sys
 import traceback
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,9 +19,8 @@ if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
         if hasattr(dist, newer):
             delattr(dist, newer)
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-from collective_cases import FEWER, NAMES, Cases, check, integers, shards, tensor
-from device import DEVICE
+from support.device import DEVICE
+from support.ranks.collective_cases import FEWER, NAMES, Cases, check, integers, shards, tensor
 
 from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.backend.torch.shardir_runtime.shm import register

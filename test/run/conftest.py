@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from device import DEVICE
+from support.device import DEVICE
 
 from shardir.backend.torch.shardir_runtime.run.options import RunOptions
 
@@ -27,7 +27,7 @@ def ranks_are_forked(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """A function that runs an example (the arguments are those of a `Job`), each job once."""
-    from example_runs import Job
+    from support.ranks.example_runs import Job
 
     @cache
     def run_once(job: Job) -> Any:

@@ -6,22 +6,16 @@ of other weights, each after a reset.
 
 import os
 import sys
-from pathlib import Path
 
+import generate
 import torch
+from support.device import DEVICE
 
 import shardir
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from device import DEVICE
 
 directory, weights, port, rank = sys.argv[1:]
 os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
                "MASTER_PORT": port}  # fmt: skip
-sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
-
-import generate  # noqa: E402 - of the examples
 
 torch.set_num_threads(1)
 program = shardir.load(directory, device=DEVICE, timeout=60)

@@ -4,11 +4,8 @@ with torch imported; it forks the server of its own ranks while it has one threa
 import json
 import os
 import sys
-from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
-
-from forked import OwnForks, in_agents
+from support.forked import OwnForks, in_agents
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from shardir.backend.torch.launch import agent

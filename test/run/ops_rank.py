@@ -9,20 +9,16 @@ import os
 import sys
 import traceback
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from support.device import DEVICE
 
 from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.backend.torch.shardir_runtime.run.program_module import with_this_runtime
-
-sys.path.append(str(Path(__file__).parents[1]))  # the module of the custom op's case
-
-DEVICE = import_module("device").DEVICE
 
 TYPES = {
     "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,

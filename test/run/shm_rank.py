@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from shm_sequences import Sequence, given
+from support.ranks.shm_sequences import Sequence, given
 
 from shardir.backend.torch.shardir_runtime.shm import NAME, moves
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from extent import extent
+from support.extent import extent
 
 torch = pytest.importorskip("torch")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from extent import long_form
-from test_nodes import Nodes, states
+from support.extent import long_form
+from support.ranks.nodes import Nodes, states
 
 pytest.importorskip("torch")
 

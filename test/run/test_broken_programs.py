@@ -2,14 +2,10 @@
 
 import json
 import random
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sample
+from support.ranks import sample
 
 pytest.importorskip("torch")
 

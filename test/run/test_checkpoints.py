@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from extent import extent
-from forked import server
+from support.extent import extent
+from support.forked import server
 
 import shardir
 from shardir import ShardirError

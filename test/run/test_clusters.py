@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from extent import long_form
-from forked import run_ranks
+from support.extent import long_form
+from support.forked import run_ranks
 
 import shardir
 from shardir.tools import run as tool

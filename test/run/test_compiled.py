@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device import on_cpu
-from extent import long_form
+from support.device import on_cpu
+from support.extent import long_form
 
 pytest.importorskip("torch")
 

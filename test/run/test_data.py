@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import orders
 import pytest
-from extent import extent
+from support.extent import extent
+from support.ranks import orders
 
 torch = pytest.importorskip("torch")
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from extent import extent
+from support.extent import extent
 
 pytest.importorskip("torch")
 

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from extent import long_form
-from forked import run_ranks, server, started
+from support.extent import long_form
+from support.forked import run_ranks, server, started
 
 pytest.importorskip("torch")
 

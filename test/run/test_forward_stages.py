@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from example_runs import EXAMPLES
-from extent import extent
+from support.extent import extent
+from support.ranks.example_runs import EXAMPLES
 from torch import nn
 
 import shardir

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from extent import extent
+from support.extent import extent
 from torch import nn
 
 import shardir

@@ -3,19 +3,15 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
-import orders
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sample
+from support.ranks import orders, sample
 
 torch = pytest.importorskip("torch")
 
-from example_runs import EXAMPLES
+from support.ranks.example_runs import EXAMPLES
 
 import shardir
 from shardir.dialects.random import fill

@@ -2,14 +2,10 @@
 in its profiler."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sample
-from device import on_cpu
+from support.device import on_cpu
+from support.ranks import sample
 
 pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from extent import LONG
+from support.extent import LONG
 
 import shardir
 from shardir.backend.runs import Options

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orders
 import pytest
+from support.ranks import orders
 
 torch = pytest.importorskip("torch")
 

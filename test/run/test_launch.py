@@ -11,12 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sample
-from extent import extent, long_form
-from forked import started
-from orders import batch_rows
+from support.extent import extent, long_form
+from support.forked import started
+from support.ranks import sample
+from support.ranks.orders import batch_rows
 
 pytest.importorskip("torch")
 

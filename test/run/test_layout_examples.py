@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from device import DEVICE
-from example_runs import Tensors, check_training, equal, gradients
+from support.device import DEVICE
+from support.ranks.example_runs import Tensors, check_training, equal, gradients
 
 import shardir
 from shardir.backend.runs import Options, RunError

@@ -3,15 +3,12 @@
 import shlex
 import socket
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sample
-from device import on_cpu
-from test_nodes import Nodes, states
+from support.device import on_cpu
+from support.ranks import sample
+from support.ranks.nodes import Nodes, states
 
 pytest.importorskip("torch")
 

@@ -1,20 +1,17 @@
 """Saved programs that are called from Python, in the process of each rank (shardir.load)."""
 
 import socket
-import sys
 from pathlib import Path
 
+import generate
 import pytest
 import torch
-from forked import run_ranks
+from support.forked import run_ranks
 
 import shardir
 from shardir import ShardirError
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-sys.path.append(str(EXAMPLES))
-
-import generate  # noqa: E402 - of the examples
 
 
 def _port() -> int:

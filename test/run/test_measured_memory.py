@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from extent import extent
-from forked import run_ranks
-from memory_rank import RANKS, SECONDS
+from support.extent import extent
+from support.forked import run_ranks
+from support.ranks import memory_rank
+from support.ranks.memory_rank import RANKS, SECONDS
 from torch import nn
 
 import shardir
@@ -203,7 +204,7 @@ def test_the_predicted_peak_is_measured_on_every_rank(tmp_path: Path) -> None:
     compiled |= {f"level {level}": layers(level) for level in extent([3], [*LEVELS])}
     for name, each in compiled.items():
         each.save(tmp_path / name)
-    output = run_ranks(Path(__file__).parent / "memory_rank.py", RANKS, [tmp_path], SECONDS)
+    output = run_ranks(Path(memory_rank.__file__), RANKS, [tmp_path], SECONDS)
     assert (tmp_path / "found.json").exists(), output
     found = json.loads((tmp_path / "found.json").read_text())
     assert found.keys() == compiled.keys()

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from example_runs import (
+from support.ranks.example_runs import (
     Tensors,
     attention,
     check_training,

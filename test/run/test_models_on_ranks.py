@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 from architectures import ZOO
-from extent import extent
+from support.extent import extent
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -4,9 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,25 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sample
-from device import on_cpu
-from extent import long_form
-from forked import in_agents, server, started
+from support.device import on_cpu
+from support.extent import long_form
+from support.forked import in_agents, server
+from support.ranks import sample
 
 pytest.importorskip("torch")
+
+from support.ranks.nodes import Nodes, states
 
 import shardir
 from shardir.backend.runs import Options, Report, RunError
 from shardir.backend.torch.launch import rendezvous
 from shardir.backend.torch.launch.agent import digests
-from shardir.backend.torch.launch.forks import Fork, shared
+from shardir.backend.torch.launch.forks import shared
 from shardir.backend.torch.launch.start import read_plan
 from shardir.tools import run as tool
 
-AGENT = Path(__file__).parent / "node_agent.py"
-TIMES = '{"last_call_timeout": 1, "keep_alive_interval": 1}'
 STEPS = 8
 
 
@@ -45,49 +40,8 @@ def program(folder: Path, lines: str = "pass") -> Path:
     return sample.write(folder, head + text)
 
 
-class Nodes:
-    """The agents of a run; what they print."""
-
-    def __init__(self, *words: Any):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.rdzv = f"127.0.0.1:{free.getsockname()[1]}"
-        self.words = [*map(str, words), "--timeout=60"]
-        self.agents: dict[int, tuple[Fork, Any]] = {}
-
-    def start(self, rank: int, nnodes: Any = 2, *words: Any) -> None:
-        at = ("--nnodes", nnodes, "--node-rank", rank, "--rdzv", self.rdzv)
-        self.start_line(rank, [*self.words, *at, *words])
-
-    def start_line(self, rank: int, words: list[Any]) -> None:
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - read by `end`
-        env = {**os.environ, "TIMES": TIMES, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self.agents[rank] = started([AGENT, *words], env, log), log
-
-    def end(self) -> dict[int, tuple[int, str]]:
-        """The exit code and the output of each agent."""
-        found = {}
-        try:
-            for rank, (agent, log) in self.agents.items():
-                code = agent.wait()
-                log.seek(0)
-                found[rank] = code, log.read().decode()
-        finally:
-            for agent, log in self.agents.values():
-                agent.kill()
-                log.close()
-        return found
-
-    def kill(self, rank: int) -> None:
-        os.killpg(self.agents[rank][0].pid, signal.SIGKILL)
-
-
 def errors(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("error: ")]
-
-
-def states(dump: Path) -> dict[str, Any]:
-    with np.load(dump) as file:
-        return {k: file[k] for k in file.files if not k.startswith("losses/")}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device import DEVICE
+from support.device import DEVICE
 
 import shardir
 from shardir.backend.interface import Options

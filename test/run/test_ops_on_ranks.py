@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device import DEVICE
-from extent import extent
-from forked import run_ranks
-from harness import tensors
+from support.device import DEVICE
+from support.extent import extent
+from support.forked import run_ranks
+from support.harness import tensors
 
 pytest.importorskip("torch")
 
-from harness import (
+from op_cases import CASES, Case
+from support.harness import (
     MESH,
     Problem,
     collectives,
@@ -28,8 +29,7 @@ from harness import (
     layouts,
     problem,
 )
-from op_cases import CASES, Case
-from reference import shape_of
+from support.reference import shape_of
 from xdsl.dialects.builtin import ModuleOp, TensorType
 
 from shardir.algebra.layout import replicated
@@ -95,7 +95,7 @@ def jobs() -> list[Job]:
 
 def two_matmuls() -> Job:
     """Return a program of two ops: a matrix product into a split softmax."""
-    from harness import Arg
+    from support.harness import Arg
 
     from shardir.dialects.nn.properties import int_attr
 
@@ -111,7 +111,7 @@ def two_matmuls() -> Job:
 
 def split_images() -> list[Job]:
     """Return convolutions over images whose rows and columns are split, evenly and not: halos."""
-    from harness import Arg, layout
+    from support.harness import Arg, layout
 
     from shardir.dialects.nn.movement import IntsPerDimAttr
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from extent import extent
+from support.extent import extent
 from torch import nn, optim
 from torch.nn.functional import mse_loss
 from torch.optim import lr_scheduler

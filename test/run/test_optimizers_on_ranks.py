@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from orders import batch_rows
+from support.ranks.orders import batch_rows
 
 torch = pytest.importorskip("torch")
 

@@ -4,9 +4,9 @@
 import math
 from collections import Counter
 
-import orders
 import pytest
-from extent import extent
+from support.extent import extent
+from support.ranks import orders
 
 torch = pytest.importorskip("torch")
 

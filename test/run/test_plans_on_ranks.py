@@ -5,7 +5,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from extent import long_form
+from support.extent import long_form
 
 import shardir
 from shardir.api.compiled import Compiled

@@ -1,14 +1,11 @@
 """Positions of ranks when a run ends with an error: the one that lags, its op, its source line."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from extent import long_form
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_nodes import Nodes
+from support.extent import long_form
+from support.ranks.nodes import Nodes
 
 pytest.importorskip("torch")
 

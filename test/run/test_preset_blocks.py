@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_blocks import FEATURES, Block, Case
-from extent import extent
+from support.attention_blocks import FEATURES, Block, Case
+from support.extent import extent
 from torch import nn
 
 import shardir

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from extent import extent
+from support.extent import extent
 
 import shardir
 from shardir.backend.interface import Options

@@ -4,9 +4,9 @@
 import json
 from pathlib import Path
 
-import kernels
 import numpy as np
 import pytest
+from support import kernels
 
 torch = pytest.importorskip("torch")
 
@@ -153,8 +153,8 @@ func.func private @hidden(%x: A) -> A {
 
 def test_every_collective_on_real_ranks(tmp_path, monkeypatch):
     """And a custom op, whose module the ranks import as any other."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(kernels.__file__).parent))
-    shardir.register_custom_op("test.ranks", torch="kernels:mirror",
+    monkeypatch.setenv("PYTHONPATH", str(Path(kernels.__file__).parents[1]))
+    shardir.register_custom_op("test.ranks", torch="support.kernels:mirror",
                                rule="(i, j) -> (i, j) replicate j")  # fmt: skip
     cases = moves()
     letters = {"A": local((2, 6), "{dp, tp}, {}"), "C": local((8, 6), "{}, {}"),

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device import DEVICE
-from orders import batch_rows
+from support.device import DEVICE
+from support.ranks.orders import batch_rows
 
 pytest.importorskip("torch")
 

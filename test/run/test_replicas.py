@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from example_runs import EXAMPLES
+from support.ranks.example_runs import EXAMPLES
 from torch import nn
 
 import shardir

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from example_runs import Tensors, check_training, equal
-from extent import extent
+from support.extent import extent
+from support.ranks.example_runs import Tensors, check_training, equal
 
 NARROW = {"width": 8, "batch": 8, "image": 32, "classes": 10, "element": "f64"}
 """ResNet50 with an eighth of its channels, in f64: in f32 the roundings of 50 layers, which are

@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from example_runs import EXAMPLES
-from extent import extent
-from forked import run_ranks
-from returned_rank import RANKS, SECONDS
+from support.extent import extent
+from support.forked import run_ranks
+from support.ranks import returned_rank
+from support.ranks.example_runs import EXAMPLES
+from support.ranks.returned_rank import RANKS, SECONDS
 
 import shardir
 
@@ -34,7 +35,7 @@ def examples() -> list[str]:
 def test_a_returned_value_has_no_larger_storage(tmp_path: Path) -> None:
     for name in extent(["modes", "matmul_partial_groups"], examples()):
         shardir.compile_file(EXAMPLES / f"{name}.ir").save(tmp_path / name)
-    output = run_ranks(Path(__file__).parent / "returned_rank.py", RANKS, [tmp_path], SECONDS)
+    output = run_ranks(Path(returned_rank.__file__), RANKS, [tmp_path], SECONDS)
     assert (tmp_path / "found.json").exists(), output
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found) >= extent(2, 20)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from extent import extent
-from forked import run_ranks
+from support.extent import extent
+from support.forked import run_ranks
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from example_runs import Tensors, attention, check_training, equal, gradients, sinusoids
+from support.ranks.example_runs import (
+    Tensors,
+    attention,
+    check_training,
+    equal,
+    gradients,
+    sinusoids,
+)
 
 
 def turned(x: Any) -> Any:

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from device import on_cpu
-from extent import extent
-from forked import run_ranks
+from support.device import on_cpu
+from support.extent import extent
+from support.forked import run_ranks
 
 pytest.importorskip("torch")
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device import on_cpu
-from extent import LONG, extent
+from support.device import on_cpu
+from support.extent import LONG, extent
 from torch import nn
 from xdsl.dialects.func import CallOp, FuncOp
 

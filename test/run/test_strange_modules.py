@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from extent import extent
-from judged_modules import in_double
-from strange_modules import STRANGE, loss_of
+from support.extent import extent
+from support.modules.judge import in_double
+from support.modules.strange import STRANGE, loss_of
 
 import shardir
 

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from example_runs import Tensors, check_training, classified, equal, gelu
+from support.ranks.example_runs import Tensors, check_training, classified, equal, gelu
 
 from shardir.dialects.random import seed_at, uniform
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from extent import LONG
+from support.extent import LONG
 
 DOCS = Path(__file__).parents[2] / "docs"
 BIN = Path(sys.executable).parent

@@ -11,12 +11,11 @@ whose sum of times is larger; the law of the sums is that of the search without 
 """
 
 import re
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-from extent import LONG, extent
+from support.extent import LONG, extent
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir import compile
@@ -31,7 +30,6 @@ plans, programs = bench.load("plans"), bench.load("programs")
 OVERLAP = "overlap-communication"
 COMMENT = re.compile("//.*")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-sys.path.insert(0, str(EXAMPLES))
 resnet = import_module("make_resnet").resnet
 
 TINY = {"layers": 1, "batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 64}

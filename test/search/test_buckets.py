@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from extent import extent
-from partitions import partitions
+from support.extent import extent
+from support.partitions import partitions
 from xdsl.dialects.builtin import TensorType, f32
 
 from shardir import compile

@@ -5,10 +5,10 @@ from itertools import product
 from random import Random
 
 import pytest
-from extent import extent
-from harness import MESH, Arg, apply, function, laid_out, layouts, program
 from op_cases import CASES
-from op_layouts import is_elementwise
+from support.extent import extent
+from support.harness import MESH, Arg, apply, function, laid_out, layouts, program
+from support.op_layouts import is_elementwise
 from xdsl.ir import SSAValue
 
 from shardir.algebra.layout import Layout

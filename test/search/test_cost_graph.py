@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from runlines import run_tool
+from support.runlines import run_tool
 
 import shardir
 from shardir.cost import report

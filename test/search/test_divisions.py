@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from extent import extent
+from support.extent import extent
 
 from shardir import compile
 from shardir.algebra.mesh import Mesh

@@ -3,7 +3,7 @@
 from itertools import permutations, product
 
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.context import Context
 from xdsl.dialects.func import FuncOp
 

@@ -6,8 +6,15 @@ from itertools import combinations
 from random import Random
 
 import pytest
-from extent import extent
-from test_repetitions import LOWERED, any_op, assert_within_its_gap, chain, random_program, steps
+from support.extent import extent
+from support.repeated_values import (
+    LOWERED,
+    any_op,
+    assert_within_its_gap,
+    chain,
+    random_program,
+    steps,
+)
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp

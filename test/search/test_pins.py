@@ -4,7 +4,7 @@ in the mode auto."""
 from math import isclose
 
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 

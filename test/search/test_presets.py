@@ -14,7 +14,7 @@ from math import prod
 from random import Random
 
 import pytest
-from extent import extent
+from support.extent import extent
 
 from shardir import compile
 from shardir.algebra.mesh import Mesh

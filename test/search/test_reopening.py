@@ -8,9 +8,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from extent import extent
-from harness import apply
-from random_layouts import random_layout
+from support.extent import extent
+from support.harness import apply
+from support.random_layouts import random_layout
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue

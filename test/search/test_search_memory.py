@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, ModuleOp
 from xdsl.ir import Operation

@@ -7,7 +7,7 @@ from math import isclose
 from typing import NamedTuple
 
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 

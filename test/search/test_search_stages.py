@@ -9,8 +9,8 @@ from math import inf
 
 import numpy as np
 import pytest
-from extent import extent, long_form
-from harness import apply
+from support.extent import extent, long_form
+from support.harness import apply
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp

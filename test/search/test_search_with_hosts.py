@@ -5,7 +5,7 @@ from functools import cache
 from math import prod
 
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.context import Context
 
 import shardir

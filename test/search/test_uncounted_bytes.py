@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.dialects.builtin import TensorType, f32
 
 from shardir import compile

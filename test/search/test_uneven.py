@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from extent import LONG
+from support.extent import LONG
 
 from shardir import compile
 from shardir.algebra.mesh import Mesh

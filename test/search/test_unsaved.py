@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
-from extent import extent
+from support.extent import extent
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 

@@ -4,7 +4,7 @@
 
 import pytest
 import xdsl.irdl.declarative_assembly_format as fmt
-from parsers import Attributes, Color, ColorAttr, Segments, agree, with_test
+from support.parsers import Attributes, Color, ColorAttr, Segments, agree, with_test
 from xdsl.dialects.builtin import (
     DenseArrayBase,
     FloatAttr,

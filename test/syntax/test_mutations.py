@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from extent import extent
-from limits import problems_of
-from mutations import EXAMPLES, WAYS, check, compiled, prepared
+from support.extent import extent
+from support.limits import problems_of
+from support.mutations import EXAMPLES, WAYS, check, compiled, prepared
 
 from shardir.diagnostics import ParseErrors
 from shardir.syntax.parser import default_parser, parse

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from parsers import agree, with_test
+from support.parsers import agree, with_test
 from xdsl.dialects.builtin import (
     FileLineColLoc,
     FunctionType,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from emitted import functions_of
-from harness import compiled
+from support.emitted import functions_of
+from support.harness import compiled
 
 import shardir
 from shardir.algebra.cluster import Cluster, Level

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from harness import program
-from mutations import EXAMPLES
 from op_cases import CASES
+from support.harness import program
+from support.mutations import EXAMPLES
 from xdsl.dialects.builtin import ModuleOp
 
 import shardir

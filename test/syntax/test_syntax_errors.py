@@ -3,7 +3,7 @@
 # ruff: noqa: E501 (texts of programs)
 
 import pytest
-from parsers import messages, with_test
+from support.parsers import messages, with_test
 
 from shardir.diagnostics import ParseErrors
 from shardir.syntax.parser import parse

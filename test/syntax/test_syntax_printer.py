@@ -4,9 +4,9 @@ import math
 from typing import Literal
 
 import pytest
-from extent import extent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.extent import extent
 from xdsl.dialects.builtin import (
     AnyFloat,
     ArrayAttr,

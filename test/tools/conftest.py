@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from driver import NAMED, Break, Complain, Crash, Folder, Refuse, Rename
+from support.driver import NAMED, Break, Complain, Crash, Folder, Refuse, Rename
 
 from shardir.dialects.installed import installed
 from shardir.passes import PIPELINES

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from driver import PROGRAM, run
+from support.driver import PROGRAM, run
 
 from shardir.diagnostics import Diagnostic
 from shardir.tools.expected import announced, compare

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from driver import PROGRAM, Rename, run
+from support.driver import PROGRAM, Rename, run
 
 from shardir import pipelines
 from shardir.rewriting.options import UsageError, meanings, option_types, parse_options

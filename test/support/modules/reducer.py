@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from textwrap import dedent
 
-from judged_modules import OPTIMIZERS, STEPS, Verdict, judged, outcome
-from module_text import ClassText, ModuleText, Statement
+from support.modules.judge import OPTIMIZERS, STEPS, Verdict, judged, outcome
+from support.modules.text import ClassText, ModuleText, Statement
 
 ATTEMPTS = 400
 """The candidates that are tried of a module."""

@@ -5,7 +5,6 @@ double precision, from the same inputs and parameters: independently of our grad
 """
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,8 +19,7 @@ from shardir.backend.runs import Options
 from shardir.backend.torch.launch.start import run
 from shardir.dialects.random import fill
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-sys.path.append(str(EXAMPLES))
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
 
 Tensors = dict[str, Any]

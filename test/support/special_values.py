@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from harness import Array
 
 from shardir.dialects import nn
+from support.harness import Array
 
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0)
 LIMITS = np.finfo(np.float64)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from module_text import ClassText, ModuleText, Statement, loss_of
 from torch import nn
 from xdsl.dialects.func import FuncOp
 
@@ -24,6 +23,7 @@ from shardir.dialects.train import arguments, updated_keys
 from shardir.interpret import run
 from shardir.interpret.evaluator import function
 from shardir.interpret.values import tensor_type
+from support.modules.text import ClassText, ModuleText, Statement, loss_of
 
 STEPS = 3
 TOLERANCE = 1e-9

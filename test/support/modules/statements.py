@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
-from module_writer import MAX_ELEMENTS, ImpossibleError, Writer
+
+from support.modules.writer import MAX_ELEMENTS, ImpossibleError, Writer
 
 Kind = Callable[[Writer], None]
 KINDS: dict[Kind, int] = {}

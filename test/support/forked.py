@@ -18,10 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from extent import extent
-
 from shardir.backend.torch.launch import fork_server
 from shardir.backend.torch.launch.forks import Fork, Forks
+from shardir.tools.bench import PATH
+from support.extent import extent
 
 SECONDS = 60
 
@@ -105,8 +105,12 @@ def spent() -> float:
 
 
 def started(argv: list[Any], env: Mapping[str, str], stdout: Any) -> Fork:
-    """Start `python argv...`."""
-    return server().start([str(word) for word in argv], env, stdout.fileno())
+    """Start `python argv...`, with the path that pytest has."""
+    given = env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    path = os.pathsep.join(filter(None, [*map(str, PATH), given]))
+    return server().start(
+        [str(word) for word in argv], {**env, "PYTHONPATH": path}, stdout.fileno()
+    )
 
 
 def in_agents(by: Forks | None = None) -> dict[str, Any]:

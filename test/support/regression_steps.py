@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import (
+from xdsl.dialects.builtin import FloatAttr, ModuleOp, f64
+from xdsl.ir import Attribute
+
+from shardir.dialects import dist, nn, train
+from shardir.dialects.builder import OpBuilder
+from shardir.interpret import run
+from support.harness import (
     MESH,
     Arg,
     Array,
@@ -18,13 +24,7 @@ from harness import (
     numbers,
     program,
 )
-from reference import to_torch, torch_forward
-from xdsl.dialects.builtin import FloatAttr, ModuleOp, f64
-from xdsl.ir import Attribute
-
-from shardir.dialects import dist, nn, train
-from shardir.dialects.builder import OpBuilder
-from shardir.interpret import run
+from support.reference import to_torch, torch_forward
 
 Tensors = list[torch.Tensor]
 

@@ -2,9 +2,9 @@
 
 import torch
 from architectures import ZOO, Architecture, Example
-from imported import Values, imported, in_torch
 
 from shardir.frontends.torch.importer import Imported
+from support.modules.imported import Values, imported, in_torch
 
 PLANS = {
     "auto": ("auto", None),

@@ -9,11 +9,10 @@ from importlib import machinery
 from pathlib import Path
 from types import CodeType
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from shardir.backend.torch.directory import RUNTIME  # noqa: E402 - of this tree
-from shardir.backend.torch.launch import fork_server  # noqa: E402 - of this tree
+from shardir.backend.torch.directory import RUNTIME
+from shardir.backend.torch.launch import fork_server
 
 COMPILED = {path.read_bytes(): compile(path.read_bytes(), path, "exec", dont_inherit=True)
             for path in RUNTIME.rglob("*.py")}  # fmt: skip

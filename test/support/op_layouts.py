@@ -16,9 +16,6 @@ from functools import cache
 from itertools import combinations, cycle, islice, permutations, product
 from math import prod
 
-from covering import Covered, covering, itself
-from extent import LONG
-from harness import MESH, function, layouts, ordered_subsets, program
 from op_cases import CASES, Case
 from xdsl.dialects.builtin import TensorType
 
@@ -27,6 +24,9 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.dialects.nn.base import Composite, TensorOp, decomposes
+from support.covering import Covered, covering, itself
+from support.extent import LONG
+from support.harness import MESH, function, layouts, ordered_subsets, program
 
 WIDE_MESH = mesh_of("m", "a = 2, b = 3")
 MATRIX = 2

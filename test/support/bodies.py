@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from harness import Arg
-
 from shardir.dialects import nn
 from shardir.dialects.builder import OpBuilder
+from support.harness import Arg
 
 
 def matmul(b: OpBuilder, x: Any, y: Any) -> Any:

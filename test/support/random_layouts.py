@@ -2,8 +2,6 @@
 
 import random
 
-from harness import ELEMENTS, Problem, function, laid_out
-from reference import shape_of
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, SSAValue
@@ -19,6 +17,8 @@ from shardir.dialects import dist
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.text import word
 from shardir.rewriting.functions import update_signature
+from support.harness import ELEMENTS, Problem, function, laid_out
+from support.reference import shape_of
 
 MESHES = [
     mesh_of("m", t)

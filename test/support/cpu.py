@@ -6,8 +6,9 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
+
+from support import forked
 
 
 def spent() -> float:

@@ -15,7 +15,16 @@ from functools import cache
 
 import numpy as np
 import torch
-from harness import (
+from op_cases import CASES, REFERENCES, Case
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Block, Operation, SSAValue
+
+from shardir.algebra.layout import Shape
+from shardir.diagnostics import ShardirError
+from shardir.dialects import dist, nn
+from shardir.dialects.nn.base import TensorOp
+from shardir.rewriting.rewriter import Rewriter
+from support.harness import (
     ELEMENTS,
     Arg,
     Array,
@@ -25,16 +34,7 @@ from harness import (
     posed,
     torch_gradient,
 )
-from op_cases import CASES, REFERENCES, Case
-from reference import shape_of, to_torch
-from xdsl.dialects.builtin import TensorType
-from xdsl.ir import Block, Operation, SSAValue
-
-from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
-from shardir.dialects import dist, nn
-from shardir.dialects.nn.base import TensorOp
-from shardir.rewriting.rewriter import Rewriter
+from support.reference import shape_of, to_torch
 
 MAX_ELEMENTS = 512
 NOISE, MAX_CHANGE, MAX_VALUE = 1e-9, 1e-5, 1e3

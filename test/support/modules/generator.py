@@ -11,9 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from module_statements import KINDS, STARTS, kind, place
-from module_text import ClassText, ModuleText
-from module_writer import ImpossibleError, Writer
+
+from support.modules.statements import KINDS, STARTS, kind, place
+from support.modules.text import ClassText, ModuleText
+from support.modules.writer import ImpossibleError, Writer
 
 SHAPES = ((4, 6), (4, 6), (2, 3, 4), (3, 3), (6, 2), (2, 2, 3), (4,))
 DEPTH = 2

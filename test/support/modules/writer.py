@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from module_text import HELPERS, ClassText, Statement, globals_of_texts
 from torch import nn
+
+from support.modules.text import HELPERS, ClassText, Statement, globals_of_texts
 
 MAX_ELEMENTS = 72
 

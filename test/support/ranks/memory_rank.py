@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from bench.rank_program import Census, Emitted, joined
 from torch.utils._pytree import tree_leaves
 
 from shardir.backend.torch.shardir_runtime.collectives import host
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from rank_program import Census, Emitted, joined
 
 RANKS, STEPS, SECONDS = 4, 10, 300
 """The minimum peak of the steps counts: in the first one groups and buffers may be made, and a

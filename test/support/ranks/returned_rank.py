@@ -8,9 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-from rank_program import Emitted, joined
+from bench.rank_program import Emitted, joined
 
 RANKS, SECONDS = 4, 120
 

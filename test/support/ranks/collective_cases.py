@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from device import DEVICE
 
 from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.backend.torch.shardir_runtime.collectives import blocks, channels
+from support.device import DEVICE
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int32", "int64", "bool"]
 REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "mean": np.mean}

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference import to_torch, torch_forward
 from xdsl.context import Context
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import FunctionType, ModuleOp, StringAttr, SymbolRefAttr
@@ -32,6 +31,7 @@ from shardir.interpret.values import rounded
 from shardir.passes import PASSES
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import Rewriter
+from support.reference import to_torch, torch_forward
 
 Array = np.ndarray[Any, Any]
 

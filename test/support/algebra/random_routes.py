@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from random import Random
 
 from hypothesis import strategies as st
-from strategies import with_sizes
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import CollectiveStep
@@ -13,6 +12,7 @@ from shardir.algebra.mesh import Axis, Mesh
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.steps import step_seconds
 from shardir.tools import bench
+from support.strategies import with_sizes
 
 laws = bench.load("laws")
 

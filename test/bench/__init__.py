@@ -1,0 +1,1 @@
+"""Benchmarks, each a file that `shard-bench` runs, and what they share."""

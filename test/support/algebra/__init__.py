@@ -1,0 +1,1 @@
+"""Random redistributions, graphs of values, and moves and ranks that are simulated."""

@@ -1,0 +1,1 @@
+"""Programs that ranks run, and what they are expected to compute."""
