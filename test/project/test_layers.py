@@ -11,6 +11,8 @@ import pytest
 from support.layers import (
     LAYERS,
     MODULES,
+    ROOT,
+    RUNTIME,
     cycle,
     files,
     imported_modules,
@@ -127,3 +129,14 @@ def test_an_import_by_a_string_is_seen(source: str) -> None:
 @pytest.mark.parametrize("text", ["shardir.passes are listed", "a shardir.pipelines", "shardir.py"])
 def test_a_text_that_names_a_module_is_no_import(text: str) -> None:
     assert not [*imported_names(ast.parse(repr(text)), Path())]
+
+
+def test_shm_is_behind_the_interface_of_torch_distributed() -> None:
+    """One module imports it, to register it; and it imports what is private in torch alone."""
+    runtime = ".".join(RUNTIME.relative_to(ROOT).parts)
+    shm, graph = f"{runtime}.shm", imported_modules()
+    outside = {name for name in graph if not name.startswith(shm)}
+    users = {name for name in outside if any(n.startswith(shm) for n in graph[name])}
+    assert users == {f"{runtime}.run.process"}
+    needed = {n for name in graph.keys() - outside for n in graph[name]}
+    assert needed & outside == {f"{runtime}.compat"}

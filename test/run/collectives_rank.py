@@ -23,6 +23,7 @@ from support.device import DEVICE
 from support.ranks.collective_cases import FEWER, NAMES, Cases, check, integers, shards, tensor
 
 from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.collectives import blocks
 from shardir.backend.torch.shardir_runtime.shm import register
 
 
@@ -41,6 +42,8 @@ def main(mesh_text, rank, store, backend):
     )
     mesh = rt.Mesh(mesh_axes, rank, torch.device(DEVICE))
     failures = []
+    if backend != "nccl":
+        assert blocks.is_library(torch.ones(1)) == (backend == "shm")
     if world == 8:
         for axes in [(("d", 2, 2),), (("d", 2, 4),), ("d",), (("d", 1, 2), ("d", 4, 2))]:
             Cases(mesh, mesh_axes, axes).group()

@@ -45,7 +45,7 @@ def import_lines(used: Iterable[str]) -> list[str]:
         else:
             alias = f" as {name}" if name != last else ""
             runtime_lines.append(f"from {package} import {last}{alias}")
-    return [*torch_lines, "", *runtime_lines]
+    return [*torch_lines, "", *sorted(runtime_lines)]
 
 
 def shorthand_lines(used: Iterable[str]) -> list[str]:

@@ -80,12 +80,12 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def program_of(plan: ProgramPlan) -> str:
-    """Return the digest of a plan's program for one device, whatever its comments; empty where it
-    has none."""
+    """Return the digest of the functions of a program for one device; empty where it has none."""
     if plan.single is None:
         return ""
     tree = ast.parse((plan.directory / plan.single).read_text(encoding="utf-8"))
-    code = ast.dump(ast.Module(tree.body[1:], []))  # without the docstring, which names a file
+    body = [node for node in tree.body[1:] if not isinstance(node, ast.Import | ast.ImportFrom)]
+    code = ast.dump(ast.Module(body, []))  # without the docstring, which names a file
     return hashlib.sha256(code.encode()).hexdigest()
 
 

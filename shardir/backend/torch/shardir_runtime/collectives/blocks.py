@@ -22,9 +22,11 @@ _TAG = 1
 
 
 def is_library(x: Tensor) -> bool:
-    """Whether the backend's collectives move blocks: NCCL's, and those of shm, move several at
-    once without copies."""
-    return dist.get_backend() == "shm" or (x.is_cuda and not channels.is_by_host(x))
+    """Whether the backend's collectives move blocks: NCCL's do, several at once without copies, and
+    those of a process group that says so, as torch's backends do."""
+    if x.is_cuda:
+        return not channels.is_by_host(x)
+    return getattr(dist.group.WORLD, "supports_coalescing", False)
 
 
 class Works(list):

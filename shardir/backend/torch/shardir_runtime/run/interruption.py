@@ -23,7 +23,7 @@ def own_group(mesh: Any, name: str = "beside the steps") -> Any:
     """Return a process group of all ranks on CPUs, for work beside the steps."""
     if mesh.size == 1:
         return None
-    backend = "shm" if dist.get_backend() == "shm" else "gloo"
+    backend = "gloo" if mesh.device.type == "cuda" else None  # else that of the run
     return dist.new_group(backend=backend, group_desc=name)
 
 

@@ -48,6 +48,10 @@ class SharedMemoryGroup(_Base):
         self._name, self._description = options.group_id, ""
         self._moves = GroupMoves(Links(options.store, ranks, rank, seconds), seconds)
 
+    supports_coalescing = True
+    """Collectives of several tensors move them at once, without copies. Torch's backends have this
+    attribute."""
+
     def getBackendName(self) -> str:
         return NAME
 
