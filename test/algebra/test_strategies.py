@@ -43,7 +43,7 @@ MERGED = Factors.of([["a b"]], [["a", "b"]], [(12,), (4, 3)])
     ],
 )
 def test_strategies_that_do_not_fit(text: str, factors: Factors, mesh: Mesh, code: str):
-    """[S9], an axis for two factors, is for the op that has the strategy: test_passes.py."""
+    """[S9], an axis for two factors: test_propagated_layouts.py."""
     with pytest.raises(ShardirError, match=rf"^\[{code}\]"):
         parse_strategy(text).factor_axes(factors, mesh)
 

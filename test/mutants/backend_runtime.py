@@ -28,7 +28,7 @@ MUTANTS = [
         "batch_rows",
         "many, seed)[number % many]",
         "many, seed)[0]",
-        "test/run/test_order.py",
+        "test/run/test_row_order.py",
     ),
     Mutant(
         "ranks choose writers by the sizes of their own parts",
@@ -326,7 +326,7 @@ MUTANTS = [
         "_input",
         "lambda number: read(number)[0]",
         "lambda number: read(0)[0]",
-        "test/run/test_called.py -k scalars",
+        "test/run/test_inference_calls.py -k scalars",
     ),
     Mutant(
         "microbatches are collected in the first place",

@@ -163,7 +163,7 @@ MUTANTS = [
         "gathered_and_sliced",
         'or first.properties["dim"] != op.dim',
         "or False",
-        "test/filecheck/simplify-communication test/passes/test_passes.py -k simplify",
+        "test/filecheck/simplify-communication test/passes/test_simplify_communication.py",
     ),
     Mutant(
         "recompute does nothing",
@@ -226,7 +226,7 @@ MUTANTS = [
         "_inline",
         "new.location = op.location",
         "new.location = call.location",
-        "test/passes/test_passes.py -k inlined",
+        "test/passes/test_inline_calls.py -k inlined",
     ),
     Mutant(
         "open ops are accepted",

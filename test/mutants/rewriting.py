@@ -101,7 +101,7 @@ MUTANTS = [
         "reduces_sum",
         'return op.properties["reduction"] == word(dist.ReductionAttr, "sum")',
         "return True",
-        "test/passes/test_passes.py::test_only_sums_are_reduced_after_they_are_added",
+        "test/passes/test_simplify_communication.py::test_only_sums_are_reduced_after_they_are_added",
     ),
     Mutant(
         "a state is redistributed before the loop",
@@ -119,7 +119,7 @@ MUTANTS = [
         "Arguments.state_layout",
         "return layout or (own if own is not None and own.host else None)",
         "return layout or own",
-        "test/filecheck/distributed-autodiff/states.ir test/search/test_states.py",
+        "test/filecheck/distributed-autodiff/states.ir test/search/test_state_layouts.py",
     ),
     Mutant(
         "gradients are reduced to the parameter's layout",
@@ -128,7 +128,7 @@ MUTANTS = [
         "Differentiation.gradient",
         "sum(self.arguments[i], target=target)",
         "sum(self.arguments[i])",
-        "test/filecheck/distributed-autodiff/states.ir test/search/test_states.py",
+        "test/filecheck/distributed-autodiff/states.ir test/search/test_state_layouts.py",
     ),
     Mutant(
         "addends of one layout are dropped",
@@ -209,7 +209,7 @@ MUTANTS = [
         "moved_after_reduced",
         "if out.partial != after.partial:",
         "if False:",
-        "test/passes/test_passes.py -k a_reduction_moves_after",
+        "test/passes/test_simplify_communication.py -k a_reduction_moves_after",
     ),
     Mutant(
         "decomposed results are complete",

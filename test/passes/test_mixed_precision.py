@@ -9,6 +9,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import TensorType, bf16, f32
 from xdsl.ir import SSAValue
 
+import shardir
 from shardir.dialects.builder import OpBuilder
 from shardir.interpret.equivalence import check_pass
 from shardir.passes.mixed_precision import MixedPrecision
@@ -43,3 +44,23 @@ def test_every_op_has_operands_of_its_precision(case: Case) -> None:
     read = [v for v in statistics if v in found.operands]  # random ones do not fit the others
     if case.op.PRECISION == "narrow" and not read:
         check_pass(before, after, "mixed-precision")
+
+
+@pytest.mark.parametrize("pipeline", ["train", "single-device"])
+def test_a_redistribution_of_the_source_may_be_narrow(pipeline: str) -> None:
+    """It stayed f32 after a product in bf16."""
+    text = """
+        dist.mesh @m <a = 2>
+        func.func @f(%x: tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>) -> tensor<4x4xf32> {
+          %y = nn.matmul %x, %x : (tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>,
+            tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>)
+            -> tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>
+          %z = dist.redistribute %y : (tensor<4x4xf32, #dist.layout<@m, [{a}, {}]>>)
+            -> tensor<4x4xf32, #dist.layout<@m, [{}, {}]>>
+          %r = nn.relu %z : (tensor<4x4xf32, #dist.layout<@m, [{}, {}]>>) -> tensor<4x4xf32>
+          func.return %r : tensor<4x4xf32>
+        }"""
+    after = shardir.compile(text, f"mixed-precision,{pipeline}").text
+    assert "nn.convert %x" in after
+    assert "nn.convert %r" in after
+    assert after.count("nn.convert") == 2

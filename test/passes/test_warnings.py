@@ -65,3 +65,21 @@ train.step @step of @loss <sgd, lr = 0.1>
     messages = [message for _, message in found]
     assert len(messages) == count
     assert all("expected at least the 8 rows of a batch" in m for m in messages)
+
+
+def test_a_strategy_that_is_lost_is_a_warning() -> None:
+    text = """
+    dist.mesh @m <a = 2>
+    func.func private @f(%x: tensor<4x8xf32>, %w: tensor<8xf32> {train.parameter = "w", train.init = #train.init<normal>}) -> tensor<f32> {
+      %y = nn.mul %x, %w : (tensor<4x8xf32>, tensor<8xf32>) -> tensor<4x8xf32>
+      %l = nn.mse_loss <mean> %y, %x strategy<((2, 1), (2, 1))> : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<f32>
+      func.return %l : tensor<f32>
+    }
+    train.step @step of @f <sgd, lr = 0.1>
+    """  # noqa: E501 - the text of a program
+    with collect_warnings() as early:
+        shardir.compile(text, "distributed-autodiff,propagate-strategies")
+    assert ["the strategy of nn.mse_loss is lost" in message for _, message in early] == [True]
+    with collect_warnings() as late:
+        shardir.compile(text, "train")
+    assert not late

@@ -1,4 +1,4 @@
-"""One rank of test_loaded.py: the example's program, called token by token.
+"""One rank of test_loaded_programs.py: the example's program, called token by token.
 
 python generate_rank.py DIRECTORY WEIGHTS PORT RANK: it prints the tokens of the example, then those
 of other weights, each after a reset.

@@ -1,10 +1,10 @@
-"""Modules that write to what they have train on four ranks as in torch on one device."""
+"""Modules that write to parameters and buffers train on four ranks as in torch on one device."""
 
 import pytest
 import torch
 from support.extent import extent
 from support.modules.judge import in_double
-from support.modules.strange import STRANGE, loss_of
+from support.modules.stateful import STATEFUL, loss_of
 
 import shardir
 
@@ -14,27 +14,27 @@ PLANS = ("ddp", "fsdp", "megatron(tp) * fsdp(dp)")
 
 def plans(i: int) -> tuple[str, ...]:
     """Plans of a module: all that it can have, or one."""
-    strange = [*STRANGE.values()][i]
-    known = PLANS if strange.paired else ("ddp", "fsdp", "zero1")
+    case = [*STATEFUL.values()][i]
+    known = PLANS if case.paired else ("ddp", "fsdp", "zero1")
     return extent((known[i % 3],), known)
 
 
 @pytest.mark.parametrize(
     ("name", "plan"),
-    [(name, p) for i, name in enumerate(STRANGE) if extent(i % 2 == 0, True) for p in plans(i)],
+    [(name, p) for i, name in enumerate(STATEFUL) if extent(i % 2 == 0, True) for p in plans(i)],
 )
-def test_a_strange_module_trains_as_in_torch(name: str, plan: str) -> None:
-    strange = STRANGE[name]
+def test_a_stateful_module_trains_as_in_torch(name: str, plan: str) -> None:
+    case = STATEFUL[name]
     with in_double():
         torch.manual_seed(0)
-        model = strange.made()
+        model = case.made()
         optimizer = torch.optim.SGD(
             [p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9
         )
-        batches = [(torch.randn(strange.shape), torch.randn(strange.shape)) for _ in range(STEPS)]
+        batches = [(torch.randn(case.shape), torch.randn(case.shape)) for _ in range(STEPS)]
         program = shardir.compile(
             model, batches[0][0], labels=batches[0][1], loss=loss_of, optimizer=optimizer,
-            mesh="dp = 2, tp = 2", plan=plan, **({"trace": True} if strange.trace else {}),
+            mesh="dp = 2, tp = 2", plan=plan, **({"trace": True} if case.trace else {}),
         )  # fmt: skip
         report = program.run(batches, steps=STEPS)
 

@@ -274,7 +274,7 @@ def loss_of(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Strange:
+class StatefulModule:
     """A module, and how it is compiled; `paired`: it has a product after another one."""
 
     made: Callable[[], nn.Module]
@@ -283,15 +283,15 @@ class Strange:
     paired: bool = True
 
 
-STRANGE = {
-    "written parameters": Strange(WrittenParameters, paired=False),
-    "written views": Strange(WrittenViews, paired=False),
-    "assigned buffers": Strange(AssignedBuffers, paired=False),
-    "teacher": Strange(Teacher),
-    "spectral norm": Strange(SpectralNorm, paired=False),
-    "rotary": Strange(Rotary, (ROWS, LENGTH, WIDTH)),
-    "running statistics": Strange(RunningStatistics),
-    "gradient reversal": Strange(GradientReversal, trace=True),
-    "codebook": Strange(Codebook),
-    "batch renorm": Strange(BatchRenorm, paired=False),
+STATEFUL = {
+    "written parameters": StatefulModule(WrittenParameters, paired=False),
+    "written views": StatefulModule(WrittenViews, paired=False),
+    "assigned buffers": StatefulModule(AssignedBuffers, paired=False),
+    "teacher": StatefulModule(Teacher),
+    "spectral norm": StatefulModule(SpectralNorm, paired=False),
+    "rotary": StatefulModule(Rotary, (ROWS, LENGTH, WIDTH)),
+    "running statistics": StatefulModule(RunningStatistics),
+    "gradient reversal": StatefulModule(GradientReversal, trace=True),
+    "codebook": StatefulModule(Codebook),
+    "batch renorm": StatefulModule(BatchRenorm, paired=False),
 }
