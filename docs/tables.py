@@ -1,7 +1,7 @@
 """The tables of the documentation, from the code: `python docs/tables.py NAME`, where NAME is nn,
 ops, dist, train, passes, options, modes, invariants or step.
 
-`python test/project/test_docs.py --regenerate` puts them into the pages.
+`python test/pages.py` puts them into the pages.
 """
 
 import json

@@ -13,7 +13,7 @@ What a page may hold, and what is checked of it:
     <!-- checks: ARGUMENTS -->           tests that pass when its steps are done, as pytest's
                                          arguments, beside the new files of tests
 
-`python test/project/test_docs.py --regenerate` writes what commands print into the pages.
+`python test/pages.py` writes what commands print into the pages.
 """
 
 import importlib
@@ -21,16 +21,25 @@ import importlib.util
 import re
 import shlex
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
-from support import runlines
 from support.forked import run_ranks
+from support.pages import (
+    BLOCK,
+    FILE,
+    PAGES,
+    ROOT,
+    blocks,
+    ids,
+    regenerated,
+    tables,
+)
+from support.runlines import run_tool
 
 from shardir.diagnostics import Failure, ParseErrors
 from shardir.diagnostics.codes import CODES
@@ -39,11 +48,6 @@ from shardir.syntax.source import Source
 from shardir.syntax.verify import verify_all
 from shardir.tools.expected import announced, compare
 
-ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-FILE = re.compile(r"^<!-- file: (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
-MADE = re.compile(r"(^<!-- from: (.*?) -->\n)(.*?)(^<!-- end -->$)", re.M | re.S)
 EDIT = re.compile(r"^<!-- edit: (\S+?)(?:, (\w+): (.*?))? -->\n```\w*\n(.*?)^```$", re.M | re.S)
 RUNS = re.compile(r"^<!-- runs -->\n```python\n(.*?)^```$", re.M | re.S)
 CHECKS = re.compile(r"^<!-- checks: (.*) -->$", re.M)
@@ -57,20 +61,6 @@ FILES = {
     for path in (ROOT / folder).rglob("*.*")
 }
 """The names of all files."""
-
-
-def ids(path: Path) -> str:
-    return path.name
-
-
-def blocks(page: Path, language: str) -> list[tuple[int, str]]:
-    """The code blocks of a language, each with the line of its first line."""
-    text = page.read_text()
-    return [
-        (text.count("\n", 0, m.start(2)) + 1, m[2])
-        for m in BLOCK.finditer(text)
-        if m[1] == language
-    ]
 
 
 # ---- links ----
@@ -111,10 +101,6 @@ def test_program_parses_and_verifies(text: str) -> None:
     except (ParseErrors, Failure) as e:
         errors = e.errors if isinstance(e, ParseErrors) else e.diagnostics(source)
     assert not compare("page", text, errors), "\n".join(map(str, errors))
-
-
-def run_tool(argv: list[str], stdin: bytes) -> tuple[int, str, str]:
-    return runlines.run_tool(argv, stdin)
 
 
 @cache
@@ -181,64 +167,14 @@ def test_files_compile(page: Path, commands: list[list[str]], tmp_path: Path) ->
 # ---- outputs of commands ----
 
 
-def _between(text: str, words: list[str]) -> str:
-    """The lines from the first with words[0] to the next one with words[1]."""
-    lines = text.splitlines()
-    start = next(i for i, line in enumerate(lines) if words[0] in line)
-    end = next(i for i, line in enumerate(lines[start:], start) if words[1] in line)
-    return "\n".join(lines[start : end + 1])
-
-
-def printed(command: str) -> str:
-    """Return the output of a pipeline of our tools, errors included."""
-    text = ""
-    for part in command.split(" | "):
-        tool, *words = shlex.split(part)
-        if tool == "tables":
-            text = _tables()(words[0])
-        elif tool == "between":
-            text = _between(text, words)
-        elif tool == "cat":
-            text = Path(words[0]).read_text()
-        else:
-            _, out, err = run_tool([tool, *words], text.encode())
-            text = err + out
-    return text.rstrip()
-
-
-@cache
-def _tables() -> Callable[[str], str]:
-    """The tables that docs/tables.py prints, each made once."""
-    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return cache(module.table)
-
-
-def regenerated(page: Path, folder: Path) -> str:
-    """The page's text with what its commands print now."""
-    text = page.read_text()
-    for name, content in FILE.findall(text):
-        (folder / name).write_text(content)
-
-    def made(m: re.Match[str]) -> str:
-        fence = re.match(r"```\w*\n", m[3])
-        out = printed(m[2])
-        return f"{m[1]}{fence[0]}{out}\n```\n{m[4]}" if fence else f"{m[1]}\n{out}\n\n{m[4]}"
-
-    with chdir(folder):
-        return MADE.sub(made, text)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_outputs_are_current(page: Path, tmp_path: Path) -> None:
-    told = "run: python test/project/test_docs.py --regenerate, and read the difference"
+    told = "run: python test/pages.py, and read the difference"
     assert regenerated(page, tmp_path) == page.read_text(), told
 
 
 def test_the_table_of_ops_has_no_empty_cell() -> None:
-    rows = [re.split(r"(?<!\\) \| ", row.strip("| ")) for row in _tables()("ops").splitlines()]
+    rows = [re.split(r"(?<!\\) \| ", row.strip("| ")) for row in tables()("ops").splitlines()]
     assert len(rows) > 100
     assert all(len(row) == 5 and all(cell.strip("` ") for cell in row) for row in rows)
 
@@ -368,21 +304,3 @@ def test_expected_errors_are_written_as_the_tool_reads_them() -> None:
     for page in PAGES:
         for _, text in blocks(page, "mlir"):
             assert len(announced(text)) == text.count("expected-error")
-
-
-def main() -> None:
-    """Writes what the pages' commands print into the pages."""
-    import tempfile
-
-    for page in PAGES:
-        with tempfile.TemporaryDirectory() as folder:
-            text = regenerated(page, Path(folder))
-        if text != page.read_text():
-            page.write_text(text)
-            print(f"{page.relative_to(ROOT)}: changed")
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] != ["--regenerate"]:
-        raise SystemExit("usage: python test/project/test_docs.py --regenerate")
-    main()

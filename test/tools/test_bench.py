@@ -68,7 +68,7 @@ def test_kept_rounds_of_the_simulator(tmp_path: Path) -> None:
     """More rounds are added, a half has every other one with its calls, and those of other programs
     are an error."""
     bench.load("simulator")  # puts the folder on the path
-    kept: Any = import_module("kept_rounds")
+    kept: Any = import_module("bench.kept_rounds")
     calls = [[[{"step": [{"begin": k} for k in range(n, n + 4)]}]] for n in (0, 4)]
     first, more = (
         kept.Rounds([{"step": seconds}], recorded)

@@ -1,0 +1,93 @@
+"""The pages of the documentation, and what their commands print."""
+
+import importlib.util
+import re
+import shlex
+import tempfile
+from collections.abc import Callable
+from contextlib import chdir
+from functools import cache
+from pathlib import Path
+
+from support.runlines import run_tool
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+FILE = re.compile(r"^<!-- file: (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
+MADE = re.compile(r"(^<!-- from: (.*?) -->\n)(.*?)(^<!-- end -->$)", re.M | re.S)
+
+
+def ids(path: Path) -> str:
+    return path.name
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """The code blocks of a language, each with the line of its first line."""
+    text = page.read_text()
+    return [
+        (text.count("\n", 0, m.start(2)) + 1, m[2])
+        for m in BLOCK.finditer(text)
+        if m[1] == language
+    ]
+
+
+def between(text: str, words: list[str]) -> str:
+    """The lines from the first with words[0] to the next one with words[1]."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if words[0] in line)
+    end = next(i for i, line in enumerate(lines[start:], start) if words[1] in line)
+    return "\n".join(lines[start : end + 1])
+
+
+def printed(command: str) -> str:
+    """Return the output of a pipeline of our tools, errors included."""
+    text = ""
+    for part in command.split(" | "):
+        tool, *words = shlex.split(part)
+        if tool == "tables":
+            text = tables()(words[0])
+        elif tool == "between":
+            text = between(text, words)
+        elif tool == "cat":
+            text = Path(words[0]).read_text()
+        else:
+            _, out, err = run_tool([tool, *words], text.encode())
+            text = err + out
+    return text.rstrip()
+
+
+@cache
+def tables() -> Callable[[str], str]:
+    """The tables that docs/tables.py prints, each made once."""
+    spec = importlib.util.spec_from_file_location("docstables", ROOT / "docs" / "tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return cache(module.table)
+
+
+def regenerated(page: Path, folder: Path) -> str:
+    """The page's text with what its commands print now."""
+    text = page.read_text()
+    for name, content in FILE.findall(text):
+        (folder / name).write_text(content)
+
+    def made(m: re.Match[str]) -> str:
+        fence = re.match(r"```\w*\n", m[3])
+        out = printed(m[2])
+        return f"{m[1]}{fence[0]}{out}\n```\n{m[4]}" if fence else f"{m[1]}\n{out}\n\n{m[4]}"
+
+    with chdir(folder):
+        return MADE.sub(made, text)
+
+
+def main() -> int:
+    """Write what the pages' commands print into the pages."""
+    for page in PAGES:
+        with tempfile.TemporaryDirectory() as folder:
+            text = regenerated(page, Path(folder))
+        if text != page.read_text():
+            page.write_text(text)
+            print(f"{page.relative_to(ROOT)}: changed")
+    return 0
