@@ -82,6 +82,12 @@ CASES = dict(
             ["self.c.copy_(self.w.detach().sum())", "v = x0 @ self.w"],
         ),
         M("data write of an activation", [L], ["v = self.l(x0)", "v.data.mul_(0.5)", "v = v + 0"]),
+        M(
+            "gradients written to a detached alias of a tensor without one",
+            [L, "self.k = nn.Linear(6, 6).requires_grad_(False)"],
+            ["v = self.l(x0)", "y = self.k(x0)", "y.detach().add_(v)"],
+            "v y",
+        ),
         M("detach write", [L], ["v = self.l(x0)", "v.detach().mul_(0.5)", "v = v + 0"]),
         M(
             "no_grad clamp of a weight, gradient as of the identity",
@@ -594,6 +600,7 @@ PLANTED = (
     "a write to data of broadcast_tensors",
     "a transpose under no_grad has no gradient",
     "a scalar copied into a matrix",
+    "gradients written to a detached alias of a tensor without one",
 )
 """The cases that catch planted errors (test/mutants)."""
 

@@ -280,6 +280,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: exported(lambda m, x: (x * m.w)[:, 0].as_strided((2,), (1,)).sum()),
         "expected as_strided of a tensor with all elements of its memory, got a part",
     ),
+    "export: strided in another order": (
+        lambda: exported(lambda m, x: ((x * m.w).T.exp() + 1).as_strided((2,), (1,)).sum()),
+        "expected as_strided of a contiguous tensor, got one of the strides",
+    ),
     "export: dtype": (
         lambda: exported(lambda m, x: (x * m.w).to(torch.float8_e4m3fn).float().sum()),
         "expected a dtype of float64, float32, bfloat16, float16, int64, int32, bool, int16, i",

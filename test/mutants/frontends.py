@@ -228,4 +228,13 @@ MUTANTS = [
         "if False:",
         "test/frontends/test_corner_modules.py -k running",
     ),
+    Mutant(
+        "detached aliases of tensors without gradients are forgotten",
+        "A write of a value with a gradient to one gives the tensor the gradient.",
+        "shardir/frontends/torch/histories.py",
+        "Histories._owners_of",
+        "(x.requires_grad or is_tracked)",
+        "x.requires_grad",
+        "test/frontends/test_corner_modules.py -k alias",
+    ),
 ]

@@ -160,15 +160,17 @@ class Histories(TorchFunctionMode):
         if name == "detach_":
             with _autograd(False):
                 args[0].copy_(args[0].detach())
-        if name == "detach" or not torch.is_grad_enabled():
-            return self._detached(found, given)
+        if name == "detach":
+            return self._detached(found, given, given)
+        if not torch.is_grad_enabled():
+            return self._detached(found, given, [x for x in given if x.requires_grad])
         return found
 
     def _data(self, name: str, args: Sequence[Any]) -> Any:
         """Read or assign `data` by ops: torch exports neither."""
         x = args[0]
         if name == "__get__":
-            found = self._detached(x.detach(), [x])
+            found = self._detached(x.detach(), [x], [x])
             self._known[id(found)] = found
             return found
         new = args[1]
@@ -186,17 +188,18 @@ class Histories(TorchFunctionMode):
         return None
 
     def _owners_of(self, given: Sequence[torch.Tensor], with_roots: bool) -> list[torch.Tensor]:
-        """Return the tensors with gradients whose values alone a write to one of the tensors may
-        change: the owners of detached aliases; `with_roots`: those of which it is a view too.
+        """Return the tensors whose values alone a write to one of the tensors may change, and not
+        their gradients: the owners of detached aliases, also those without a gradient where one of
+        the tensors has one; `with_roots`: those with gradients of which it is a view too.
         """
-        found: dict[int, torch.Tensor] = {}
+        owners, roots = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
         for x in given:
-            found |= self._owners.get(_address(x), {})
-            if with_roots:
-                found[id(self._root(x))] = self._root(x)
-            elif self._root(x).requires_grad:
-                found.pop(id(self._root(x)), None)
-        return [x for x in found.values() if x.requires_grad]
+            owners |= self._owners.get(_address(x), {})
+            roots[id(self._root(x))] = self._root(x)
+        if with_roots:
+            return [x for x in (owners | roots).values() if x.requires_grad]
+        is_tracked = any(x.requires_grad for x in given)
+        return [x for i, x in owners.items() if i not in roots and (x.requires_grad or is_tracked)]
 
     def _keep(
         self, written: torch.Tensor, given: Sequence[torch.Tensor], histories: Sequence[_History]
@@ -229,9 +232,11 @@ class Histories(TorchFunctionMode):
         """The tensor of which one is a view, or itself."""
         return x if x._base is None else self._inside.get(id(x._base), x._base)
 
-    def _detached(self, found: Any, given: Sequence[torch.Tensor]) -> Any:
-        """Return results that have no gradient, and retain whose values a write to them changes."""
-        sources = [x for x in given if x.requires_grad]
+    def _detached(
+        self, found: Any, given: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
+    ) -> Any:
+        """Return results that have no gradient, and retain which of the sources have values that a
+        write to them changes."""
 
         def detached(x: torch.Tensor) -> torch.Tensor:
             if any(x is y for y in given) or not x.is_floating_point():

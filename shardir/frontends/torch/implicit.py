@@ -56,8 +56,9 @@ def _converts(node: Node) -> bool:
 
 
 def _is_strided(node: Node) -> bool:
-    """Whether a call is a strided view of a view, which has all elements of the memory: of others
-    torch drops a part of the gradient.
+    """Whether a call is a strided view of a view, which has all elements of the memory, in the order
+    of its dimensions: of a part torch drops a part of the gradient, and a graph without writes has
+    tensors in no other order.
 
     Raises:
         ShardirError: it has not.
@@ -70,6 +71,11 @@ def _is_strided(node: Node) -> bool:
         raise ShardirError(
             f"expected as_strided of a tensor with all elements of its memory, got a part"
             f"{place_of(node)}; clone it first, or index the tensor itself"
+        )
+    if not base.meta["val"].is_contiguous():
+        raise ShardirError(
+            f"expected as_strided of a contiguous tensor, got one of the strides "
+            f"{list(base.meta['val'].stride())}{place_of(node)}; use x.contiguous() first"
         )
     return viewed != base
 

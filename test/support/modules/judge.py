@@ -295,6 +295,7 @@ REFUSED = (
     "parameters and buffers that keep their shape",
     "no view of a tensor that is read after its data is assigned",
     "as_strided of a tensor with all elements of its memory",
+    "as_strided of a contiguous tensor",
 )
 """What may be refused although torch.export takes it (docs/models.md), by words of the messages."""
 
