@@ -90,7 +90,7 @@ class SearchStrategies(GlobalPass):
     overlap: bool = True
     """Whether presets whose programs are faster with overlap are chosen instead."""
     graph: str | None = None
-    """A file for the cost graph: .json, .dot or .svg."""
+    """A file for the cost graph: .json, or .dot of Graphviz."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if self.memory < 0 or self.entries < 1 or not 0 <= self.gap < 1:

@@ -120,7 +120,7 @@ class OptArguments(xDSLOptMain):
             "--cost-graph",
             metavar="F",
             help="write the candidates of search-strategies and their costs to a .json file, or "
-            "draw them in a .dot or .svg one",
+            "to a .dot one, which Graphviz draws",
         )
         add(
             "--short-types",

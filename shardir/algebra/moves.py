@@ -135,7 +135,7 @@ class RedistributionProblem:
 
     @cached_property
     def is_regular(self) -> bool:
-        """Whether layouts on the way may be numbers (even_codes.py): shards have the usual sizes,
+        """Whether layouts on the way may be numbers: shards have the usual sizes,
         sub-axes do not cross, and values are reduced by all devices."""
         usual = not any(map(sizes_of, (*self.source.dims, *self.target.dims)))
         return usual and all(self.shape) and not self.crosses and self.source.reduction != "any"

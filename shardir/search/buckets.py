@@ -114,15 +114,10 @@ class BucketProblems(Protocol):
         """Return the transfers of a solution that may be in buckets."""
         ...
 
-    def shared_seconds(self, choice: Sequence[int]) -> float:
-        """Return what the costs of a solution count several times, and its program has once."""
-        ...
-
 
 def solve_with_buckets(
     problems: BucketProblems,
     first: CostProblem,
-    credit: Callable[[Sequence[int]], float],
     prices: BucketPrices,
     solve: Solve,
     again: SolveAgain,
@@ -134,7 +129,7 @@ def solve_with_buckets(
     equally fast plans (algebra/estimates.py) the first.
 
     Args:
-        first: the problem with the smallest shares, less the `credit` of each solution.
+        first: the problem with the smallest shares.
         solve: solves the first problem.
         again: solves others, of which the bounds are not used.
         unpriced: the part of its cost that the first plan's shares may leave out, above which
@@ -152,11 +147,11 @@ def solve_with_buckets(
         chosen = problems.bucket_transfers(found.choice)
         seconds, agreeing = shared_seconds(chosen, prices)
         objective = found.objective + seconds - priced(chosen, prices, shares)
-        return replace(found, objective=objective - problems.shared_seconds(found.choice)), agreeing
+        return replace(found, objective=objective), agreeing
 
     def known(choice: Sequence[int], objective: float) -> tuple[Solution, LatencyShares]:
         """Return a solution that costs so much in the first problem, as `priced_fully` does."""
-        return priced_fully(Solution([*choice], objective + credit(choice), -inf), smallest)
+        return priced_fully(Solution([*choice], objective, -inf), smallest)
 
     def is_near(best: Solution, gap: float) -> bool:
         return best.objective - bound <= gap * best.objective

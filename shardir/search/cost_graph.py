@@ -1,16 +1,16 @@
 """The cost graph of a function: its estimated time as a sum over candidates and layouts.
 
     an op                                    its candidates: their own times
-    an argument, a value with several        its layouts; of an argument also the redistribution to
-    users                                    a copy that several users share
+    an argument, a value with several users  its layouts
     from a value's maker to its users        the redistribution from the layout of the result to the
                                              one that is needed, or to and from the value's layout
     a pin, a redistribution that the         its one layout, with the time of the redistribution
     program has (pins.py)
 
-The lowered program makes the same redistributions of a plan, but moves that several ops share and
-that lead to none of the copies of a value (copies.py) once, and equal reductions of addends. The
-sum counts them for each, and the cost of a solution once (shared_moves.py, summed_moves.py).
+The lowered program makes the redistributions of a plan. It may take less: moves that several users
+of a value share are made once, and several collectives before one op are one. Therefore the sum is
+a proposal, which is lowered and measured, and the bound is that of another sum (`bounding_problem`)
+in which no fusible collective has a latency, and n users of a value pay an n-th each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,33 +20,37 @@ from functools import cached_property
 import numpy as np
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import ReturnOp
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardir.algebra.arrays import Table
-from shardir.algebra.layout import Layout
 from shardir.analysis.loops import Loops
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp, decomposes
-from shardir.dialects.nn.repeated import repeated
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.search.buckets import LateTransfer, Positions, smallest_shares
 from shardir.search.candidates import Candidates, CandidateSource
-from shardir.search.copies import ValueLayout, ValueLayouts, copy_seconds, source, with_copies
 from shardir.search.domination import Fixed
-from shardir.search.edges import Edge, LateCopies, User, times, use_seconds
+from shardir.search.edges import Edge, User, times, use_seconds
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.live_bytes import LONG_LIVED_OPS, storages_of
-from shardir.search.operand_credits import Credit, Use, decomposition_credits, operand_credits
 from shardir.search.pins import Pin, pins
 from shardir.search.problem import CostProblem
-from shardir.search.shared_moves import SharedMoves
-from shardir.search.summed_moves import SummedMoves
 from shardir.search.transfer_costs import ValueTransfer
 from shardir.search.transients import Transients
 from shardir.search.unsaved import UnsavedValues
 from shardir.search.use_positions import UsePositions
-from shardir.search.value_layouts import Ties, Uses, needed, operand_indices, result_index
+from shardir.search.value_layouts import (
+    Ties,
+    Uses,
+    ValueLayouts,
+    needed,
+    operand_indices,
+    result_index,
+)
 from shardir.search.value_moves import MovedValue
+
+NO_LATENCY = LatencyShares(0.0)
+"""Shares with which collectives that may be fused take no latency."""
 
 
 class CostGraph:
@@ -81,14 +85,14 @@ class CostGraph:
         self.op_variable: dict[Operation, int] = {}
         self.layouts: dict[SSAValue, ValueLayouts] = {}
         self.value_variable: dict[SSAValue, int] = {}
-        self.bucket_edges: list[Edge | LateCopies] = []
+        self.bucket_edges: list[Edge] = []
+        self._alone: list[tuple[Edge, int]] = []
+        """The other edges, each with the number of users among which its moves may be shared."""
         self.transients = Transients(self.mesh, self.table) if counts_memory else None
         self._tied: dict[SSAValue, list[SSAValue]] = {}
         for v, end in ties.items():
             self._tied.setdefault(end, []).append(v)
         self._users: dict[SSAValue, list[Operation]] = {}
-        self._uses: dict[tuple[Operation, Attribute], list[Use]] = {}
-        self._made: dict[tuple[Operation, SSAValue], tuple[Layout, ...]] = {}
         self._tables: dict[tuple, Table] = {}
         self._layouts: dict[tuple, ValueLayouts] = {}
         self._twice: dict[int, tuple[Candidates, Candidates]] = {}
@@ -132,8 +136,6 @@ class CostGraph:
                 ends = self.op_variable[op], self.op_variable[other]
                 self.problem.add(*ends, self._both(op, other))
         for v, users in self._users.items():
-            if v in self.layouts and v not in self.ties and any(l.late for l in self.layouts[v]):
-                self._add_late_copies(v, [self._user(op, v) for op in users if self._late([op])])
             for op in users:
                 if isinstance(op, TensorOp):
                     self._add_user(v, op)
@@ -141,21 +143,14 @@ class CostGraph:
     # ---- variables ----
 
     def _fixed(self, op: TensorOp) -> Fixed | None:
-        """Return of which values the graph may count less than the sum of redistributions: of
-        those whose copies are shared, and of values in buckets; None if all candidates are needed,
-        since some need less memory."""
+        """Return of which values the graph may count less than the sum of redistributions: of those
+        in buckets; None if all candidates are needed, since some need less memory."""
         if self.spans is not None or not decomposes(type(op)):
             return None
         return (
-            tuple(map(self._may_share, op.operands)),
+            (False,) * len(op.operands),
             tuple(self._late(self._users.get(v, [])) for v in op.results),
         )
-
-    def _may_share(self, v: SSAValue) -> bool:
-        """Whether several users may share a copy of a value in another layout: of an argument, and
-        of one whose own layout is annotated; not of what repeats another, whose copies they are."""
-        annotated = layout_of(v) is not None and repeated(v) is None
-        return self.spans is None and (isinstance(v.owner, Block) or annotated)
 
     def _with_recomputed(self, candidates: Candidates) -> Candidates:
         """Return the candidates, and then each of them computed again in the backward part."""
@@ -211,18 +206,13 @@ class CostGraph:
         if v in self.ties and (end := self.ties[v]) in self.value_variable:
             self.layouts[v], self.value_variable[v] = self.layouts[end], self.value_variable[end]
             return
-        uses = Uses.of(v, self._tied.get(v, []), self._users, self.candidates, self._late)
+        uses = Uses.of(v, self._tied.get(v, []), self._users, self.candidates)
         key = uses.key
         if key not in self._layouts:
-            self._layouts[key] = uses.layouts(self.mesh, self._may_share(v))
-        layouts, pin = self._layouts[key], self.pin_of(v)
-        runs = self._loops.changes(v) if pin is None else pin.runs
-        self.layouts[v], t = layouts, unsharded_type(v)
-
-        def table() -> Table:
-            return runs * copy_seconds(self.mesh, t, with_copies(layouts, False))
-
-        self.value_variable[v] = self.problem.variable(self.table((id(layouts), runs), table))
+            self._layouts[key] = uses.layouts(self.mesh)
+        layouts = self.layouts[v] = self._layouts[key]
+        free = self.table((id(layouts), "free"), lambda: np.zeros(len(layouts)))
+        self.value_variable[v] = self.problem.variable(free)
 
     # ---- edges ----
 
@@ -239,21 +229,18 @@ class CostGraph:
         t = unsharded_type(v)
 
         def table(shares: LatencyShares | None) -> Table:
-            sources, targets = [c.results[i] for c in candidates], [l for l, *_ in layouts]
-            seconds = moved.seconds(self.mesh, sources, targets, shares)
+            sources = [c.results[i] for c in candidates]
+            seconds = moved.seconds(self.mesh, sources, layouts, shares)
             return runs * times(candidates)[:, None] * seconds
 
         def transfers(x: int, y: int) -> list[ValueTransfer]:
-            return [moved.transfer(candidates[x].results[i], layouts[y].layout)]
+            return [moved.transfer(candidates[x].results[i], layouts[y])]
 
         key = id(candidates), "makes", i, id(layouts), runs
         users, at = self._users.get(v, []), self._at[op]
         positions = Positions(at, at, at, self._positions.last)
         uses = [self._user(op, v) for op in users]
         self._add(Edge(ends, key, 1, size_of(v), table, transfers, positions, uses), users)
-        if users:
-            first = min(users, key=lambda op: self._positions.first_use([op]))
-            self._made[first, v] = tuple([c.results[i] for c in candidates])
 
         if self.transients is not None:
             key = id(candidates), i, id(layouts), t
@@ -261,28 +248,12 @@ class CostGraph:
                 at, ends, key, t, lambda: [(c.results[i],) for c in candidates], layouts, made=True
             )
 
-    def _add_late_copies(self, v: SSAValue, users: Sequence[User]) -> None:
-        """Add the edge of the copies of a value that only these users share."""
-        layouts, t = with_copies(self.layouts[v], True), unsharded_type(v)
-        runs, made = self._loops.changes(v), self._positions.made(v)
-
-        def table(shares: LatencyShares | None) -> Table:
-            return np.diag(runs * copy_seconds(self.mesh, t, layouts, shares))
-
-        key, most = (id(self.layouts[v]), "late copies", runs), max(len(l.shared) for l in layouts)
-        ends, of = (self.value_variable[v],) * 2, (self.mesh, t, layouts, users, made)
-        self.bucket_edges.append(
-            LateCopies(ends, key, most, size_of(v), table, *of, self._positions)
-        )
-
     def _add_user(self, v: SSAValue, op: TensorOp) -> None:
         """Add the edge to an op from the layout of an operand, or from the operand's maker."""
         candidates, t, at = self.candidates[op], unsharded_type(v), operand_indices(op, v)
         moved = MovedValue.of(v)
         if v in self.value_variable:
             maker, layouts = self.value_variable[v], self.layouts[v]
-            late = (False, True) if self._late([op]) else (False,)
-            layouts = self._with_copies(layouts, () if v in self.ties else late)
             key = id(layouts), id(candidates), at
         else:
             assert isinstance(v.owner, Operation)
@@ -297,15 +268,12 @@ class CostGraph:
 
         def transfers(x: int, y: int) -> list[ValueTransfer]:
             needs = needed(candidates[y], at)
-            return [moved.transfer(source(self.mesh, t, layouts[x], l), l) for l in needs]
+            return [moved.transfer(layouts[x], l) for l in needs]
 
         here, last = self._at[op] - 1, self._positions.first_use([op]) - 1
         positions = self._positions.between(self._positions.made(v), here, last)
-        self._add(Edge(ends, key, len(at), size_of(v), table, transfers, positions), [op])
-        if not self._late([op]):
-            made_in = self._made.get((op, v), ())
-            use = Use(v, ends, key, moved, layouts, candidates, at, runs, made_in)
-            self._uses.setdefault((op, t.element_type), []).append(use)
+        edge = Edge(ends, key, len(at), size_of(v), table, transfers, positions)
+        self._add(edge, [op], len(self._users[v]))
 
         if self.transients is not None:
             self.transients.add(
@@ -323,25 +291,18 @@ class CostGraph:
         """Return the layouts in which a result is made."""
         key = id(candidates), i
         if key not in self._layouts:
-            self._layouts[key] = tuple([ValueLayout(c.results[i]) for c in candidates])
+            self._layouts[key] = tuple([c.results[i] for c in candidates])
         return self._layouts[key]
 
-    def _with_copies(self, layouts: ValueLayouts, late: tuple[bool, ...]) -> ValueLayouts:
-        """Return the layouts of a value with the copies that a user may use: none if it uses a
-        value that is tied to the one that has them."""
-        key = id(layouts), late
-        if key not in self._layouts:
-            some = with_copies(layouts, *late)
-            self._layouts[key] = layouts if some == layouts else some
-        return self._layouts[key]
-
-    def _add(self, edge: Edge, users: Sequence[Operation]) -> None:
-        """Add an edge: to the problem, or to those whose transfers may be in buckets."""
+    def _add(self, edge: Edge, users: Sequence[Operation], sharing: int = 1) -> None:
+        """Add an edge: to the problem, or to those whose transfers may be in buckets. Its moves may
+        be shared with those for `sharing` - 1 other users."""
         key = *edge.key, "in a bucket"
         if self._late(users) and self.table(key, lambda: edge.table(LatencyShares(1.0))).any():
             self.bucket_edges.append(edge)
         else:
             self.problem.add(*edge.ends, self.table(edge.key, lambda: edge.table(None)))
+            self._alone.append((edge, sharing))
 
     # ---- solutions ----
 
@@ -369,31 +330,37 @@ class CostGraph:
 
     @cached_property
     def bounding_problem(self) -> CostProblem:
-        """The smallest one less the credits: no solution costs more than its lowered program."""
-        found = self.smallest_problem.copy()
-        for ends, credit in self.credits:
-            found.add(*ends, credit)
+        """A problem in which no solution costs more than its lowered program: fusible collectives
+        have no latency, those of decomposed ops neither, and of the moves for n users of a value
+        each pays an n-th, since they may be made once."""
+        found = CostProblem()
+        for seconds in self.problem.unary:
+            found.variable(seconds)
+        for op, i in self.op_variable.items():
+            candidates = self.candidates[op]
+            if any(c.saved for c in candidates):
+                found.unary[i] = found.plus(found.unary[i], self._saved(candidates, op))
+        for op, needs in self.unsaved.needs.items():
+            for other in needs:
+                found.add(self.op_variable[op], self.op_variable[other], self._both(op, other))
+        for edge, sharing in self._alone:
+            found.add(*edge.ends, self._lowest(edge, NO_LATENCY, sharing))
+        for edge in self.bucket_edges:
+            found.add(*edge.ends, self._lowest(edge, self.smallest_shares, 1))
         return found
 
-    @cached_property
-    def credits(self) -> list[Credit]:
-        """The credits of operands before the update, and of decomposed ops."""
-        of_parts = decomposition_credits(self.op_variable, self.candidates, self._loops)
-        return operand_credits(self.mesh, self._uses.values()) + of_parts
+    def _saved(self, candidates: Candidates, op: Operation) -> Table:
+        """Return the seconds that the decompositions of an op take less, with negative signs."""
+        runs = self._loops.runs(op)
+        return self.table(
+            (id(candidates), runs, "saved in parts"),
+            lambda: np.array([-runs * c.times * c.saved for c in candidates]),
+        )
 
-    def credit(self, choice: Sequence[int]) -> float:
-        """Return the part of a solution's cost that the bounding problem leaves out."""
-        return -sum(float(table[choice[i], choice[j]]) for (i, j), table in self.credits)
-
-    @cached_property
-    def _made_once(self) -> tuple[SharedMoves, SummedMoves]:
-        uses = self._uses if self.spans is None else {}
-        return SharedMoves(self.mesh, uses.values()), SummedMoves(self.mesh, uses)
-
-    def shared_seconds(self, choice: Sequence[int]) -> float:
-        """Return the seconds of moves before the update which the costs of a solution have several
-        times, and its program once: those that ops share beyond copies, and those of addends."""
-        return sum(each.seconds(choice) for each in self._made_once)
+    def _lowest(self, edge: Edge, shares: LatencyShares, sharing: int) -> Table:
+        """Return the least times of an edge of which so many users may share the moves."""
+        key = *edge.key, "lowest", shares, sharing
+        return self.table(key, lambda: edge.table(shares) / sharing)
 
     def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution that may be in buckets."""

@@ -1,4 +1,4 @@
-"""The cost graph as a file: JSON, dot for Graphviz, or SVG."""
+"""The cost graph as a file: JSON, or dot for Graphviz."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,7 +7,9 @@ from pathlib import Path
 
 from shardir.diagnostics import ShardirError
 from shardir.search.picture import CandidateRow, Described, edge_lines, heading, rows, title
-from shardir.search.svg import CHOSEN_COLOUR, as_svg
+
+CHOSEN_COLOUR = "#ffe08a"
+"""The colour of the chosen candidates."""
 
 
 def as_json(graphs: Sequence[Described]) -> str:
@@ -50,7 +52,6 @@ Writer = Callable[[Sequence[Described]], str]
 WRITERS: dict[str, Writer] = {
     ".json": as_json,
     ".dot": as_dot,
-    ".svg": as_svg,
 }
 """By the suffix of the file."""
 

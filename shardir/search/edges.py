@@ -4,19 +4,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from xdsl.dialects.builtin import TensorType
 
 from shardir.algebra.arrays import Table
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
-from shardir.dialects.nn.types import itemsize
 from shardir.search.buckets import LateTransfer, Positions
 from shardir.search.candidates import Candidates
-from shardir.search.copies import ValueLayouts, copies_made, sources, stops
 from shardir.search.latency_shares import LatencyShares
 from shardir.search.transfer_costs import ValueTransfer
-from shardir.search.use_positions import UsePositions
-from shardir.search.value_layouts import needed
+from shardir.search.value_layouts import ValueLayouts, needed
 from shardir.search.value_moves import MovedValue
 
 
@@ -41,38 +37,6 @@ class User(NamedTuple):
         if self.variable is None:
             return ()
         return needed(self.candidates[choice[self.variable]], self.operands)
-
-
-class LateCopies(NamedTuple):
-    """The copies of a value that only ops of the update share, as an edge from its variable to
-    itself: `users` are these ops; the value is there after `made`."""
-
-    ends: tuple[int, int]
-    key: tuple
-    max_transfers: int
-    bytes: int
-    table: Callable[[LatencyShares | None], Table]
-    mesh: Mesh
-    type: TensorType
-    layouts: ValueLayouts
-    users: Sequence[User]
-    made: int
-    positions: UsePositions
-
-    def late_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
-        """Return the transfers of a solution, each where the first op needs what is made of it."""
-        layouts, shape = self.layouts[choice[self.ends[0]]], self.type.get_shape()
-        first: dict[Layout, int] = {}
-        for user in self.users if layouts.shared else ():
-            for need in user.needs(choice):
-                for copy in stops(self.mesh, shape, itemsize(self.type), layouts.layout, need):
-                    first[copy] = min(user.at - 1, first.get(copy, user.at))
-        found = list[LateTransfer]()
-        for have, copy in copies_made(self.mesh, self.type, layouts):
-            here = first.get(copy, self.positions.before_update)
-            positions = self.positions.between(self.made, here, here)
-            found.append(LateTransfer(ValueTransfer(self.type, have, copy), positions))
-        return found
 
 
 class Edge(NamedTuple):
@@ -123,7 +87,6 @@ def use_seconds(
     op that uses it at the operands `at`."""
     needs = [needed(c, at) for c in candidates]
     column = {l: i for i, l in enumerate(dict.fromkeys(l for n in needs for l in n))}
-    ends, of = sources(mesh, moved.type, layouts, [*column])
-    seconds = moved.seconds(mesh, ends, [*column], shares)[of, range(len(column))]
+    seconds = moved.seconds(mesh, layouts, [*column], shares)
     columns = {n: sum(seconds[:, column[l]] for l in n) for n in dict.fromkeys(needs)}
     return np.stack([columns[n] for n in needs], axis=1) * times(candidates)

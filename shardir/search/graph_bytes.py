@@ -16,14 +16,13 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardir.algebra.arrays import Table
 from shardir.analysis.storages import Span
 from shardir.dialects.nn.types import unsharded_type
-from shardir.search.copies import ValueLayouts
 from shardir.search.cost_graph import CostGraph
 from shardir.search.edges import times
 from shardir.search.live_bytes import shard_bytes
 from shardir.search.memory import LiveBytes
 from shardir.search.stage_bytes import RankBytes
 from shardir.search.transients import in_turn
-from shardir.search.value_layouts import result_index
+from shardir.search.value_layouts import ValueLayouts, result_index
 
 
 def argument_bytes(graph: CostGraph, hosted: Collection[SSAValue] = ()) -> list[LiveBytes]:
@@ -100,5 +99,5 @@ def _shard_bytes(graph: CostGraph, t: TensorType, layouts: ValueLayouts) -> Tabl
     """Return the bytes of a value on a device, in each of its layouts."""
     return graph.table(
         (id(layouts), "holds", t),
-        lambda: np.array([float(shard_bytes(t, l, graph.mesh)) for l, *_ in layouts]),
+        lambda: np.array([float(shard_bytes(t, l, graph.mesh)) for l in layouts]),
     )

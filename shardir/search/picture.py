@@ -3,8 +3,7 @@
     {"functions": [{"function": "net", "mesh": "@m <dp = 2, tp = 2>", "objective": 1.2e-4, ...,
       "nodes": [{"id": 0, "values": ["%x"], "op": null, "at": "net.ir:3",
                  "annotated": false,
-                 "candidates": [{"layout": "[{dp}, {}]", "shared": [], "late": false,
-                                 "seconds": 0.0}, ...],
+                 "candidates": [{"layout": "[{dp}, {}]", "seconds": 0.0}, ...],
                  "chosen": 1},
                 {"id": 1, "values": ["%h"], "op": "nn.matmul",
                  "operands": ["%x", "%w"], "at": "net.ir:4", "annotated": false,
@@ -13,11 +12,11 @@
       "edges": [{"from": 0, "to": 1, "values": ["%x"], "table": 0, "seconds": 0.0}, ...],
       "tables": [[[0.0, 3e-5], ...], ...]}]}
 
-A node is an op with its candidates; or a value with its possible layouts, and those of copies that
-several users share, `late` only those of the update: an argument, or a value with several users. An
-updated parameter is one node with the old one. An edge has a table, the times of redistributions in
-seconds: a row for each candidate of `from` and a column for each of `to`. Equal tables are stored
-once. The objective is the sum of the chosen entries of nodes and edges.
+A node is an op with its candidates; or a value with its possible layouts: an argument, or a value
+with several users. An updated parameter is one node with the old one. An edge has a table, the
+times of redistributions in seconds: a row for each candidate of `from` and a column for each of
+`to`. Equal tables are stored once. `sum` is that of the chosen entries of nodes and edges; the
+objective is the time of the lowered program, which shares redistributions and fuses collectives.
 
 A drawing shows the chosen candidate of a node and those nearest to it: the time of each, and after
 `+` the increase of the plan's time with it and the same choice elsewhere. Of an edge it shows the
@@ -38,8 +37,8 @@ from shardir.dialects.dist import sharding_of
 from shardir.dialects.locations import short_location
 from shardir.dialects.nn.base import TensorOp
 from shardir.search.candidates import Candidates
-from shardir.search.copies import ValueLayouts
 from shardir.search.strategy_plan import StrategyPlan
+from shardir.search.value_layouts import ValueLayouts
 
 Described = dict[str, Any]
 
@@ -93,7 +92,7 @@ def described(
     s = plan.solution
     return {
         "function": function, "mesh": str(mesh),
-        "objective": s.objective, "bound": s.bound, "gap": s.gap,
+        "objective": s.objective, "bound": s.bound, "gap": s.gap, "sum": problem.cost(choice),
         "nodes": [{"id": n, **node} for n, node in enumerate(nodes.values())],
         "edges": sorted(edges, key=lambda e: (e["from"], e["to"])),
         "tables": tables,
@@ -123,8 +122,7 @@ def _of_value(v: SSAValue, layouts: ValueLayouts) -> Described:
         "at": short_location(by) if isinstance(by, BlockArgument | Operation) else "",
         "annotated": sharding_of(v) is not None,
         "candidates": [
-            {"layout": _text(layout), "shared": list(map(_text, shared)), "late": late}
-            for layout, shared, late in layouts
+            {"layout": _text(layout)} for layout in layouts
         ],
     }  # fmt: skip
 
@@ -191,8 +189,7 @@ def _rows_of(node: Described, more: np.ndarray) -> list[CandidateRow]:
 
 def _name(c: Described) -> str:
     if "layout" in c:
-        shared = ", shared by the update as " if c["late"] else ", shared as "
-        return shared.join([c["layout"], *c["shared"]])
+        return c["layout"]
     return c["strategy"] if c["operands"] else "replicated"
 
 

@@ -70,7 +70,12 @@ def search_plan(
     """
     presets = PresetPlans(lowered)
     plan = _searched(lowered, presets, ties, limit, cap, gap, report)
-    return with_overlap(plan, presets, limit, report) if overlap else plan
+    best = with_overlap(plan, presets, limit, report) if overlap else plan
+    found = lowered.measured(best)
+    if best is not plan:
+        smallest = min(p.solution.objective for p in (lowered.measured(plan), found))
+        found = replace(found, smallest=smallest)
+    return found
 
 
 def _searched(
@@ -147,11 +152,13 @@ def fastest_plan(
 ) -> StrategyPlan:  # fmt: skip
     """Return the fastest plan that is found. `again` solves the problems after the first, to a gap
     of `unpriced`."""
-    prices, first = TransferPrices(graph.mesh), graph.bounding_problem
-    found = solve_with_buckets(
-        graph, first, graph.credit, prices, solve, again, unpriced, others=others
+    prices, first = TransferPrices(graph.mesh), graph.smallest_problem
+    solution, shares = solve_with_buckets(
+        graph, first, prices, solve, again, unpriced, others=others
     )
-    return StrategyPlan.of(graph, *found)
+    bound = solve(graph.bounding_problem).bound
+    solution = replace(solution, bound=min(bound, solution.objective))
+    return StrategyPlan.of(graph, solution, shares)
 
 
 def bound_within(
@@ -184,9 +191,7 @@ def plan_within(
         return solve_within(problem, held, limit, solve, gap, choices)
 
     prices, first = TransferPrices(graph.mesh), graph.smallest_problem
-    solution, shares = solve_with_buckets(
-        graph, first, lambda _: 0.0, prices, within, within, gap / 2, scalings=1
-    )
+    solution, shares = solve_with_buckets(graph, first, prices, within, within, gap / 2, scalings=1)
     once = graph.computed_once(solution.choice)
     seconds = solution.objective + graph.problem.cost(once) - graph.problem.cost(solution.choice)
     plan = StrategyPlan.of(graph, Solution(once, seconds, min(solution.bound, seconds)), shares)

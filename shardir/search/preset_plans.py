@@ -109,8 +109,7 @@ class PresetPlans:
             if limit is not None and live(held, choice).max() > limit:
                 continue
             p = plan_of(graph, choice, plan.solution.bound, str(presets))
-            smallest = min(plan.solution.objective, p.solution.objective)
-            yield replace(p, live_bytes=plan.live_bytes, budget=plan.budget, smallest=smallest)
+            yield replace(p, live_bytes=plan.live_bytes, budget=plan.budget)
 
 
 def with_overlap(
@@ -157,6 +156,6 @@ def _shortest(solution: GroupedSolution) -> float:
 def plan_of(graph: CostGraph, choice: list[int], bound: float, presets: str) -> StrategyPlan:
     """Return the plan of a choice, with its full cost and the bound of all plans."""
     seconds, shares = shared_seconds(graph.bucket_transfers(choice), TransferPrices(graph.mesh))
-    objective = graph.problem.cost(choice) + seconds - graph.shared_seconds(choice)
+    objective = graph.problem.cost(choice) + seconds
     solution = Solution(choice, objective, min(bound, objective))
     return replace(StrategyPlan.of(graph, solution, shares), presets=presets)

@@ -133,7 +133,7 @@ class PresetSolutions:
                 numbers[key] = len(self._groups)
                 tables = {id(t): t for _, t in neighbours[i]}
                 of = tuple([(tables[t], g, n) for (t, g), n in near.items()])
-                used = [frozenset(l.used) for l, *_ in layouts]
+                used = [frozenset(l.used) for l in layouts]
                 self._groups.append(_ValueGroup(unary, of, used))
             self._group_of[i] = numbers[key]
 

@@ -40,6 +40,11 @@ LOWERING = "lower-plan{{recompute={} offload={} nearest=true}}"
 if nothing keeps to its budget, what is nearest to it."""
 
 
+MAX_MEASURED_OPS = 4000
+"""The ops of the largest function that is lowered for its objective alone: lowering takes some
+milliseconds for each op."""
+
+
 @dataclass(frozen=True)
 class StrategyPlan:
     """A solution of a cost graph, with shares of buckets.
@@ -71,7 +76,7 @@ class StrategyPlan:
             op: graph.candidates[op][choice[i]]
             for op, i in graph.op_variable.items() if isinstance(op, TensorOp)
         }  # fmt: skip
-        layouts = {v: graph.layouts[v][choice[i]].layout for v, i in graph.value_variable.items()}
+        layouts = {v: graph.layouts[v][choice[i]] for v, i in graph.value_variable.items()}
         for op, candidate in candidates.items():
             for v, layout in zip(op.results, candidate.results, strict=True):
                 layouts.setdefault(v, layout)
@@ -116,10 +121,21 @@ class LoweredPlans:
 
     def cost(self, plan: StrategyPlan) -> FunctionCost:
         """Return the cost of the lowered program of a plan."""
-        key = id(plan.candidates), id(plan.layouts), plan.budget, plan.live_bytes > 0
+        key = _identity(plan)
         if key not in self._costs:
             self._costs[key] = plan, self._lowered(plan)  # the plan too, so that the ids are its
         return self._costs[key][1]
+
+    def measured(self, plan: StrategyPlan) -> StrategyPlan:
+        """Return a plan whose objective is the time of its lowered program, one op after the other.
+        Of a function with more than MAX_MEASURED_OPS, whose program is not lowered yet, it stays
+        the sum of the graph."""
+        if len(plan.candidates) > MAX_MEASURED_OPS and _identity(plan) not in self._costs:
+            return plan
+        seconds = sum(c.seconds for c in self.cost(plan).ops)
+        solution = plan.solution
+        bound = min(solution.bound, seconds)
+        return replace(plan, solution=replace(solution, objective=seconds, bound=bound))
 
     def may_fit(self, plan: StrategyPlan, ties: Mapping[SSAValue, SSAValue], limit: int) -> bool:
         """Whether the program of a plan without a budget may keep to a limit of bytes: not where
@@ -143,6 +159,11 @@ class LoweredPlans:
         trial = program.parent_op()
         assert isinstance(trial, ModuleOp)
         return cost_of_function(program, mesh_of(program, trial) or self.mesh)
+
+
+def _identity(plan: StrategyPlan) -> tuple:
+    """Return a key that is equal for plans with the same program."""
+    return id(plan.candidates), id(plan.layouts), plan.budget, plan.live_bytes > 0
 
 
 def saved_bytes(block: Block, ties: Mapping[SSAValue, SSAValue], plan: StrategyPlan) -> int:

@@ -28,7 +28,6 @@ from shardir.algebra.routes import Routes, routes
 from shardir.algebra.steps import packing_ops_seconds
 from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import itemsize, unsharded_type
-from shardir.search.kind_sets import ANY_KIND, NO_KIND, KindSets, kind_bit
 from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
 from shardir.search.step_prices import KindPrices, StepPrice, by_kind, step_price
 
@@ -99,17 +98,6 @@ def _numbered(
             yield costs, np.ix_(froms, tos), np.ix_(rows, columns)
 
 
-def path_kinds(
-    mesh: Mesh, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]
-) -> KindSets:
-    """Return the kinds of the collectives on the path from each source to each target: those of
-    paths that are in no table may be of any."""
-    found = np.full((len(sources), len(targets)), ANY_KIND)
-    for costs, numbers, among in _numbered(mesh, t, sources, targets):
-        found[among] &= costs.kinds(t.get_shape(), itemsize(t))[numbers]
-    return found
-
-
 def bucket_price(
     mesh: Mesh, transfer: ValueTransfer, shares: LatencyShares
 ) -> tuple[float, dict[BucketKey, float]]:
@@ -155,7 +143,6 @@ class TransferCosts:
         self.routes, self.index = found, found.index
         self._shared: tuple[LatencyShares | None, dict[tuple[Shape, int], Table]] = (None, {})
         self._uneven: dict[tuple[Shape, int], list[tuple[Indices, KindPrices]]] = {}
-        self._kinds_of: dict[tuple[Shape, int], KindSets] = {}
 
     def seconds(self, shape: Shape, itemsize: int, shares: LatencyShares | None = None) -> Table:
         """Return the time of each path for a tensor of this shape: [from, to]; infinite from or to
@@ -176,22 +163,6 @@ class TransferCosts:
                 each[*ends.T] = np.minimum(each[*ends.T], shared)
             tables[key] = self._along(shape, itemsize, each)
         return tables[key]
-
-    def kinds(self, shape: Shape, itemsize: int) -> KindSets:
-        """Return the kinds of the fusible collectives on each path: [from, to]; any where it
-        has none."""
-        if (found := self._kinds_of.get((shape, itemsize))) is None:
-            steps, kind = self._kinds
-            bits = [kind_bit(self.routes.mesh, step) for step in steps]
-            of_move = np.array([*bits, 0], np.uint64)[kind]
-            lengths, _ = self.routes.paths(shape, itemsize)
-            even = self.routes.even(shape)
-            known = even[:, None] & even & np.isfinite(lengths)
-            found = np.where(known, NO_KIND, ANY_KIND)
-            for moving, now, after in self._moves(shape, itemsize):
-                found |= np.where(moving, of_move[now, after], NO_KIND)
-            self._kinds_of[shape, itemsize] = found
-        return found
 
     def _call(self, before: Layout, step: CollectiveStep) -> float:
         """Return the seconds that a move in a bucket takes more than its bytes and ops, at most: of

@@ -15,10 +15,10 @@ from shardir.algebra.arrays import Table
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.storages import Span
-from shardir.search.copies import ValueLayouts
 from shardir.search.live_bytes import shard_bytes
 from shardir.search.memory import LiveBytes
 from shardir.search.transfer_peaks import transfer_peaks
+from shardir.search.value_layouts import ValueLayouts
 
 Copies = Sequence[tuple[Layout, ...]]
 """The layouts in which each candidate of an op needs a value, or the one in which it makes it."""
@@ -65,7 +65,7 @@ class Transients:
 
     def _copies(self, t: TensorType, copies: Copies, layouts: ValueLayouts) -> Table:
         """Return the bytes of redistributed copies of a value: [copies, layout]."""
-        dims = [layout.dims for layout, *_ in layouts]
+        dims = [layout.dims for layout in layouts]
         held: dict[Layout, Table] = {}
         for copy in dict.fromkeys(l for ls in copies for l in ls):
             size = float(shard_bytes(t, copy, self.mesh))
@@ -75,7 +75,7 @@ class Transients:
     def _buffers(self, t: TensorType, copies: Copies, layouts: ValueLayouts, made: bool) -> Table:
         """Return the bytes beside value and copy during the redistributions: [copies, layout]."""
         each, wide = (list(dict.fromkeys(ls)) for ls in (
-            (l for ls in copies for l in ls), (layout for layout, *_ in layouts)
+            (l for ls in copies for l in ls), layouts
         ))  # fmt: skip
         ends = (each, wide) if made else (wide, each)
         peaks = transfer_peaks(self.mesh, t, *ends)
@@ -83,7 +83,7 @@ class Transients:
         more = np.maximum(peaks - np.add.outer(*sizes), 0.0)
         more = more if made else more.T
         row, column = ({l: i for i, l in enumerate(some)} for some in (each, wide))
-        found = more[:, [column[layout] for layout, *_ in layouts]]
+        found = more[:, [column[layout] for layout in layouts]]
         return np.array([found[[row[l] for l in ls]].max(axis=0) for ls in copies])
 
 

@@ -1,6 +1,6 @@
 """The layouts that a value may have: those in which an op makes or uses it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,8 @@ from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.search.candidates import Candidate, Candidates
-from shardir.search.copies import ValueLayout, ValueLayouts, copies
+
+ValueLayouts = tuple[Layout, ...]
 
 Ties = Mapping[SSAValue, SSAValue]
 """Values that have the layout of another one, each with that other, which comes first."""
@@ -52,13 +53,10 @@ def needed(c: Candidate, at: Sequence[int]) -> tuple[Layout, ...]:
 
 
 class UserOfValue(NamedTuple):
-    """An op that uses a value: its candidates, the operands, whether it is the value itself that it
-    uses, not one that is tied to it, and whether it is of the update."""
+    """An op that uses a value: its candidates and the operands."""
 
     candidates: Candidates
     at: tuple[int, ...]
-    own: bool
-    late: bool
 
     @property
     def needs(self) -> list[tuple[Layout, ...]]:
@@ -86,7 +84,6 @@ class Uses:
         tied: Sequence[SSAValue],
         users: Mapping[SSAValue, Sequence[Operation]],
         candidates: Mapping[Operation, Candidates],
-        late: Callable[[Sequence[Operation]], bool],
     ) -> "Uses":
         every = (v, *tied)
         makers = [
@@ -94,7 +91,7 @@ class Uses:
             for w in every if isinstance(w, OpResult) and w.owner in candidates
         ]  # fmt: skip
         used = [
-            UserOfValue(candidates[op], operand_indices(op, w), w is v, late([op]))
+            UserOfValue(candidates[op], operand_indices(op, w))
             for w in every for op in users.get(w, []) if isinstance(op, TensorOp)
         ]  # fmt: skip
         return Uses(every, tuple(makers), tuple(used))
@@ -102,38 +99,21 @@ class Uses:
     @property
     def key(self) -> tuple:
         """Equal for values with equal layouts, as long as the candidates live."""
-        users = tuple([(id(user.candidates), *user[1:]) for user in self.users])
+        users = tuple([(id(user.candidates), user.at) for user in self.users])
         makers = tuple([(id(choices), i) for choices, i in self.makers])
         return (*(v.type for v in self.values), users, makers)
 
-    def layouts(self, mesh: Mesh, may_share: bool) -> ValueLayouts:
+    def layouts(self, mesh: Mesh) -> ValueLayouts:
         """Return the layouts that the value may have: the annotated one, or the complete ones in
-        which something makes or uses it, those over most devices first. `may_share`: it may have a
-        copy in another layout for several users."""
-        counts: dict[Layout, int] = {}
-        every = [(user, user.needs) for user in self.users]
-        for user, needs in every:
-            for need in dict.fromkeys(l for some in needs for l in some):
-                counts[need] = counts.get(need, 0) + user.own
+        which something makes or uses it, those over most devices first."""
         annotated = next((l for l in map(layout_of, self.values) if l is not None), None)
         if annotated is not None:
-            layouts = [annotated.simplified(mesh)]
-        else:
-            found = dict.fromkeys(l for l in counts if not l.partial)
-            for choices, i in self.makers:
-                found.update(dict.fromkeys(c.results[i].complete for c in choices))
-            if not found:  # no op uses it
-                rank = len(unsharded_type(self.values[0]).get_shape())
-                found[replicated(mesh.name, rank)] = None
-            layouts = sorted(found, key=lambda l: -mesh.extent(l.used))
-        result = [ValueLayout(l) for l in layouts]
-        if may_share:
-            t, paths = unsharded_type(self.values[0]), 1 if annotated is None else 2
-            for late in (True, False):  # of equally fast ones those that may be in buckets
-                own = [needs for user, needs in every if user.own and user.late >= late]
-                if len(own) > 1:
-                    result += [
-                        ValueLayout(l, some, late)
-                        for l in layouts for some in copies(mesh, t, l, own, paths)
-                    ]  # fmt: skip
-        return tuple(result)
+            return (annotated.simplified(mesh),)
+        needs = (l for user in self.users for some in user.needs for l in some)
+        found = dict.fromkeys(l for l in needs if not l.partial)
+        for choices, i in self.makers:
+            found.update(dict.fromkeys(c.results[i].complete for c in choices))
+        if not found:  # no op uses it
+            rank = len(unsharded_type(self.values[0]).get_shape())
+            found[replicated(mesh.name, rank)] = None
+        return tuple(sorted(found, key=lambda l: -mesh.extent(l.used)))

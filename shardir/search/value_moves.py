@@ -19,9 +19,8 @@ from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Mesh
 from shardir.dialects.nn.repeated import RepeatedDims, repeated, repeated_layout
 from shardir.dialects.nn.types import unsharded_type
-from shardir.search.kind_sets import KindSets
 from shardir.search.latency_shares import LatencyShares
-from shardir.search.transfer_costs import ValueTransfer, path_kinds, transfer_seconds
+from shardir.search.transfer_costs import ValueTransfer, transfer_seconds
 
 
 class MovedValue(NamedTuple):
@@ -55,10 +54,6 @@ class MovedValue(NamedTuple):
         """Return the times of the redistributions of the value: [source, target]."""
         froms, tos = self._layouts(sources), self._layouts(targets)
         return transfer_seconds(mesh, self.type, froms, tos, shares)
-
-    def kinds(self, mesh: Mesh, sources: Sequence[Layout], targets: Sequence[Layout]) -> KindSets:
-        """Return the kinds of the collectives of the redistributions: [source, target]."""
-        return path_kinds(mesh, self.type, self._layouts(sources), self._layouts(targets))
 
     def _layouts(self, of_value: Sequence[Layout]) -> list[Layout]:
         return [*map(self.layout, of_value)]

@@ -237,6 +237,6 @@ def test_a_file_is_of_one_program(tmp_path: Path) -> None:
     path = tmp_path / "two.ir"
     path.write_text(f"{NET}// -----\n{NET}")
     for option in ("--save-strategies", "--cost-graph"):
-        words = ["shard-opt", str(path), "--mode=auto", "--split-input-file", option, "x.svg"]
+        words = ["shard-opt", str(path), "--mode=auto", "--split-input-file", option, "x.dot"]
         code, _, err = run_tool(words, b"")
         assert code == 2 and f"{option} is for one program; {path} has 2" in err

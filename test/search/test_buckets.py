@@ -107,9 +107,6 @@ class Instance:
         at = [Positions(start, start, start, end) for start, end in self.after]
         return list(map(LateTransfer, enumerate[Any](choice), at))
 
-    def shared_seconds(self, choice: Sequence[int]) -> float:
-        return 0.0
-
     def solve(
         self, solve: Solve = by_elimination, unpriced: float = 1e-3, others: Others = no_others
     ) -> tuple[Solution, LatencyShares]:
@@ -118,9 +115,7 @@ class Instance:
         def again(problem: CostProblem, _: float) -> Solution:
             return solve(problem)
 
-        return solve_with_buckets(
-            self, first, lambda _: 0.0, self, solve, again, unpriced, others=others
-        )
+        return solve_with_buckets(self, first, self, solve, again, unpriced, others=others)
 
     def cost(self, choice: Sequence[int]) -> float:
         """Return the cost of a choice with the best of all partitions into buffers."""

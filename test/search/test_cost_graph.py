@@ -1,10 +1,10 @@
 """--cost-graph: the costs in the file are those of the plan, and those of the drawings."""
 
 import json
+from html import escape
 from itertools import product
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from support.runlines import run_tool
@@ -12,7 +12,6 @@ from support.runlines import run_tool
 import shardir
 from shardir.cost import report
 from shardir.search.picture import edge_lines, rows
-from shardir.search.svg import layered
 
 NET = """
 dist.cluster @c <levels [node = 4 {bandwidth = 1e+09, latency = 1e-06}], memory = 1000000000 {bandwidth = 1e+12}, flops {f32 = 1e+8}>
@@ -62,10 +61,10 @@ def cost(graph: CostData, chosen: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("text", [NET, STEP])
-def test_the_chosen_candidates_have_the_objective(text: str, tmp_path: Path) -> None:
+def test_the_chosen_candidates_have_the_sum(text: str, tmp_path: Path) -> None:
     graph = graph_of(text, tmp_path)
     chosen = tuple(n["chosen"] for n in graph["nodes"])
-    assert cost(graph, chosen) == pytest.approx(graph["objective"], rel=1e-12)
+    assert cost(graph, chosen) == pytest.approx(graph["sum"], rel=1e-12)
     for e in graph["edges"]:
         table = graph["tables"][e["table"]]
         assert e["seconds"] == table[chosen[e["from"]]][chosen[e["to"]]]
@@ -77,15 +76,15 @@ def test_no_other_choice_is_cheaper(tmp_path: Path) -> None:
     """Over all choices, from the file alone."""
     graph = graph_of(NET, tmp_path)
     every = product(*(range(len(n["candidates"])) for n in graph["nodes"]))
-    assert min(cost(graph, chosen) for chosen in every) == pytest.approx(graph["objective"])
-    assert graph["bound"] == graph["objective"] and graph["gap"] == 0.0
+    assert min(cost(graph, chosen) for chosen in every) == pytest.approx(graph["sum"])
+    assert graph["bound"] <= graph["objective"] <= graph["sum"] * (1 + 1e-9)
 
 
 def test_annotations_are_the_only_candidates(tmp_path: Path) -> None:
     x, w, y, z, result = graph_of(NET, tmp_path)["nodes"]
     assert [n["values"] for n in (x, w, y, z, result)] == [["%x"], ["%w"], ["%y"], ["%z"], ["%z"]]
     assert [n["annotated"] for n in (x, w, y, z, result)] == [False, True, True, False, False]
-    assert [c["layout"] for c in w["candidates"] if not c["shared"]] == ["[{a}, {b}]"]
+    assert [c["layout"] for c in w["candidates"]] == ["[{a}, {b}]"]
     assert [c["strategy"] for c in y["candidates"]] == ["((2, 1), (1, 2))"]
     assert (y["op"], y["operands"], y["at"].rpartition(":")[2]) == ("nn.matmul", ["%x", "%w"], "5")
     assert len(z["candidates"]) == 9 and w["op"] is None
@@ -117,32 +116,19 @@ def test_the_ends_of_an_update_are_one_node(tmp_path: Path) -> None:
     graph = graph_of(STEP, tmp_path)
     values = [n["values"] for n in graph["nodes"] if not n["op"]]
     assert ["%w", "%w_1"] in values and ["%w_momentum", "%w_momentum_1"] in values
-    below = {i: k for k, layer in enumerate(layered(graph)) for i in layer}
-    assert sorted(below) == [n["id"] for n in graph["nodes"]]
-    assert all(below[e["from"]] < below[e["to"]] for e in graph["edges"])
+    assert [n["id"] for n in graph["nodes"]] == [*range(len(graph["nodes"]))]
 
 
 @pytest.mark.parametrize("text", [NET, STEP])
 def test_drawings_have_the_texts_of_the_data(text: str, tmp_path: Path) -> None:
     graph = graph_of(text, tmp_path)
-    texts = [row[0] for node in rows(graph) for row in node]
-    texts += [line for e in graph["edges"] for line in edge_lines(graph, e)]
-    svg = ElementTree.fromstring(written(text, tmp_path / "graph.svg"))
-    drawn = [t.text for t in svg.iter("{http://www.w3.org/2000/svg}text")]
-    assert set(texts) <= set(drawn)
-    boxes = [[float(r.get(k, "")) for k in ("x", "y", "width", "height")]
-             for r in svg.iter("{http://www.w3.org/2000/svg}rect") if r.get("stroke")]  # fmt: skip
-    assert len(boxes) == len(graph["nodes"])
-    apart = [
-        a[0] + a[2] <= b[0] or b[0] + b[2] <= a[0] or a[1] + a[3] <= b[1] or b[1] + b[3] <= a[1]
-        for i, a in enumerate(boxes)
-        for b in boxes[:i]
-    ]
-    assert all(apart)
     dot = written(text, tmp_path / "graph.dot")
     assert dot.count("[label=<<TABLE") == len(graph["nodes"])
+    for name in (row[0] for node in rows(graph) for row in node):
+        assert escape(name) in dot
     for e in graph["edges"]:
-        assert f"n0_{e['from']} -> n0_{e['to']} [label=" in dot
+        label = "\\n".join(edge_lines(graph, e))
+        assert f'n0_{e["from"]} -> n0_{e["to"]} [label="{label}"]' in dot
     chosen = sum(row[2] for node in rows(graph) for row in node)
     assert chosen == len(graph["nodes"]) == dot.count("BGCOLOR") / 2
 
@@ -154,7 +140,7 @@ def test_drawn_candidates_are_the_nearest_ones(tmp_path: Path) -> None:
     more = []
     for k in range(9):
         other = (*chosen[:3], k, *chosen[4:])
-        more.append(cost(graph, other) - graph["objective"])
+        more.append(cost(graph, other) - graph["sum"])
     shown = [
         time.partition("+")[2] for _, time, is_chosen in rows(graph)[3] if time and not is_chosen
     ]
@@ -168,16 +154,16 @@ def test_wrong_files_and_pipelines(tmp_path: Path) -> None:
     source = tmp_path / "net.ir"
     source.write_text(NET)
     for mode, file, message in (
-        ("auto", "a.png", "a.png: expected a cost graph as .json, .dot, .svg"),
-        ("semi_auto", "a.svg", "no pass searches; run search-strategies, or --mode=auto"),
+        ("auto", "a.png", "a.png: expected a cost graph as .json, .dot"),
+        ("semi_auto", "a.dot", "no pass searches; run search-strategies, or --mode=auto"),
     ):
         words = ["shard-opt", str(source), "--mode", mode, "--cost-graph", file]
         code, _, err = run_tool(words, b"")
         assert (code, err) == (2, f"shard-opt: error: --cost-graph: {message}\n")
     code, _, err = run_tool(
-        ["shard-opt", str(source), "--mode=auto", "--cost-graph=/no/a.svg"], b""
+        ["shard-opt", str(source), "--mode=auto", "--cost-graph=/no/a.dot"], b""
     )
-    assert code == 1 and "cannot write /no/a.svg: No such file or directory" in err
+    assert code == 1 and "cannot write /no/a.dot: No such file or directory" in err
     source.write_text("func.func @f() {\n  func.return\n}\n")
-    code, _, err = run_tool(["shard-opt", str(source), "--mode=auto", "--cost-graph=a.svg"], b"")
+    code, _, err = run_tool(["shard-opt", str(source), "--mode=auto", "--cost-graph=a.dot"], b"")
     assert code == 1 and "expected a function with a mesh for the cost graph, got none" in err

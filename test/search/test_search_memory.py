@@ -420,7 +420,7 @@ def test_a_recomputed_value_counts_until_its_last_forward_use_and_from_its_first
                 if graph.value_variable[v] in h.variables and variables.issuperset(h.variables):
                     for i in range(h.span.start, h.span.end + 1):
                         counted[i] += h.bytes[tuple(choice[u] for u in h.variables)]
-            shard = shard_bytes(unsharded_type(v), graph.layouts[v][0].layout, mesh)
+            shard = shard_bytes(unsharded_type(v), graph.layouts[v][0], mesh)
             forward = [i for i in (made, *uses) if i < backward]
             later = [i for i in uses if i > backward]
             begin = gap.end + 1

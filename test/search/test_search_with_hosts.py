@@ -93,7 +93,7 @@ def test_states_that_may_be_in_host_memory_do_not_count() -> None:
         for chosen in range(2):
             choice = [min(chosen, len(u) - 1) for u in graph.problem.unary]
             all, some = (live(live_bytes(graph, v), choice) for v in ((), lowered.hosted))
-            layouts = [graph.layouts[v][choice[graph.value_variable[v]]].layout for v in states]
+            layouts = [graph.layouts[v][choice[graph.value_variable[v]]] for v in states]
             parts = [prod(mesh.extent(axes) for axes in layout.dims) for layout in layouts]
             assert set(all - some) == {sum(STATES / 4 / n for n in parts) if offload else 0}
 

@@ -56,8 +56,8 @@ def _converts(node: Node) -> bool:
 
 
 def _is_strided(node: Node) -> bool:
-    """Whether a call is a strided view of a view, which has all elements of the memory, in the order
-    of its dimensions: of a part torch drops a part of the gradient, and a graph without writes has
+    """Whether a call is a strided view of a view, which has all elements of the memory, in order of
+    its dimensions: of a part torch drops a part of the gradient, and a graph without writes has
     tensors in no other order.
 
     Raises:
