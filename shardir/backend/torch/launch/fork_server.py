@@ -121,6 +121,7 @@ def _import_runtime(folder: str) -> None:
     sys.path.insert(0, folder)
     with contextlib.suppress(Exception):
         importlib.import_module("shardir_runtime.run.main")
+    sys.path.remove(folder)  # a rank has it first, as Python does
 
 
 def _send(requests: socket.socket, **answer: Any) -> None:
