@@ -226,7 +226,7 @@ def test_options_are_literals(register, monkeypatch):
 @pytest.mark.parametrize(
     ("torch", "message"),
     [(None, r"\[T11\] expected the function in torch of the custom op \"test.op\", got none"),
-     ("runtime:f", r"\[T11\] expected .* a module whose name programs do not use, got runtime"),
+     ("shardir_runtime:f", r"\[T11\] expected .* a module whose name programs do not use, got"),
      ("F:f", "got F; rename the module"), ("os.path:join", None)],
 )  # fmt: skip
 def test_modules_of_programs(register, torch, message):
