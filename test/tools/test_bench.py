@@ -154,8 +154,7 @@ def test_no_rank_of_a_benchmark_outlives_it(
     failing: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is interrupted while it waits, or a rank fails while another one waits."""
-    bench.load("step")  # puts the folder on the path
-    started: Any = import_module("started")
+    started: Any = import_module("bench.started")
     (script := tmp_path / "waiting.py").write_text(WAITING)
     (there := tmp_path / "ranks").mkdir()
 
@@ -180,8 +179,7 @@ def test_figures_have_records_or_are_written_by_hand() -> None:
         assert re.fullmatch(r"[0-9a-f]{12}", found["commit"])
         assert date.fromisoformat(found["date"])
         assert found["records"]
-    bench.load("step")  # puts the folder on the path
-    stale: Any = import_module("stale")
+    stale: Any = import_module("bench.stale")
     rows = {title: benchmarks for title, benchmarks, _ in stale.sections()}
     assert len(rows) > 20
     assert rows["A training step on 4 Gloo ranks"] == ["step"]
