@@ -57,4 +57,13 @@ MUTANTS = [
         "size <= ONE_COPY and",
         "test/run/test_shm.py -k unordered",
     ),
+    Mutant(
+        "collectives of shm copy",
+        "The runtime packs and sends blocks one by one on shm, whose collectives move several.",
+        "shardir/backend/torch/shardir_runtime/shm/group.py",
+        "SharedMemoryGroup",
+        "supports_coalescing = True",
+        "supports_coalescing = False",
+        "test/run/test_runtime.py",
+    ),
 ]
