@@ -6,17 +6,16 @@
 It runs after distributed-autodiff, so that the cost of gradients and updates counts: the layouts of
 a training step are those of the forward and the backward part together.
 
-1. Every op gets a strategy, every value a layout; the estimated time of what insert-redistributions
-   makes of them is the search's objective.
+1. Every op gets a strategy, every value a layout. Plans of a small sum of estimated times are
+   proposed; the objective is the time of the lowered program of the plan that is chosen.
 2. Annotated layouts and strategies stay, except strategies of composites, which a warning names,
-   and so do redistributions, such as those of a plan's `uses`: their time is part of the objective
+   and so do redistributions, such as those of a plan's `uses`, whose time counts
    (shardir/search/pins.py). The values of a sharding group get one layout, and barriers have no
    effect. A barrier whose result is annotated with another layout than its operand is an error.
-3. The plan is the one of minimum estimated time among all plans of the candidates of
+3. The proposed plan is the one of the smallest sum among all plans of the candidates of
    docs/search.md: an axis splits one dimension of an op, evenly or nearly so, and is undivided, or
-   the only one of its mesh and divided in two; or one within the reported gap of it: where the
-   solver's tables would be too large, and where collectives at the end of a step share buckets,
-   each with one latency.
+   the only one of its mesh and divided in two; or one near to it: where the solver's tables would
+   be too large, and where collectives at the end of a step share buckets, each with one latency.
 4. Parameters and states have the layouts that their updates leave, and may be sharded.
 5. The lowered program of the plan needs at most the memory of a device (`memory`, or that of the
    cluster), with what `choose-recompute` computes again for that. If the program of the fastest
@@ -24,12 +23,12 @@ a training step are those of the forward and the backward part together.
    layouts and recompute are chosen together; with `offload` also what is in host memory.
 6. If the program of a product of presets (docs/search.md) is faster with overlap, its plan is
    chosen instead, unless `overlap` is false.
-7. The function's attribute `search` has the sum of estimated times of the plan (`objective`), a
-   lower bound on that of every plan (`bound`; within a limit of memory, of every plan whose
-   arguments, but for those that may be in host memory, keep to it), the gap, the product of presets
-   that the plan is of (`presets`) with the smallest objective that was found (`smallest`), whether
-   redistributions are repeated (`recompute`), and the bytes that the plan relies on
-   `choose-recompute` to keep to (`memory`).
+7. The function's attribute `search` has the estimated time of the plan's program, one op after the
+   other (`objective`), a lower bound on that of every plan (`bound`; within a limit of memory, of
+   every plan whose arguments, but for those that may be in host memory, keep to it), the gap, the
+   product of presets that the plan is of (`presets`) with the smallest objective that was found
+   (`smallest`), whether redistributions are repeated (`recompute`), and the bytes that the plan
+   relies on `choose-recompute` to keep to (`memory`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -19,7 +19,6 @@ where the claim holds. LAWS has them all.
 
 What is drawn is known by its number: `--law triangle --cluster h200 --seed 17 --cases 1` draws
 number 17. The first triangle of each tensor is that of the first three layouts.
-If a claim is violated, the exit code is 1.
 """
 
 import time
