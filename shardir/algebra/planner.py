@@ -29,6 +29,10 @@ MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
 """The number of steps that A* prices at the maximum, by the weight of the bound of what is left:
 first it searches for a plan that takes at most twice the minimum time, then for the fastest."""
 
+MAX_BOUNDED = 1000
+"""The number of layouts of which the bound is found at the maximum, in all searches: that is what
+takes time on large meshes with sub-axes, where a layout has a hundred moves."""
+
 MEETING = 1.2
 """The weight before whose search plans that meet in an exchange are tried (meeting.py): the fastest
 plan found so far limits them, and they limit the searches after them."""
@@ -146,7 +150,7 @@ class Search:
         target, start = p.spelled(p.target), (p.spelled(p.source), self.retained())
         seen = {start: 0.0}
         todo = [QueueEntry(0.0, 0, next(serial), 0.0, *start, ())]
-        while todo and priced < MAX_PRICED[weight]:
+        while todo and priced < MAX_PRICED[weight] and len(self.bounds) < MAX_BOUNDED:
             first, n, _, so_far, layout, retained, steps, following = heappop(todo)
             best = float("inf") if self.best is None else self.best[0] * IMPROVEMENT
             if weight == 1 and first >= best:
