@@ -20,7 +20,7 @@ from shardir.algebra.collectives import move as step_of
 from shardir.algebra.forms import NO_COMMUNICATION, Forms
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.steps import StepTransfer, step_forms, step_transfer
+from shardir.algebra.steps import step_forms
 
 
 class NamedMove(NamedTuple):
@@ -68,13 +68,6 @@ def named_forms(mesh: Mesh, move: NamedMove, sizes: Shape = ()) -> Forms:
     if not move.record.communicates:
         return NO_COMMUNICATION
     return step_forms(mesh, *_example(mesh, move, sizes))
-
-
-@lru_cache(maxsize=16384)
-def named_transfer(mesh: Mesh, move: NamedMove, sizes: Shape = ()) -> StepTransfer:
-    """Return the costs of a move of the same tensor beside its forms. They are equal over all axes
-    of as many devices, but for an all-to-all, where they must have as many of each level."""
-    return step_transfer(mesh, *_example(mesh, move, sizes))
 
 
 def _example(mesh: Mesh, move: NamedMove, sizes: Shape) -> tuple[Shape, Layout, CollectiveStep]:

@@ -62,7 +62,7 @@ MUTANTS = [
         "A solution within a fifth of the bound counts as the best.",
         "shardir/search/solver.py",
         "",
-        "GAP = 5e-4",
+        "GAP = 5e-3",
         "GAP = 0.2",
         "test/search/test_elimination.py",
     ),

@@ -23,6 +23,7 @@ from shardir.passes.search_mesh import SearchMesh
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.search.meshes import MeshEstimate, fastest_mesh, shapes
+from shardir.search.solver import DEFAULT_GAP
 from shardir.syntax.parser import parse
 from shardir.syntax.source import collect_warnings
 from shardir.tools import bench
@@ -145,7 +146,7 @@ LARGE = {
 def test_plans_are_made_for_their_links(program: str, capfd: pytest.CaptureFixture[str]):
     """On two nodes of four devices, with fast links within nodes or between them.
 
-    1. On each cluster its own plan is the faster one.
+    1. On each cluster its own plan is the faster one, to within the gap of the search.
     2. The slow links carry the fewest bytes that the groups of the plan allow: where links within
        nodes are fast, each byte enters a node once; where links between nodes are, no group is
        within a node.
@@ -164,7 +165,7 @@ def test_plans_are_made_for_their_links(program: str, capfd: pytest.CaptureFixtu
         found[name] = module, mesh
     for name, (_, mesh) in found.items():
         times = {n: estimated(module, mesh.cluster) for n, (module, _) in found.items()}
-        assert min(times, key=times.__getitem__) == name
+        assert times[name] <= min(times.values()) * (1 + DEFAULT_GAP)
     near, far = ([*received(*found[name])] for name in LINKS)
     assert any(r.between for r in near) and any(r.within for r in near)
     assert all(isclose(r.between, r.entering) for r in near)
