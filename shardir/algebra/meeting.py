@@ -8,7 +8,6 @@
 A search from the source alone prices an exchange before it prices what follows. Here the fastest
 paths from the source without an exchange, and those to the target, are found first. Then all
 exchanges between their ends are priced at once (exchange_costs.py), and the fastest sum is taken.
-Between layouts of even shards the paths are found as arrays too (even_search.py).
 """
 
 from collections.abc import Callable, Iterator

@@ -130,15 +130,12 @@ class RedistributionProblem:
     @cached_property
     def is_even(self) -> bool:
         """Whether all layouts on the way have closed forms of costs: the mesh's size divides each
-        dimension, the sub-axes do not cross, and values are reduced by all devices."""
-        return self.is_regular and all(n % self.mesh.size == 0 for n in self.shape)
-
-    @cached_property
-    def is_regular(self) -> bool:
-        """Whether layouts on the way may be numbers: shards have the usual sizes,
-        sub-axes do not cross, and values are reduced by all devices."""
-        usual = not any(map(sizes_of, (*self.source.dims, *self.target.dims)))
-        return usual and all(self.shape) and not self.crosses and self.source.reduction != "any"
+        dimension, no shard has an explicit size, the sub-axes do not cross, and values are reduced
+        by all devices."""
+        if any(map(sizes_of, (*self.source.dims, *self.target.dims))):
+            return False
+        even = all(n and n % self.mesh.size == 0 for n in self.shape)
+        return even and not self.crosses and self.source.reduction != "any"
 
     def spelled(self, now: Layout) -> Layout:
         """Return a layout in the form in which equal ones are equal."""

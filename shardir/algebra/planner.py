@@ -30,8 +30,8 @@ MAX_PRICED = {3: 1000, 2: 2000, 1.5: 4000, 1.2: 6000, 1: 6000}
 first it searches for a plan that takes at most twice the minimum time, then for the fastest."""
 
 MAX_BOUNDED = 1000
-"""The number of layouts of which the bound is found at the maximum, in all searches: that is what
-takes time on large meshes with sub-axes, where a layout has a hundred moves."""
+"""The number of layouts of which the bound is found at the maximum, in all searches, once a plan is
+known: half a millisecond each, and most of the time on large meshes with sub-axes."""
 
 MEETING = 1.2
 """The weight before whose search plans that meet in an exchange are tried (meeting.py): the fastest
@@ -107,7 +107,7 @@ class Search:
 
     def search(self) -> None:
         """Search by A*, and for plans that meet in an exchange, until no plan by single moves is
-        faster than the best, or enough moves have been priced."""
+        faster than the best, or the limits of all searches are reached."""
         meets = self.memory is None and not self.problem.crosses
         for weight in MAX_PRICED:
             if meets and weight == MEETING:
@@ -150,7 +150,9 @@ class Search:
         target, start = p.spelled(p.target), (p.spelled(p.source), self.retained())
         seen = {start: 0.0}
         todo = [QueueEntry(0.0, 0, next(serial), 0.0, *start, ())]
-        while todo and priced < MAX_PRICED[weight] and len(self.bounds) < MAX_BOUNDED:
+        while todo and priced < MAX_PRICED[weight]:
+            if self.best is not None and len(self.bounds) >= MAX_BOUNDED:
+                return False
             first, n, _, so_far, layout, retained, steps, following = heappop(todo)
             best = float("inf") if self.best is None else self.best[0] * IMPROVEMENT
             if weight == 1 and first >= best:

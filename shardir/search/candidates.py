@@ -132,7 +132,7 @@ class CandidateSource:
 
         Args:
             constant: it depends on no argument, and its operands are never split.
-            fixed: of which values only equal layouts are compared, to leave out candidates that
+            fixed: of which results only equal layouts are compared, to leave out candidates that
                 others dominate; None: to leave out none.
         """
         types = tuple(v.type for v in (*op.operands, *op.results))

@@ -86,8 +86,7 @@ class CostGraph:
         self.layouts: dict[SSAValue, ValueLayouts] = {}
         self.value_variable: dict[SSAValue, int] = {}
         self.bucket_edges: list[Edge] = []
-        self._alone: list[tuple[Edge, int]] = []
-        """The other edges, each with the number of users among which its moves may be shared."""
+        self._other_edges: list[Edge] = []
         self.transients = Transients(self.mesh, self.table) if counts_memory else None
         self._tied: dict[SSAValue, list[SSAValue]] = {}
         for v, end in ties.items():
@@ -143,14 +142,11 @@ class CostGraph:
     # ---- variables ----
 
     def _fixed(self, op: TensorOp) -> Fixed | None:
-        """Return of which values the graph may count less than the sum of redistributions: of those
-        in buckets; None if all candidates are needed, since some need less memory."""
+        """Return which results may be in buckets, so that the graph counts less than the sum of
+        their redistributions; None if all candidates are needed, since some need less memory."""
         if self.spans is not None or not decomposes(type(op)):
             return None
-        return (
-            (False,) * len(op.operands),
-            tuple(self._late(self._users.get(v, [])) for v in op.results),
-        )
+        return tuple([self._late(self._users.get(v, [])) for v in op.results])
 
     def _with_recomputed(self, candidates: Candidates) -> Candidates:
         """Return the candidates, and then each of them computed again in the backward part."""
@@ -272,8 +268,9 @@ class CostGraph:
 
         here, last = self._at[op] - 1, self._positions.first_use([op]) - 1
         positions = self._positions.between(self._positions.made(v), here, last)
-        edge = Edge(ends, key, len(at), size_of(v), table, transfers, positions)
-        self._add(edge, [op], len(self._users[v]))
+        sharing = len(self._users[v])
+        edge = Edge(ends, key, len(at), size_of(v), table, transfers, positions, sharing=sharing)
+        self._add(edge, [op])
 
         if self.transients is not None:
             self.transients.add(
@@ -294,15 +291,14 @@ class CostGraph:
             self._layouts[key] = tuple([c.results[i] for c in candidates])
         return self._layouts[key]
 
-    def _add(self, edge: Edge, users: Sequence[Operation], sharing: int = 1) -> None:
-        """Add an edge: to the problem, or to those whose transfers may be in buckets. Its moves may
-        be shared with those for `sharing` - 1 other users."""
+    def _add(self, edge: Edge, users: Sequence[Operation]) -> None:
+        """Add an edge: to the problem, or to those whose transfers may be in buckets."""
         key = *edge.key, "in a bucket"
         if self._late(users) and self.table(key, lambda: edge.table(LatencyShares(1.0))).any():
             self.bucket_edges.append(edge)
         else:
             self.problem.add(*edge.ends, self.table(edge.key, lambda: edge.table(None)))
-            self._alone.append((edge, sharing))
+            self._other_edges.append(edge)
 
     # ---- solutions ----
 
@@ -330,9 +326,10 @@ class CostGraph:
 
     @cached_property
     def bounding_problem(self) -> CostProblem:
-        """A problem in which no solution costs more than its lowered program: fusible collectives
-        have no latency, those of decomposed ops neither, and of the moves for n users of a value
-        each pays an n-th, since they may be made once."""
+        """A problem in which no solution costs more than its lowered program, as long as passes
+        remove no redistribution: fusible collectives have no latency, those of decomposed ops
+        neither, and of the moves for n users of a value each pays an n-th, since they may be made
+        once."""
         found = CostProblem()
         for seconds in self.problem.unary:
             found.variable(seconds)
@@ -343,10 +340,14 @@ class CostGraph:
         for op, needs in self.unsaved.needs.items():
             for other in needs:
                 found.add(self.op_variable[op], self.op_variable[other], self._both(op, other))
-        for edge, sharing in self._alone:
-            found.add(*edge.ends, self._lowest(edge, NO_LATENCY, sharing))
-        for edge in self.bucket_edges:
-            found.add(*edge.ends, self._lowest(edge, self.smallest_shares, 1))
+        for op, pin in self.pins.items():
+            i = self.value_variable[op.results[0]]
+            found.unary[i] = found.plus(found.unary[i], self._saved_of_pin(op, pin))
+        for edges, shares in (
+            (self._other_edges, NO_LATENCY), (self.bucket_edges, self.smallest_shares)
+        ):  # fmt: skip
+            for edge in edges:
+                found.add(*edge.ends, self._lowest(edge, shares))
         return found
 
     def _saved(self, candidates: Candidates, op: Operation) -> Table:
@@ -357,10 +358,21 @@ class CostGraph:
             lambda: np.array([-runs * c.times * c.saved for c in candidates]),
         )
 
-    def _lowest(self, edge: Edge, shares: LatencyShares, sharing: int) -> Table:
-        """Return the least times of an edge of which so many users may share the moves."""
-        key = *edge.key, "lowest", shares, sharing
-        return self.table(key, lambda: edge.table(shares) / sharing)
+    def _saved_of_pin(self, op: Operation, pin: Pin) -> Table:
+        """Return the seconds that a pin may take less, with a negative sign: the users of its
+        operand may share it, and it may be fused."""
+        sharing = len(self._users[op.operands[0]])
+        return self.table(
+            ("pin", pin.transfer, pin.runs, "saved", sharing),
+            lambda: np.array([
+                pin.seconds(self.mesh, NO_LATENCY) / sharing - pin.seconds(self.mesh)
+            ]),
+        )  # fmt: skip
+
+    def _lowest(self, edge: Edge, shares: LatencyShares) -> Table:
+        """Return lower bounds of the times of an edge's redistributions."""
+        key = *edge.key, "lowest", shares, edge.sharing
+        return self.table(key, lambda: edge.table(shares) / edge.sharing)
 
     def bucket_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution that may be in buckets."""

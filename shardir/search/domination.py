@@ -20,9 +20,9 @@ from shardir.search.transfer_costs import path_seconds
 Ends = tuple[tuple[Layout, ...], tuple[Layout, ...]]
 """The layouts of the operands of an op, and those of its results."""
 
-Fixed = tuple[tuple[bool, ...], tuple[bool, ...]]
-"""Of each operand and each result whether the search counts less than the sum of its
-redistributions, so that only candidates with the same layout of it are compared."""
+Fixed = tuple[bool, ...]
+"""Of each result whether the search counts less than the sum of its redistributions, so that only
+candidates with the same layout of it are compared."""
 
 
 def dominated(
@@ -41,19 +41,23 @@ def dominated(
         others: the layouts of the others, and their seconds.
     """
     total = np.tile([seconds for _, seconds in others], (len(bounds), 1))
-    operands, results = fixed
-    for i, (t, is_fixed) in enumerate(zip(types, operands + results, strict=True)):
+    operands = len(types) - len(fixed)
+    for i, t in enumerate(types):
         mine, theirs = ([(*ends[0], *ends[1])[i] for ends, _ in some] for some in (bounds, others))
-        if i < len(operands):
-            total += _between(mesh, t, mine, theirs, is_fixed)
+        if i < operands:
+            total += _between(mesh, t, mine, theirs)
         else:
-            total += _between(mesh, t, theirs, mine, is_fixed).T
+            total += _between(mesh, t, theirs, mine, fixed[i - operands]).T
     limits = np.array([seconds for _, seconds in bounds])
     return total.min(axis=1) < limits
 
 
 def _between(
-    mesh: Mesh, t: TensorType, sources: Sequence[Layout], targets: Sequence[Layout], is_fixed: bool
+    mesh: Mesh,
+    t: TensorType,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    is_fixed: bool = False,
 ) -> Table:
     """Return the seconds from each source to each target; infinite where none are known, and
     between all different layouts if they are fixed."""

@@ -42,7 +42,8 @@ class User(NamedTuple):
 class Edge(NamedTuple):
     """The redistributions between two variables: their times with shares of buckets, and the
     transfers for a value of each variable, at most `max_transfers` of tensors of so many `bytes`,
-    with their `positions`, the last of which is before those of the `users` that wait."""
+    with their `positions`, the last of which is before those of the `users` that wait. `sharing`
+    users of the value may have moves in common, which the program makes once."""
 
     ends: tuple[int, int]
     key: tuple
@@ -52,6 +53,7 @@ class Edge(NamedTuple):
     transfers: Callable[[int, int], list[ValueTransfer]]
     positions: Positions
     users: Sequence[User] = ()
+    sharing: int = 1
 
     def late_transfers(self, choice: Sequence[int]) -> list[LateTransfer]:
         """Return the transfers of a solution."""

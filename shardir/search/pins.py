@@ -20,6 +20,7 @@ from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import RedistributeOp
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.marks import RECOMPUTE, RepeatedRedistributions
+from shardir.search.latency_shares import LatencyShares
 from shardir.search.transfer_costs import ValueTransfer, transfer_of, transfer_seconds
 
 
@@ -38,10 +39,10 @@ class Pin:
     again: int | None = None
     unsaved: Span | None = None
 
-    def seconds(self, mesh: Mesh) -> float:
-        """Return its estimated time in a step."""
+    def seconds(self, mesh: Mesh, shares: LatencyShares | None = None) -> float:
+        """Return its estimated time in a step, in seconds; with `shares`, in buckets."""
         t, source, target = self.transfer
-        return self.runs * float(transfer_seconds(mesh, t, [source], [target])[0, 0])
+        return self.runs * float(transfer_seconds(mesh, t, [source], [target], shares)[0, 0])
 
 
 def pins(block: Block, mesh: Mesh, gathers_again: bool = False) -> dict[RedistributeOp, Pin]:

@@ -29,7 +29,8 @@ MAX_FILTER_ENTRIES = 1 << 16
 
 DEFAULT_GAP = 5e-3
 """The gap at which the solver stops: an eighth of the error of the time model, which is about 4%.
-With a tenth of it no plan of a GPT, and none of 60 random programs, is better."""
+With a tenth of it the programs of 60 random steps take as long, and those of GPT and BERT on six
+clusters at most 0.1% less."""
 
 PAIR_NEIGHBOURS = 2
 """The neighbours of a variable whose elimination leaves a table of a pair, at most."""

@@ -35,7 +35,7 @@ MUTANTS = [
         "A candidate is left out for one that needs its operands in other layouts, at no cost.",
         "shardir/search/domination.py",
         "dominated",
-        "total += _between(mesh, t, mine, theirs, is_fixed)",
+        "total += _between(mesh, t, mine, theirs)",
         "pass",
         "test/search/test_candidates.py",
     ),
