@@ -1,5 +1,4 @@
-"""The scale on which changes of the search and the planner are weighed: `auto` on random programs
-and on models, and random redistributions.
+"""Plans of `auto` for random programs and models: a scale for changes of the search.
 
     shard-bench scale --json before.json            before a change
     shard-bench scale --against before.json         after it: the ratios, and their summary
@@ -92,7 +91,9 @@ def records(
     """One record per program: name, cluster, seconds, GB, cpu, total cpu or error; and one per
     redistribution: name, cluster, axes, shape, dtype, source, target, seconds, received. With
     `against` also the ratios, and their summary."""
-    before = json.loads(against.read_text())["records"] if against else []
+    if model is not None and only not in (None, "models"):
+        raise ShardirError(f"--model: expected models alone with it, got --only {only}; drop one")
+    before = recorded(against) if against else []
     clusters = [name for name in CLUSTERS if cluster in (None, name)]
     found = list[Record]()
     for case, mesh, program in _programs(clusters, only, model):
@@ -104,7 +105,29 @@ def records(
         given = [r for r in before if "source" in r and r["cluster"] in clusters]
         for each in given or (r for c in clusters for r in _drawn(c)):
             found.append(each | planned(each))
+    if not found:
+        raise ShardirError(f"expected a case, got none: {model} does not fit on {cluster}")
     return compared(found, before) if before else found
+
+
+def recorded(file: Path) -> list[Record]:
+    """Return the records of a file that `--json` wrote.
+
+    Raises:
+        ShardirError: it has none of this benchmark.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["records"]
+        if found and all({"name", "cluster", "axes"} <= r.keys() for r in found):
+            return found
+    except (ValueError, TypeError, LookupError, AttributeError):
+        pass
+    except OSError as e:
+        raise ShardirError(f"--against: cannot read {file}: {e.strerror}") from None
+    raise ShardirError(
+        f"--against: expected a record of this benchmark, got {file}; write one with "
+        "`shard-bench scale --json FILE`"
+    )
 
 
 def tables(found: list[Record]) -> dict[str, list[Record]]:
