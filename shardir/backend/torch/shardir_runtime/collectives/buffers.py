@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from . import position
@@ -21,6 +22,24 @@ that it shares with others take less time than messages of its own."""
 def in_transport_dtype(x: Tensor) -> Tensor:
     """Return a view of x in a dtype that gloo and NCCL transport: they have no booleans."""
     return x.view(torch.uint8) if x.dtype == torch.bool else x
+
+
+def exchanged(
+    parts: Sequence[Tensor], sizes: Sequence[list[int]], like: Tensor, group: Any
+) -> Tensor:
+    """Send flat parts, and return the elements received, in the order of ranks.
+
+    Args:
+        sizes: the elements for each rank of the group, and those from each.
+        like: has the dtype and the device.
+    """
+    sends, receives = sizes
+    sent = torch.cat([*parts]) if parts else like.new_empty(0)
+    got = like.new_empty(sum(receives))
+    dist.all_to_all_single(
+        in_transport_dtype(got), in_transport_dtype(sent), receives, sends, group=group
+    )
+    return got
 
 
 def with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:

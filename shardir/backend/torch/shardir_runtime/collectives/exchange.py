@@ -8,8 +8,6 @@ import itertools
 import math
 from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from . import buffers
@@ -57,15 +55,7 @@ def exchange(
         for side in (transfers.sends, transfers.receives)
     ]
     flat = [_part(x, region).reshape(-1) for regions in transfers.sends for region in regions]
-    sent = torch.cat(flat) if flat else x.new_empty(0)
-    got = x.new_empty(sum(sizes[1]))
-    dist.all_to_all_single(
-        buffers.in_transport_dtype(got),
-        buffers.in_transport_dtype(sent),
-        sizes[1],
-        sizes[0],
-        group=transfers.process_group,
-    )
+    got = buffers.exchanged(flat, sizes, x, transfers.process_group)
     start = 0
     for region in (r for regions in transfers.receives for r in regions):
         part = _part(out, region)

@@ -9,7 +9,6 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..collectives import buffers
@@ -119,15 +118,7 @@ def _move(
     per_row = math.prod(x.shape[:dim]) * math.prod(x.shape[dim + 1 :])
     sizes = [[sum(b - a for a, b in runs) * per_row for runs in side] for side in (sends, receives)]
     flat = [x.narrow(dim, a, b - a).reshape(-1) for runs in sends for a, b in runs]
-    sent = torch.cat(flat) if flat else x.new_empty(0)
-    got = x.new_empty(sum(sizes[1]))
-    dist.all_to_all_single(
-        buffers.in_transport_dtype(got),
-        buffers.in_transport_dtype(sent),
-        sizes[1],
-        sizes[0],
-        group=transfers.process_group,
-    )
+    got = buffers.exchanged(flat, sizes, x, transfers.process_group)
     at = 0
     for a, b in (run for runs in receives for run in runs):
         part = out.narrow(dim, a, b - a)
