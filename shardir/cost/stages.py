@@ -29,7 +29,7 @@ from shardir.cost.seconds import OpCost, cost_of, works_of
 from shardir.dialects import train
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.types import size_of
-from shardir.dialects.train import Made, StageMessage, StageOrder, StageRun, StepRuns
+from shardir.dialects.train import StageMessage, StageOrder, StageRun, StepRuns, StepValue
 
 BatchStorage = tuple[SSAValue, int | None]
 """A storage, by the value that it is made for, of a microbatch; None where it is of all of them."""
@@ -297,14 +297,15 @@ class _StepStorages:
             if isinstance(of, StageRun):
                 spans.run(of)
             elif kind == "receive":
-                spans.begin(of.made)
+                spans.begin(of.value)
             elif kind == "send":
                 spans.sends.add(of)
             elif of.source == rank:
                 spans.sends.remove(of)
-                spans.hold(of.made, spans.at - 1)
-        for made in (*(m.made for m in spans.sends), *(r.made for r in self.order.states(rank))):
-            spans.hold(made, spans.end)
+                spans.hold(of.value, spans.at - 1)
+        states = (read.value for read in self.calls.states(rank))
+        for value in (*(message.value for message in spans.sends), *states):
+            spans.hold(value, spans.end)
         return spans.found
 
 
@@ -326,20 +327,20 @@ class _Spans:
             if root in self.step.arguments:
                 self.found[root, None] = 0, self.end
             if (read := self.step.calls.read(v, run.microbatch)) is not None:
-                self.hold(read.made, self.at)
+                self.hold(read.value, self.at)
         self.at += 1
         for v in self.step.calls.results(run.op):
-            self.begin(Made(v, run.microbatch))
+            self.begin(StepValue(v, run.microbatch))
             for total in self.step.sums.get(v, ()):
                 self.found.setdefault((total, None), (min(self.at, self.end), self.end))
 
-    def begin(self, made: Made) -> None:
+    def begin(self, value: StepValue) -> None:
         """Let the span of a value begin at the next run."""
-        self.starts.setdefault(self._key(made), min(self.at, self.end))
+        self.starts.setdefault(self._key(value), min(self.at, self.end))
 
-    def hold(self, made: Made, last: int) -> None:
+    def hold(self, value: StepValue, last: int) -> None:
         """Let the span of a value end at this run or later."""
-        key = root, microbatch = self._key(made)
+        key = root, microbatch = self._key(value)
         if root in self.step.arguments:
             return
         start, end = self.found.get(key, (self.starts.get(key, 0), 0))
@@ -347,6 +348,6 @@ class _Spans:
         if start <= last:
             self.found[key] = start, last
 
-    def _key(self, made: Made) -> BatchStorage:
-        root = self.step.storage(made.value)
-        return root, made.microbatch if root in self.in_loop else None
+    def _key(self, value: StepValue) -> BatchStorage:
+        root = self.step.storage(value.name)
+        return root, value.microbatch if root in self.in_loop else None

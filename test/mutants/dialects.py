@@ -284,15 +284,6 @@ MUTANTS = [
         "test/backend/test_stage_ranks.py",
     ),
     Mutant(
-        "a receive is posted in time",
-        "The proof of a step forgets that receives are posted for the next function alone.",
-        "shardir/dialects/train/stage_order.py",
-        "_LoopEvents.events",
-        "for ahead in loop[i : i + 2]:",
-        "for ahead in loop if i == 0 else ():",
-        "test/backend/test_stage_ranks.py",
-    ),
-    Mutant(
         "values arrive over whichever axes",
         "The verifier accepts receives in another order than the sends between two devices.",
         "shardir/dialects/dist/point_to_point.py",

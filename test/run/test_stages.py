@@ -309,27 +309,29 @@ import weakref
 _alive, _most = {}, {}
 
 
-def _called(run, part, values, _called=_StepRun._called):
+def _call(run, part, values, _call=_StepRun._call):
     for name, tensors in _alive.items():
         held = {id(x()) for x in tensors.values() if x() is not None}  # a sum is one of all
         _most[name] = max(_most.get(name, 0), len(held))
-    return _called(run, part, values)
+    return _call(run, part, values)
 
 
-def _run_part(run, action, _run_part=_StepRun._run_part):
+def _run_in_loop(run, action, _run_in_loop=_StepRun._run_in_loop):
     part, k = action.part, action.microbatch
     def function(*args):
         made = part.function(*args)
         for name, x in zip(part.outputs, [made] if isinstance(made, Tensor) else made):
             _alive.setdefault(name, {})[k] = weakref.ref(x)
         return made
-    _run_part(run, action._replace(part=part._replace(function=function)))
+    _run_in_loop(run, action._replace(part=part._replace(function=function)))
 
 
-def _post(run, receives, _post=_StepRun._post):
-    _post(run, receives)
-    for (name, k), transfer in run.pending.items():
-        _alive.setdefault(name, {})[k] = weakref.ref(transfer.x)
+def _run_events(run, events, _run_events=_StepRun._run_events):
+    _run_events(run, events)
+    for message, transfer in run.transfers.items():
+        if message.target == run.rank:
+            name, k = message.value
+            _alive.setdefault(name, {})[k] = weakref.ref(transfer.x)
 
 
 def _run(run, _run=_StepRun.run):
@@ -340,8 +342,8 @@ def _run(run, _run=_StepRun.run):
     return found
 
 
-_StepRun._called, _StepRun._run_part = _called, _run_part
-_StepRun._post, _StepRun.run = _post, _run
+_StepRun._call, _StepRun._run_in_loop = _call, _run_in_loop
+_StepRun._run_events, _StepRun.run = _run_events, _run
 """
 """Counts the tensors of each value that are alive while a function runs."""
 

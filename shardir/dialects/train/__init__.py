@@ -98,9 +98,9 @@ from shardir.dialects.train.roles import (
     weighed_by,
     weighing_attrs,
 )
-from shardir.dialects.train.stage_order import Event, StageMessage, StageOrder
+from shardir.dialects.train.stage_order import Event, StageMessage, StageOrder, StepValue
 from shardir.dialects.train.stage_proof import check_order, proven_order
-from shardir.dialects.train.stage_runs import Made, Read, StageRun, StepRuns
+from shardir.dialects.train.stage_runs import Read, StageRun, StepRuns
 from shardir.dialects.train.stages import (
     PIPELINE,
     SCHEDULE,
@@ -212,7 +212,6 @@ __all__ = [
     "LearningRateOp",
     "Loop",
     "LossScaleAttr",
-    "Made",
     "Mark",
     "MetricsAttr",
     "MicrobatchOp",
@@ -241,6 +240,7 @@ __all__ = [
     "StepOp",
     "StepRuns",
     "StepScalars",
+    "StepValue",
     "SyncAttr",
     "Train",
     "TransferOp",

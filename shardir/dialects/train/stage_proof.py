@@ -141,12 +141,12 @@ def _unsent(order: StageOrder) -> Iterator[str]:
     """Yield an error for each value that a rank reads of another, which does not send it."""
     unsent: dict[tuple[SSAValue, int], tuple[str, int]] = {}
     for rank in order.ranks:
-        read = [(str(run), r) for run in order.runs.runs(rank) for r in order.reads(run)]
-        read += [("the step", r) for r in order.states(rank)]
-        for reader, (made, makers, _) in read:
+        reads = [(str(run), r) for run in order.runs.runs(rank) for r in order.reads(run)]
+        reads += [("the step", r) for r in order.runs.states(rank)]
+        for reader, (value, makers, _) in reads:
             source = order.runs.rank(makers[0].op)
-            if source != rank and rank not in order.targets(made.value):
-                unsent.setdefault((made.value, rank), (reader, source))
+            if source != rank and rank not in order.runs.targets(value.name):
+                unsent.setdefault((value.name, rank), (reader, source))
     for (v, rank), (reader, source) in unsent.items():
         found = (
             f"expected %{v.name_hint} on rank {rank}, where {reader} reads it, got it on {source}"
@@ -161,12 +161,12 @@ def _mismatches(order: StageOrder) -> Iterator[str]:
         received = receives[source, target]
         for i, message in enumerate(sent):
             if i == len(received):
-                found = f"expected a receive of {message}, got none"
+                found = f"expected a receive of {_text(message)}, got none"
                 yield coded("G16", found, use="read it there, or drop the transfer")
             elif received[i] != message:
                 found = (
                     f"rank {source} to rank {target}: expected receives in the order of the sends, "
-                    f"{message} next, got {received[i]}"
+                    f"{_text(message)} next, got {_text(received[i])}"
                 )
                 yield coded("G16", found, use="let the stages read values in the order of the text")
             else:
@@ -213,13 +213,22 @@ def _cycle(order: StageOrder) -> str:
     if not cycle:
         return ""
     placed = [n if isinstance(n, StageMessage) else order.runs.rank(n.op) for n in cycle]
-    shown = shortened([_text(n) for n in cycle], placed)
+    shown = shortened([_placed_text(n) for n in cycle], placed)
     found = f"expected a step that ends, got runs and transfers that wait for each other: {shown}"
     return coded("G16", found)
 
 
 def _text(node: OrderNode) -> str:
+    """Return a run, or a message: `%h of microbatch 1 to rank 1`."""
+    if isinstance(node, StageRun):
+        return str(node)
+    (v, microbatch), _, target = node
+    which = "" if microbatch is None else f" of microbatch {microbatch}"
+    return f"%{v.name_hint}{which} to rank {target}"
+
+
+def _placed_text(node: OrderNode) -> str:
     """Return a node with its source line."""
-    op = node.op if isinstance(node, StageRun) else node.made.value.owner
+    op = node.op if isinstance(node, StageRun) else node.value.name.owner
     where = "" if isinstance(op, Block) else short_location(op)
-    return f"{node} ({where})" if where else str(node)
+    return f"{_text(node)} ({where})" if where else _text(node)

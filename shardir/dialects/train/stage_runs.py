@@ -12,6 +12,7 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.schedules import Action, Schedule
+from shardir.backend.torch.shardir_runtime.stages.order import StepValue, part_kinds
 from shardir.dialects.train.loops import CarriedOp, CarryOp
 from shardir.dialects.train.microbatches import AccumulateOp, MicrobatchesOp, OfMicrobatches
 from shardir.dialects.train.stages import (
@@ -22,9 +23,6 @@ from shardir.dialects.train.stages import (
     schedule_of,
     stage_of,
 )
-
-HALVES = {"B": "IW"}
-"""The actions that one is, of a stage without a function of its own for it."""
 
 BACKWARD = "BIW"
 """The actions of the backward part: one, or the other two."""
@@ -54,19 +52,14 @@ class StageRun(NamedTuple):
         return str(self.action or f"@{self.op.callee.string_value()}")
 
 
-class Made(NamedTuple):
-    """A value of a run, or the sum of such values over the microbatches: what is transferred. What
-    two functions make, each for some microbatches, is the one value of `train.either`."""
-
-    value: SSAValue
-    microbatch: int | None
-
-
 class Read(NamedTuple):
-    """A value that a run reads, the runs that make it or its addends, and the transfers on the way
-    from them."""
+    """A value that a run reads, the runs that make it or its addends, and the transfers between.
 
-    made: Made
+    The value is the result of a run, or a sum of results over the microbatches: the value that is
+    transferred. Where two functions make it, each for some microbatches, it is the result of
+    `train.either`."""
+
+    value: StepValue
     runs: tuple[StageRun, ...]
     transfers: tuple[TransferOp, ...]
 
@@ -123,10 +116,8 @@ class StepRuns:
         """Return what a rank runs in the loop over the microbatches, in its order."""
         found = []
         for stage, kind, microbatch in self.schedule.orders[rank]:
-            one = (stage, kind) in self.actions
-            for part in kind if one else HALVES.get(kind, ""):
-                if (op := self.actions.get((stage, part))) is not None:
-                    found.append(StageRun(op, microbatch))
+            for part in part_kinds(stage, kind, self.actions):
+                found.append(StageRun(self.actions[stage, part], microbatch))
         return found
 
     def is_due(self, op: CallOp, microbatch: int) -> bool:
@@ -171,8 +162,9 @@ class StepRuns:
                     microbatches = [None]
                 runs = tuple(StageRun(self._maker(v, k), k) for k in microbatches)
                 value = self.named.get(v, v)
-                made = Made(value, runs[0].microbatch) if total is None else Made(total, None)
-                return Read(made, runs, tuple(transfers))
+                if total is not None:
+                    return Read(StepValue(total, None), runs, tuple(transfers))
+                return Read(StepValue(value, runs[0].microbatch), runs, tuple(transfers))
             if isinstance(op, TransferOp):
                 transfers.append(op)
             elif isinstance(op, OfMicrobatches):
@@ -202,4 +194,29 @@ class StepRuns:
     def reads(self, run: StageRun) -> list[Read]:
         """Return what a run reads of other runs."""
         found = (self.read(v, run.microbatch) for v in run.op.operands)
+        return [read for read in found if read is not None]
+
+    def targets(self, v: SSAValue) -> list[int]:
+        """Return the ranks that read a value, other than the rank that makes it."""
+        placement = self.schedule.placement
+        transfers = self.transfers.get(v, ())
+        ranks = {placement[stage] for op in transfers for stage in op.targets.data}
+        return sorted(ranks - {placement[op.source.value.data] for op in transfers})
+
+    def edges(self) -> list[tuple[int, int]]:
+        """Return the ordered pairs of ranks between which values pass."""
+        makers = {v: self.makers(v) for v in self.transfers}
+        sources = {v: self.rank(ops[0]) for v, ops in makers.items() if ops}
+        return sorted({(rank, t) for v, rank in sources.items() for t in self.targets(v)})
+
+    def states(self, rank: int) -> list[Read]:
+        """Return the states of the loop that a rank has after it: the states that its functions
+        read, as the last microbatch leaves them."""
+        operands = {v for op in self.callees if self.rank(op) == rank for v in op.operands}
+        found = []
+        for carried, carry in self.carries.items():
+            first = carried.owner
+            argument = first.x if isinstance(first, CarriedOp) else carried
+            if not operands.isdisjoint((carried, argument, carry.out)):
+                found.append(self.read(carry.out, None))
         return [read for read in found if read is not None]

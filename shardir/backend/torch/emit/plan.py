@@ -125,7 +125,7 @@ def _channels(functions: list[FuncOp], mesh: Mesh | None) -> list[tuple[Axes, in
     found: dict[tuple[Axes, int, int], None] = {}
     for f in functions:
         if train.schedule_of(f) is not None:
-            edges = train.proven_order(f).edges()
+            edges = train.proven_order(f).runs.edges()
             found |= {((Axis(train.STAGE_AXIS),), *ends): None for ends in edges}
     for op in _ops(functions):
         if isinstance(op, dist.SendOp):

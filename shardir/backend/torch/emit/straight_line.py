@@ -20,7 +20,7 @@ from xdsl.ir import BlockArgument, SSAValue
 from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.names import Names, joined
 from shardir.dialects import train
-from shardir.dialects.train import Made, StageMessage, StageOrder, StageRun
+from shardir.dialects.train import StageMessage, StageOrder, StageRun, StepValue
 
 
 class StageText(NamedTuple):
@@ -44,7 +44,7 @@ class RankText:
         self.name = f"{text.name}_on_rank_{rank}"
         self.names = Names([*text.functions.values(), text.table])
         self.parameters = [v for v in self.runs.f.body.block.args if self._reads(v)]
-        self.variables: dict[Made, str] = {}
+        self.variables: dict[StepValue, str] = {}
         """The variable of each value of a microbatch, or outside the loop."""
         self.arguments = {v: self.names.new(text.values[v]) for v in self.parameters}
         self.totals: dict[SSAValue, int] = {}
@@ -90,10 +90,10 @@ class RankText:
 
     def _run(self, run: StageRun) -> None:
         sums = [self.text.added[v].out for v in run.op.results if v in self.text.added]
-        given = [self._variable(Made(v, None)) if v in self.totals else "None" for v in sums]
+        given = [self._variable(StepValue(v, None)) if v in self.totals else "None" for v in sums]
         given += [self._text(v, run.microbatch) for v in run.op.operands]
         k = None if self.runs.is_outside(run.op) else run.microbatch
-        made = [self._variable(Made(v, k)) for v in self.runs.results(run.op)]
+        made = [self._variable(StepValue(v, k)) for v in self.runs.results(run.op)]
         lines = [f"    # {run}"] if run.action is not None else []
         called = self.text.functions[run.op.callee.string_value()]
         head = f"{', '.join(made)} = " if made else ""
@@ -101,12 +101,12 @@ class RankText:
         self._add(lines, {*made, *(g for g in given if g.isidentifier() and g != "None")})
         for total in self.runs.sums:
             if total.x in self.runs.results(run.op):
-                self._add_up(total, self._variable(Made(total.x, k)), run.microbatch or 0)
+                self._add_up(total, self._variable(StepValue(total.x, k)), run.microbatch or 0)
 
     def _add_up(self, total: train.OfMicrobatches, x: str, k: int) -> None:
         """Add the part of a microbatch to a sum, in memory of its own from the second one on; or to
         the collected values."""
-        name = self._variable(Made(total.out, None))
+        name = self._variable(StepValue(total.out, None))
         count = self.totals[total.out] = self.totals.get(total.out, 0) + 1
         if isinstance(total, train.CollectOp):
             first = [f"    {name} = {x}.new_empty(({total.count.value.data}, *{x}.shape))"]
@@ -119,12 +119,12 @@ class RankText:
         self._add(lines, {name, x})
 
     def _receive(self, message: StageMessage) -> None:
-        name, value = self._variable(message.made), message.made.value
-        type = f"{self.text.table}[{names.literal(self.text.values[value])}]"
+        name, v = self._variable(message.value), message.value.name
+        type = f"{self.text.table}[{names.literal(self.text.values[v])}]"
         self._add([f"    {name} = stages.receive(mesh, {type}, {message.source})"], {name})
 
     def _send(self, message: StageMessage, is_awaited: bool) -> None:
-        name = self._text(message.made.value, message.made.microbatch)
+        name = self._text(*message.value)
         call = f"stages.send(mesh, {name}, {message.target})"
         if is_awaited:
             self.sends[message] = self.names.new(f"{name}_to_{message.target}")
@@ -136,7 +136,7 @@ class RankText:
         if message.source == self.rank:
             self._add([f"    {self.sends[message]}.wait()"], set())
         else:
-            name = self._variable(message.made)
+            name = self._variable(message.value)
             self._add([f"    {name} = {name}.wait()"], {name})
 
     # ---- values ----
@@ -157,23 +157,23 @@ class RankText:
                 case train.CarryOp():
                     v, k = v.owner.x, self.runs.count - 1
                 case train.OfMicrobatches():
-                    return self._variable(Made(v, None))
+                    return self._variable(StepValue(v, None))
                 case _:
                     v = self.runs.named.get(v, v)
                     outside = self.runs.is_outside(self.runs.makers(v)[0])
-                    return self._variable(Made(v, None if outside else k))
+                    return self._variable(StepValue(v, None if outside else k))
         return self.arguments[v]
 
-    def _variable(self, made: Made) -> str:
-        if made not in self.variables:
-            v, k = made
+    def _variable(self, value: StepValue) -> str:
+        if value not in self.variables:
+            v, k = value
             named = self.text.values[v] if k is None else f"{self.text.values[v]}_{k}"
             if isinstance(v.owner, train.AccumulateOp):
                 named = f"{self.text.values[v.owner.x]}_sum"
             elif isinstance(v.owner, train.CollectOp):
                 named = f"all_{self.text.values[v.owner.x]}"
-            self.variables[made] = self.names.new(named)
-        return self.variables[made]
+            self.variables[value] = self.names.new(named)
+        return self.variables[value]
 
     def _result(self, v: SSAValue, key: str | None) -> str:
         """Return the text of a result: what this rank has of it, or zeros, or None of a state."""
@@ -182,10 +182,10 @@ class RankText:
             found = found.owner.x
         if isinstance(found, BlockArgument):
             return self.arguments.get(found, "None")
-        made = None if found is None else self.runs.read(found, None)
-        if made is not None:
-            here = self.runs.rank(made.runs[0].op) == self.rank
-            if here or self.rank in self.order.targets(made.made.value):
+        read = None if found is None else self.runs.read(found, None)
+        if read is not None:
+            is_here = self.runs.rank(read.runs[0].op) == self.rank
+            if is_here or self.rank in self.runs.targets(read.value.name):
                 return self._text(v, None)
         zeros = f"stages.zeros(mesh, {self.text.table}[{names.literal(self.text.values[v])}])"
         return "None" if key is not None else zeros

@@ -6,10 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..collectives.mesh import Axes
-
-HALVES = {"B": "IW"}
-"""The actions that one is, of a stage without a part of its own for it."""
-
+from .order import PartRun, StepOrder, StepValue, part_kinds
 
 OUTSIDE = "begin", "update"
 """The parts that run once, before and after the loop over microbatches."""
@@ -49,13 +46,6 @@ class StageValue(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     dims: tuple[Axes, ...]
-
-
-LoopValue = tuple[str, int]
-"""A value of the loop: its name, and the microbatch."""
-
-ValueKey = str | LoopValue
-"""A value of a step: one outside the loop, an argument or a sum, by its name."""
 
 
 class CarriedState(NamedTuple):
@@ -104,7 +94,6 @@ class StageTables:
         self.rank_of = {a.stage: rank for rank, line in enumerate(self.orders) for a in line}
         self.slices = slices
         self.states = {name: CarriedState(*names) for name, *names in carried}
-        self.state_after = {state.next: name for name, state in self.states.items()}
         self.parts = [
             StagePart(k, s, name, tuple(i.split()), tuple(o.split())) for k, s, name, i, o in parts
         ]
@@ -114,8 +103,8 @@ class StageTables:
         self.index()
 
     def index(self) -> None:
-        """Find parts by their actions, and by what they make."""
-        self.by_action = {(p.kind, p.stage): p for p in self.parts}
+        """Find parts by their actions and by their results."""
+        self.by_action = {(p.stage, p.kind): p for p in self.parts}
         self.maker = {name: part for part in self.parts for name in part.outputs}
         made = (name for name, part in self.maker.items() if part.kind not in OUTSIDE)
         self.inside = {*self.slices, *made}
@@ -130,51 +119,55 @@ class StageTables:
 
     def loop(self, rank: int) -> Iterator[tuple[StagePart, int]]:
         """Yield the parts that a rank runs in the loop, each with its microbatch."""
-        for action in self.orders[rank]:
-            one = (action.kind, action.stage) in self.by_action
-            for kind in action.kind if one else HALVES.get(action.kind, ""):
-                if (part := self.by_action.get((kind, action.stage))) is not None:
-                    yield part, action.microbatch
+        for stage, action, k in self.orders[rank]:
+            for kind in part_kinds(stage, action, self.by_action):
+                yield self.by_action[stage, kind], k
+
+    def order(self) -> StepOrder:
+        """Return the events of all ranks. The name of a run is its part with the microbatch."""
+        ranks = range(len(self.orders))
+        before, after = (
+            [self._run(part, None) for part in self.parts if part.kind == kind] for kind in OUTSIDE
+        )
+        totals = [
+            (StepValue(name, None), self.rank_of[self.maker[addend].stage])
+            for name, addend in (*self.sums.items(), *self.collected.items())
+        ]
+        return StepOrder(
+            before,
+            [[self._run(part, k) for part, k in self.loop(rank)] for rank in ranks],
+            after,
+            totals,
+            [[*self.kept_states(rank).values()] for rank in ranks],
+            {name: self.targets(name) for name in self.transfers},
+            self.in_flight,
+        )
+
+    def _run(self, part: StagePart, k: int | None) -> PartRun:
+        reads = [self.key(name, k) for name in part.inputs]
+        makes = [StepValue(name, k) for name in part.outputs]
+        return PartRun((part, k), self.rank_of[part.stage], reads, makes)
 
     def targets(self, name: str) -> list[int]:
-        """Return the other ranks that read a value."""
-        if (found := self.transfers.get(name)) is None:
-            return []
-        ranks = {self.rank_of[stage] for stage in found.targets}
-        return sorted(ranks - {self.rank_of[found.source]})
+        """Return the other ranks that read a value that is transferred."""
+        value = self.transfers[name]
+        ranks = {self.rank_of[stage] for stage in value.targets}
+        return sorted(ranks - {self.rank_of[value.source]})
 
-    def sent(self, source: int, target: int) -> list[tuple[LoopValue, int]]:
-        """Return what a rank sends to another one in the loop, in order, each with the position of
-        the part that makes it."""
-        return [
-            ((name, k), i)
-            for i, (part, k) in enumerate(self.loop(source))
-            for name in part.outputs if target in self.targets(name)
-        ]  # fmt: skip
-
-    def key(self, name: str, k: int) -> ValueKey:
-        """Return which value a part reads for a microbatch by a name."""
+    def key(self, name: str, k: int | None) -> StepValue:
+        """Return the value that a part reads for a microbatch, or outside the loop, by a name."""
+        if k is None:
+            return StepValue(name, None)
         if name in self.states:
-            return (self.states[name].next, k - 1) if k else self.states[name].first
-        return (name, k) if name in self.inside else name
+            state = self.states[name]
+            return StepValue(state.next, k - 1) if k else StepValue(state.first, None)
+        return StepValue(name, k if name in self.inside else None)
 
-    def first_reads(self, rank: int) -> dict[ValueKey, int]:
-        """Return the position in a rank's loop of the first part that reads a value; of states
-        after the loop, the number of parts."""
-        found: dict[ValueKey, int] = {}
-        loop = list(self.loop(rank))
-        for i, (part, k) in enumerate(loop):
-            for name in part.inputs:
-                found.setdefault(self.key(name, k), i)
-        for value in self.kept_states(rank).values():
-            found.setdefault(value, len(loop))
-        return found
-
-    def kept_states(self, rank: int) -> dict[str, LoopValue]:
-        """Return the states that a rank has after the loop, those that its parts read, by their
-        names then, with what the last microbatch has made of them."""
-        mine = {n for p in self.parts if self.rank_of[p.stage] == rank for n in p.inputs}
+    def kept_states(self, rank: int) -> dict[str, StepValue]:
+        """Return the states that a rank has after the loop, as the last microbatch leaves them, by
+        their names there: the states that its parts read."""
+        inputs = {n for p in self.parts if self.rank_of[p.stage] == rank for n in p.inputs}
         return {
-            s.last: (s.next, self.microbatches - 1)
-            for n, s in self.states.items() if not mine.isdisjoint((n, s.first, s.last))
+            s.last: StepValue(s.next, self.microbatches - 1)
+            for n, s in self.states.items() if not inputs.isdisjoint((n, s.first, s.last))
         }  # fmt: skip

@@ -50,40 +50,29 @@ def shard_shape(mesh: Mesh, type: StageValue) -> tuple[int, ...]:
     return tuple(b - a for a, b in local_bounds(mesh, type.shape, type.dims))
 
 
-def start_send(mesh: Mesh, x: Tensor, peer: int) -> StageTransfer:
-    """Start to send a tensor to a rank."""
-    x, work = x.contiguous(), None
+@lru_cache(maxsize=1024)
+def peer_rank(mesh: Mesh, position: int) -> int:
+    """Return the rank at a position among the ranks that differ only in the stage."""
+    return mesh.members((STAGE,), mesh.rank)[position]
+
+
+def send(mesh: Mesh, x: Tensor, target: int) -> StageTransfer:
+    """Start to send a tensor to the rank at a position of the stages."""
+    x, peer, work = x.contiguous(), peer_rank(mesh, target), None
     if x.numel():
         work = channels.start_send(mesh, x, peer)
     return StageTransfer(work, x, peer)
 
 
-def start_receive(
-    mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, peer: int
-) -> StageTransfer:
-    """Post the receive of a tensor from a rank."""
-    x, work = torch.empty(shape, dtype=dtype, device=mesh.device), None
+def receive(mesh: Mesh, type: StageValue, source: int) -> StageTransfer:
+    """Post the receive of a value from the rank at a position of the stages."""
+    x = torch.empty(shard_shape(mesh, type), dtype=type.dtype, device=mesh.device)
+    peer, work = peer_rank(mesh, source), None
     if x.numel():
         work = channels.start_receive(mesh, x, peer)
     return StageTransfer(work, x, peer)
 
 
-def _peer(mesh: Mesh, at: int) -> int:
-    """Return the rank of the mesh that differs from this one in the stage alone, by its position
-    among these."""
-    return mesh.members((STAGE,), mesh.rank)[at]
-
-
-def send(mesh: Mesh, x: Tensor, target: int) -> StageTransfer:
-    """Start to send a tensor to the rank at a position among those of the stages."""
-    return start_send(mesh, x, _peer(mesh, target))
-
-
-def receive(mesh: Mesh, type: StageValue, source: int) -> StageTransfer:
-    """Post the receive of a value of the rank at a position."""
-    return start_receive(mesh, shard_shape(mesh, type), type.dtype, _peer(mesh, source))
-
-
-def hold(mesh: Mesh, *sends: StageTransfer) -> None:
-    """Hold what is sent until the end of the step, which waits for it."""
-    mesh.hold((each.work, each.x) for each in sends)
+def hold(mesh: Mesh, *transfers: StageTransfer) -> None:
+    """Hold the tensors of transfers until the end of the step, which waits for them."""
+    mesh.hold((transfer.work, transfer.x) for transfer in transfers)
