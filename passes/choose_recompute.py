@@ -45,8 +45,8 @@ from shardir.analysis.functions import is_laid_out, is_local_body, mesh_of
 from shardir.analysis.roles import frees
 from shardir.cost.functions import ONE_DEVICE
 from shardir.cost.memory import MemoryUse, memory_of
-from shardir.cost.report import called
-from shardir.cost.schedule import elapsed
+from shardir.cost.report import op_text
+from shardir.cost.schedule import seconds_in_order
 from shardir.cost.seconds import works_of
 from shardir.cost.stages import memory_of_ranks
 from shardir.diagnostics import Located, ShardirError, report_progress
@@ -203,7 +203,7 @@ class ChooseRecompute(FunctionPass):
         largest = [s for s in use.storages if s.value.name_hint][:LARGEST]
         raise ShardirError(
             f"{self.name}: expected a peak of at most {limit} B in @{f.name}, got {use.peak} "
-            f"B as the smallest that was found, at {called(use.op)}: "
+            f"B as the smallest that was found, at {op_text(use.op)}: "
             + ", ".join(f"{part} {n}" for part, n in use.parts.items() if n)
             + "; the largest are "
             + ", ".join(f"%{s.value.name_hint} {s.bytes}" for s in largest)
@@ -242,7 +242,7 @@ class ChooseRecompute(FunctionPass):
         if not self.offload:
             return 0.0
         ops = _program(f, tried, limit, f"{REST},{OVERLAP}").body.block.ops
-        return elapsed((w.cost(mesh) for w in works_of(list(ops), mesh)), mesh)
+        return seconds_in_order((w.cost(mesh) for w in works_of(list(ops), mesh)), mesh)
 
     def _keep_ranks_within(self, f: Function, simulator: Simulator) -> None:
         """Repeat what keeps each rank of a step in stages to the budget.

@@ -33,7 +33,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.mesh import Mesh
 from shardir.cost.memory import memory_of
-from shardir.cost.schedule import elapsed
+from shardir.cost.schedule import seconds_in_order
 from shardir.cost.seconds import cost_of, works_of
 from shardir.dialects import dist, nn
 from shardir.dialects.blocks import ops_of
@@ -79,7 +79,7 @@ class FunctionEstimate(NamedTuple):
 
 
 def _estimated(f: Function, mesh: Mesh) -> FunctionEstimate:
-    seconds = elapsed((w.cost(mesh) for w in works_of(ops_of(f.block), mesh)), mesh)
+    seconds = seconds_in_order((w.cost(mesh) for w in works_of(ops_of(f.block), mesh)), mesh)
     return FunctionEstimate(seconds, memory_of(f.op, mesh).peak)
 
 

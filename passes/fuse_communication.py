@@ -46,7 +46,7 @@ from shardir.analysis.repeats import MIN_BLOCKS, equal_blocks
 from shardir.analysis.storages import Span
 from shardir.analysis.updates import after_update, update_position
 from shardir.compat.xdsl import operands_of
-from shardir.cost.buckets import MAX_BUCKET_BYTES, Bucket, fused, fused_by_kind
+from shardir.cost.buckets import MAX_BUCKET_BYTES, Bucket, fuse, fuse_by_kind
 from shardir.cost.collective_work import collective_work
 from shardir.cost.memory import memory_of
 from shardir.dialects import dist, nn
@@ -183,10 +183,10 @@ def _merge_gathers(f: FuncOp, mesh: Mesh, max_bytes: int) -> bool:
         makers = [v.owner for v in op.values if isinstance(v.owner, Operation)]
         start = max((at[loops.available_after(m, op)] for m in makers), default=-1)
         size, kind = sum(map(size_of, op.outs)), (_key(op, loops), layers[op])
-        after, together = Span(start, at[op] - 1), collective_work(op, mesh).together
-        parts.append(Bucket((at[op],), after, size, together, kind))
+        after, times = Span(start, at[op] - 1), collective_work(op, mesh).times
+        parts.append(Bucket((at[op],), after, size, times, kind))
     merged = _Merging(block, ops, loops)
-    for bucket in (buckets := fused(parts, max_bytes)):
+    for bucket in (buckets := fuse(parts, max_bytes)):
         merged.add(bucket, early=True)
     return bool(buckets)
 
@@ -205,16 +205,16 @@ def _fuse(
     for op in of_kind(ops, dist.FusibleOp):
         if dist.is_started(op) or (op.fusion is None and not late([op])):
             continue
-        size, together = sum(map(size_of, op.values)), collective_work(op, mesh).together
+        size, times = sum(map(size_of, op.values)), collective_work(op, mesh).times
         waits = not is_early and _waits(op, at, update)
         start, kind = update - 1 if waits else at[op], _key(op, loops)
         after, limited = Span(start, _first_use(op, at, loops) - 1), waits or _shrinks(op)
-        alone = Bucket((at[op],), after, size, together, kind, limited, _before(op, at))
+        alone = Bucket((at[op],), after, size, times, kind, limited, _before(op, at))
         if op.fusion is not None:
             indexed.append(alone)
         else:
             others.append(alone)
-    if not (found := fused_by_kind(indexed) or fused(others, max_bytes)):
+    if not (found := fuse_by_kind(indexed) or fuse(others, max_bytes)):
         return False
     merged = _Merging(block, ops, loops)
     for bucket in found:

@@ -49,7 +49,7 @@ from shardir.cost.overlap import (
     startable,
     users,
 )
-from shardir.cost.schedule import cuts
+from shardir.cost.schedule import cut_points
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn import UNIT
@@ -311,14 +311,14 @@ def _parts(op: dist.AsyncOp, timeline: Timeline) -> list[list[int]]:
     has_index = isinstance(op, dist.FusibleOp) and op.fusion is not None
     if len(order) == 1 or has_index or grows(op):
         return [order]
-    values = collective_work(op, timeline.mesh).together
+    values = collective_work(op, timeline.mesh).times
     form, each = values.fastest
     available = [timeline.available(v) for v in op.values]
     order.sort(key=available.__getitem__)
     runs = timeline.loops.runs(op)
     sending = [runs * (each[i] + values.packing[i]) for i in order]
     cluster = timeline.mesh.cluster_or_default
-    ends = cuts(sending, [available[i] for i in order], runs * form.latency, cluster)
+    ends = cut_points(sending, [available[i] for i in order], runs * form.latency, cluster)
     return [order[start:end] for start, end in pairwise([0, *ends])]
 
 

@@ -20,10 +20,11 @@ from math import inf
 from operator import mul
 from typing import NamedTuple
 
+from shardir.backend.torch.shardir_runtime.plan import arrays
 from shardir.diagnostics import ShardirError, coded
 
-BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i1": 1}
-"""The bytes of an element."""
+BYTES = {name: arrays.BYTES[name] for name in ("f64", "f32", "bf16", "f16", "i64", "i32", "i1")}
+"""The element types of the IR, with the bytes of an element."""
 
 
 class Level(NamedTuple):

@@ -1,18 +1,19 @@
-"""Buckets: those of several collectives that take less time as one.
+"""Buckets: collectives that take less time fused than alone.
 
-    all-reduces of values of s seconds each, with a latency of a    n (a + s)
-    one all-reduce of all, each packed in p seconds                 a + n (s + p)
+    n all-reduces of s seconds each, with a latency of a           n (a + s)
+    one all-reduce of n values, each packed in p seconds           a + n (s + p)
 
-So a value gains a - p by a bucket that is there for others. The forms of a collective differ in
-latency and rate: small values may gain by another form than large ones.
+So a value that joins a bucket saves a - p. The forms of a collective differ in latency and rate:
+small values may gain in another form than large values.
 
-Reductions that leave smaller values free memory. So those of a layer are in a bucket first: layers
-are repeated parts of their sequence, of equal kinds and times. A bucket of them whose latency is at
-most FULL of its time is full: more would gain little, and what is reduced later lives longer.
+Reductions whose results are smaller than their operands free memory. So the reductions of a layer
+are fused first. A layer is a repeated part of the sequence of reductions, with equal kinds, bytes
+and times. A bucket of such reductions is full once its latency is at most FULL of its time: a
+further value would save little, and its operand would live longer.
 
-A value may take several collectives, one after the other: then their buckets are in this order too.
+A value may pass through several collectives in turn; their buckets keep this order.
 
-fuse-communication and the search ask `fused`, so that they have the same buckets.
+fuse-communication and the search call `fuse`, so that their buckets agree.
 """
 
 from collections import defaultdict
@@ -28,40 +29,42 @@ import numpy as np
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.repeats import repeated_parts
 from shardir.analysis.storages import Span
-from shardir.cost.collective_work import Together
+from shardir.cost.collective_work import CollectiveTimes
 
 MAX_BUCKET_BYTES = 1 << 26
-"""The bytes of a bucket's operands on one device, at most, if fuse-communication is asked for no
-others."""
+"""The default of fuse-communication's `max-bytes`: bounds the operands of a bucket on one
+device, and so the memory of its buffer. 64 MB, of the order of DDP's 25 MB and FSDP's layers."""
 
 FULL = 0.05
-"""The part of a bucket's time that its latency is at most, if the bucket is full."""
+"""Bounds what a full bucket could still save: its latency is at most this part of its time. Set to
+the error of the time model, about 4%."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Collectives that are one, or may be.
+    """One collective, or several that are fused.
 
     Attributes:
-        members: their numbers.
-        after: the first and the last op after which they may be.
-        bytes: of their operands on one device.
-        kind: what the collectives of a bucket have in common.
-        shrinks: whether their results are smaller on one device, which frees memory.
-        follows: the numbers of collectives of whose results they are.
+        members: the numbers of the collectives.
+        after: the first and the last op after which the fused collective may stand.
+        bytes: of the operands on one device.
+        values: the seconds of the fused collective.
+        kind: only collectives of equal kinds are fused.
+        shrinks: whether results are smaller than operands on one device, which frees memory.
+        follows: the numbers of the collectives whose results the members use.
     """
 
     members: tuple[int, ...]
     after: Span
     bytes: int
-    values: Together
+    values: CollectiveTimes
     kind: Hashable = None
     shrinks: bool = False
     follows: frozenset[int] = frozenset()
 
     @cached_property
     def is_full(self) -> bool:
-        """Whether nothing joins it."""
+        """Whether no further collective joins: see FULL."""
         return self.shrinks and self.values.fastest[0].latency <= FULL * self.values.seconds
 
     def __add__(self, other: "Bucket") -> "Bucket":
@@ -72,32 +75,32 @@ class Bucket:
         )  # fmt: skip
 
     def fits(self, other: "Bucket", max_bytes: float, limited: bool = True) -> bool:
-        """Whether both can be one: no result is used before the last operand is available, and, if
-        `limited`, none is full."""
+        """Whether both can be fused: no result is used before the last operand is available, the
+        operands have at most `max_bytes`, and, if `limited`, neither is full."""
         if limited and (self.is_full or other.is_full):
             return False
         start, end = (self.after.start, other.after.start), (self.after.end, other.after.end)
         return max(start) <= min(end) and self.bytes + other.bytes <= max_bytes
 
 
-def fused(parts: Sequence[Bucket], max_bytes: float = inf) -> list[Bucket]:
-    """Return the buckets in which collectives take less time than alone, each after those that it
-    follows: of each layer, then of all."""
-    found = _Buckets(parts, max_bytes)
-    for layer in _layers(parts):
-        found.join(layer, limited=False)
-    found.join(list(found.all.values()))
-    return found.in_order()
+def fuse(parts: Sequence[Bucket], max_bytes: float = inf) -> list[Bucket]:
+    """Return the buckets of at least two collectives that take less time fused than alone, each
+    after the buckets that it follows. Layers are fused first, then the rest."""
+    fusion = _Fusion(parts, max_bytes)
+    for layer in _layer_reductions(parts):
+        fusion.join(layer, limited=False)
+    fusion.join(list(fusion.buckets.values()))
+    return fusion.in_order()
 
 
-def fused_by_kind(parts: Sequence[Bucket]) -> list[Bucket]:
-    """Return the buckets of runs of a kind, whatever they cost, each after those that it
+def fuse_by_kind(parts: Sequence[Bucket]) -> list[Bucket]:
+    """Return one bucket for each run of a kind, whatever it costs, each after the buckets that it
     follows."""
-    found = _Buckets(parts, inf)
-    for same in _by_kind(parts):
-        for run in _runs(same, inf):
-            found.join_all(run)
-    return found.in_order()
+    fusion = _Fusion(parts, inf)
+    for group in _by_kind(parts):
+        for run in _runs(group, inf):
+            fusion.join_all(run)
+    return fusion.in_order()
 
 
 def _by_kind(parts: Iterable[Bucket]) -> Iterable[list[Bucket]]:
@@ -107,8 +110,8 @@ def _by_kind(parts: Iterable[Bucket]) -> Iterable[list[Bucket]]:
     return kinds.values()
 
 
-def _layers(parts: Sequence[Bucket]) -> Iterator[list[Bucket]]:
-    """Yield the collectives of each layer that free memory."""
+def _layer_reductions(parts: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+    """Yield, for each layer, its collectives that free memory."""
     freeing = sorted((p for p in parts if p.shrinks), key=lambda part: part.after)
     numbers: dict[Hashable, int] = {}
     codes = [numbers.setdefault((p.kind, p.bytes, p.values), len(numbers)) for p in freeing]
@@ -116,58 +119,59 @@ def _layers(parts: Sequence[Bucket]) -> Iterator[list[Bucket]]:
         yield [freeing[i] for i in layer]
 
 
-class _Buckets:
-    """The buckets so far, by their members; all are joined where that gains."""
+class _Fusion:
+    """The buckets of a block while they are fused, by their members."""
 
     def __init__(self, parts: Iterable[Bucket], max_bytes: float):
-        self.all = {part.members: part for part in parts}
+        self.buckets = {part.members: part for part in parts}
         self.max_bytes = max_bytes
-        self._of = {m: part for part in self.all.values() for m in part.members}
-        self._near = defaultdict[int, set[int]](set)
-        """Of each member those that it follows, and those that follow it."""
-        for part in self.all.values():
+        self._of = {m: part for part in self.buckets.values() for m in part.members}
+        self._linked = defaultdict[int, set[int]](set)
+        """Predecessors and successors of each collective."""
+        for part in self.buckets.values():
             for m, before in product(part.members, self._of.keys() & part.follows):
-                self._near[m].add(before)
-                self._near[before].add(m)
+                self._linked[m].add(before)
+                self._linked[before].add(m)
 
     def join(self, parts: Iterable[Bucket], limited: bool = True) -> None:
-        """Join some of each kind: the best ones of each run; then any two, as long as that
-        gains."""
-        some = [p for p in parts if p.bytes <= self.max_bytes and may_gain(p.values)]
-        for same in _by_kind(some):
-            found = list[Bucket]()
-            for run in _runs(same, self.max_bytes, limited):
-                found += self._best(run)
-            while (pair := self._gainful_pair(found, limited)) is not None:
-                found = [bucket for bucket in found if bucket not in pair] + self._joined([pair])
+        """Fuse each run of a kind into its best buckets, then pairs of buckets while that gains."""
+        joinable = [
+            p for p in parts if p.bytes <= self.max_bytes and may_gain_by_fusion(p.values)
+        ]  # fmt: skip
+        for group in _by_kind(joinable):
+            buckets = list[Bucket]()
+            for run in _runs(group, self.max_bytes, limited):
+                buckets += self._join_best(run)
+            while (pair := self._gainful_pair(buckets, limited)) is not None:
+                buckets = [b for b in buckets if b not in pair] + self._replace([pair])
 
     def join_all(self, run: Sequence[Bucket]) -> None:
-        """Join those of a run that can be one with the first."""
-        now = run[0]
+        """Fuse the members of a run with its first, as far as an order of all buckets remains."""
+        bucket = run[0]
         for part in run[1:]:
-            if self._can_be([[now, part]]):
-                (now,) = self._joined([[now, part]])
+            if self._has_order([[bucket, part]]):
+                (bucket,) = self._replace([[bucket, part]])
 
-    def _best(self, run: Sequence[Bucket]) -> list[Bucket]:
-        """Join the best buckets of a run, and return what it is then."""
+    def _join_best(self, run: Sequence[Bucket]) -> list[Bucket]:
+        """Fuse a run into its best buckets, and return the buckets that it consists of then."""
         best = best_buckets([part.values for part in run])
         groups = [[run[i] for i in bucket] for bucket in best]
-        if not self._can_be(groups):
+        if not self._has_order(groups):
             return list(run)
         inside = {i for bucket in best for i in bucket}
-        return self._joined(groups) + [part for i, part in enumerate(run) if i not in inside]
+        return self._replace(groups) + [part for i, part in enumerate(run) if i not in inside]
 
-    def _joined(self, groups: Iterable[Sequence[Bucket]]) -> list[Bucket]:
-        """Make one bucket of each group, and return them."""
-        found = [reduce(add, group) for group in groups]
+    def _replace(self, groups: Iterable[Sequence[Bucket]]) -> list[Bucket]:
+        """Replace each group of buckets by one bucket, and return the new buckets."""
+        buckets = [reduce(add, group) for group in groups]
         for part in chain.from_iterable(groups):
-            del self.all[part.members]
-        self.all.update((bucket.members, bucket) for bucket in found)
-        self._of.update((m, bucket) for bucket in found for m in bucket.members)
-        return found
+            del self.buckets[part.members]
+        self.buckets.update((bucket.members, bucket) for bucket in buckets)
+        self._of.update((m, bucket) for bucket in buckets for m in bucket.members)
+        return buckets
 
     def _gainful_pair(self, buckets: list[Bucket], limited: bool) -> tuple[Bucket, Bucket] | None:
-        """Return two buckets that gain by being one; None if there are none."""
+        """Return two buckets that take less time fused; None if there are none."""
         buckets.sort(key=lambda bucket: bucket.after.start)
         for i, a in enumerate(buckets):
             for b in islice(buckets, i + 1, None):
@@ -175,63 +179,64 @@ class _Buckets:
                     break
                 if (
                     a.fits(b, self.max_bytes, limited)
-                    and gains(a.values, b.values)
-                    and self._can_be([[a, b]])
+                    and gains_by_fusion(a.values, b.values)
+                    and self._has_order([[a, b]])
                 ):
                     return a, b
         return None
 
-    def _can_be(self, groups: Sequence[Sequence[Bucket]]) -> bool:
-        """Whether there is an order of all buckets if each group is one. There is one of those that
-        no chain joins with the groups."""
+    def _has_order(self, groups: Sequence[Sequence[Bucket]]) -> bool:
+        """Whether all buckets can be ordered once each group is fused. Only buckets that a chain of
+        predecessors and successors links to a group can prevent it."""
         inside = {part.members for group in groups for part in group}
         todo = [m for members in inside for m in members]
-        seen, near = set(inside), list[Bucket]()
+        seen, linked = set(inside), list[Bucket]()
         for m in todo:
-            for other in self._near.get(m, ()):
+            for other in self._linked.get(m, ()):
                 bucket = self._of[other]
                 if bucket.members not in seen:
                     seen.add(bucket.members)
-                    near.append(bucket)
+                    linked.append(bucket)
                     todo += bucket.members
-        if not near and not any(self._near.get(m) for m in todo):
+        if not linked and not any(self._linked.get(m) for m in todo):
             return True
-        return _ordered([*near, *(reduce(add, group) for group in groups)]) is not None
+        return _topological_order([*linked, *(reduce(add, group) for group in groups)]) is not None
 
     def in_order(self) -> list[Bucket]:
-        """Return the buckets of several, each after those that it follows."""
-        found = _ordered(self.all.values())
-        assert found is not None, "each collective is available before it is needed"
-        return [bucket for bucket in found if len(bucket.members) > 1]
+        """Return the buckets of at least two collectives, each after the buckets that it
+        follows."""
+        buckets = _topological_order(self.buckets.values())
+        assert buckets is not None, "each collective is available before it is needed"
+        return [bucket for bucket in buckets if len(bucket.members) > 1]
 
 
-def _ordered(buckets: Iterable[Bucket]) -> list[Bucket] | None:
-    """Return buckets in the order in which they are available, each after those that it follows;
-    None if one is needed before."""
-    every = sorted(buckets, key=lambda bucket: bucket.after.start)
-    at = {m: i for i, bucket in enumerate(every) for m in bucket.members}
-    before = [{at[m] for m in bucket.follows if m in at} for bucket in every]
-    after = defaultdict[int, list[int]](list)
-    for i, some in enumerate(before):
-        for j in some:
-            after[j].append(i)
-    missing, start = [len(some) for some in before], [bucket.after.start for bucket in every]
+def _topological_order(buckets: Iterable[Bucket]) -> list[Bucket] | None:
+    """Return the buckets, each after the buckets that it follows, otherwise by availability; None
+    if a bucket would be available only after its first use, or if there is a cycle."""
+    buckets = sorted(buckets, key=lambda bucket: bucket.after.start)
+    at = {m: i for i, bucket in enumerate(buckets) for m in bucket.members}
+    predecessors = [{at[m] for m in bucket.follows if m in at} for bucket in buckets]
+    successors = defaultdict[int, list[int]](list)
+    for i, before in enumerate(predecessors):
+        for j in before:
+            successors[j].append(i)
+    missing = [len(before) for before in predecessors]
+    start = [bucket.after.start for bucket in buckets]
     ready = [i for i, n in enumerate(missing) if not n]
     for i in ready:
-        if start[i] > every[i].after.end:
+        if start[i] > buckets[i].after.end:
             return None
-        for j in after[i]:
+        for j in successors[i]:
             start[j], missing[j] = max(start[j], start[i]), missing[j] - 1
             if not missing[j]:
                 ready.append(j)
-    return [every[i] for i in ready] if len(ready) == len(every) else None
+    return [buckets[i] for i in ready] if len(ready) == len(buckets) else None
 
 
 def _runs(
     parts: Sequence[Bucket], max_bytes: float, limited: bool = True
 ) -> Iterator[list[Bucket]]:
-    """Yield the parts, in the order in which they are available, in runs that fit into one
-    bucket."""
+    """Yield runs of parts, by availability, each of which fits into one bucket."""
     run, bucket = list[Bucket](), None
     for part in sorted(parts, key=lambda part: part.after.start):
         fits = bucket is not None and bucket.fits(part, max_bytes, limited)
@@ -244,22 +249,22 @@ def _runs(
         yield run
 
 
-def may_gain(values: Together) -> bool:
-    """Whether some bucket would move these values in less time than they take alone."""
+def may_gain_by_fusion(values: CollectiveTimes) -> bool:
+    """Whether values would take less time in a bucket whose latency others pay."""
     packing = sum(values.packing)
     return any(sum(s) + packing < values.seconds * IMPROVEMENT for s in _by_form(values))
 
 
-def gains(a: Together, b: Together) -> bool:
+def gains_by_fusion(a: CollectiveTimes, b: CollectiveTimes) -> bool:
     """Whether one collective for both takes less time than two."""
     return (a + b).seconds < (a.seconds + b.seconds) * IMPROVEMENT
 
 
-def best_buckets(parts: Sequence[Together]) -> list[list[int]]:
-    """Return the buckets of several parts with which all parts take the minimum time.
+def best_buckets(parts: Sequence[CollectiveTimes]) -> list[list[int]]:
+    """Return the buckets that minimise the time of all parts, as indices of parts.
 
-    Two buckets of one form are better joined, so there is one for each form or none. With the forms
-    of the buckets given, each part takes less time in one of them, or alone.
+    Two buckets of one form are faster as one bucket, so there is at most one for each form. Given
+    the forms in use, each part independently takes the fastest bucket, or stays alone.
     """
     if not parts:
         return []
@@ -283,6 +288,6 @@ def best_buckets(parts: Sequence[Together]) -> list[list[int]]:
     return best
 
 
-def _by_form(values: Together) -> list[tuple[float, ...]]:
-    """Return the seconds of the bytes of each value, for each form."""
+def _by_form(values: CollectiveTimes) -> list[tuple[float, ...]]:
+    """Return by_form[form][value]: the seconds of the bytes of each value."""
     return [*zip(*values.sending, strict=True)]

@@ -1,9 +1,8 @@
-"""Clusters in files: the text of one `dist.cluster`, so that a file is also a program.
+"""Clusters in files. A file has the text of one `dist.cluster`, so it is a program too.
 
-    load("h200")            a ready-made one, of the folder ready/
-    load("here/ours.ir")    a file
-
-A name is that of a file in ready/, without its ending, or `gloo`: the default of the algebra.
+load("h200")            ready/h200.ir, a ready-made cluster
+load("here/ours.ir")    a file of the user
+load("gloo")            the default of the algebra
 """
 
 import re
@@ -27,10 +26,10 @@ def names() -> tuple[str, ...]:
 
 
 def load(name_or_path: str | Path) -> Cluster:
-    """Return a cluster by its name, or from a file.
+    """Return a ready-made cluster by its name, or the cluster in a file.
 
     Raises:
-        ShardirError: there is no such cluster, or the file has another text.
+        ShardirError: no cluster has the name, or the file is not the text of one cluster.
     """
     if name_or_path == DEFAULT_NAME:
         return DEFAULT
@@ -41,13 +40,13 @@ def load(name_or_path: str | Path) -> Cluster:
         raise ShardirError(
             f"expected a cluster, got {name_or_path}; use a readable file or {', '.join(names())}"
         ) from None
-    found = _CLUSTER.fullmatch(re.sub(r"//[^\n]*", "", text))
-    if found is None:
+    match = _CLUSTER.fullmatch(re.sub(r"//[^\n]*", "", text))
+    if match is None:
         raise ShardirError(
             f"{path}: expected one cluster; use dist.cluster @name "
             "<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}]>"
         )
     try:
-        return parse_cluster(found[1])
+        return parse_cluster(match[1])
     except NotationError as e:
         raise ShardirError(f"{path}: {e}") from None

@@ -1,4 +1,4 @@
-"""The work of a collective: the steps of its values, and their time in each form."""
+"""The work of a collective: one step for each of its values, and the seconds of each form."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,52 +24,54 @@ from shardir.dialects.nn.types import itemsize
 from shardir.dialects.signatures import SignatureMemo
 
 MAX_WIDE = 1 << 16
-"""The maximum number of elements of shorter floats that the runtime sums up in f32 at once."""
+"""The elements of f16 or bf16 that the runtime sums in f32 at once (`shardir_runtime` has the same
+number, which a test compares)."""
 
 WIDE_BYTES = 4
+"""The bytes of an f32."""
 
-moves = SignatureMemo()
-"""The work of a collective of each signature on a mesh."""
+works = SignatureMemo()
+"""`CollectiveWork` by the signature of the collective and the mesh."""
 
 
 @dataclass(frozen=True)
-class Together:
-    """Values that one collective moves."""
+class CollectiveTimes:
+    """The seconds of a collective that moves one value, or several in one buffer."""
 
     forms: tuple[Form, ...]
-    """The forms of the collective, of which each value has the same."""
+    """The forms of the collective; all values have equal ones."""
     sending: tuple[tuple[float, ...], ...]
-    """Of each value the seconds of its bytes, in each form."""
+    """sending[value][form]: the seconds of the value's bytes, without the latency."""
     packing: tuple[float, ...]
-    """Of each value the seconds to move it with others (`step_packing`)."""
+    """packing[value]: the seconds to copy the value into and out of a buffer (`step_packing`)."""
 
-    def __add__(self, other: "Together") -> "Together":
-        return Together(self.forms, self.sending + other.sending, self.packing + other.packing)
+    def __add__(self, other: "CollectiveTimes") -> "CollectiveTimes":
+        sending, packing = self.sending + other.sending, self.packing + other.packing
+        return CollectiveTimes(self.forms, sending, packing)
 
     @cached_property
     def fastest(self) -> tuple[Form, tuple[float, ...]]:
         """The form of minimum time, and the seconds of each value's bytes in it."""
-        each = zip(self.forms, zip(*self.sending, strict=True), strict=True)
-        return min(each, key=lambda choice: choice[0].latency + sum(choice[1]))
+        choices = zip(self.forms, zip(*self.sending, strict=True), strict=True)
+        return min(choices, key=lambda choice: choice[0].latency + sum(choice[1]))
 
     @cached_property
     def seconds(self) -> float:
-        form, each = self.fastest
-        return form.latency + sum(each) + (sum(self.packing) if len(each) > 1 else 0.0)
+        """The seconds of the fastest form; several values are packed too."""
+        form, sending = self.fastest
+        return form.latency + sum(sending) + (sum(self.packing) if len(sending) > 1 else 0.0)
 
 
-def together(steps: Iterable["ValueStep"], mesh: Mesh) -> Together:
-    """Return the values that one collective moves."""
+def collective_times(steps: Iterable["ValueStep"], mesh: Mesh) -> CollectiveTimes:
+    """Return the seconds of one collective that takes all the steps."""
     steps = tuple(steps)
-    of_values = [
-        [(form, form.rate * prod(shape) * size) for form in step_forms(mesh, shape, before, step)]
-        for shape, before, step, size in steps
-    ]
-    return Together(
-        tuple(form for form, _ in of_values[0]),
-        tuple(tuple(seconds for _, seconds in of_value) for of_value in of_values),
-        tuple(step_packing(mesh, *step) for step in steps),
+    forms = [step_forms(mesh, shape, before, step) for shape, before, step, _ in steps]
+    sending = (
+        tuple(form.rate * prod(shape) * size for form in own)
+        for own, (shape, _, _, size) in zip(forms, steps, strict=True)
     )
+    packing = (step_packing(mesh, *step) for step in steps)
+    return CollectiveTimes(tuple(forms[0]), tuple(sending), tuple(packing))
 
 
 ValueStep = tuple[Shape, Layout, CollectiveStep, int]
@@ -79,24 +81,25 @@ bytes of an element."""
 
 @dataclass(frozen=True, eq=False)
 class CollectiveWork:
-    """The work of a collective on a mesh: the step of each of its values. Collectives of one
-    signature share it."""
+    """The work of a collective on a mesh, one step for each value. Collectives of equal signatures
+    share one object."""
 
     mesh: Mesh
     steps: tuple[ValueStep, ...]
 
     @cached_property
-    def together(self) -> Together:
-        return together(self.steps, self.mesh)
+    def times(self) -> CollectiveTimes:
+        """The seconds of the collective on its mesh."""
+        return collective_times(self.steps, self.mesh)
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - a fit asks for each many times, of one mesh at a time
-    def together_on(self, mesh: Mesh) -> Together:
-        """Return the times on a mesh whose cluster has the same levels, of any speed."""
-        return self.together if mesh is self.mesh else together(self.steps, mesh)
+    @lru_cache(maxsize=4096)  # noqa: B019 - a fit prices all works on one mesh after the other
+    def times_on(self, mesh: Mesh) -> CollectiveTimes:
+        """Return the seconds on a mesh whose cluster has levels of equal sizes, of any speed."""
+        return self.times if mesh is self.mesh else collective_times(self.steps, mesh)
 
     @cached_property
     def moved(self) -> int:
-        """The bytes that the device which receives most receives; of a copy those of its shard."""
+        """The bytes received by the device that receives most; for a host copy, its shard's."""
         return sum(
             step_moved(self.mesh, shape, before, step) * size
             for shape, before, step, size in self.steps
@@ -104,31 +107,29 @@ class CollectiveWork:
 
     @cached_property
     def buffers(self) -> int:
-        """The bytes of the buffers: packed operands, what is received and packed results; then,
-        without operands that were packed to be reduced, sums in f32 of shorter floats, which are
-        made one value after the other."""
-        alone, each, packed, wide = len(self.steps) == 1, 0, 0, 0
-        for shape, have, step, size in self.steps:
-            each += step_buffers(self.mesh, shape, have, step, alone) * size
-            packed += step_packed(self.mesh, shape, have, step, alone) * size
+        """The bytes of the buffers of a device.
+
+        Packed operands, received shards and packed results live together. f16 and bf16 are summed
+        in f32, one value after the other, once the operands packed for the reduction are freed.
+        """
+        alone, buffers, packed, wide = len(self.steps) == 1, 0, 0, 0
+        for shape, before, step, size in self.steps:
+            buffers += step_buffers(self.mesh, shape, before, step, alone) * size
+            packed += step_packed(self.mesh, shape, before, step, alone) * size
             if 1 < size < WIDE_BYTES:
-                wide = max(wide, step_summed(self.mesh, shape, have, step, alone))
-        return each + max(0, WIDE_BYTES * min(wide, MAX_WIDE) - packed)
+                wide = max(wide, step_summed(self.mesh, shape, before, step, alone))
+        return buffers + max(0, WIDE_BYTES * min(wide, MAX_WIDE) - packed)
 
 
 def collective_work(op: dist.CollectiveOp, mesh: Mesh) -> CollectiveWork:
     """Return the work of a collective."""
-    return moves.of_op(op, lambda: CollectiveWork(mesh, tuple(_steps(op, mesh))), mesh)
+    return works.of_op(op, lambda: CollectiveWork(mesh, tuple(_steps(op, mesh))), mesh)
 
 
 def _steps(op: dist.CollectiveOp, mesh: Mesh) -> Iterator[ValueStep]:
     """Yield the step of each value of a collective."""
     for value, out in zip(op.values, op.outs, strict=True):
-        have = dist.layout_of(value)
-        assert have is not None and isinstance(value.type, TensorType)
-        yield (
-            dist.global_shape(value.type, mesh),
-            have,
-            op.step_for(value, out, mesh),
-            itemsize(value.type),
-        )
+        before = dist.layout_of(value)
+        assert before is not None and isinstance(value.type, TensorType)
+        shape, size = dist.global_shape(value.type, mesh), itemsize(value.type)
+        yield shape, before, op.step_for(value, out, mesh), size

@@ -19,7 +19,7 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.collectives import COLLECTIVES
 from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import functions, on_cluster
-from shardir.cost.schedule import elapsed
+from shardir.cost.schedule import seconds_in_order
 from shardir.cost.seconds import OpCost, Work, works_of
 from shardir.cost.terms import Coefficients, Terms
 from shardir.dialects.nn.base import Array
@@ -182,7 +182,7 @@ def of_functions(
                 seconds.append(sum(c.seconds for c in costs))
                 continue
             computed = sum(c.seconds for c in costs if not c.communicates) if parts[i] else 0.0
-            seconds.append(elapsed(costs, mesh) - computed)
+            seconds.append(seconds_in_order(costs, mesh) - computed)
         return seconds
 
     return predict

@@ -16,14 +16,14 @@ ONE_DEVICE = Mesh("one", (("d", 1),))
 
 
 def is_global(f: FuncOp) -> bool:
-    """Whether the function is of the global view, with layouts."""
+    """Whether a function is in the global view and has layouts."""
     return any(
         dist.layout_of(v) is not None and not dist.is_local(v.type) for v in values(f.body.block)
     )
 
 
 def functions(module: ModuleOp) -> Iterator[tuple[FuncOp, Mesh]]:
-    """Yield the functions with a body; one without layouts runs on one device."""
+    """Yield each function with a body, and its mesh: ONE_DEVICE without layouts."""
     meshes = dist.meshes_of(module)
     for f in module.body.ops:
         if isinstance(f, FuncOp) and f.body.blocks:
@@ -35,13 +35,13 @@ def functions(module: ModuleOp) -> Iterator[tuple[FuncOp, Mesh]]:
 
 
 def on_cluster(mesh: Mesh, cluster: Cluster | None) -> Mesh:
-    """Return the mesh on the first devices of the cluster; without one, the mesh as it is.
+    """Return the mesh on the first devices of the cluster; without a cluster, the mesh itself.
 
     Raises:
         ShardirError: the mesh has more devices than the cluster, or its axes do not make up units.
     """
     if cluster is None:
         return mesh
-    found = replace(mesh, cluster=cluster.part(mesh.size))
-    found.check_cluster()
-    return found
+    placed = replace(mesh, cluster=cluster.part(mesh.size))
+    placed.check_cluster()
+    return placed

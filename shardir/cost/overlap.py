@@ -15,7 +15,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import Loops
-from shardir.cost.schedule import elapsed, level_of
+from shardir.cost.schedule import level_of, seconds_in_order
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist
@@ -55,7 +55,7 @@ class Costs(dict[Operation, OpCost]):
 
     def of_ops(self, ops: Iterable[Operation]) -> float:
         """Return the seconds of the ops of the block, in their order."""
-        return elapsed(map(self.__getitem__, ops), self.mesh)
+        return seconds_in_order(map(self.__getitem__, ops), self.mesh)
 
 
 def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.AsyncOp]:

@@ -28,7 +28,7 @@ from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.memory_plan import PlannedMemory, planned_memory
 from shardir.cost.pipeline import bound_of_loop
-from shardir.cost.schedule import TimedOp, length, schedule, waiting
+from shardir.cost.schedule import TimedOp, device_waits, makespan, schedule
 from shardir.cost.seconds import OpCost, works_of
 from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_step
 from shardir.dialects import dist, train
@@ -88,14 +88,14 @@ class FunctionCost:
     def seconds(self) -> float:
         """The time from the first op to the end of the last: less than the sum if collectives
         overlap with computation."""
-        return length(self.times)
+        return makespan(self.times)
 
     @cached_property
     def exposed(self) -> dict[Operation, float]:
         """The seconds of each collective and copy in which the device waits for it, from when the
         last device begins it."""
         found = {c.op: 0.0 for c in self.ops if c.communicates}
-        for wait in waiting(self.times):
+        for wait in device_waits(self.times):
             found[wait.cost.op] += wait.end - wait.begun
         return found
 
@@ -157,7 +157,7 @@ class FunctionCost:
     def _memory(self) -> Iterator[str]:
         use, holds = self.memory, self.mesh.cluster_or_default.memory
         more = f", more than the {holds} B of a device" if holds and use.peak > holds else ""
-        at = f"{called(use.op)} {location(use.op)}".rstrip()
+        at = f"{op_text(use.op)} {location(use.op)}".rstrip()
         yield f"  memory: at most {use.peak} B, at {at}{more}"
         yield "    " + ", ".join(f"{part} {n}" for part, n in use.parts.items() if n)
         if use.host:
@@ -269,10 +269,10 @@ def _row(c: OpCost, exposed: float | None) -> tuple[str, ...]:
     how += ", async" if dist.is_started(c.op) else ""
     flops = "-" if c.communicates else str(c.flops)
     shown = "-" if exposed is None else _s(exposed)
-    return called(c.op), location(c.op), flops, str(c.bytes), _s(c.seconds), shown, how
+    return op_text(c.op), location(c.op), flops, str(c.bytes), _s(c.seconds), shown, how
 
 
-def called(op: Operation) -> str:
+def op_text(op: Operation) -> str:
     """Return the names of the results and of the op: `%y = nn.matmul`."""
     names = [f"%{v.name_hint}" for v in op.results if v.name_hint]
     shown = names if len(names) < 4 else [names[0], "...", names[-1]]

@@ -1,36 +1,35 @@
-"""The time of ops together: collectives are in flight while the device computes.
+"""The schedule of a program: when ops run, while collectives are in flight.
 
-A device runs its ops one after the other. A collective of s seconds, a of which are its form's
-latency, occupies the links of the outermost level that it crosses: collectives on the same links
-run one after the other. During an `async` one the device continues, but loses `interference` of
-s - a (cores, caches and memory that both use), and `occupancy` of a, in which it is itself at work:
-it calls the library, and sends and takes messages (o of LogP: Culler et al., 1993). Of a copy to or
-from the host a is lost to nothing. A `dist.wait` ends when the collective ends:
+A device runs its ops in program order. A collective of s seconds, of which a are the latency of its
+form, occupies the links of the outermost level that it crosses. Collectives on one level's links
+run one after the other. Beside an `async` collective the device continues, but it loses two shares:
+`interference` of s - a, since both use cores, caches and memory; and `occupancy` of a, in which the
+device calls the library and handles messages (o of LogP: Culler et al., 1993). The latency of a
+host copy costs the device nothing. A `dist.wait` ends when the collective ends:
 
     lost    = interference * (s - a) + occupancy * a
     start   end = max(now, links free) + s;  links free = end - (1 - gap) * a;  now += lost
     wait    now = max(now, end)
 
-So a collective and a computation of c seconds beside it take max(s, lost + c). The next one in
-flight begins when devices have done their work for this one's messages, not when the last has
-arrived: `gap` (g of LogP) is the occupancy, and 1 where devices are not at work in latencies.
+So a collective and a computation of c seconds beside it take max(s, lost + c). The links are free
+for the next collective once the devices have handled the messages, before the last message has
+arrived: `gap` (g of LogP) is the occupancy, and 1 on clusters whose devices do no work in
+latencies.
 
-A collective begins when the last device of its group does. Where devices share cores, those that
-compute the same are held up again and again, each at other times, so that they are the further
-apart the longer they have computed since those of the group have begun a collective together, over
-the same axes or more: as random walks, by the root of that time. The last one of n is as late as
-the largest of n normal numbers, of which `skew` is the variance in a second, is expected to be
-(e(n) for a variance of 1), or as much as it has computed if that is less:
+A collective begins when the last device of its group does. Devices that share cores are interrupted
+at random, so they drift apart as random walks: by the root of the seconds computed since the group
+last began a collective over these axes or more. `skew` is the variance after one second, and e(n)
+the expected largest of n standard normal numbers. The last of n devices is late by
 
     late    = min(computed, e(n) sqrt(skew computed));  now += late
 
-A device loses that time beside a collective in flight as well: when others are late, the cores that
-they share have worked for it. In a collective over other axes each device has waited for the last
-of its group there; so what was computed before it counts with the variance of the largest of so
-many numbers, in place of 1.
+A device loses this time beside a collective in flight as well: the cores that it shares have worked
+for the late device. A collective over other axes makes each device wait for the last of its group
+there. So computation before that collective counts with the variance of the largest of n normal
+numbers, in place of 1.
 
-A function begins after a run of it, as steps do: what it has computed since its last collective
-counts for the first.
+A function begins after another run of it, as training steps do. So the computation after its last
+collective counts for its first.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,9 +52,16 @@ from shardir.dialects import dist
 
 
 class TimedOp(NamedTuple):
-    """An op in its place in time, in seconds from the first one: the device is at it from `reached`
-    to `left`. A collective is on the links of a level, or a copy on that to the host, from `begin`
-    to `end`."""
+    """The times of an op, in seconds from the begin of the first op.
+
+    Attributes:
+        reached: the device begins the op.
+        left: the device goes on to the next op.
+        begin: a collective begins to use its level's links, a copy the link to the host.
+        end: that use ends.
+        level: the level's name; empty for a host copy, None for an op that does not communicate.
+        late: the seconds after `reached` in which another device of the group is late.
+    """
 
     cost: OpCost
     reached: float
@@ -63,28 +69,26 @@ class TimedOp(NamedTuple):
     begin: float
     end: float
     level: str | None = None
-    """The level; empty of a copy to or from the host, None of an op that does not communicate."""
     late: float = 0.0
-    """Of the seconds from `reached` to `left`, the first, in which another device is late."""
 
 
 def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
-    """Yield the ops in the order of the program, each with its times."""
+    """Yield the ops in program order, each with its times."""
     on, costs = mesh.cluster_or_default, list(costs)
     now, free, ends = 0.0, dict[str, float](), dict[Operation, float]()
-    computed, apart = 0.0, _Apart(costs if on.skew else (), mesh)
-    new = partial(tuple.__new__, TimedOp)  # half the time of TimedOp()
+    computed, skew = 0.0, _Skew(costs if on.skew else (), mesh)
+    new_timed_op = partial(tuple.__new__, TimedOp)  # half the time of TimedOp()
     for c in costs:
         op, _, _, seconds, axes, form, latency = c
         reached, name, late = now, None, 0.0
         begin = end = now
         if isinstance(op, dist.WaitOp):
-            now = max(now, ends.get(op.started, now))  # of a group of one nothing is in flight
+            now = max(now, ends.get(op.started, now))  # a group of one has nothing in flight
         elif not form:
             now = end = now + seconds
             computed += seconds
         else:
-            name, late = level_of(mesh, axes), apart.begin(axes, computed)
+            name, late = level_of(mesh, axes), skew.begin(axes, computed)
             now += late
             begin = max(now, free.get(name, 0.0))
             end = free[name] = begin + seconds
@@ -92,19 +96,21 @@ def schedule(costs: Iterable[OpCost], mesh: Mesh) -> Iterator[TimedOp]:
                 ends[op] = end
                 if axes:
                     free[name] = end - (1 - on.gap) * latency
-                waited = latency if axes else 0.0  # of a copy's latency nothing is lost
-                now += on.lost(seconds - latency + waited, waited)
+                occupied = latency if axes else 0.0  # a host copy's latency costs nothing
+                now += on.lost(seconds - latency + occupied, occupied)
             else:
                 now = end
-        yield new((c, reached, now, begin, end, name, late))
+        yield new_timed_op((c, reached, now, begin, end, name, late))
 
 
-class _Apart:
-    """The distance of devices that have computed some seconds, from 0 on after a run of the same
-    ops; those of a copy, over no axes, do not wait for each other.
+class _Skew:
+    """How late the last device of a group is, as a function of the seconds computed so far.
+
+    Host copies, over no axes, wait for no other device.
 
     Args:
-        costs: of the ops; without them devices are always together.
+        costs: the ops of a run, which is taken to follow a run of equal ops; empty for devices that
+            never drift apart.
     """
 
     def __init__(self, costs: Sequence[OpCost], mesh: Mesh):
@@ -113,10 +119,10 @@ class _Apart:
         self._within = {a: [b for b in groups if mesh.without(a, b) is not None] for a in groups}
         self._across = {a: [b for b in groups if not _names(a) & _names(b)] for a in groups}
         self._met = dict.fromkeys(groups, 0.0)
-        """What devices had computed when those of each group last began a collective."""
+        """The seconds computed when each group last began a collective."""
         self._counted, self._squares = dict(self._met), dict(self._met)
-        """What they had when one over other axes last began, and the square of the delay by then,
-        without the skew."""
+        """The seconds computed when a collective over disjoint axes last began, and the square of
+        the group's delay by then, divided by the skew."""
         computed = 0.0
         for c in costs:
             if c.form:
@@ -128,13 +134,12 @@ class _Apart:
             self._counted[group] -= computed
 
     def begin(self, axes: Axes, computed: float) -> float:
-        """Return by how many seconds the last device of a group is late, when it begins a
-        collective."""
+        """Begin a collective of a group; return by how many seconds its last device is late."""
         if axes not in self._met:
             return 0.0
         squares = self._squares[axes] + self._square(axes, computed)
         late = min(computed - self._met[axes], sqrt(self._skew * squares))
-        _, remains = largest(self._mesh.extent(axes))
+        _, remains = largest_normal(self._mesh.extent(axes))
         for group in self._across[axes]:
             self._squares[group] += remains * self._square(group, computed)
             self._counted[group] = computed
@@ -144,8 +149,8 @@ class _Apart:
         return late
 
     def _square(self, axes: Axes, computed: float) -> float:
-        """Return the square of the delay of the last device by what is not counted yet."""
-        mean, _ = largest(self._mesh.extent(axes))
+        """Return the square of the delay since `_counted`, divided by the skew."""
+        mean, _ = largest_normal(self._mesh.extent(axes))
         return mean**2 * (computed - self._counted[axes])
 
 
@@ -154,26 +159,26 @@ def _names(axes: Axes) -> set[str]:
 
 
 @cache
-def largest(n: int) -> tuple[float, float]:
+def largest_normal(n: int) -> tuple[float, float]:
     """Return the expectation and the variance of the largest of n normal numbers."""
     normal, step = NormalDist(), 0.01
     numbers = [step * i for i in range(-800, 801)]
-    each = [step * n * normal.pdf(x) * normal.cdf(x) ** (n - 1) for x in numbers]
-    mean = sum(p * x for p, x in zip(each, numbers, strict=True))
-    return mean, sum(p * (x - mean) ** 2 for p, x in zip(each, numbers, strict=True))
+    weights = [step * n * normal.pdf(x) * normal.cdf(x) ** (n - 1) for x in numbers]
+    mean = sum(p * x for p, x in zip(weights, numbers, strict=True))
+    return mean, sum(p * (x - mean) ** 2 for p, x in zip(weights, numbers, strict=True))
 
 
-def length(times: Iterable[TimedOp]) -> float:
-    """Return the seconds from the first op to the end of the last."""
+def makespan(times: Iterable[TimedOp]) -> float:
+    """Return the seconds from the first op to the last end of an op or collective."""
     last = 0.0
     for _, _, left, _, end, _, _ in times:
         last = max(last, left, end)
     return last
 
 
-class Waiting(NamedTuple):
-    """The seconds in which the device computes nothing, for a collective or copy; until `begun`
-    for the last device that begins it."""
+class Wait(NamedTuple):
+    """An interval in which the device computes nothing because of a collective or copy. Until
+    `begun` it waits for the last device of the group to begin."""
 
     cost: OpCost
     begin: float
@@ -181,12 +186,12 @@ class Waiting(NamedTuple):
     end: float
 
 
-def waiting(times: Iterable[TimedOp]) -> Iterator[Waiting]:
-    """Yield when the device waits: for a blocking collective; for the share that one in flight
-    takes from it, when that is started; and for its end.
+def device_waits(times: Iterable[TimedOp]) -> Iterator[Wait]:
+    """Yield the waits of the device: a blocking collective, the share that a collective in flight
+    takes from the device (at its start), and a `dist.wait`.
 
-    These and the computation are all of the time, one after the other: each collective that is
-    started is waited for (C14).
+    Waits and computation are disjoint and make up all of the time, since each started collective is
+    waited for (C14).
     """
     started = dict[Operation, OpCost]()
     for t in times:
@@ -198,42 +203,44 @@ def waiting(times: Iterable[TimedOp]) -> Iterator[Waiting]:
         elif not cost.communicates:
             continue
         if t.left > t.reached:
-            yield Waiting(cost, t.reached, t.reached + t.late, t.left)
+            yield Wait(cost, t.reached, t.reached + t.late, t.left)
 
 
-def elapsed(costs: Iterable[OpCost], mesh: Mesh) -> float:
-    """Return the seconds from the first op, in the order of the program, to the end of the last."""
-    return length(schedule(costs, mesh))
+def seconds_in_order(costs: Iterable[OpCost], mesh: Mesh) -> float:
+    """Return the makespan of ops in program order."""
+    return makespan(schedule(costs, mesh))
 
 
 def level_of(mesh: Mesh, axes: Axes) -> str:
-    """Return the name of the cluster's level whose links a group over `axes` shares; empty of no
-    axes, which is the link to the host."""
+    """Return the name of the outermost level that a group over `axes` crosses; empty without axes,
+    which stands for the link to the host."""
     levels = levels_of(mesh, axes)
     return levels[-1][1].name if levels else ""
 
 
-def cuts(
+def cut_points(
     sending: Sequence[float], ready: Sequence[float], latency: float, on: Cluster
 ) -> list[int]:
-    """Return the indices after which to cut a buffer, so that its last part ends first.
+    """Return where to cut a buffer into collectives, so that the last of them ends earliest.
 
-    The last index is the number of values. A part starts when its last value is available; it costs
-    the links their share of a latency, and the device an op's overhead and its work in the latency.
+    The result has the index after the last value of each part; its last element is the number of
+    values. A part starts when its last value is available. It costs the links their share of a
+    latency, and the device an op's overhead and its work in the latency.
 
     Args:
         sending: the seconds of the bytes of each value.
-        ready: when each is available, ascending, if the device loses no time to collectives.
+        ready: when each value is available, ascending, if no collective slows the device down.
+        latency: of one collective, in seconds.
     """
     sent, begin = (np.concatenate([[0.0], x]) for x in (np.cumsum(sending), ready))
     number = len(sent) - 1
     ahead = (1 - on.interference) * sent  # by how much sending at once is ahead of the device
-    each, latency = on.overhead + on.occupancy * latency, on.gap * latency
+    part_cost, latency = on.overhead + on.occupancy * latency, on.gap * latency
     after = latency + begin  # the end of the first j values in `parts` parts, less sent[j]
     bound = latency + max(0.0, (begin[1:] - ahead[:-1]).max())  # each value alone, free latencies
     best, count, before = np.inf, 0, list[np.ndarray]()
     for parts in range(1, number + 1):
-        if (cost := after[-1] + sent[-1] + (parts - 1) * each) < best * IMPROVEMENT:
+        if (cost := after[-1] + sent[-1] + (parts - 1) * part_cost) < best * IMPROVEMENT:
             best, count = cost, parts
         last = np.arange(parts + 1, number + 1)
         # Another part, from i on, waits for the links, longer the larger i is, or for its last
@@ -245,46 +252,51 @@ def cuts(
         previous[last] = np.where(begins[0] <= begins[1], *both)
         more[last] = latency + begins.min(0)
         before.append(previous)
-        if bound + sent[-1] + parts * each >= best * IMPROVEMENT or (more >= after).all():
+        if bound + sent[-1] + parts * part_cost >= best * IMPROVEMENT or (more >= after).all():
             break
         after = more
-    found = [number]
+    points = [number]
     for previous in reversed(before[: count - 1]):
-        found.append(int(previous[found[-1]]))
-    return found[::-1]
+        points.append(int(previous[points[-1]]))
+    return points[::-1]
 
 
 class Flight(NamedTuple):
-    """A chain of collectives: the op after which it can start (-1: none), and the op before which
-    it must have ended; each with its level, its seconds, and those of them that are latency."""
+    """A chain of collectives that run one after the other.
+
+    Attributes:
+        after: the index of the op after which it can start; -1 for the begin of the program.
+        before: the index of the op before which it must have ended.
+        moves: of each collective the level, the seconds, and the seconds of its latency.
+    """
 
     after: int
     before: int
     moves: tuple[tuple[str, float, float], ...]
 
 
-def elapsed_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: Mesh) -> float:
-    """Return the seconds from the first op to the end of the last, if each collective starts when
-    its operands are there and its links are free, those that are needed first before others.
+def seconds_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: Mesh) -> float:
+    """Return the makespan if each collective starts as soon as its operands are available and its
+    links are free. Of several, the collective that is needed first starts first.
 
     Args:
-        seconds: of each op, in the order of the program.
+        seconds: of each op, in program order.
     """
     on = mesh.cluster_or_default
     starting: dict[int, list[Flight]] = {}
     for flight in flights:
         starting.setdefault(flight.after, []).append(flight)
     now, free, last = 0.0, dict[str, float](), [0.0]
-    waiting: list[tuple[int, int, float, Flight]] = []  # by the op that needs it
-    started: list[tuple[int, float]] = []  # by the op that needs it, with the end
+    pending: list[tuple[int, int, float, Flight]] = []  # a heap by the op that needs the result
+    started: list[tuple[int, float]] = []  # a heap of the op that needs the result, and the end
     number = count()
 
     def offer(op: int) -> None:
         for flight in starting.get(op, []):
-            heappush(waiting, (flight.before, next(number), now, flight))
+            heappush(pending, (flight.before, next(number), now, flight))
 
     def start(at: float, flight: Flight) -> float:
-        """Occupy the links, and return the end."""
+        """Occupy the links from `at` on at the earliest, and return the end."""
         for level, duration, latency in flight.moves:
             at = max(at, free.get(level, 0.0)) + duration
             free[level] = at - (1 - on.gap) * latency
@@ -293,21 +305,21 @@ def elapsed_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: M
 
     offer(-1)
     for i, duration in enumerate(seconds):
-        while waiting and waiting[0][0] <= i:
-            _, _, ready, flight = heappop(waiting)
+        while pending and pending[0][0] <= i:
+            _, _, ready, flight = heappop(pending)
             now = max(now, start(ready, flight))
         while started and started[0][0] <= i:
             now = max(now, heappop(started)[1])
         end = now + duration
-        while waiting:
-            needed, _, ready, flight = waiting[0]
+        while pending:
+            needed, _, ready, flight = pending[0]
             if max(ready, free.get(flight.moves[0][0], 0.0)) >= end:
                 break
-            heappop(waiting)
+            heappop(pending)
             heappush(started, (needed, start(ready, flight)))
             end += sum(on.lost(s, latency) for _, s, latency in flight.moves)
         now = end
         offer(i)
-    for _, _, ready, flight in sorted(waiting, key=lambda w: w[:2]):
+    for _, _, ready, flight in sorted(pending, key=lambda w: w[:2]):
         start(ready, flight)
     return max(now, *last)

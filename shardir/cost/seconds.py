@@ -1,17 +1,15 @@
-"""The time of ops on a device: computation by the roofline, communication by its links.
+"""The seconds of ops on a device: computation by the roofline, communication by its links.
 
     ratio max(flops / rate of the element type, bytes touched / memory bandwidth) + overhead
 
-(Williams, Waterman and Patterson, 2009.) Where the cluster has a rate of operands in the type, the
-bytes of a product take seconds beside its flops, as without overlap in the model of Treibig and
-Hager, 2010:
+(Williams, Waterman and Patterson, 2009.) If the cluster has a rate of operands for the element
+type, the bytes of a product add to its flops (Treibig and Hager, 2010, without overlap):
 
     ratio (flops / rate of the element type + bytes touched / rate of operands) + overhead
 
-The ratio is the cluster's for the op, or 1. A cluster
-without rates has those of the default; other fields that it lacks cost nothing. A type without a
-rate has the lowest rate of the cluster. Views cost nothing, unless the cluster has a ratio for
-them: that of their time to the overhead.
+The ratio is the cluster's for the op, or 1. A cluster without rates takes the default's; any other
+missing field costs nothing. An element type without a rate takes the cluster's lowest. A view costs
+nothing, or, if the cluster has a ratio for it, that ratio of the overhead.
 """
 
 from abc import ABC, abstractmethod
@@ -44,22 +42,26 @@ from shardir.dialects.nn.types import element_name, itemsize, size_of
 from shardir.dialects.signatures import SignatureMemo
 
 works = SignatureMemo()
-"""The element type, the flops and the bytes of each signature on a mesh."""
+"""Element type, flops and bytes, by signature and mesh."""
 costs = SignatureMemo()
-"""The cost of each signature on a mesh, without the op."""
+"""The fields of `OpCost` but for the op, by signature and mesh."""
 
 PRODUCTS = (Contraction, Convolving, AttentionOp, AttentionGradOp)
-"""Ops of the cube units in MindSpore's documentation; the others are of the vector units."""
+"""Ops of the cube units in MindSpore's documentation; other ops run on the vector units."""
 
 FREE = tuple(kind for kind in VIEWS if kind is not nn.FoldOp)
-"""Ops without computation. The copy by a reshape of a non-contiguous value is not counted."""
+"""Ops without computation. The copy that a reshape of a non-contiguous value makes is free too."""
 
 
 class OpCost(NamedTuple):
-    """The cost of one op on the device on which it costs most, in all its runs.
+    """The cost of an op on the device on which it costs most, in all its runs.
 
-    `bytes` are those that a computation reads and writes, or that a collective receives, over
-    `axes` and in the form `form`; `latency` of its seconds do not depend on the bytes."""
+    Attributes:
+        bytes: read and written by a computation, received by a collective.
+        axes: of a collective; empty for a host copy.
+        form: the name of a collective's fastest form; empty for a computation.
+        latency: the part of the seconds that does not depend on the bytes.
+    """
 
     op: Operation
     flops: int
@@ -101,16 +103,16 @@ def op_seconds(
     """
     if is_free(kind, factors, types):
         return view_seconds(mesh.cluster_or_default, kind)
-    found = try_op_sharding(factors, chosen, mesh)
-    if found is None:
+    sharding = try_op_sharding(factors, chosen, mesh)
+    if sharding is None:
         got = ", ".join(f"{f} over {{{', '.join(map(str, axes))}}}" for f, axes in chosen.items())
         raise ShardirError(
             f"expected a split of the factors of {kind.name} in which each axis of @{mesh.name} "
             f"splits one of them, got {got}"
         )
-    layouts = (*found.operands, *found.results)
+    layouts = (*sharding.operands, *sharding.results)
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
-    flops, touched = work(kind, factors, chosen, mesh, shapes, types)
+    flops, touched = flops_and_bytes(kind, factors, chosen, mesh, shapes, types)
     return computation_seconds(
         mesh.cluster_or_default, kind, element_name(types[0].element_type), flops, touched
     )
@@ -119,41 +121,44 @@ def op_seconds(
 def computation_seconds(
     cluster: Cluster, kind: type[Operation], element: str, flops: int, touched: int
 ) -> float:
-    """Return the seconds of an op of a kind, for `flops` in an element type and `touched`
+    """Return the seconds of an op that does `flops` in an element type and touches `touched`
     bytes."""
     rates = cluster.rates or DEFAULT.rates
     computing = flops / (rates.get(element) or min(rates.values()))
     moving = touched / cluster.memory_bandwidth if cluster.memory_bandwidth else 0.0
     rate = cluster.operand_rates.get(element) if issubclass(kind, PRODUCTS) else None
-    spent = max(computing, moving) if rate is None else computing + touched / rate
-    return cluster.op_times[kind.name] * spent + cluster.overhead
+    seconds = max(computing, moving) if rate is None else computing + touched / rate
+    return cluster.op_times[kind.name] * seconds + cluster.overhead
 
 
 def view_seconds(cluster: Cluster, kind: type[Operation]) -> float:
     """Return the seconds of a free op."""
-    known = issubclass(kind, FREE) and kind.name in cluster.op_times
-    return cluster.op_times[kind.name] * cluster.overhead if known else 0.0
+    has_ratio = issubclass(kind, FREE) and kind.name in cluster.op_times
+    return cluster.op_times[kind.name] * cluster.overhead if has_ratio else 0.0
 
 
-def work(
+def flops_and_bytes(
     kind: type[TensorOp], factors: Factors, chosen: FactorAxes, mesh: Mesh,
     shapes: Sequence[Shape], types: Sequence[TensorType],
 ) -> tuple[int, int]:  # fmt: skip
-    """Return the flops, and the bytes read and written, of one device."""
+    """Return the flops of one device, and the bytes that it reads and writes.
+
+    Args:
+        chosen: the axes that split each factor.
+        shapes: local shapes of the operands, then of the results.
+        types: their types.
+    """
     sizes = {f: mesh.largest(n, chosen.get(f, ())) for f, n in factors.sizes}
-    touched = kind.touched(shapes)
-    return kind.flops(sizes, shapes), sum(
-        n * itemsize(t) for n, t in zip(touched, types, strict=True)
-    )
+    elements = zip(kind.touched(shapes), types, strict=True)
+    return kind.flops(sizes, shapes), sum(n * itemsize(t) for n, t in elements)
 
 
 class Work(ABC):
-    """The work of an op on the device that has most of it, as far as it does not depend on the
-    speed of devices and links."""
+    """The work of an op on the device that has most of it, whatever the speed of the cluster."""
 
     @abstractmethod
     def cost(self, mesh: Mesh) -> OpCost:
-        """Return the cost on a mesh whose cluster has the same levels, of any speed."""
+        """Return the cost on a mesh whose cluster has levels of equal sizes, of any speed."""
 
 
 @dataclass(frozen=True)
@@ -166,23 +171,23 @@ class Computation(Work):
     bytes: int
 
     def cost(self, mesh: Mesh) -> OpCost:
-        on = mesh.cluster_or_default
-        seconds = computation_seconds(on, type(self.op), self.element, self.flops, self.bytes)
+        seconds = computation_seconds(
+            mesh.cluster_or_default, type(self.op), self.element, self.flops, self.bytes
+        )
         return OpCost(self.op, self.flops, self.bytes, seconds)
 
 
 @dataclass(frozen=True)
 class Communication(Work):
-    """A collective, which moves all its values together, in one form: the step of each."""
+    """A collective, which moves all its values in one form."""
 
     op: dist.CollectiveOp
-    moves: CollectiveWork
+    work: CollectiveWork
 
     def cost(self, mesh: Mesh) -> OpCost:
-        values = self.moves.together_on(mesh)
-        form, _ = values.fastest
-        moved, axes = self.moves.moved, self.op.axes.data
-        return OpCost(self.op, 0, moved, values.seconds, axes, form.name, form.latency)
+        times, axes = self.work.times_on(mesh), self.op.axes.data
+        form, _ = times.fastest
+        return OpCost(self.op, 0, self.work.moved, times.seconds, axes, form.name, form.latency)
 
 
 @dataclass(frozen=True)
@@ -201,8 +206,8 @@ class Receipt(Work):
 
 
 @dataclass(frozen=True)
-class Called(Work):
-    """The work of the function that is called: that of a stage."""
+class StageCall(Work):
+    """A call of a stage's function: the work of its ops."""
 
     op: CallOp
     works: tuple[Work, ...]
@@ -216,13 +221,13 @@ class Called(Work):
 
 @dataclass(frozen=True)
 class RingProduct(Work):
-    """A product in steps beside which shards go around a ring (`cost/ring_products.py`)."""
+    """A product in steps beside transfers around a ring (`cost/ring_products.py`)."""
 
     op: dist.RingProductOp
-    steps: RingWork
+    work: RingWork
 
     def cost(self, mesh: Mesh) -> OpCost:
-        on, work = mesh.cluster_or_default, self.steps
+        on, work = mesh.cluster_or_default, self.work
         link = fastest(forms_of("permute", direct, mesh, self.op.axes.data), work.sent)
         step = computation_seconds(on, nn.EinsumOp, work.element, work.flops, work.touched)
         step += work.copied / on.memory_bandwidth if on.memory_bandwidth else 0.0
@@ -233,7 +238,7 @@ class RingProduct(Work):
 
 @dataclass(frozen=True)
 class NoWork(Work):
-    """An op that moves and computes nothing."""
+    """An op that moves and computes nothing, such as a view."""
 
     op: Operation
 
@@ -253,7 +258,7 @@ class Repeated(Work):
 
 
 def works_of(ops: Sequence[Operation], mesh: Mesh) -> Iterator[Work]:
-    """Yield the work of ops of the local view, in all their runs; none of marks.
+    """Yield the work of each op of the local view but marks, in all its runs.
 
     Raises:
         ShardirError: an op has no cost.
@@ -265,7 +270,7 @@ def works_of(ops: Sequence[Operation], mesh: Mesh) -> Iterator[Work]:
             yield work if runs == 1 else Repeated(work, runs)
 
 
-_made = partial(tuple.__new__, OpCost)  # half the time of OpCost()
+_new_op_cost = partial(tuple.__new__, OpCost)  # half the time of OpCost()
 
 
 def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
@@ -276,13 +281,13 @@ def cost_of(op: Operation, mesh: Mesh) -> OpCost | None:
     """
 
     def once() -> tuple[int, int, float, Axes, str, float] | None:
-        if (found := work_of(op, mesh)) is None:
+        if (work := work_of(op, mesh)) is None:
             return None
-        c = found.cost(mesh)
+        c = work.cost(mesh)
         return c.flops, c.bytes, c.seconds, c.axes, c.form, c.latency
 
-    found = costs.of_op(op, once, mesh)
-    return None if found is None else _made((op, *found))
+    fields = costs.of_op(op, once, mesh)
+    return None if fields is None else _new_op_cost((op, *fields))
 
 
 def work_of(op: Operation, mesh: Mesh) -> Work | None:
@@ -309,7 +314,7 @@ def work_of(op: Operation, mesh: Mesh) -> Work | None:
         case dist.RecvOp():
             return Receipt(op, size_of(op.out), op.axes.data)
         case CallOp() if (callee := train.callee_of(op)) is not None:
-            return Called(op, tuple(works_of(ops_of(callee.body.block), mesh)))
+            return StageCall(op, tuple(works_of(ops_of(callee.body.block), mesh)))
         case _:
             raise ShardirError(
                 f"expected an op with a cost, got {op.name}; use ops of nn, dist and train"
@@ -320,7 +325,7 @@ def _computation(op: TensorOp, mesh: Mesh) -> Work:
     types = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, TensorType)]
 
     def once() -> tuple[str, int, int]:
-        """Return the element type, the flops and the bytes; no bytes of a free op."""
+        """Return the element type, the flops and the bytes; "", 0, 0 for a free op."""
         factors = op.factors(mesh)
         if is_free(type(op), factors, types):
             return "", 0, 0
@@ -328,15 +333,15 @@ def _computation(op: TensorOp, mesh: Mesh) -> Work:
         chosen = factors.axes_of(layouts, mesh) if layouts else {}
         shapes = [t.get_shape() for t in types]
         element = element_name(types[0].element_type)
-        return element, *work(type(op), factors, chosen, mesh, shapes, types)
+        return element, *flops_and_bytes(type(op), factors, chosen, mesh, shapes, types)
 
     element, flops, touched = works.get_or((type(op), mesh, *types), op.properties, once)
     return Computation(op, element, flops, touched) if element else NoWork(op)
 
 
 def is_free(kind: type[TensorOp], factors: Factors, types: Sequence[TensorType]) -> bool:
-    """Whether an op computes nothing: a view, an identity, or a scalar constant, which is part of
-    the ops that use it."""
+    """Whether an op computes nothing: a view, an identity, or a scalar constant, which its users
+    contain."""
     if issubclass(kind, nn.ConstantOp):
         return not types[-1].get_shape()
     return issubclass(kind, FREE) or is_identity(kind, factors, types)

@@ -27,7 +27,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import LiveStorages, MemoryUse, memory_of
 from shardir.cost.report import FunctionCost, StagedCost, cost_of_function
-from shardir.cost.schedule import TimedOp, waiting
+from shardir.cost.schedule import TimedOp, device_waits
 from shardir.cost.seconds import OpCost, cost_of
 from shardir.cost.stages import Arrival, TimedRun, bytes_at_runs, times_of_step
 from shardir.dialects import train
@@ -170,7 +170,7 @@ def _events(times: tuple[TimedOp, ...]) -> Iterator[SimulatedEvent]:
             yield SimulatedEvent(row, t.begin, t.end, t.cost)
         elif t.left > t.reached and t.cost.seconds:
             yield SimulatedEvent(COMPUTE, t.reached, t.left, t.cost)
-    for wait in waiting(times):
+    for wait in device_waits(times):
         if wait.begun > wait.begin:
             yield SimulatedEvent(COMPUTE, wait.begin, wait.begun, wait.cost, True, late=True)
         if wait.end > wait.begun:

@@ -24,7 +24,7 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.accumulation import added_in_place
 from shardir.cost.memory import LiveStorages, MemoryUse, Storage
-from shardir.cost.schedule import TimedOp, length, schedule
+from shardir.cost.schedule import TimedOp, makespan, schedule
 from shardir.cost.seconds import OpCost, cost_of, works_of
 from shardir.dialects import train
 from shardir.dialects.blocks import ops_of
@@ -120,7 +120,7 @@ class _StepTimes:
         for op, callee in calls.callees.items():
             works = works_of(ops_of(callee.body.block), mesh)
             self.ops[op] = tuple(schedule([*(w.cost(mesh) for w in works), *sums[op]], mesh))
-        self.seconds = {op: length(times) for op, times in self.ops.items()}
+        self.seconds = {op: makespan(times) for op, times in self.ops.items()}
         """The seconds of a function, and of the sums over microbatches of what it makes."""
 
     def ranks(self) -> list[list[TimedRun]]:

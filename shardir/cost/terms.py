@@ -2,11 +2,13 @@
 
     T = alpha D_cal + beta1 D_inner + beta2 D_inter + gamma D_dp
 
-Each D is in bytes on one device, and depends on the hardware only by the plans of redistributions.
-D_cal are the bytes that computation reads and writes, D_inner those received to reduce partial
-values (within an op that is split), D_inter those received to change layouts (between ops), D_dp
-those received to reduce gradients before an update. The coefficients depend on the hardware. The
-model compares plans of a program; it is not a time.
+    D_cal      read and written by computation
+    D_inner    received to reduce partial values (within an op that is split)
+    D_inter    received to change layouts (between ops)
+    D_dp       received to reduce gradients before an update
+
+Each D is in bytes of one device. The hardware changes it only through the plans of redistributions;
+the coefficients depend on the hardware. T compares plans of a program, and is not a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +25,8 @@ from shardir.algebra.steps import step_moved
 from shardir.analysis.loops import Loops
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import gradients
-from shardir.cost.report import called, location, table
-from shardir.cost.seconds import PRODUCTS, is_free, work
+from shardir.cost.report import location, op_text, table
+from shardir.cost.seconds import PRODUCTS, flops_and_bytes, is_free
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import TensorOp
@@ -42,8 +44,8 @@ class Coefficients:
 
     @staticmethod
     def of(cluster: Cluster) -> "Coefficients":
-        """Return seconds per byte: of model parallel communication over the innermost links, data
-        parallel over the outermost. Fields that the cluster lacks cost nothing."""
+        """Return the seconds of a byte: beta1 and beta2 over the innermost links, gamma over the
+        outermost, alpha 0 if the cluster has no memory bandwidth."""
         inner, outer = (1 / cluster.levels[i].bandwidth for i in (0, -1))
         memory = cluster.memory_bandwidth
         return Coefficients(1 / memory if memory else 0.0, inner, inner, outer)
@@ -51,7 +53,7 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class Terms:
-    """The four terms in bytes: of one op, or of several."""
+    """The four terms of one or several ops, in bytes."""
 
     cal: int = 0
     inner: int = 0
@@ -77,7 +79,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The terms of a function with layouts: of each op with any, and their sum."""
+    """The terms of a function with layouts, by op; ops whose terms are 0 are left out."""
 
     name: str
     mesh: Mesh
@@ -90,7 +92,7 @@ class PlanCost:
 
     @property
     def cube(self) -> int:
-        """The part of D_cal that is of the cube units."""
+        """The part of D_cal on the cube units, in bytes."""
         return sum(t.cal for op, t in self.ops if isinstance(op, PRODUCTS))
 
     @property
@@ -100,7 +102,7 @@ class PlanCost:
     def __str__(self) -> str:
         head = "op", "location", "D_cal", "D_inner", "D_inter", "D_dp", ""
         rows: list[tuple[str, ...]] = [head]
-        rows += [(called(op), location(op), *map(str, t.bytes), "") for op, t in self.ops]
+        rows += [(op_text(op), location(op), *map(str, t.bytes), "") for op, t in self.ops]
         rows.append(("sum", "", *map(str, self.terms.bytes), ""))
         c, cal = self.coefficients, self.terms.cal
         return "\n".join([
@@ -115,36 +117,37 @@ class PlanCost:
 def relative(
     module: ModuleOp, cluster: Cluster | None = None, coefficients: Coefficients | None = None
 ) -> list[PlanCost]:
-    """Return the terms of the functions with layouts, in the global view.
+    """Return the costs of the functions in the global view that have layouts.
 
-    Before insert-redistributions the communication of edges is missing.
+    Without redistributions in the IR (before insert-redistributions) D_inter is 0.
 
     Args:
-        cluster: that of the default coefficients, if not the mesh's.
+        cluster: of the default coefficients; the mesh's own if None.
     """
-    found = []
+    costs = []
     for f, mesh in functions(module):
         if is_global(f):
             c = coefficients or Coefficients.of(on_cluster(mesh, cluster).cluster_or_default)
-            found.append(PlanCost(f.sym_name.data, mesh, tuple(_ops(f, mesh)), c))
-    return found
+            costs.append(PlanCost(f.sym_name.data, mesh, tuple(_op_terms(f, mesh)), c))
+    return costs
 
 
-def _ops(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
+def _op_terms(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, Terms]]:
+    """Yield the ops whose terms are not all 0, with the terms of all their runs."""
     ops = ops_of(f.body.block)
-    found, loops = gradients(ops), Loops(ops)
+    reduced, loops = gradients(ops), Loops(ops)
     for op in ops:
         if isinstance(op, dist.RedistributeOp):
-            terms = _communication(op, mesh, op.out in found)
+            terms = _received_bytes(op, mesh, op.out in reduced)
         elif isinstance(op, TensorOp):
-            terms = Terms(cal=_touched(op, mesh))
+            terms = Terms(cal=_touched_bytes(op, mesh))
         else:
             continue
         if any(terms.bytes):
             yield op, terms.times(loops.runs(op))
 
 
-def _touched(op: TensorOp, mesh: Mesh) -> int:
+def _touched_bytes(op: TensorOp, mesh: Mesh) -> int:
     """Return the bytes that an op reads and writes on one device."""
     values: Sequence[SSAValue] = (*op.operands, *op.results)
     layouts = [l for v in values if (l := dist.layout_of(v)) is not None]
@@ -152,10 +155,12 @@ def _touched(op: TensorOp, mesh: Mesh) -> int:
     if is_free(type(op), factors, types) or len(layouts) < len(values):
         return 0
     shapes = [l.local_shape(mesh, t.get_shape()) for l, t in zip(layouts, types, strict=True)]
-    return work(type(op), factors, factors.axes_of(layouts, mesh), mesh, shapes, types)[1]
+    chosen = factors.axes_of(layouts, mesh)
+    return flops_and_bytes(type(op), factors, chosen, mesh, shapes, types)[1]
 
 
-def _communication(op: dist.RedistributeOp, mesh: Mesh, gradient: bool) -> Terms:
+def _received_bytes(op: dist.RedistributeOp, mesh: Mesh, gradient: bool) -> Terms:
+    """Return the bytes that the steps of a redistribution's plan receive."""
     source, target = dist.layout_of(op.value), dist.layout_of(op.out)
     assert source is not None and target is not None and isinstance(op.value.type, TensorType)
     layout, target = source.simplified(mesh), target.simplified(mesh)

@@ -13,7 +13,7 @@ from typing import Any
 from xdsl.ir import Operation
 
 from shardir.algebra.mesh import axes_text
-from shardir.cost.report import LARGEST, called
+from shardir.cost.report import LARGEST, op_text
 from shardir.cost.seconds import OpCost
 from shardir.cost.simulator import COMPUTE, RankTimeline, SimulatedEvent, Simulation
 from shardir.cost.stages import TimedRun
@@ -98,7 +98,7 @@ def _microseconds(seconds: float) -> float:
 
 def name_of(op: Operation) -> str:
     """Return the name of an op's events: `%y = nn.matmul net.ir:22`."""
-    return f"{called(op)} {short_location(op)}".rstrip()
+    return f"{op_text(op)} {short_location(op)}".rstrip()
 
 
 def about(cost: OpCost) -> Iterator[tuple[str, Any]]:

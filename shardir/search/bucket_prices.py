@@ -4,7 +4,7 @@ from shardir.algebra.collectives.all_devices import AllGather
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import elements, step_forms
-from shardir.cost.collective_work import together
+from shardir.cost.collective_work import collective_times
 from shardir.dialects.nn.types import itemsize
 from shardir.search.buckets import LateCollective
 from shardir.search.latency_shares import LatencyShares, bucket_key
@@ -44,7 +44,7 @@ class TransferPrices:
                 kind = t.element_type, step.kind, step.axes, step.dim, step.concat, step.reduction
                 forms = step_forms(mesh, shape, have, step)
                 shared = tuple(bucket_key(size, step, form) for form in range(len(forms)))
-                values = together([(shape, have, step, size)], mesh)
+                values = collective_times([(shape, have, step, size)], mesh)
                 bytes_ = elements(mesh, shape, have) * size
                 found.append(LateCollective(kind, shared, bytes_, values, shrinks, gathers, first))
             have = step.layout

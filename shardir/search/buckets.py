@@ -21,8 +21,8 @@ from typing import NamedTuple, Protocol
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.storages import Span
-from shardir.cost.buckets import MAX_BUCKET_BYTES, Bucket, fused
-from shardir.cost.collective_work import Together
+from shardir.cost.buckets import MAX_BUCKET_BYTES, Bucket, fuse
+from shardir.cost.collective_work import CollectiveTimes
 from shardir.search.elimination import Solution
 from shardir.search.latency_shares import BucketKey, LatencyShares
 from shardir.search.problem import CostProblem
@@ -73,7 +73,7 @@ class LateCollective(NamedTuple):
     kind: Hashable
     shared: tuple[BucketKey, ...]
     bytes: int
-    values: Together
+    values: CollectiveTimes
     shrinks: bool = False
     gathers: bool = False
     first: int = 0
@@ -219,7 +219,7 @@ def shared_seconds(
             of_part.append(c)
             before |= {i}
     buckets, tensors = Counter[BucketKey](), Counter[BucketKey]()
-    for bucket in fused(parts, MAX_BUCKET_BYTES):
+    for bucket in fuse(parts, MAX_BUCKET_BYTES):
         total += bucket.values.seconds - sum(parts[i].values.seconds for i in bucket.members)
         form, _ = bucket.values.fastest
         key = of_part[bucket.members[0]].shared[bucket.values.forms.index(form)]

@@ -20,7 +20,7 @@ from shardir.algebra.redistribution import plan
 from shardir.algebra.steps import step_form
 from shardir.analysis.loops import Loops
 from shardir.analysis.updates import after_update, update_position
-from shardir.cost.schedule import Flight, elapsed_at_best, level_of
+from shardir.cost.schedule import Flight, level_of, seconds_at_best
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import RedistributeOp
 from shardir.dialects.nn import ConvertOp
@@ -152,7 +152,7 @@ class StepTimeline:
             if moves and n:
                 of = tuple((m.level, n * m.seconds, n * m.latency) for m in moves)
                 flights.append(Flight(after, before, of))
-        return elapsed_at_best(computing, flights, self.mesh)
+        return seconds_at_best(computing, flights, self.mesh)
 
     def _transfers(
         self, candidates: Mapping[TensorOp, Candidate], layouts: Mapping[SSAValue, Layout]

@@ -12,7 +12,7 @@ from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.steps import elements, step_seconds
-from shardir.cost.collective_work import together
+from shardir.cost.collective_work import collective_times
 from shardir.search.latency_shares import BucketKey, LatencyShares, bucket_key
 
 
@@ -92,7 +92,7 @@ def step_price(
     alone, size = step_seconds(mesh, shape, before, step, itemsize), elements(mesh, shape, before)
     if not (step.record.fusible and step.communicates(mesh)):
         return StepPrice(alone, (), size * itemsize)
-    values = together([(shape, before, step, itemsize)], mesh)
+    values = collective_times([(shape, before, step, itemsize)], mesh)
     forms = tuple(
         (bucket_key(itemsize, step, i), form.latency, sending + values.packing[0])
         for i, (form, sending) in enumerate(zip(values.forms, values.sending[0], strict=True))

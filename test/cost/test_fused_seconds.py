@@ -11,11 +11,11 @@ from support.partitions import partitions
 
 from shardir.algebra.forms import Form
 from shardir.analysis.storages import Span
-from shardir.cost.buckets import Bucket, best_buckets, fused, gains, may_gain
-from shardir.cost.collective_work import Together
+from shardir.cost.buckets import Bucket, best_buckets, fuse, gains_by_fusion, may_gain_by_fusion
+from shardir.cost.collective_work import CollectiveTimes
 
 
-def random_parts(random: Random, n: int) -> list[Together]:
+def random_parts(random: Random, n: int) -> list[CollectiveTimes]:
     """Parts of one value or of several, whose times are near the latencies."""
     forms = tuple(
         Form(str(i), random.choice([0.0, 1.0, 2.0, 4.0]), 0.0) for i in range(random.randint(1, 3))
@@ -25,11 +25,11 @@ def random_parts(random: Random, n: int) -> list[Together]:
     for _ in range(n):
         values = [random.uniform(0.0, 4.0) for _ in range(random.choice([1, 1, 1, 2]))]
         sending = tuple(tuple(v * s for s in slower) for v in values)
-        parts.append(Together(forms, sending, tuple(v * random.random() for v in values)))
+        parts.append(CollectiveTimes(forms, sending, tuple(v * random.random() for v in values)))
     return parts
 
 
-def seconds(parts: list[Together], blocks: list[list[int]]) -> float:
+def seconds(parts: list[CollectiveTimes], blocks: list[list[int]]) -> float:
     """A latency and the values of each block, in its fastest form; several are packed."""
     total = 0.0
     for block in blocks:
@@ -54,13 +54,13 @@ def test_no_partition_into_buckets_is_faster(seed: int):
     assert seconds(parts, found) == pytest.approx(minimum, rel=1e-8)
     for a, b in pairwise(parts):
         both = seconds([a, b], [[0, 1]]) < seconds([a, b], [[0], [1]]) * (1 - 1e-9)
-        assert gains(a, b) == both
-        assert not both or may_gain(a) or may_gain(b)
+        assert gains_by_fusion(a, b) == both
+        assert not both or may_gain_by_fusion(a) or may_gain_by_fusion(b)
 
 
-def one(seconds: float) -> Together:
+def one(seconds: float) -> CollectiveTimes:
     """A value with a latency of 1."""
-    return Together((Form("", 1.0, 0.0),), ((seconds,),), (seconds / 100,))
+    return CollectiveTimes((Form("", 1.0, 0.0),), ((seconds,),), (seconds / 100,))
 
 
 def random_chains(random: Random) -> list[Bucket]:
@@ -97,7 +97,7 @@ def can_be(parts: Sequence[Bucket], buckets: Sequence[Sequence[int]]) -> bool:
 @pytest.mark.parametrize("seed", range(60))
 def test_buckets_have_an_order_and_no_two_gain(seed: int):
     parts = random_chains(Random(seed))
-    found = fused(parts)
+    found = fuse(parts)
     inside = {i for bucket in found for i in bucket.members}
     every = [bucket.members for bucket in found]
     every += [part.members for part in parts if part.members[0] not in inside]
@@ -123,4 +123,4 @@ def test_layers_are_the_repeated_parts(times: int):
         Bucket((i,), Span(i, 100), 1, one(size), "a", shrinks=True) for i, size in enumerate(sizes)
     ]
     layers = [(i, i + 1, i + 2) for i in range(1, 3 * times, 3)]
-    assert (layers == sorted(bucket.members for bucket in fused(parts))[:times]) == (times > 2)
+    assert (layers == sorted(bucket.members for bucket in fuse(parts))[:times]) == (times > 2)

@@ -13,7 +13,7 @@ import shardir
 from shardir.algebra.cluster import Cluster, Level
 from shardir.cost import report
 from shardir.cost.report import FunctionCost
-from shardir.cost.schedule import cuts, largest
+from shardir.cost.schedule import cut_points, largest_normal
 
 PAIR = Level("pair", 2, 1e3, 0.0)
 MESH = "dist.mesh @m <a = 2, b = 2> on @c\n"
@@ -128,7 +128,7 @@ def test_a_blocking_collective_queues_after_one_in_flight() -> None:
 # ---- the last device ----
 
 
-REMAINS = largest(2)[1] ** 0.5
+REMAINS = largest_normal(2)[1] ** 0.5
 """How far devices that have waited for another one are apart: of what each alone would be."""
 
 BLOCKING = {value: start(f"b{value}", value).replace(" async", "") for value in "xuv"}
@@ -169,7 +169,7 @@ def test_a_collective_begins_with_the_last_device_which_is_late(
     lines: list[str], seconds: float, late: float
 ) -> None:
     """By 0.1 s of two after a product, which takes 0.128 s: the root of 0.128 times the skew."""
-    found = cost("\n".join(lines), skew=(0.1 / largest(2)[0]) ** 2 / 0.128)
+    found = cost("\n".join(lines), skew=(0.1 / largest_normal(2)[0]) ** 2 / 0.128)
     assert found.seconds == pytest.approx(seconds)
     assert found.late == pytest.approx(late)
     waits = [c for c in found.ops if c.communicates]
@@ -182,7 +182,7 @@ def test_a_collective_begins_with_the_last_device_which_is_late(
 @pytest.mark.parametrize("n", [1, 2, 4, 32])
 def test_the_last_device_is_as_late_as_the_largest_number_drawn(n: int) -> None:
     drawn = np.random.default_rng(n).normal(size=(100_000, n)).max(axis=1)
-    assert largest(n) == pytest.approx((drawn.mean(), drawn.var()), abs=0.01)
+    assert largest_normal(n) == pytest.approx((drawn.mean(), drawn.var()), abs=0.01)
 
 
 def test_devices_that_wait_for_others_in_turn_are_as_late_as_drawn_ones() -> None:
@@ -226,14 +226,14 @@ def test_the_cuts_of_a_bucket_are_the_best_of_all(seed: int) -> None:
 
     every = [(*c, count) for k in range(count) for c in combinations(range(1, count), k)]
     on = Cluster((PAIR,), overhead=overhead, interference=interference, occupancy=occupancy)
-    assert end(cuts(sending, ready, latency, on)) == pytest.approx(min(map(end, every)))
+    assert end(cut_points(sending, ready, latency, on)) == pytest.approx(min(map(end, every)))
 
 
 def test_the_memory_to_cut_a_bucket_grows_as_its_values() -> None:
     """No table of the values by the values: 20,000 of them would take 3.2 GB."""
     n, on = 20_000, Cluster((PAIR,), overhead=1e-6, interference=0.1)
     tracemalloc.start()
-    ends = cuts([1e-6] * n, [2e-6 * i for i in range(n)], 1e-5, on)
+    ends = cut_points([1e-6] * n, [2e-6 * i for i in range(n)], 1e-5, on)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert ends[-1] == n and 1 < len(ends) < 100

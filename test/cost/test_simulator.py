@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import ModuleOp
 import shardir
 from shardir.cost.clusters import names
 from shardir.cost.report import StagedCost
-from shardir.cost.schedule import largest
+from shardir.cost.schedule import largest_normal
 from shardir.cost.simulator import COMPUTE, RankTimeline, Simulation, simulate
 from shardir.cost.trace import predicted_trace
 from shardir.dialects.dist import is_started
@@ -85,10 +85,10 @@ def test_the_wait_for_the_last_rank_is_an_event_of_its_own() -> None:
         blocking, f"%p = {PRODUCT}", start("h"), f"%q = {PRODUCT}", wait("h"), start("i", "u"),
         wait("i"),
     ])  # fmt: skip
-    found = by_hand(body, 0.0, skew=0.078125 / largest(2)[0] ** 2)
+    found = by_hand(body, 0.0, skew=0.078125 / largest_normal(2)[0] ** 2)
     (rank,) = found.ranks
     gather, product = "dist.all_gather", "nn.matmul"
-    remains = largest(2)[1]
+    remains = largest_normal(2)[1]
     first = 0.1 * remains**0.5  # after the product of the run before, and one over other axes
     apart = first + 0.398 + 0.1 * (1 + remains) ** 0.5  # after two products
     expected = [

@@ -215,8 +215,8 @@ MUTANTS = [
         "The objective counts collectives as one that fuse-communication leaves apart.",
         "shardir/search/buckets.py",
         "shared_seconds",
-        "fused(parts, MAX_BUCKET_BYTES)",
-        "fused(parts)",
+        "fuse(parts, MAX_BUCKET_BYTES)",
+        "fuse(parts)",
         "test/cost/test_one_price.py",
     ),
     Mutant(

@@ -22,7 +22,7 @@ from shardir.algebra.redistribution import plan_redistribution
 from shardir.algebra.strategy import Strategy
 from shardir.analysis.storages import Span
 from shardir.cost.clusters import load
-from shardir.cost.collective_work import Together
+from shardir.cost.collective_work import CollectiveTimes
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.types import itemsize
 from shardir.rewriting.functions import bodies
@@ -86,7 +86,9 @@ class Instance:
         bucket, rate = int(self.bucket[i, k]), float(self.rate[i, k])
         if bucket < 0:
             return []
-        values = Together((Form("", float(self.latency[bucket]), 1.0),), ((rate,),), (JOINING,))
+        values = CollectiveTimes(
+            (Form("", float(self.latency[bucket]), 1.0),), ((rate,),), (JOINING,)
+        )
         return [LateCollective(bucket, (self.key(bucket),), 1, values)]
 
     @staticmethod

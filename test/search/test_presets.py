@@ -22,7 +22,7 @@ from shardir.analysis.functions import mesh_of
 from shardir.cost import report
 from shardir.cost.clusters import load, names
 from shardir.cost.report import FunctionCost
-from shardir.cost.schedule import Flight, elapsed_at_best
+from shardir.cost.schedule import Flight, seconds_at_best
 from shardir.dialects.dist import layout_of
 from shardir.rewriting.composites import expand
 from shardir.rewriting.functions import bodies
@@ -227,10 +227,10 @@ def test_the_time_at_best_is_between_its_bounds(seed: int) -> None:
     for interference in (0.0, 1.0):
         cluster = replace(load("h200").part(8), interference=interference)
         mesh = Mesh("m", (("a", 8),), cluster)
-        found = elapsed_at_best(seconds, flights, mesh)
+        found = seconds_at_best(seconds, flights, mesh)
         assert max(sum(seconds), *levels.values()) - 1e-9 <= found <= total + 1e-9
         alone = [f._replace(before=f.after + 1) for f in flights[:1]]
-        after_one = elapsed_at_best(seconds, alone, mesh)
+        after_one = seconds_at_best(seconds, alone, mesh)
         assert after_one == pytest.approx(sum(seconds) + alone[0].moves[0][1])
     latencies = sum(latency for f in flights for _, _, latency in f.moves)
     assert found >= sum(seconds) + max(levels.values()) - latencies - 1e-9

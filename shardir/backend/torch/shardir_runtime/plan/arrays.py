@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1,
          "u16": 2, "u32": 4, "i1": 1}  # fmt: skip
-"""The element types of files, with their bytes."""
+"""The element types of files, with the bytes of an element. The IR has seven of them."""
 
 TOKENS = ("u8", "u16", "u32", "i16", "i32", "i64")
 """The types of a file of tokens."""
