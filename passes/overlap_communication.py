@@ -45,8 +45,8 @@ from shardir.cost.overlap import (
     StartSchedule,
     Timeline,
     grows,
-    hideable,
-    startable,
+    hideable_collectives,
+    startable_ops,
     users,
 )
 from shardir.cost.schedule import cut_points
@@ -162,7 +162,7 @@ class Body:
         self._changes = BlockChanges()
         self.costs = Costs(self.ops, mesh)
         self.timeline = Timeline(self.ops, self.costs)
-        self._hideable = hideable(self.ops, candidates, self.timeline)
+        self._hideable = hideable_collectives(self.ops, candidates, self.timeline)
         self.given = self._now = Attempt(self.costs.of_ops(self.ops))
         self.limit, self._is_final = allowed_memory(f, mesh), False
         if not self.limit:
@@ -230,7 +230,7 @@ class Body:
                     for part in _cut(bucket, timeline, changes):
                         numbers[part] = numbers[bucket]
             self.ops = ops_of(self.block)
-            found = hideable(self.ops, startable(self.ops, self.mesh), timeline)
+            found = hideable_collectives(self.ops, startable_ops(self.ops, self.mesh), timeline)
         chosen = {op: cost for op, cost in found.items() if numbers[op] not in excluded}
         schedule = StartSchedule(self.ops, timeline, chosen)
         for op in schedule.in_order():
@@ -246,7 +246,7 @@ class Body:
 
 def _overlap(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> None:
     """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
-    candidates = startable(ops, mesh)
+    candidates = startable_ops(ops, mesh)
     if not candidates:
         return
     body = Body(f, ops, candidates, mesh)

@@ -21,11 +21,20 @@ before the peak, which is where gradients and the buffers of their reductions ar
 4. A collective that is `async` stays as it is.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardir.cost.repeated_gathers import needless_gathers
-from shardir.dialects import nn
+import numpy as np
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from shardir.algebra.mesh import Mesh
+from shardir.analysis.loops import Loops
+from shardir.cost.memory import LiveStorages
+from shardir.dialects import dist, nn
+from shardir.dialects.blocks import of_kind, ops_of
 from shardir.rewriting.bases import Function, LocalPass
+from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.rewriter import Rewriter, erase
 
 
@@ -44,3 +53,46 @@ class RetainGathered(LocalPass):
             for maker in makers:
                 if isinstance(maker, nn.ConvertOp) and maker.out.first_use is None:
                     erase(maker)
+
+
+def needless_gathers(f: FuncOp, mesh: Mesh) -> list[tuple[dist.AllGatherOp, list[SSAValue]]]:
+    """Return the repeated gathers (`recompute`) of a function in the local view that can be
+    replaced by the results of the first gathers without a higher peak, each with these results.
+
+    Repetitions are decided in program order: the earliest retain values for the shortest time.
+    """
+    gathers = of_kind(ops_of(f.body.block), dist.AllGatherOp)
+    if not any(RECOMPUTE in op.attributes for op in gathers):
+        return []
+    live = LiveStorages(f, mesh)
+    at, needed, loops = live.at, np.array(live.needed), Loops(live.ops)
+    peak = needed.max()
+    first: dict[object, SSAValue] = {}
+    needless: list[tuple[dist.AllGatherOp, list[SSAValue]]] = []
+    for op in gathers:
+        if dist.is_started(op) or op not in at:
+            continue
+        keys = [(loops.around(op), key) for key in _keys(op)]
+        if RECOMPUTE not in op.attributes:
+            first |= zip(keys, op.outs, strict=True)
+        elif all(key in first for key in keys):
+            values = [first[key] for key in keys]
+            more = np.zeros_like(needed)
+            for root in live.spans.keys() & map(live.root, values):
+                more[live.spans[root].end + 1 : at[op]] += live.sizes[root]
+            if (needed + more).max() <= peak:
+                needed += more
+                needless.append((op, values))
+    return needless
+
+
+def _keys(op: dist.AllGatherOp) -> Iterator[object]:
+    """Yield a key for each result of a gather; results of equal keys have equal elements."""
+    properties = frozenset((k, v) for k, v in op.properties.items() if k != "fusion")
+    for v, out in zip(op.values, op.outs, strict=True):
+        yield properties, out.type, _source(v)
+
+
+def _source(v: SSAValue) -> object:
+    """Return a key of a value, equal for casts of one value to one type."""
+    return (v.type, _source(v.owner.x)) if isinstance(v.owner, nn.ConvertOp) else v

@@ -77,12 +77,12 @@ def fitted(
         at_work: those in which a device is itself at work in the collectives of a function
             (`working`). Without it they are hidden by what the device computes.
     """
-    from shardir.cost.fit import fit, of_functions
+    from shardir.cost.fit import fit, predict_functions
 
     probes = [p for p in given if p.name != OPS]
     measured = [times[p.name] for p in probes]
     exposed = [p.exposed for p in probes if p.text]
-    predict = of_functions(compiled.module, [p.name for p in probes if not p.text], exposed)
+    predict = predict_functions(compiled.module, [p.name for p in probes if not p.text], exposed)
     small = {
         i: at_work[p.name]
         for i, p in enumerate(probes)

@@ -1,10 +1,10 @@
 """The fit of a cluster's parameters to measured times.
 
-The objective is the sum of log(predicted / measured)^2: half and twice the time are equal errors,
-whatever the time. (With relative errors half is better, so where the model has one parameter for
-different things, the fit would choose the fastest of them.) The parameters are positive, and of all
-magnitudes, so their logarithms are fitted, by scipy's least squares. The model is called, so no
-formula is repeated here. The occupancy is no fit: it is measured.
+The objective is the sum of log(predicted / measured)^2: half and twice the time are equal errors.
+(By relative error half would be better, and where one parameter serves different ops the fit would
+follow the fastest of them.) Parameters are positive and differ by many magnitudes, so scipy's least
+squares fits their logarithms. The time model itself is called; no formula is repeated here. The
+occupancy is measured, not fitted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,27 +25,28 @@ from shardir.cost.terms import Coefficients, Terms
 from shardir.dialects.nn.base import Array
 
 Predict = Callable[[Cluster, Sequence[int]], list[float]]
-"""The modelled seconds of some measurements, by their numbers, on a cluster."""
+"""A cluster and the numbers of some measurements -> their modelled seconds."""
 
 Model = Callable[[Array, Indices], Array]
-"""The same for some parameters."""
+"""Parameters and the numbers of some measurements -> their modelled seconds."""
 
 NEGLIGIBLE = 1e-18
 """The seconds of a parameter without influence: 1 EB/s or Eflop/s, or no latency."""
 
-REACH = np.log(1e6)
-"""How far a parameter is moved to see whether a measurement depends on it."""
+PROBE = np.log(1e6)
+"""How far the logarithm of a parameter is moved to see whether a measurement depends on it."""
 
 STEP = 1.5e-8
-"""The relative step of a slope: the root of the rounding of a float."""
+"""The relative step of a numerical derivative: the root of the rounding of a float."""
 
 MAX_EVALUATIONS, TOLERANCE = 30, 1e-6
-"""The fit ends when the parameters, the error or its slope change by less than the tolerance."""
+"""Bounds the fit: it ends once the parameters, the error or its gradient change by less than the
+tolerance, which is far below the noise of measurements, or after 30 evaluations."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A cluster, and the predicted seconds of each measurement."""
+    """A fitted cluster, and the predicted seconds of each measurement."""
 
     cluster: Cluster
     predicted: Array
@@ -58,89 +59,102 @@ def fit(
     """Return the cluster for which the model is closest to the measurements.
 
     Args:
-        measured: seconds; one of 0 is of no more work than its marks, and counts for nothing.
-        start: the start values; a parameter that it lacks is not fitted, and one that is 0 stays 0.
-        against: from measurements with a collective in flight to those of the same ops one after
-            the other. The interference is fitted last, to their ratios; they count for nothing
-            else.
-        at_work: of those with several collectives in flight together, of small values, the seconds
-            in which a device is itself at work in them. The median of their shares of the time of
-            such collectives one after the other is the occupancy; they count for nothing else.
+        predict: the time model of the measurements.
+        measured: seconds; a measurement of 0 s is ignored.
+        start: the initial cluster; a missing parameter is not fitted, and one that is 0 stays 0.
+        against: from the number of a measurement with a collective in flight to the number of the
+            measurement of its ops one after the other. Their ratios determine the interference, and
+            nothing else; it is fitted last.
+        at_work: from the number of a measurement with several small collectives in flight to the
+            seconds in which the device works in them. The median share of these seconds in the
+            modelled time of the collectives one after the other is the occupancy; these
+            measurements determine nothing else.
     """
     y, given, small = np.asarray(measured), dict(against or {}), dict(at_work or {})
     pairs = {i: j for i, j in given.items() if y[i] > 0 and y[j] > 0}
     beside, apart = np.array([*pairs], dtype=int), np.array([*pairs.values()], dtype=int)
-    every = np.arange(len(y))
-    alone = np.setdiff1d(every[y > 0], [*given, *given.values(), *small])
+    numbers = np.arange(len(y))
+    alone = np.setdiff1d(numbers[y > 0], [*given, *given.values(), *small])
 
-    def seconds_of(cluster: Cluster, some: Indices) -> Array:
-        return np.asarray(predict(cluster, some.tolist()))
+    def seconds_of(cluster: Cluster, rows: Indices) -> Array:
+        return np.asarray(predict(cluster, rows.tolist()))
 
-    found = _cluster(start, _nearest(
-        lambda x, some: seconds_of(_cluster(start, x), alone[some]), _vector(start), y[alone]
+    cluster = _with_parameters(start, _least_squares(
+        lambda x, rows: seconds_of(_with_parameters(start, x), alone[rows]),
+        _parameters(start), y[alone],
     ))  # fmt: skip
     if small:
         # one after the other, and with no other device that is late
-        modelled = predict(replace(found, skew=0.0, occupancy=1.0), [*small])
+        modelled = predict(replace(cluster, skew=0.0, occupancy=1.0), [*small])
         shares = [s / m for s, m in zip(small.values(), modelled, strict=True)]
-        found = replace(found, occupancy=min(1.0, float(np.median(shares))))
-    scale = y[apart] / seconds_of(found, apart)
+        cluster = replace(cluster, occupancy=min(1.0, float(np.median(shares))))
+    scale = y[apart] / seconds_of(cluster, apart)
     if pairs and start.interference:
-        (share,) = _nearest(
-            lambda share, some: scale[some] * seconds_of(
-                replace(found, interference=float(share[0])), beside[some]
+        (share,) = _least_squares(
+            lambda share, rows: scale[rows] * seconds_of(
+                replace(cluster, interference=float(share[0])), beside[rows]
             ),
-            np.array([start.interference]), y[beside], most=1.0,
+            np.array([start.interference]), y[beside], upper=1.0,
         )  # fmt: skip
-        found = replace(found, interference=float(share))
-    predicted = seconds_of(found, every)
+        cluster = replace(cluster, interference=float(share))
+    predicted = seconds_of(cluster, numbers)
     predicted[beside] *= scale
-    return Fitted(found, predicted)
+    return Fitted(cluster, predicted)
 
 
 def fit_relative(terms: Sequence[Terms], measured: Sequence[float]) -> Coefficients:
-    """Return the coefficients, in seconds per byte, for which the relative model is closest."""
+    """Return the coefficients, in seconds per byte, for which the relative model is closest to the
+    measured seconds."""
     columns, y = np.array([t.bytes for t in terms], dtype=float), np.asarray(measured)
     start = np.full(4, np.sum(y) / np.sum(columns))
-    found = _nearest(lambda x, some: columns[some] @ x, start, y)
-    return Coefficients(*map(float, found))
+    coefficients = _least_squares(lambda x, rows: columns[rows] @ x, start, y)
+    return Coefficients(*map(float, coefficients))
 
 
 def terms_of(module: ModuleOp, ops: Sequence[str] = ()) -> list[Terms]:
-    """Return the terms of each function of a module in the local view, and then of the ops of these
-    names (see `of_functions`).
+    """Return the relative terms of the measurements of `predict_functions`.
 
-    An all-reduce over all devices counts as one of gradients, other reductions as within an op,
-    other collectives as between ops.
+    An all-reduce over all devices counts as D_dp, another reduction as D_inner, another collective
+    as D_inter.
     """
-    found = []
-    called, apart = _measured(module, ops)
-    for group, mesh in [*called, *(([op], mesh) for op, mesh in apart)]:
+    terms = []
+    called, single = _measured_ops(module, ops)
+    for group, mesh in [*called, *(([op], mesh) for op, mesh in single)]:
         mesh, row = on_cluster(mesh, None), [0, 0, 0, 0]
         for cost in (w.cost(mesh) for w in works_of(group, mesh)):
             row[_term(cost, mesh.extent(cost.axes) == mesh.size)] += cost.bytes
-        found.append(Terms(*row))
-    return found
+        terms.append(Terms(*row))
+    return terms
 
 
-def _measured(
+def _measured_ops(
     module: ModuleOp, names: Sequence[str]
 ) -> tuple[list[tuple[list[Operation], Mesh]], list[tuple[Operation, Mesh]]]:
-    """Return the ops of each function, with its mesh, but for a function that has ops by the names
-    of their results, of which these are measured; and these."""
-    places, called, found = {name: i for i, name in enumerate(names)}, [], {}
+    """Return the measured ops of a module, with their meshes.
+
+    Args:
+        names: of results, all in one function; their ops are measured one by one.
+
+    Returns:
+        The ops of each other function, which is measured as a whole; and the ops of `names`.
+    """
+    called, single = [], {}
     for f, mesh in functions(module):
         ops = list(f.body.block.ops)
-        mine = {op.results[0].name_hint: op for op in ops if op.results}
-        if mine.keys() >= places.keys() and places:
-            found = {name: (mine[name], mesh) for name in names}
+        by_name = {op.results[0].name_hint: op for op in ops if op.results}
+        if names and by_name.keys() >= set(names):
+            single = {name: (by_name[name], mesh) for name in names}
         else:
             called.append((ops, mesh))
-    return called, [found[name] for name in names]
+    return called, [single[name] for name in names]
 
 
 def _term(cost: OpCost, everywhere: bool) -> int:
-    """Return the index of the term that an op's bytes belong to."""
+    """Return the index of the term (`Terms.bytes`) to which an op's bytes belong.
+
+    Args:
+        everywhere: the op is over all devices.
+    """
     if not cost.axes:
         return 0
     kind = cost.op.name.removeprefix("dist.")
@@ -149,35 +163,36 @@ def _term(cost: OpCost, everywhere: bool) -> int:
     return 3 if kind == "all_reduce" and everywhere else 1
 
 
-def of_functions(
+def predict_functions(
     module: ModuleOp, ops: Sequence[str] = (), exposed: Sequence[bool] = ()
 ) -> Predict:
-    """Return the model of the functions of a module in the local view, in their order, and then of
-    the ops whose results have these names, in place of the function that has them.
+    """Return the time model of the functions of a module in the local view.
+
+    Measurements are the functions in their order, then the ops of `ops`, without the function that
+    has these ops.
 
     Args:
-        exposed: of which functions it is that of what they take beyond their computation; by
-            default of none.
+        ops: names of results.
+        exposed: for each function, whether its time counts beyond that of its computation only.
     """
-    called, apart = _measured(module, ops)
+    called, single = _measured_ops(module, ops)
     parts = exposed or [False] * len(called)
-    of = [mesh for _, mesh in (*called, *apart)]
-    meshes = {*of}
-    counted: dict[tuple[int, ...], list[list[Work]]] = {}
-    """The work of each function and op, by the units of the cluster: it depends on nothing else of
-    it."""
+    mesh_of = [mesh for _, mesh in (*called, *single)]
+    meshes = {*mesh_of}
+    works: dict[tuple[int, ...], list[list[Work]]] = {}
+    """By the units of a cluster, on which alone they depend, the works of each measurement."""
 
-    def predict(cluster: Cluster, some: Sequence[int]) -> list[float]:
+    def predict(cluster: Cluster, numbers: Sequence[int]) -> list[float]:
         on = {mesh: on_cluster(mesh, cluster) for mesh in meshes}
-        if cluster.units not in counted:
-            counted[cluster.units] = [
+        if cluster.units not in works:
+            works[cluster.units] = [
                 *(list(works_of(group, on[mesh])) for group, mesh in called),
-                *(list(works_of([op], on[mesh])) for op, mesh in apart),
+                *(list(works_of([op], on[mesh])) for op, mesh in single),
             ]
         seconds = list[float]()
-        for i in some:
-            mesh = on[of[i]]
-            costs = [w.cost(mesh) for w in counted[cluster.units][i]]
+        for i in numbers:
+            mesh = on[mesh_of[i]]
+            costs = [w.cost(mesh) for w in works[cluster.units][i]]
             if i >= len(called):
                 seconds.append(sum(c.seconds for c in costs))
                 continue
@@ -188,56 +203,60 @@ def of_functions(
     return predict
 
 
-def _nearest(model: Model, start: Array, y: Array, most: float = np.inf) -> Array:
-    """Return the parameters, at most `most`, for which `model` is closest to y. One that no
-    measurement depends on keeps its start value: else it would drift."""
+def _least_squares(model: Model, start: Array, y: Array, upper: float = np.inf) -> Array:
+    """Return the parameters, at most `upper`, for which `model` is closest to y.
+
+    A parameter on which no measurement depends keeps its start value: otherwise it would drift.
+    """
     from scipy.optimize import least_squares
 
-    begin, every = np.log(start), np.arange(len(y))
+    begin, numbers = np.log(start), np.arange(len(y))
 
-    def error(z: Array, some: Indices = every) -> Array:
-        return np.log(np.maximum(model(np.exp(z), some), NEGLIGIBLE) / y[some])
+    def error(z: Array, rows: Indices = numbers) -> Array:
+        return np.log(np.maximum(model(np.exp(z), rows), NEGLIGIBLE) / y[rows])
 
-    def moved(z: Array, i: int, by: float) -> Array:
-        """The parameters with one that is moved, or moved back if it would be above `most`."""
+    def shift(z: Array, i: int, by: float) -> Array:
+        """Return z with z[i] shifted by `by`, or by -by if it would exceed the upper bound."""
         z = z.copy()
-        z[i] += by if z[i] + by <= np.log(most) else -by
+        z[i] += by if z[i] + by <= np.log(upper) else -by
         return z
 
     at_start = error(begin)
 
-    def depending(i: int) -> Indices:
-        trials = (error(moved(begin, i, by)) != at_start for by in (REACH, -REACH))
+    def dependent_rows(i: int) -> Indices:
+        """Return the numbers of the measurements that depend on parameter i."""
+        trials = (error(shift(begin, i, by)) != at_start for by in (PROBE, -PROBE))
         return np.flatnonzero(np.logical_or(*trials))
 
-    def at(some: Array) -> Array:
+    def with_free(values: Array) -> Array:
+        """Return the logarithms of all parameters, from those that are fitted."""
         z = begin.copy()
-        z[free] = some
+        z[free] = values
         return z
 
-    def jacobian(some: Array) -> Array:
-        """The slopes of the errors, of each parameter those that depend on it alone."""
-        z = at(some)
+    def jacobian(values: Array) -> Array:
+        """Return the derivatives of the errors, from the rows that depend on each parameter."""
+        z = with_free(values)
         now, slopes = error(z), np.zeros((len(y), len(free)))
         for column, i in enumerate(free):
-            there, rows = moved(z, i, STEP * max(1.0, abs(z[i]))), depend[i]
-            slopes[rows, column] = (error(there, rows) - now[rows]) / (there[i] - z[i])
+            shifted, rows = shift(z, i, STEP * max(1.0, abs(z[i]))), dependent[i]
+            slopes[rows, column] = (error(shifted, rows) - now[rows]) / (shifted[i] - z[i])
         return slopes
 
-    depend = {i: depending(i) for i in range(len(begin))}
-    free = [i for i, rows in depend.items() if rows.size]
-    found = least_squares(
-        lambda some: error(at(some)), begin[free], jacobian,
-        bounds=(np.log(NEGLIGIBLE / 2), np.log(most)),
+    dependent = {i: dependent_rows(i) for i in range(len(begin))}
+    free = [i for i, rows in dependent.items() if rows.size]
+    solution = least_squares(
+        lambda values: error(with_free(values)), begin[free], jacobian,
+        bounds=(np.log(NEGLIGIBLE / 2), np.log(upper)),
         xtol=TOLERANCE, ftol=TOLERANCE, gtol=TOLERANCE, max_nfev=MAX_EVALUATIONS,
     )  # fmt: skip
-    return np.exp(at(found.x))
+    return np.exp(with_free(solution.x))
 
 
-def _vector(c: Cluster) -> Array:
-    """Return the parameters: latencies, seconds per byte of levels, per flop and per byte of
-    memory, factors of collectives, of their bytes and of ops, overhead, seconds per byte of
-    operands, skew, call, packing."""
+def _parameters(c: Cluster) -> Array:
+    """Return the parameters of a cluster: the latency of each level; the seconds per byte of each
+    level, per flop and per byte of memory; the ratios of collectives, of their bytes and of ops;
+    the overhead; the seconds per byte of operands; skew, call and packing."""
     numbers = [l.latency for l in c.levels] + [1 / l.bandwidth for l in c.levels]
     numbers += [1 / rate for _, rate in c.flops]
     if c.memory_bandwidth:
@@ -247,8 +266,8 @@ def _vector(c: Cluster) -> Array:
     return np.maximum(numbers, NEGLIGIBLE)
 
 
-def _cluster(like: Cluster, x: Array) -> Cluster:
-    """Return the cluster with these parameters."""
+def _with_parameters(like: Cluster, x: Array) -> Cluster:
+    """Return the cluster `like` with the parameters x, in the order of `_parameters`."""
     numbers = iter(map(float, x))
     levels = [l._replace(latency=next(numbers)) for l in like.levels]
     levels = tuple(l._replace(bandwidth=1 / next(numbers)) for l in levels)

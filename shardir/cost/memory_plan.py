@@ -1,12 +1,12 @@
-"""The plan of a function's memory: an offset for each storage that it makes, in one block.
+"""The plan of a function's memory: an offset in one block for each storage.
 
     %h = nn.matmul %x, %w1 {offsets = array<i64: 0>}
     %y = dist.all_gather %h dim 0 over <d> {offsets = array<i64: 1024, 4096>}
 
 An op that makes storages has an offset in bytes for each result, and one more for the buffers of a
-collective; -1 where the result is in the storage of another value. Arguments are not in the block.
-The function has `memory_plan = {bound, size}`: the maximum of the bytes of the block that are live
-at one op, each storage rounded up to ALIGNMENT, and the bytes of the block.
+collective; -1 stands for a result in the storage of another value. Arguments are not in the block.
+The function has `memory_plan = {bound, size}`: `bound` is the maximum of the bytes that are live at
+one op, each storage rounded up to ALIGNMENT, and `size` the bytes of the block.
 """
 
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ ALIGNMENT = 64
 """The alignment of storages, in bytes: that of torch on CPUs."""
 
 MAX_WORK = 100_000_000
-"""The limit of the search for offsets: seconds."""
+"""Bounds the search for offsets, in the units of work of `algebra/allocation.py`: 3 to 6 s."""
 
 
 class PlannedMemory(NamedTuple):
-    """The bytes of a function's block, and the lower bound on them."""
+    """The bytes of a function's block, and a lower bound on them."""
 
     bound: int
     size: int
@@ -41,8 +41,12 @@ class PlannedMemory(NamedTuple):
 
 
 def storages(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, int, LiveBuffer]]:
-    """Yield the storages that a function in the local view makes: the op, the number of the result,
-    and its bytes and life in ops; after the results the buffers of a collective."""
+    """Yield the storages that a function in the local view makes.
+
+    Yields:
+        The op; the index of the result, or the number of results for a collective's buffers; and
+        the bytes with the ops at which they are live.
+    """
     live = LiveStorages(f, mesh)
     for v, (start, end) in live.spans.items():
         if not isinstance(v, BlockArgument):
@@ -53,30 +57,30 @@ def storages(f: FuncOp, mesh: Mesh) -> Iterator[tuple[Operation, int, LiveBuffer
 
 
 def plan_offsets(f: FuncOp, mesh: Mesh) -> None:
-    """Give the storages of a function offsets, in place of those that it has."""
+    """Plan the memory of a function, and write the offsets on its ops in place of older ones."""
     for op in f.body.block.ops:
         op.attributes.pop(OFFSETS, None)
-    found = [*storages(f, mesh)]
-    made = allocate([b for _, _, b in found], ALIGNMENT, max_work=MAX_WORK)
+    own = [*storages(f, mesh)]
+    allocation = allocate([b for _, _, b in own], ALIGNMENT, max_work=MAX_WORK)
     offsets: dict[Operation, dict[int, int]] = {}
-    for (op, i, _), offset in zip(found, made.offsets, strict=True):
+    for (op, i, _), offset in zip(own, allocation.offsets, strict=True):
         offsets.setdefault(op, {})[i] = offset
-    for op, numbers in offsets.items():
-        count = max(len(op.results), max(numbers) + 1)
-        every = [numbers.get(i, -1) for i in range(count)]
-        op.attributes[OFFSETS] = DenseArrayBase.from_list(i64, every)
-    sizes = {"bound": made.bound, "size": made.size}
+    for op, by_index in offsets.items():
+        count = max(len(op.results), max(by_index) + 1)
+        numbers = [by_index.get(i, -1) for i in range(count)]
+        op.attributes[OFFSETS] = DenseArrayBase.from_list(i64, numbers)
+    sizes = {"bound": allocation.bound, "size": allocation.size}
     f.attributes[MEMORY_PLAN] = DictionaryAttr(
         {name: IntegerAttr(size, i64) for name, size in sizes.items()}
     )
 
 
 def planned_memory(f: FuncOp) -> PlannedMemory | None:
-    """Return the sizes of the plan that a function has."""
-    found = f.attributes.get(MEMORY_PLAN)
-    if not isinstance(found, DictionaryAttr):
+    """Return the sizes of the memory plan of a function; None if it has no plan."""
+    plan = f.attributes.get(MEMORY_PLAN)
+    if not isinstance(plan, DictionaryAttr):
         return None
-    bound, size = (found.data.get(name) for name in PlannedMemory._fields)
+    bound, size = (plan.data.get(name) for name in PlannedMemory._fields)
     if not isinstance(bound, IntegerAttr) or not isinstance(size, IntegerAttr):
         return None
     return PlannedMemory(bound.value.data, size.value.data)

@@ -1,11 +1,10 @@
-"""The memory of a function of which some ops are moved, started or cut into parts.
+"""The memory of a function after collectives are moved, started or cut into parts.
 
-All other ops keep their order, so most storages are live between the same ops as before. They are
-counted once; in each new order only those are counted that the values of such ops are in, or may
-be in:
+The other ops keep their order, so most storages stay live between the same two ops. They are
+counted once. For each new order only the storages that a moved op reads or makes are counted again:
 
-    %b = nn.relu %a                 the storage of %b: between the same ops in any order
-    %s = dist.all_reduce %x         moved: those of %x and %s, and its buffers, are counted again
+    %b = nn.relu %a                 the storage of %b is counted once
+    %s = dist.all_reduce %x         moved: the storages of %x and %s, and its buffers, every time
     %y = nn.add %b, %s
 """
 
@@ -21,17 +20,20 @@ from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.loops import Loops
 from shardir.analysis.roles import lent_arguments
 from shardir.compat.xdsl import operands_of
-from shardir.cost.memory import LiveStorages, changes, running
+from shardir.cost.memory import LiveStorages, live_bytes, live_changes
 from shardir.dialects import dist
 from shardir.dialects.blocks import of_kind
 
 
 class MovedMemory:
-    """The bytes that each live op of a function needs, in orders of its ops.
+    """The bytes that are live at each op of a function, for several orders of its ops.
+
+    Attributes:
+        given: the bytes at each live op, in the order of the constructor.
 
     Args:
-        ops: the live ones in the order in which the function is now, `given`. Other orders have
-            its collectives and copies elsewhere, `async`, or in parts.
+        ops: the live ops in their present order. In other orders collectives and copies may stand
+            elsewhere, be `async`, or be cut into parts.
     """
 
     def __init__(self, f: FuncOp, ops: Sequence[Operation], mesh: Mesh):
@@ -39,23 +41,21 @@ class MovedMemory:
         live = LiveStorages(f, mesh, ops)
         self.given = dict(zip(ops, live.needed, strict=True))
         self._fixed, self._apart = set[Operation](), set[Operation]()
-        """Ops whose results are in the same storages, between the same ops, in any order; and those
-        of them that read no other storages. In a loop none is known."""
+        """_fixed: ops whose results are live between the same two ops in any order. _apart: fixed
+        ops whose operands are too. Both are empty for a function with loops."""
         if not Loops(ops):
             moving = _moving(f, live)
             self._fixed = {op for op in ops if moving.isdisjoint(op.results)}
             self._apart = {op for op in self._fixed if moving.isdisjoint(operands_of(op))}
-        made = [v for v in live.spans if isinstance(v, OpResult) and v.op in self._fixed]
-        storages = ((live.sizes[v], live.spans[v]) for v in made)
-        buffers = (found for op, found in live.buffers.items() if op in self._apart)
-        born, died = changes(chain(storages, buffers), len(ops))
+        results = [v for v in live.spans if isinstance(v, OpResult) and v.op in self._fixed]
+        storages = ((live.sizes[v], live.spans[v]) for v in results)
+        buffers = (piece for op, piece in live.buffers.items() if op in self._apart)
+        born, died = live_changes(chain(storages, buffers), len(ops))
         self._changes = _by_op(ops, born), _by_op(ops, died)
-        """The bytes that are live from each op on, and those until it, in the storages of `fixed`
-        ops, and in the buffers of those apart."""
+        """`live_changes` of the results of _fixed and of the buffers of _apart, by op."""
 
     def at_ops(self, ops: Sequence[Operation]) -> dict[Operation, int]:
-        """Return the bytes that are live at each of the live ops, in the order in which the
-        function is now."""
+        """Return the bytes that are live at each of the live ops, in the function's new order."""
         concerned = [op for op in ops if op not in self._apart]
         live = LiveStorages(self._f, self._mesh, concerned, fixed=self._fixed)
         moving = _by_op(concerned, live.born), _by_op(concerned, live.died)
@@ -63,16 +63,17 @@ class MovedMemory:
             [*map(add, map(fixed.get, ops, repeat(0)), map(moved.get, ops, repeat(0)))]
             for fixed, moved in zip(self._changes, moving, strict=True)
         )  # fmt: skip
-        return dict(zip(ops, running([*born, live.born[-1]], died), strict=True))
+        return dict(zip(ops, live_bytes([*born, live.born[-1]], died), strict=True))
 
 
 def _by_op(ops: Sequence[Operation], changes: Sequence[int]) -> dict[Operation, int]:
-    """Return the bytes by op, where there are any."""
+    """Return the nonzero changes by op."""
     return {op: n for op, n in zip(ops, changes, strict=False) if n}
 
 
 def _moving(f: FuncOp, live: LiveStorages) -> set[SSAValue]:
-    """Return the values that may share a storage with one of a collective or copy."""
+    """Return the values that may share a storage with an operand or result of a collective or
+    copy."""
     near: dict[SSAValue, list[SSAValue]] = {}
     pairs = [pair for sharing in live.sharing.values() for pair in sharing.pairs.items()]
     pairs += ((v, op.out) for v, op in added_in_place(live.ops).items())
@@ -82,14 +83,14 @@ def _moving(f: FuncOp, live: LiveStorages) -> set[SSAValue]:
     moved = of_kind(live.ops, dist.AsyncOp)
     todo = [v for op in moved for v in (*op.operands, *op.results)]
     if any(isinstance(op, dist.CopyOp) for op in moved):
-        todo += lent_arguments(f)  # of which a part of it may be the new value
-    found, makers = set[SSAValue](), set[Operation]()
+        todo += lent_arguments(f)  # a part of the copy may be their new value
+    values, makers = set[SSAValue](), set[Operation]()
     while todo:
         v = todo.pop()
-        if v not in found:
-            found.add(v)
+        if v not in values:
+            values.add(v)
             todo += near.get(v, ())
             if isinstance(v, OpResult) and v.op not in makers:
                 makers.add(v.op)
                 todo += v.op.results
-    return found
+    return values

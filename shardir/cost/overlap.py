@@ -1,8 +1,8 @@
-"""The time of starts: between which ops computation hides a collective.
+"""Where collectives start and end, so that computation hides them.
 
-Computation keeps its order, so a time is that at which an op begins if computation waits for no
-collective. A collective can start when its operands are available, and must end before the first
-op that needs its result.
+Times are of a timeline in which computation keeps its order and waits for no collective. A
+collective can start once its operands are available, and must end before the first op that needs a
+result.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,18 +24,19 @@ from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import available_after
 
 MIN_HIDDEN = 0.05
-"""The part of a collective's time that computation must hide for it to be started."""
+"""The part of a collective's time that computation must hide for the collective to be started.
+Bounds what starts are worth: a smaller part is within the error of the time model, about 4%."""
 
 
 @cache
 def computes(kind: type[Operation]) -> bool:
-    """Whether ops of a kind are no communication; asked once for each kind."""
+    """Whether ops of a kind are computation."""
     return not issubclass(kind, (dist.CollectiveOp, dist.WaitOp))
 
 
 class Costs(dict[Operation, OpCost]):
-    """The cost of each op of a block, computed when it is first asked for; an op without a cost
-    (such as a call) hides nothing."""
+    """The cost of each op of a block, in all its runs, computed at the first access. An op without
+    a cost, such as a call, counts as 0 seconds and hides nothing."""
 
     def __init__(self, ops: Sequence[Operation], mesh: Mesh):
         super().__init__()
@@ -54,12 +55,12 @@ class Costs(dict[Operation, OpCost]):
         return cost
 
     def of_ops(self, ops: Iterable[Operation]) -> float:
-        """Return the seconds of the ops of the block, in their order."""
+        """Return the makespan of some ops of the block, in their order."""
         return seconds_in_order(map(self.__getitem__, ops), self.mesh)
 
 
 def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.AsyncOp]:
-    """Tell whether an op is a collective or a copy, not started, whose result is used."""
+    """Whether an op is a blocking collective or copy that moves data and whose result is used."""
     return (
         isinstance(op, dist.AsyncOp)
         and not dist.is_started(op)
@@ -68,35 +69,37 @@ def can_start(op: Operation, mesh: Mesh) -> TypeGuard[dist.AsyncOp]:
     )
 
 
-def startable(ops: Iterable[Operation], mesh: Mesh) -> list[dist.AsyncOp]:
+def startable_ops(ops: Iterable[Operation], mesh: Mesh) -> list[dist.AsyncOp]:
     """Return the ops that can start (`can_start`), in order."""
     return [op for op in of_kind(ops, dist.AsyncOp) if can_start(op, mesh)]
 
 
 def grows(op: dist.AsyncOp) -> bool:
-    """Whether the results take more of a device's memory than the operands, as those of an
-    all-gather, and of a copy from the host."""
+    """Whether results take more device memory than operands, as in an all-gather or a copy from the
+    host."""
     return sum(map(_on_device, op.outs)) > sum(map(_on_device, op.values))
 
 
 def frees(op: dist.AsyncOp) -> bool:
-    """Whether an op is a copy to the host, after which the device may not need the operands."""
+    """Whether an op is a copy to the host, after which the operands may be freed on the device."""
     return isinstance(op, dist.CopyOp) and not grows(op)
 
 
 def _on_device(v: SSAValue) -> int:
-    """Return the bytes of a value in the memory of a device."""
+    """Return the bytes of a value in device memory."""
     layout = dist.layout_of(v)
     return 0 if layout is not None and layout.host else size_of(v)
 
 
 def users(op: Operation, loops: Loops) -> set[Operation]:
-    """Return the ops that need a result of an op: for those in another loop its beginning."""
+    """Return the ops before which a result of an op is needed: each user, or the begin of its loop
+    if the op is not in that loop."""
     return {loops.needed_at(use.operation, op) for v in op.results for use in v.uses}
 
 
 class Timeline:
-    """The time of each op of a block and of each value, if computation waits for no collective."""
+    """The begin of each op of a block, and when each value is available, in seconds, if computation
+    waits for no collective."""
 
     def __init__(self, ops: Sequence[Operation], costs: Costs):
         self.mesh, self.costs = costs.mesh, costs
@@ -106,12 +109,12 @@ class Timeline:
         self._arrivals: dict[Operation, float] = {}
 
     def begins_of(self, ops: Sequence[Operation]) -> dict[Operation, float]:
-        """Return the time at which each op begins, in this order."""
+        """Return the begin of each op, if the ops run in this order."""
         spent = accumulate(map(self.seconds.get, ops, repeat(0.0)), initial=0.0)
         return dict(zip(ops, spent, strict=False))
 
     def available(self, v: SSAValue) -> float:
-        """Return the time at which a value is available, if collectives start at once."""
+        """Return when a value is available, if collectives start as soon as they can."""
         op = v.owner
         if not isinstance(op, Operation):
             return 0.0
@@ -120,17 +123,19 @@ class Timeline:
                 begin = max(map(self.available, op.operands))
                 self._arrivals[op] = begin + self.costs[op].seconds
             return self._arrivals[op]
-        there = available_after(op)
-        return self.begins[there] + self.seconds.get(there, 0.0)
+        last = available_after(op)
+        return self.begins[last] + self.seconds.get(last, 0.0)
 
 
-def hideable(
+def hideable_collectives(
     ops: Sequence[Operation], candidates: Sequence[dist.AsyncOp], timeline: Timeline
 ) -> dict[dist.AsyncOp, OpCost]:
-    """Return the `startable` collectives of a block of which computation between operands and users
-    can hide enough.
+    """Return the collectives that computation can hide well enough (MIN_HIDDEN), with their costs.
 
-    Operands and users are those of a chain of collectives.
+    A collective may move between the operands and the users of its chain of collectives.
+
+    Args:
+        candidates: `startable_ops` of the block.
     """
     loops = timeline.loops
     begins = timeline.begins_of(ops)
@@ -154,22 +159,22 @@ def hideable(
 
 
 class StartSchedule:
-    """The starts of the collectives of a block that computation can hide.
+    """Where collectives of a block start and end.
 
-    A position is the index of an op among the others, before which a collective starts or by which
-    it has ended.
+    A position is an index into `others`, the ops that are not started: a collective starts before
+    the op at its start, and has ended before the op at its end.
     """
 
     def __init__(
         self, ops: Sequence[Operation], timeline: Timeline, costs: dict[dist.AsyncOp, OpCost]
     ):
-        """`costs`: of those that start, of `hideable` ones."""
+        """`costs`: the collectives to start, a choice of `hideable_collectives`."""
         self.mesh, self.loops, self.costs = timeline.mesh, timeline.loops, costs
         self.others = [op for op in ops if op not in self.costs]
         self.at = {op: i for i, op in enumerate(self.others)}
         self.begins = list(timeline.begins_of(self.others).values())
         self.latest: dict[Operation, int] = {}
-        """The first use of the result, through other collectives too."""
+        """The position of the first use of the result, through chains of collectives too."""
         for op in reversed(self.costs):
             self.latest[op] = min(
                 self.at[u] if u in self.at else self.latest[u] for u in users(op, self.loops)
@@ -177,7 +182,7 @@ class StartSchedule:
         self.starts: dict[Operation, int] = {}
         self.ends: dict[Operation, int] = {}
         self._free = 0.0
-        """When the copies to the host so far have ended."""
+        """When the last copy to the host so far ends, in seconds."""
         for op in self.costs:
             self._start_early(op)
         free: dict[str, float] = {}
@@ -186,7 +191,7 @@ class StartSchedule:
                 self._start_late(op, free)
 
     def _start_early(self, op: dist.AsyncOp) -> None:
-        """Start when the operands are available."""
+        """Start an op as soon as its operands are available."""
         ready = 0
         for v in op.values:
             if isinstance(v.owner, Operation):
@@ -204,9 +209,10 @@ class StartSchedule:
         self.ends[op] = min(done, self.latest[op])
 
     def _start_late(self, op: dist.AsyncOp, free: dict[str, float]) -> None:
-        """Start as late as the computation before the first use hides it.
+        """Start an op as late as the computation before its first use hides it.
 
-        `free` has the time at which a later collective needs the links of a level.
+        Args:
+            free: by level, when the next collective needs its links, in seconds.
         """
         name, use, cost = level_of(self.mesh, op.axes.data), self.first_use(op), self.costs[op]
         begin = min(self.begins[use], free.get(name, self.begins[use])) - cost.seconds
@@ -215,23 +221,23 @@ class StartSchedule:
         free[name] = max(begin, self.begins[start])
 
     def _in_loop(self, op: Operation, start: int) -> int:
-        """Return the first position from `start` on at which an op is in the loop that it is in, or
-        in none if it is in none."""
-        mine, there = self.loops.around(op), self.loops.around(self.others[start])
-        if mine is there:
+        """Return the first position from `start` on that is in the op's loop, or outside of loops
+        if the op is in none."""
+        own, loop = self.loops.around(op), self.loops.around(self.others[start])
+        if own is loop:
             return start
-        if mine is not None:
-            return self.at[mine] + 1
-        assert there is not None
-        return self.at[self.loops.ends[there]] + 1
+        if own is not None:
+            return self.at[own] + 1
+        assert loop is not None
+        return self.at[self.loops.ends[loop]] + 1
 
     def freed(self, op: dist.AsyncOp) -> Operation | None:
-        """Return the op before which a copy to the host has ended, after which its operand is not
-        needed; None of another collective, and where that op is in another loop."""
+        """Return the op before which a copy to the host has ended, so that its operand can be
+        freed; None for another op, and if that op is in another loop."""
         if not frees(op):
             return None
-        found = self.others[min(self.ends[op], len(self.others) - 1)]
-        return found if self.loops.around(found) is self.loops.around(op) else None
+        end = self.others[min(self.ends[op], len(self.others) - 1)]
+        return end if self.loops.around(end) is self.loops.around(op) else None
 
     def first_use(self, op: Operation) -> int:
         """Return the position of the first op that uses a result."""
@@ -242,6 +248,7 @@ class StartSchedule:
         return sorted(self.costs, key=self.starts.__getitem__)
 
     def hides(self, op: dist.AsyncOp) -> bool:
-        """Whether enough of a collective is hidden between its start and its first use."""
+        """Whether enough of a collective is hidden between its start and its first use
+        (MIN_HIDDEN)."""
         beside = self.begins[self.first_use(op)] - self.begins[self.starts[op]]
         return beside > MIN_HIDDEN * self.costs[op].seconds

@@ -1,9 +1,9 @@
-"""The costs of the stages of a step, as schedules know them: from its functions and transfers.
+"""The costs of the stages of a step, for `algebra/schedules`.
 
-The seconds of an action are those of the function that runs it, and of the sums over microbatches
-of what it makes. The bytes of a microbatch are those of the values that backward parts of a stage
-read, of the forward part and of other stages, or between the two backward parts those that the
-second one reads, whichever are more. Arguments of the step are not among them.
+The seconds of an action are those of its function, and of the sums over microbatches of its
+results. The bytes of a microbatch on a stage are the larger of: the values that the backward parts
+read from the forward part and from other stages; and the values that W reads. Arguments of the step
+are not counted.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import Action, PipelineCosts, Schedule, lower_bound
 from shardir.cost.memory import LiveStorages
 from shardir.cost.seconds import cost_of
-from shardir.cost.stage_graph import StageGraph, apart
+from shardir.cost.stage_graph import StageGraph, split_backward_seconds
 from shardir.cost.stages import TimedRun, times_of_step
 from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
@@ -28,35 +28,35 @@ BACKWARD = "IBW"
 def pipeline_costs(
     f: FuncOp, mesh: Mesh, times: Iterable[Iterable[TimedRun]] | None = None
 ) -> PipelineCosts:
-    """Return the costs of the stages of a step, on the mesh's cluster. Of a stage whose backward
-    part is one function, that is of the gradients of inputs.
+    """Return the costs of the stages of a step, on the mesh's cluster. A backward part B counts as
+    I, the gradients of inputs.
 
     Args:
-        times: the runs of each rank, of `times_of_step`, if it is known.
+        times: the runs of each rank, from `times_of_step`, if they are known.
     """
     stages = range(step_schedule(f).stages)
     seconds = dict[tuple[int, str], float]()
     for begin, end, run in (t for runs in times or times_of_step(f, mesh).ranks for t in runs):
         if (action := run.action) is not None:
             seconds[action.stage, action.kind] = end - begin
-    seconds = apart(seconds)
+    seconds = split_backward_seconds(seconds)
 
     def of(*kinds: str) -> tuple[float, ...]:
         return tuple(sum(seconds.get((s, kind), 0.0) for kind in kinds) for s in stages)
 
-    there, back = (
-        tuple(_transfer(f, mesh, s, s + step) for s in range(*ends))
+    sent, returned = (
+        tuple(_transfer_seconds(f, mesh, s, s + step) for s in range(*ends))
         for step, ends in ((1, (len(stages) - 1,)), (-1, (1, len(stages))))
     )
     held = _HeldBytes(f, mesh)
     return PipelineCosts(
-        of("F"), of("I", "B"), of("W"), there, tuple(float(held.of(s)) for s in stages), back
+        of("F"), of("I", "B"), of("W"), sent, tuple(float(held.of(s)) for s in stages), returned
     )
 
 
 def bound_of_loop(f: FuncOp, mesh: Mesh, times: Sequence[Sequence[TimedRun]]) -> float:
-    """Return a time in seconds below which the loop over the microbatches does not end in any
-    order, with these functions on these ranks."""
+    """Return a lower bound, in seconds, on the loop over the microbatches: for any order of its
+    functions, on the ranks of its schedule."""
     schedule = step_schedule(f)
     graph = StageGraph.of(StepRuns(f), mesh, times)
     bound = graph.bound(schedule.placement, schedule.microbatches)
@@ -73,10 +73,9 @@ def step_schedule(f: FuncOp) -> Schedule:
     return Schedule.parse(text)
 
 
-def _transfer(f: FuncOp, mesh: Mesh, source: int, target: int) -> float:
-    """Return the seconds of the largest value of a microbatch that passes from one stage to
-    another."""
-    found = [0.0]
+def _transfer_seconds(f: FuncOp, mesh: Mesh, source: int, target: int) -> float:
+    """Return the seconds of the longest transfer from one stage to another in the loop."""
+    seconds = [0.0]
     for op in f.body.block.ops:
         if (
             isinstance(op, train.TransferOp)
@@ -85,12 +84,12 @@ def _transfer(f: FuncOp, mesh: Mesh, source: int, target: int) -> float:
             and _is_in_loop(op.x)
             and (cost := cost_of(op, mesh)) is not None
         ):
-            found.append(cost.seconds)
-    return max(found)
+            seconds.append(cost.seconds)
+    return max(seconds)
 
 
 def _action(op: CallOp) -> Action | None:
-    """Return the action that runs a call, of no microbatch; None outside the loop over them."""
+    """Return the action of a call, without its microbatch; None outside the loop."""
     callee = train.callee_of(op)
     if callee is None:
         return None
@@ -99,13 +98,13 @@ def _action(op: CallOp) -> Action | None:
 
 
 def _is_in_loop(v: SSAValue) -> bool:
-    """Whether a function in the loop makes a value."""
+    """Whether a function in the loop over the microbatches makes a value."""
     op = v.owner
     return isinstance(op, train.EitherOp) or (isinstance(op, CallOp) and _action(op) is not None)
 
 
 class _HeldBytes:
-    """The bytes that stages hold of a microbatch of a step."""
+    """The bytes of a microbatch that a stage holds between its actions."""
 
     def __init__(self, f: FuncOp, mesh: Mesh):
         self.mesh = mesh
@@ -114,26 +113,27 @@ class _HeldBytes:
             if isinstance(op, CallOp) and (action := _action(op)) is not None
         }  # fmt: skip
         self.roots = dict[CallOp, Callable[[SSAValue], SSAValue]]()
-        """Of the function of each call the storages of its values."""
+        """By call, the map from values of its function to their storages."""
 
     def of(self, stage: int) -> int:
-        """Return the bytes that a stage holds at most between its actions."""
+        """Return the maximum of the bytes that a stage holds between its actions."""
         by_kind = {kind: self.calls.get(Action(stage, kind)) for kind in BACKWARD}
         calls = [op for op in by_kind.values() if op is not None]
-        before = self._bytes(calls, but=calls)
+        before = self._read_bytes(calls)
         last = by_kind["W"]
-        return before if last is None else max(before, self._bytes([last], but=[last]))
+        return before if last is None else max(before, self._read_bytes([last]))
 
-    def _bytes(self, calls: list[CallOp], but: list[CallOp]) -> int:
-        """Return the bytes that calls read of what other ones make."""
-        found = dict[SSAValue, int]()
+    def _read_bytes(self, calls: list[CallOp]) -> int:
+        """Return the bytes of the storages that calls read and do not make."""
+        sizes = dict[SSAValue, int]()
         for v in (v for op in calls for v in op.operands):
-            if (storage := self._storage(v)) is not None and storage.owner not in but:
-                found[storage] = max(found.get(storage, 0), size_of(v))
-        return sum(found.values())
+            if (storage := self._storage(v)) is not None and storage.owner not in calls:
+                sizes[storage] = max(sizes.get(storage, 0), size_of(v))
+        return sum(sizes.values())
 
     def _storage(self, v: SSAValue) -> SSAValue | None:
-        """Return the result of a call in the loop in whose memory a value is; None of others."""
+        """Return the result of a call in the loop that a value shares its memory with; None for a
+        value that no call in the loop makes."""
         while isinstance(v.owner, train.TransferOp | train.EitherOp):
             v = v.owner.operands[-1]
         op = v.owner
@@ -144,11 +144,11 @@ class _HeldBytes:
         end = callee.body.block.last_op
         assert isinstance(end, ReturnOp)
         root = self._root_in(op, callee)
-        made = root(end.operands[op.results.index(v)])
-        if isinstance(made, BlockArgument):
-            return self._storage(op.operands[made.index])
-        same = (r for r, x in zip(op.results, end.operands, strict=True) if root(x) is made)
-        return next(same)
+        storage = root(end.operands[op.results.index(v)])
+        if isinstance(storage, BlockArgument):
+            return self._storage(op.operands[storage.index])
+        sharing = (r for r, x in zip(op.results, end.operands, strict=True) if root(x) is storage)
+        return next(sharing)
 
     def _root_in(self, op: CallOp, callee: FuncOp) -> Callable[[SSAValue], SSAValue]:
         if op not in self.roots:

@@ -1,4 +1,4 @@
-"""The cost of a program in the local view: a table per function, and the same as Python values.
+"""The cost of a program in the local view: Python values, and a table for each function.
 
 @step on @m <dp = 2, tp = 2>: 0.000905 s
   op                           location  flops  bytes   seconds  exposed
@@ -38,7 +38,7 @@ from shardir.dialects.nn.types import size_of
 from shardir.rewriting.marks import RECOMPUTE, hosted_bytes, recompute_bound, recompute_budget
 
 LARGEST = 8
-"""The number of storages that are named."""
+"""The number of largest storages that a table names."""
 
 Rows = list[tuple[str, ...]]
 HEAD = ("op", "location", "flops", "bytes", "seconds", "exposed", "")
@@ -47,10 +47,17 @@ HEAD = ("op", "location", "flops", "bytes", "seconds", "exposed", "")
 
 @dataclass(frozen=True)
 class Recomputed:
-    """The ops of the backward part that repeat some of the forward part: how many, their seconds,
-    the bytes of their results, views aside; the bytes that are in host memory instead; and a lower
-    bound on the seconds within the budget of bytes, where `choose-recompute` had one: with host
-    memory on those of repetitions and of waits for copies."""
+    """The rematerialised ops of the backward part.
+
+    Attributes:
+        ops: their number.
+        seconds: of these ops.
+        bytes: of their results, views aside.
+        bound: a lower bound on the seconds within `budget`, from `choose-recompute`; with host
+            memory, on the seconds of repetitions and of waits for host copies.
+        budget: of `choose-recompute`, in bytes.
+        hosted: bytes that are kept in host memory instead.
+    """
 
     ops: int
     seconds: float
@@ -86,28 +93,26 @@ class FunctionCost:
 
     @cached_property
     def seconds(self) -> float:
-        """The time from the first op to the end of the last: less than the sum if collectives
-        overlap with computation."""
+        """The makespan: less than the sum of the ops if collectives overlap with computation."""
         return makespan(self.times)
 
     @cached_property
     def exposed(self) -> dict[Operation, float]:
-        """The seconds of each collective and copy in which the device waits for it, from when the
-        last device begins it."""
-        found = {c.op: 0.0 for c in self.ops if c.communicates}
+        """By collective and copy, the seconds in which the device waits for it once the last device
+        has begun it."""
+        exposed = {c.op: 0.0 for c in self.ops if c.communicates}
         for wait in device_waits(self.times):
-            found[wait.cost.op] += wait.end - wait.begun
-        return found
+            exposed[wait.cost.op] += wait.end - wait.begun
+        return exposed
 
     @property
     def late(self) -> float:
-        """The seconds in which the device waits for the last one that begins a collective."""
+        """The seconds in which the device waits for the last device to begin a collective."""
         return sum(t.late for t in self.times)
 
     @property
     def overlapped(self) -> float:
-        """The difference of that to the sum of the seconds of all ops, and of waits for the last
-        device."""
+        """The seconds that overlap saves: those of all ops and of `late`, less the makespan."""
         return sum(c.seconds for c in self.ops) + self.late - self.seconds
 
     @property
@@ -122,12 +127,12 @@ class FunctionCost:
     @property
     def communication(self) -> dict[Axes, tuple[int, float]]:
         """Bytes received, and seconds, by the axes of the communication."""
-        found: dict[Axes, tuple[int, float]] = {}
+        by_axes: dict[Axes, tuple[int, float]] = {}
         for c in self.ops:
             if c.communicates:
-                received, seconds = found.get(c.axes, (0, 0.0))
-                found[c.axes] = received + c.bytes, seconds + c.seconds
-        return found
+                received, seconds = by_axes.get(c.axes, (0, 0.0))
+                by_axes[c.axes] = received + c.bytes, seconds + c.seconds
+        return by_axes
 
     def exposed_over(self, axes: Axes) -> float:
         """The exposed seconds of the communication over some axes."""
@@ -173,19 +178,18 @@ class FunctionCost:
 
 @dataclass(frozen=True)
 class StagedCost(FunctionCost):
-    """The cost of a step in stages: `ops` are those of all stages, `memory` is of the rank that
-    needs most."""
+    """The cost of a step in stages: `ops` of all stages, `memory` of the rank that needs most."""
 
     ranks: tuple[Sequence[TimedRun], ...] = ()
-    """When each rank runs the functions of its stages."""
+    """The runs of stages' functions on each rank, in order."""
     memories: tuple[MemoryUse, ...] = ()
     """The memory of each rank."""
     bound: float = 0.0
-    """Seconds below which the loop over the microbatches does not end in any order."""
+    """A lower bound, in seconds, on the loop over the microbatches in any order."""
 
     @cached_property
     def seconds(self) -> float:
-        """The time from the first function to the end of the last one."""
+        """The time from the first function to the end of the last, over all ranks."""
         return max(runs[-1].end for runs in self.ranks if runs)
 
     @property
@@ -216,16 +220,16 @@ class StagedCost(FunctionCost):
         yield rows
         gap = f", gap {abs(self.loop / self.bound - 1):.1%}" if self.bound else ""
         yield [(f"microbatches: {_s(self.loop)} s, lower bound {_s(self.bound)} s{gap}",)]
-        found = [HEAD, *(_row(c, None) for c in self.ops if c.communicates)]
-        at = HEAD.index("exposed")  # of a transfer that is the ranks' waiting, above
-        yield [(*row[:at], *row[at + 1 :]) for row in found]
+        rows = [HEAD, *(_row(c, None) for c in self.ops if c.communicates)]
+        at = HEAD.index("exposed")  # the waits of ranks, above, are the exposed time of transfers
+        yield [(*row[:at], *row[at + 1 :]) for row in rows]
 
 
 def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCost]:
-    """Return the costs of the functions in the local view, and of those without layouts.
+    """Return the costs of the functions in the local view, and of functions without layouts.
 
     Args:
-        cluster: the devices and links, if not those of the meshes.
+        cluster: devices and links; those of the meshes if None.
 
     Raises:
         ShardirError: a mesh is no part of the cluster, or an op has no cost.
@@ -251,17 +255,17 @@ def cost_of_function(f: FuncOp, mesh: Mesh) -> FunctionCost:
 
 
 def recomputed(f: FuncOp, costs: Sequence[OpCost], mesh: Mesh) -> Recomputed | None:
-    """Return what a function repeats; None if it repeats nothing."""
+    """Return the rematerialised ops of a function; None without any, and without host memory."""
     ops = ops_of(f.body.block)
     start = next((i for i, op in enumerate(ops) if isinstance(op, train.BackwardOp)), len(ops))
-    again = {op for op in ops[start:] if RECOMPUTE in op.attributes}
+    repeated = {op for op in ops[start:] if RECOMPUTE in op.attributes}
     hosted = hosted_bytes(f)
-    if not again and not hosted:
+    if not repeated and not hosted:
         return None
-    seconds = sum(c.seconds for c in costs if c.op in again)
-    made = [v for op in again for v in op.results if v not in dict(views(op, mesh))]
-    found, budget = recompute_bound(f), recompute_budget(f)
-    return Recomputed(len(again), seconds, sum(map(size_of, made)), found, budget, hosted)
+    seconds = sum(c.seconds for c in costs if c.op in repeated)
+    results = [v for op in repeated for v in op.results if v not in dict(views(op, mesh))]
+    bound, budget = recompute_bound(f), recompute_budget(f)
+    return Recomputed(len(repeated), seconds, sum(map(size_of, results)), bound, budget, hosted)
 
 
 def _row(c: OpCost, exposed: float | None) -> tuple[str, ...]:
@@ -281,12 +285,12 @@ def op_text(op: Operation) -> str:
 
 def location(op: Operation) -> str:
     """Return the source location, `net.ir:22`; empty if it is unknown."""
-    found = file_location(op.location)
-    return f"{found[0]}:{found[1]}" if found else ""
+    place = file_location(op.location)
+    return f"{place[0]}:{place[1]}" if place else ""
 
 
 def table(rows: Rows) -> Iterator[str]:
-    """Yield indented lines with aligned columns: two of text, then numbers, then text."""
+    """Yield indented lines with aligned columns: two columns of text, then numbers, then text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     last = len(widths) - 1
     for row in rows:

@@ -1,8 +1,9 @@
-"""The work of a product in steps: in each of n steps a device computes a part, while a shard goes
-on to its neighbour; in the last one, or the first, nothing does.
+"""The work of a product in steps (a ring product).
 
-A transfer of t seconds, a of them latency, takes the share `interference` of t - a, and the share
-`occupancy` of a, from the computation of c seconds beside it (`schedule.py`), so all steps take
+In each of n steps a device computes a part of the product while a shard moves to its neighbour; one
+step, the first or the last, has no transfer. A transfer of t seconds, of which a are latency, takes
+`interference` of t - a and `occupancy` of a from the computation of c seconds beside it
+(`schedule.py`). So all steps take
 
     (n - 1) max(t, interference (t - a) + occupancy a + c) + c
 """
@@ -19,8 +20,13 @@ from shardir.dialects.nn.types import element_name, size_of
 
 
 class RingWork(NamedTuple):
-    """The work of a step: flops, the bytes that the product reads and writes, those that are copied
-    or added beside it, and those that are sent."""
+    """The number of steps, and the work of one of them.
+
+    Attributes:
+        touched: bytes that the product reads and writes.
+        copied: bytes copied or added beside the product.
+        sent: bytes of a transfer.
+    """
 
     steps: int
     element: str
@@ -31,7 +37,7 @@ class RingWork(NamedTuple):
 
 
 def ring_work(op: dist.RingProductOp, mesh: Mesh) -> RingWork:
-    """Return the work of a product in steps."""
+    """Return the work of a product in steps on one device."""
     n, gathers = op.steps(mesh), isinstance(op, dist.GatheredProductOp)
     moved, other = op.moved, op.operands[1 - op.ring[0]]
     out = size_of(op.out)
@@ -54,13 +60,18 @@ def ring_work(op: dist.RingProductOp, mesh: Mesh) -> RingWork:
 
 
 def ring_seconds(steps: int, step: float, sent: float, latency: float, on: Cluster) -> float:
-    """Return the time of a product in steps, by that of a step and of a transfer."""
+    """Return the seconds of a product in steps.
+
+    Args:
+        step: seconds of the computation of a step.
+        sent: seconds of a transfer, of which `latency` are latency.
+    """
     return (steps - 1) * max(sent, on.lost(sent, latency) + step) + step
 
 
 def ring_buffers(op: dist.RingProductOp, mesh: Mesh) -> int:
-    """Return the bytes of a product's buffers: a part of it; and the shards that arrive, one or
-    two, or the sum that goes on and the one that arrives."""
+    """Return the bytes of the buffers of a product in steps: for gathered operands a part of the
+    result and at most two shards in transfer, for a scattered result at most two sums."""
     work = ring_work(op, mesh)
     out = size_of(op.out)
     if isinstance(op, dist.GatheredProductOp):

@@ -1,18 +1,17 @@
-"""The simulated run of a function: when each device computes, communicates, waits, and what it
-holds.
+"""The simulated run of a function: when each device computes, communicates and waits, and what
+memory it holds.
 
-It is the schedule of `schedule.py` that reports, the search and overlap price by, with a row for
-each thing that works on its own:
+It has the times of `schedule.py`, by which reports, the search and overlap price, and one row for
+each resource that works independently:
 
-    compute        ops one after the other, and between them the waits for collectives
-    links: LEVEL   the collectives on the links of a level of the cluster, as many rows as are at a
-                   time
-    host copies    the copies from and to host memory
-    arrivals       values of other ranks of a pipeline in transfer, as many rows as are at a time
+    compute        ops in program order, and the waits for collectives between them
+    links: LEVEL   collectives on the links of a level of the cluster
+    host copies    copies from and to host memory
+    arrivals       transfers from other ranks of a pipeline
 
-The events of the row `compute` follow each other without a gap in a step without stages; in a step
-in stages the gaps are the bubble. A row holds one event at a time. An op in a loop over
-microbatches is one event, of all its runs.
+A row holds one event at a time; simultaneous events take several rows: `arrivals`, `arrivals 2`.
+The events of `compute` follow each other without a gap in a step without stages; in a step in
+stages the gaps are the bubble. An op in a loop over microbatches is one event for all its runs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,9 +37,13 @@ COMPUTE, LINKS, HOST, ARRIVALS = "compute", "links: ", "host copies", "arrivals"
 
 
 class SimulatedEvent(NamedTuple):
-    """An op on a row, from `begin` to `end` in seconds; on the row of computation also what the
-    device waits for, and whether for another device that is late. `run` is the function of a stage
-    that it is in."""
+    """An op on a row, from `begin` to `end` in seconds.
+
+    Attributes:
+        waits: the device waits for the op, a collective, on the row of computation.
+        run: the run of a stage's function that contains the event.
+        late: the device waits for the last device to begin the collective.
+    """
 
     row: str
     begin: float
@@ -51,19 +54,19 @@ class SimulatedEvent(NamedTuple):
     late: bool = False
 
     def later(self, seconds: float, run: StageRun) -> "SimulatedEvent":
-        """Return the event in a function that begins after some seconds."""
+        """Return the event of a function's run that begins `seconds` later."""
         return self._replace(begin=self.begin + seconds, end=self.end + seconds, run=run)
 
 
 class SharedRows:
-    """Rows for events of which several may be at a time: `arrivals`, `arrivals 2`, ..."""
+    """Rows for events that may overlap: `arrivals`, `arrivals 2`, ..."""
 
     def __init__(self) -> None:
         self._ends: dict[str, list[float]] = {}
 
     def free(self, name: str, begin: float, end: float) -> str:
-        """Return the first row of a name that is free from `begin` on, until `end`; events come by
-        their begin."""
+        """Occupy the first row of a name that is free at `begin`, until `end`, and return it. Calls
+        come in the order of `begin`."""
         ends = self._ends.setdefault(name, [])
         index = next((i for i, other in enumerate(ends) if other <= begin), len(ends))
         ends[index : index + 1] = [end]
@@ -71,7 +74,7 @@ class SharedRows:
 
 
 class StageArrival(NamedTuple):
-    """A value from another rank of the pipeline, and the run of the function that makes it."""
+    """A transfer from another rank of the pipeline, and the run that makes its value."""
 
     event: SimulatedEvent
     made: TimedRun
@@ -79,24 +82,28 @@ class StageArrival(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """The run of the devices of one role: of all ranks, or those of one rank of a pipeline."""
+    """The simulated run of devices that do the same: all devices, or those of one pipeline rank.
+
+    Attributes:
+        rank: of the pipeline; None without stages.
+        events: in the order of their begin.
+        bytes: pairs of a time in seconds and the bytes that are live from then on.
+        memory: the peak.
+        runs: of stages' functions.
+        arrivals: transfers from other ranks of the pipeline.
+    """
 
     rank: int | None
-    """The rank of the schedule; None without stages."""
     events: tuple[SimulatedEvent, ...]
-    """By begin."""
     bytes: tuple[tuple[float, int], ...]
-    """The live bytes of a device from a time on, at the ops or functions."""
     memory: MemoryUse
-    """The peak, with what lives there."""
     runs: tuple[TimedRun, ...] = ()
     arrivals: tuple[StageArrival, ...] = ()
 
     @property
     def rows(self) -> list[str]:
-        """The rows, in their order: computation first."""
-        found = dict.fromkeys(e.row for e in self.events)
-        return sorted(found, key=lambda row: (row != COMPUTE, row))
+        """The names of the rows in their order: computation first."""
+        return sorted({e.row for e in self.events}, key=lambda row: (row != COMPUTE, row))
 
     def busy(self, row: str) -> float:
         """Return the seconds in which a row works."""
@@ -104,8 +111,8 @@ class RankTimeline:
 
     @property
     def exposed(self) -> float:
-        """The seconds in which the device waits for collectives and copies, from when the last
-        device begins them."""
+        """The seconds in which the device waits for collectives and copies that the last device has
+        begun."""
         return sum(e.end - e.begin for e in self.events if e.waits and not e.late)
 
 
@@ -118,46 +125,46 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """The time from the first event to the end of the last, which the report has too."""
+        """The makespan, equal to the report's."""
         ends = (e.end for rank in self.ranks for e in rank.events)
         return max(ends, default=0.0)
 
     @property
     def bubbles(self) -> list[float]:
-        """The share of the time in which each rank neither computes nor waits within a stage."""
+        """By rank, the share of the makespan in which it neither computes nor waits in a stage."""
         busy = (sum(e.end - e.begin for e in r.events if e.row == COMPUTE) for r in self.ranks)
-        return [1 - each / self.seconds if self.seconds else 0.0 for each in busy]
+        return [1 - seconds / self.seconds if self.seconds else 0.0 for seconds in busy]
 
 
 def simulate(module: ModuleOp, cluster: Cluster | None = None) -> list[Simulation]:
-    """Return the simulated runs of the functions that `report` has, those of stages within the
-    step that calls them.
+    """Return the simulated runs of the functions of `report`, except stages' functions, which are
+    part of their step.
 
     Args:
-        cluster: the devices and links, if not those of the meshes.
+        cluster: devices and links; those of the meshes if None.
 
     Raises:
         ShardirError: a mesh is no part of the cluster, or an op has no cost.
     """
     return [
-        simulated(f, on_cluster(mesh, cluster))
+        simulate_function(f, on_cluster(mesh, cluster))
         for f, mesh in functions(module)
         if not is_global(f) and train.stage_of(f) is None
     ]
 
 
-def simulated(f: FuncOp, mesh: Mesh) -> Simulation:
+def simulate_function(f: FuncOp, mesh: Mesh) -> Simulation:
     """Return the simulated run of a function on the mesh's cluster."""
     cost = cost_of_function(f, mesh)
     if isinstance(cost, StagedCost):
-        return Simulation(cost, tuple(_of_stages(f, cost)))
+        return Simulation(cost, tuple(_rank_timelines(f, cost)))
     events = sorted(_events(cost.times), key=lambda e: e.begin)
-    rank = RankTimeline(None, tuple(events), tuple(_bytes(f, cost)), memory_of(f, mesh))
+    rank = RankTimeline(None, tuple(events), tuple(_live_bytes(f, cost)), memory_of(f, mesh))
     return Simulation(cost, (rank,))
 
 
 def row_of(level: str) -> str:
-    """Return the row of a level's links, or of copies."""
+    """Return the row of a level's links; of host copies if the name is empty."""
     return f"{LINKS}{level}" if level else HOST
 
 
@@ -177,8 +184,8 @@ def _events(times: tuple[TimedOp, ...]) -> Iterator[SimulatedEvent]:
             yield SimulatedEvent(COMPUTE, wait.begun, wait.end, wait.cost, waits=True)
 
 
-def _bytes(f: FuncOp, cost: FunctionCost) -> Iterator[tuple[float, int]]:
-    """Yield the live bytes at each op, from the time at which the device reaches it."""
+def _live_bytes(f: FuncOp, cost: FunctionCost) -> Iterator[tuple[float, int]]:
+    """Yield the time at which the device reaches each op, and the bytes that are live at it."""
     reached, now = {t.cost.op: t.reached for t in cost.times}, 0.0
     live = LiveStorages(f, cost.mesh)
     for op, needed in zip(live.ops, live.needed, strict=True):
@@ -189,8 +196,8 @@ def _bytes(f: FuncOp, cost: FunctionCost) -> Iterator[tuple[float, int]]:
 # ---- steps in stages ----
 
 
-def _of_stages(f: FuncOp, cost: StagedCost) -> Iterator[RankTimeline]:
-    """Yield the timeline of each rank of the schedule."""
+def _rank_timelines(f: FuncOp, cost: StagedCost) -> Iterator[RankTimeline]:
+    """Yield the timeline of each rank of a pipeline."""
     step, held = times_of_step(f, cost.mesh), bytes_at_runs(f, cost.mesh)
     within = {op: tuple(_events(times)) for op, times in step.ops.items()}
     begins = {t.run: t for runs in step.ranks for t in runs}
@@ -209,10 +216,10 @@ def _arrivals(
     rank: int, arrivals: Mapping[tuple[TransferOp, int | None, int], Arrival],
     runs: Mapping[StageRun, TimedRun], mesh: Mesh,
 ) -> Iterator[StageArrival]:  # fmt: skip
-    """Yield the values that a rank receives, each on the first row that is free."""
+    """Yield the transfers that a rank receives, each on the first row that is free."""
     rows = SharedRows()
-    mine = [(a, op) for (op, _, target), a in arrivals.items() if target == rank]
-    for a, op in sorted(mine, key=lambda found: found[0].begin):
+    received = [(a, op) for (op, _, target), a in arrivals.items() if target == rank]
+    for a, op in sorted(received, key=lambda pair: pair[0].begin):
         cost = cost_of(op, mesh)
         assert cost is not None
         row = rows.free(ARRIVALS, a.begin, a.end)

@@ -1,8 +1,8 @@
-"""Traces in the JSON format of Chrome, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Traces in Chrome's JSON format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A process stands for a rank, or for ranks that do the same; a thread of it is a row, with one event
-at a time. `Trace Event Format`, Google, 2016: complete events (X), counters (C), flows (s, f),
-instants (i), names (M). Times are in microseconds.
+A process of a trace stands for a rank, or for ranks with equal programs. A thread stands for a row,
+with one event at a time. `Trace Event Format`, Google, 2016: complete events (X), counters (C),
+flows (s, f), instants (i), names (M). Times are in microseconds.
 """
 
 import json
@@ -21,11 +21,11 @@ from shardir.dialects import dist
 from shardir.dialects.locations import maker, short_location
 
 ACTIONS = "functions"
-"""The row of the functions of stages."""
+"""The row of stages' functions."""
 
 
 class Trace:
-    """The events of some processes."""
+    """The events of all processes of a trace."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -33,7 +33,7 @@ class Trace:
         self.arrows = count(1)
 
     def text(self) -> str:
-        """Return the JSON, with an event a line."""
+        """Return the JSON text, one line for each event."""
         lines = ",\n".join(json.dumps(e) for e in self.events)
         return f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n'
 
@@ -48,7 +48,7 @@ class Process:
         self._about("process_sort_index", 0, sort_index=self.pid)
 
     def row(self, name: str) -> int:
-        """Return the thread of a row; rows are shown in the order in which they are made."""
+        """Return the thread of a row. A new row is shown below the existing ones."""
         if name not in self._rows:
             tid = self._rows[name] = len(self._rows)
             self._about("thread_name", tid, name=name)
@@ -65,17 +65,18 @@ class Process:
         )  # fmt: skip
 
     def counter(self, name: str, at: float, **values: float) -> None:
-        """Add the values that a counter has from a time on."""
+        """Set the values of a counter from a time on, in seconds."""
         self.trace.events.append(
             {"ph": "C", "pid": self.pid, "name": name, "ts": _microseconds(at), "args": values}
         )
 
     def instant(self, row: str, name: str, at: float, args: Mapping[str, Any]) -> None:
-        """Add a mark at a time."""
+        """Add a mark on a row at a time, in seconds."""
         self._add("i", at, row, name=name, s="p", args=dict(args))
 
     def arrow(self, row: str, at: float, to: "Process", to_row: str, to_at: float) -> None:
-        """Add an arrow from the event of a row that is there at one time to that of another."""
+        """Add an arrow from the event of `row` at the time `at` to the event of `to_row` in the
+        process `to` at `to_at`; times are in seconds."""
         number = next(self.trace.arrows)
         about = {"name": "sent", "cat": "transfer", "id": number}
         self._add("s", at, row, **about)
@@ -102,7 +103,7 @@ def name_of(op: Operation) -> str:
 
 
 def about(cost: OpCost) -> Iterator[tuple[str, Any]]:
-    """Yield what an event says of its op."""
+    """Yield the arguments that an event shows for its op."""
     op = cost.op
     yield "op", op.name
     yield "bytes", cost.bytes
@@ -120,7 +121,8 @@ def about(cost: OpCost) -> Iterator[tuple[str, Any]]:
 
 
 def add_simulation(trace: Trace, simulation: Simulation) -> list[Process]:
-    """Add the simulated run of a function, and return its processes: one for each role."""
+    """Add the simulated run of a function to a trace, and return its processes, one for each
+    `RankTimeline`."""
     cost = simulation.cost
     processes = []
     for timeline in simulation.ranks:
@@ -132,16 +134,16 @@ def add_simulation(trace: Trace, simulation: Simulation) -> list[Process]:
         processes.append(process)
         _add_timeline(process, timeline)
     for process, timeline in zip(processes, simulation.ranks, strict=True):
-        for event, made in timeline.arrivals:
-            source = next(r.rank for r in simulation.ranks if made in r.runs)
+        for event, maker_run in timeline.arrivals:
+            source = next(r.rank for r in simulation.ranks if maker_run in r.runs)
             assert source is not None
-            middle = (made.begin + made.end) / 2  # within the function: an end is ambiguous
+            middle = (maker_run.begin + maker_run.end) / 2  # an end would be ambiguous
             processes[source].arrow(ACTIONS, middle, process, event.row, event.begin)
     return processes
 
 
 def _add_timeline(process: Process, timeline: RankTimeline) -> None:
-    """Add the rows, the live bytes and the peak of a role."""
+    """Add the rows, the live bytes and the peak of a timeline to its process."""
     for run in timeline.runs:
         process.event(ACTIONS, action_name(run), run.begin, run.end, "function", {})
     for row in timeline.rows:
@@ -161,7 +163,7 @@ def _add_timeline(process: Process, timeline: RankTimeline) -> None:
 
 
 def action_name(run: TimedRun) -> str:
-    """Return the name of a run of a stage's function: `2F0`, or that of the function."""
+    """Return the name of a run of a stage's function: its action, `2F0`, or the function's name."""
     action = run.run.action
     return str(action) if action is not None else run.run.op.callee.string_value()
 
@@ -173,7 +175,7 @@ def event_name(e: SimulatedEvent) -> str:
 
 
 def category(e: SimulatedEvent) -> str:
-    """Return the kind of an event, by which a trace can be filtered."""
+    """Return the category of an event, by which a trace can be filtered."""
     if e.waits:
         return "skew" if e.late else "exposed"
     return "communication" if e.cost.communicates else "computation"

@@ -12,7 +12,7 @@ from support.extent import extent, long_form
 import shardir
 from shardir.algebra.cluster import Cluster, Level
 from shardir.cost import Coefficients, clusters, report
-from shardir.cost.fit import Predict, fit, fit_relative, of_functions, terms_of
+from shardir.cost.fit import Predict, fit, fit_relative, predict_functions, terms_of
 from shardir.dialects import dist
 from shardir.tools import fitted_cluster
 from shardir.tools.probes import OPS, against, module, probes
@@ -58,7 +58,7 @@ def compiled() -> shardir.Compiled:
 
 @cache
 def model() -> Predict:
-    return of_functions(compiled().module, [p.name for p in PROBES if not p.text], EXPOSED)
+    return predict_functions(compiled().module, [p.name for p in PROBES if not p.text], EXPOSED)
 
 
 def seconds_on(cluster: Cluster) -> np.ndarray:
@@ -245,7 +245,7 @@ def test_a_device_alone_is_measured_whatever_its_links(links: str, tmp_path: Pat
     given = probes(1, 1 << 22, False)
     made, known = shardir.compile(module(given, 1), ""), clusters.load("h100")
     names = [p.name for p in given if p.name != OPS]
-    modelled = of_functions(made.module, names)(known, range(len(names)))
+    modelled = predict_functions(made.module, names)(known, range(len(names)))
     times = dict(zip(names, modelled, strict=True))
     start = fitted_cluster.unmeasured(1, 10**9, clusters.load(links))
     found = fitted_cluster.fitted(given, made, times, start).cluster

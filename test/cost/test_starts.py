@@ -8,7 +8,7 @@ from xdsl.ir import Operation
 import shardir
 from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import functions
-from shardir.cost.overlap import Costs, StartSchedule, Timeline, hideable, startable
+from shardir.cost.overlap import Costs, StartSchedule, Timeline, hideable_collectives, startable_ops
 
 PRODUCT, SENDING = 0.128, 0.032
 """The seconds of a product of 4 x 4, and of the bytes of a collective of that size."""
@@ -45,7 +45,7 @@ def beside(
 def test_a_twentieth_has_to_be_hidden(products: int, part: float) -> None:
     latency = products * PRODUCT / part - SENDING
     ops, timeline = beside(GATHER, products, latency)
-    found = hideable(ops, startable(ops, timeline.mesh), timeline)
+    found = hideable_collectives(ops, startable_ops(ops, timeline.mesh), timeline)
     assert len(found) == (part > 0.05)
 
 
@@ -56,7 +56,7 @@ def test_what_grows_starts_late_and_what_does_not_at_once(products: int, latency
     result is not held longer; an all-reduce where its operand is available."""
     for kind in (GATHER, REDUCE):
         ops, timeline = beside(kind, products, latency)
-        found = hideable(ops, startable(ops, timeline.mesh), timeline)
+        found = hideable_collectives(ops, startable_ops(ops, timeline.mesh), timeline)
         schedule = StartSchedule(ops, timeline, found)
         (start,) = schedule.starts.values()
         late = max(0, products - ceil((latency + SENDING) / PRODUCT))

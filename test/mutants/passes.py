@@ -375,4 +375,22 @@ MUTANTS = [
         '"data": f"inline-calls,data-parallel,assign-stages,propagate-strategies,{_LAID_OUT}"',
         "test/pipelines/test_modes.py::test_a_mode_is_its_pipeline",
     ),
+    Mutant(
+        "gathered values are retained for nothing",
+        "What a retained value needs is not counted where others are retained later.",
+        "passes/retain_gathered.py",
+        "needless_gathers",
+        "needed += more",
+        "pass",
+        "test/passes/test_retain_gathered.py",
+    ),
+    Mutant(
+        "what is not needed after the forward part takes no memory",
+        "A gathered value is retained whatever is live before it is used again.",
+        "passes/retain_gathered.py",
+        "needless_gathers",
+        "if (needed + more).max() <= peak:",
+        "if True:",
+        "test/filecheck/retain-gathered/rules.ir",
+    ),
 ]
