@@ -65,8 +65,8 @@ from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.traffic import cut, shares, within
 
 MAX_COUNTED_DEVICES = 64
-"""The maximum number of devices for which a bound of time counts the elements that each device
-lacks, where shards are uneven: on more the count costs more than it saves."""
+"""Bounds the devices on which elements of uneven shards are counted device by device, in bounds of
+time and in tables of paths: on more the count takes longer than it saves."""
 
 
 def refined(mesh: Mesh, source: Layout, target: Layout) -> tuple[Layout, Layout]:

@@ -15,12 +15,11 @@ from itertools import pairwise
 import numpy as np
 
 from shardir.algebra.arrays import Indices, Table
-from shardir.algebra.exchange_costs import ManyExchanges
+from shardir.algebra.exchange_costs import ManyExchanges, SplitArrays
 from shardir.algebra.forms import copying
 from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.retained import RetainedTables
-from shardir.algebra.split_arrays import SplitArrays
 from shardir.algebra.traffic import within
 
 MAX_COUNTED = 1_000_000

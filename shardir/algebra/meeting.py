@@ -21,12 +21,11 @@ import numpy as np
 from shardir.algebra.arrays import Indices
 from shardir.algebra.collectives import AxisState, CollectiveStep
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.exchange_costs import ManyExchanges
+from shardir.algebra.exchange_costs import ManyExchanges, SplitArrays
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
 from shardir.algebra.moves import RedistributionProblem
 from shardir.algebra.plan_costs import PlanCosts
-from shardir.algebra.split_arrays import SplitArrays
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 

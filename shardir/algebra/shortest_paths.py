@@ -1,10 +1,10 @@
-"""Shortest paths over single moves: all of them, or that from one layout to another.
+"""Shortest paths over single moves: between all layouts, or from one layout to another.
 
-Of equal ones that of fewer collectives is preferred, then that without an exchange, which is an
-irregular all-to-all in libraries.
+Of paths of equal time the one of fewer collectives is preferred, then one without an exchange,
+which libraries implement as an irregular all-to-all.
 
-Of one path all layouts that are on such paths are found first, from both ends: few of the many in a
-table. The paths between these alone are found as all are, so that the same one is preferred.
+A single-pair query first finds the layouts on any shortest path, by distances from both ends. They
+are few. `all_paths` between these layouts then prefers the path that it prefers in the whole table.
 """
 
 from itertools import pairwise
@@ -14,40 +14,43 @@ from typing import Any
 import numpy as np
 
 from shardir.algebra.arrays import Flags, Table
-from shardir.algebra.route_tables import PREFERENCE
 
 SmallIndices = np.ndarray[Any, np.dtype[np.int16]]
-"""The indices of layouts, or of tables, in few bytes: there is one for each path."""
+"""Indices of layouts in two bytes, since there is one for each path."""
 
 Paths = tuple[Table, SmallIndices]
-"""The lengths of the shortest paths, and the first layout of each: [from, to]."""
+"""The seconds of the shortest paths, and the next layout of each: [from, to]."""
+
+PREFERENCE = 1e-9
+"""The relative time that breaks ties: a path of one regular collective may exceed an exchange by
+it, and each further collective must save a few times as much. Far below the error of the model."""
 
 MAX_ROUNDING = 1e-12
-"""The largest relative rounding error of a path's time. Less than PREFERENCE, so that of paths of
-equal time the preferred one is taken."""
+"""Bounds the relative rounding error of a path's time. Below PREFERENCE, so that rounding does not
+decide between paths of equal time."""
 
 MARGIN = 1e-6
-"""The relative time by which a preferred path exceeds the shortest one, at most: PREFERENCE for
-each of its moves, some times."""
+"""Bounds the relative time by which a preferred path exceeds the shortest one: a few PREFERENCE for
+each of its moves."""
 
 
-def all_paths(each: Table, exchanged: Flags) -> Paths:
+def all_paths(moves: Table, exchanged: Flags) -> Paths:
     """Return the shortest paths between all layouts (Floyd and Warshall).
 
     Args:
-        each: the seconds of the single moves, infinite where there is none: [from, to].
-        exchanged: which of them are exchanges.
+        moves: the seconds of single moves, infinite where there is none: [from, to].
+        exchanged: the mask of the moves that are exchanges: [from, to].
     """
-    n, seconds = len(each), each.copy()
+    n, seconds = len(moves), moves.copy()
     np.fill_diagonal(seconds, 0.0)
     via = np.tile(np.arange(n, dtype=np.int16), (n, 1))
     weight = np.where(exchanged, seconds * (1 + PREFERENCE), seconds)
     limit, path = weight * (1 - MAX_ROUNDING), np.empty((n, n))
     for k in np.flatnonzero(np.isfinite(seconds).sum(axis=0) > 1):
-        first, then = weight[:, k], weight[k]
-        np.add.outer(first * (1 + 3 * PREFERENCE), then * (1 + 3 * PREFERENCE), out=path)
-        path[first == 0] = then  # one move: the other part communicates nothing
-        path[:, then == 0] = first[:, None]
+        head, tail = weight[:, k], weight[k]
+        np.add.outer(head * (1 + 3 * PREFERENCE), tail * (1 + 3 * PREFERENCE), out=path)
+        path[head == 0] = tail  # one collective only: the head is local
+        path[:, tail == 0] = head[:, None]
         better = np.flatnonzero(path < limit)
         i, j = np.divmod(better, n)
         weight.flat[better] = path.flat[better]
@@ -58,34 +61,34 @@ def all_paths(each: Table, exchanged: Flags) -> Paths:
 
 
 def path_of(via: SmallIndices, i: int, j: int) -> list[tuple[int, int]]:
-    """Return the moves of a path: the layouts before and after each."""
+    """Return the moves of the path from i to j, each as the numbers of two layouts."""
     path = [i]
     while path[-1] != j:
         path.append(int(via[path[-1], j]))
     return [*pairwise(path)]
 
 
-def path_between(each: Table, exchanged: Flags, i: int, j: int) -> list[tuple[int, int]] | None:
-    """Return the moves of the path of `all_paths` from one layout to another; None if there is
-    none."""
-    after, before = _lengths(each, i, j), _lengths(each.T, j, i)
+def find_path(moves: Table, exchanged: Flags, i: int, j: int) -> list[tuple[int, int]] | None:
+    """Return the moves of the path of `all_paths` from i to j; None if there is no path."""
+    after, before = _distances(moves, i, j), _distances(moves.T, j, i)
     if after[j] == inf:
         return None
-    some = np.flatnonzero(after + before <= after[j] * (1 + MARGIN))
-    among = np.ix_(some, some)
-    _, via = all_paths(each[among], exchanged[among])
-    moves = path_of(via, *np.searchsorted(some, (i, j)).tolist())
-    return [(int(some[k]), int(some[l])) for k, l in moves]
+    near = np.flatnonzero(after + before <= after[j] * (1 + MARGIN))
+    square = np.ix_(near, near)
+    _, via = all_paths(moves[square], exchanged[square])
+    path = path_of(via, *np.searchsorted(near, (i, j)).tolist())
+    return [(int(near[k]), int(near[l])) for k, l in path]
 
 
-def _lengths(each: Table, start: int, end: int) -> Table:
-    """Return the lengths of the shortest paths from one layout to those that are hardly further
-    than the end; to others at least these (Bellman and Ford)."""
-    found = each[start].copy()
-    found[start] = 0.0
-    changed = found < inf
-    while (changed := np.flatnonzero(changed & (found <= found[end] * (1 + MARGIN)))).size:
-        before = found.copy()
-        np.minimum(found, (found[changed, None] + each[changed]).min(axis=0), out=found)
-        changed = found < before
-    return found
+def _distances(moves: Table, start: int, end: int) -> Table:
+    """Return the distances from `start` (Bellman and Ford): exact up to MARGIN beyond the distance
+    of `end`, upper bounds further away."""
+    distances = moves[start].copy()
+    distances[start] = 0.0
+    changed = distances < inf
+    while (changed := np.flatnonzero(changed & (distances <= distances[end] * (1 + MARGIN)))).size:
+        before = distances.copy()
+        relaxed = (distances[changed, None] + moves[changed]).min(axis=0)
+        np.minimum(distances, relaxed, out=distances)
+        changed = distances < before
+    return distances

@@ -157,7 +157,7 @@ class TransferCosts:
             shared = self._in_buckets(size, itemsize, shares).min(axis=0)
             even = self.routes.even(shape)
             shared = np.where(even[:, None] & even, shared, inf)
-            each = np.minimum(self.routes.each(shape, itemsize), shared)
+            each = np.minimum(self.routes.single_move_seconds(shape, itemsize), shared)
             for ends, prices in self._uneven_moves(shape, itemsize, even):
                 shared = prices.in_buckets(shares, self.routes.mesh)
                 each[*ends.T] = np.minimum(each[*ends.T], shared)
@@ -207,7 +207,7 @@ class TransferCosts:
         if hops is None:
             return None
         size, total, found = prod(shape) * itemsize, 0.0, dict[BucketKey, float]()
-        each, even = self.routes.each(shape, itemsize), self.routes.even(shape)
+        each, even = self.routes.single_move_seconds(shape, itemsize), self.routes.even(shape)
         mesh = self.routes.mesh
         for i, j in hops:
             step = self.routes.step(shape, itemsize, i, j)

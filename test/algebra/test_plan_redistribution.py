@@ -295,7 +295,9 @@ def test_a_move_costs_the_same_beside_unsharded_dimensions():
         if source in two.index and target in two.index:
             ends = two.index[source], two.index[target]
             for size in (1, 10**3, 10**8):
-                many = two.each((64, 64 * size), 4)
-                assert many[ends] == pytest.approx(one.each((64**2 * size,), 4)[i, j])
+                many = two.single_move_seconds((64, 64 * size), 4)
+                assert many[ends] == pytest.approx(
+                    one.single_move_seconds((64**2 * size,), 4)[i, j]
+                )
             compared += 1
     assert compared > 100

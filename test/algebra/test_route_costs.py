@@ -28,7 +28,7 @@ CASES = [
 def test_moves_cost_the_same_together_as_each_alone(mesh: Mesh, rank: int) -> None:
     known, compared = Routes(mesh, rank, "sum", mesh.names), {"exchange": 0}
     shape = (mesh.size,) * rank
-    together, every = known.each(shape, 4), extent(len(known.layouts) // 3, 1)
+    together, every = known.single_move_seconds(shape, 4), extent(len(known.layouts) // 3, 1)
     for (i, j), step in single_moves(known).items():
         if step.kind != "exchange" or (i + 3 * j) % every == 0:
             alone = step_seconds(mesh, shape, known.layouts[i], step, 4)

@@ -10,7 +10,7 @@ from support.algebra.random_routes import random_cluster
 
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.routes import Routes, routes
-from shardir.algebra.shortest_paths import Paths, all_paths, path_between, path_of
+from shardir.algebra.shortest_paths import Paths, all_paths, find_path, path_of
 
 
 def shortest(each: np.ndarray, start: int) -> list[float]:
@@ -30,7 +30,7 @@ def same_as_all(each: np.ndarray, exchanged: np.ndarray, paths: Paths, i: int, j
     """Whether the path of a pair is that of the table of all; True if there is one."""
     lengths, via = paths
     expected = None if lengths[i, j] == inf else path_of(via, i, j)
-    assert path_between(each, exchanged, i, j) == expected
+    assert find_path(each, exchanged, i, j) == expected
     return expected is not None
 
 

@@ -10,5 +10,5 @@ def single_moves(known: Routes) -> dict[tuple[int, int], CollectiveStep]:
     """Return the move from one layout to another of a tensor that all split evenly, where there is
     one: by the indices of both."""
     shape = (known.mesh.size,) * known.rank
-    ends = np.argwhere(np.isfinite(known.each(shape, 1))).tolist()
+    ends = np.argwhere(np.isfinite(known.single_move_seconds(shape, 1))).tolist()
     return {(i, j): known.step(shape, 1, i, j) for i, j in ends}
