@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations, permutations
 
-from shardir.algebra.bound import crossing, refined
+from shardir.algebra.bound import crossing, latency_bound, refined, seconds_bound
 from shardir.algebra.collectives import AxisState, CollectiveStep, between
 from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, sizes_of
 from shardir.algebra.routes import full_axes, parts
+from shardir.algebra.steps import step_seconds
 from shardir.algebra.traffic import cut, sub_axes_of_primes
 
 REPLICATED, SHARDED, PARTIAL, ROOT = AxisState
@@ -198,6 +199,35 @@ class RedistributionProblem:
             for dim, have in enumerate(now.dims):
                 if self.nests(dim, have, have + axes):
                     yield self.move(PARTIAL, SHARDED, now, axes, dim)
+
+
+class PlanCosts:
+    """The seconds of steps of a problem, and lower bounds of the seconds of plans."""
+
+    def __init__(self, problem: RedistributionProblem, itemsize: int):
+        self.problem, self.itemsize = problem, itemsize
+        self._latencies: dict[tuple[str, Axes], float] = {}
+
+    def seconds(self, before: Layout, step: CollectiveStep) -> float:
+        """Return the seconds of a step in its fastest form."""
+        return step_seconds(self.problem.mesh, self.problem.shape, before, step, self.itemsize)
+
+    def latency(self, step: CollectiveStep) -> float:
+        """Return the latency of a step: a lower bound of its seconds."""
+        if (latency := self._latencies.get((step.kind, step.axes))) is None:
+            mesh = self.problem.mesh
+            latency = step.forms(mesh)[0].latency if step.communicates(mesh) else 0.0
+            self._latencies[step.kind, step.axes] = latency
+        return latency
+
+    def bound(self, source: Layout, target: Layout) -> float:
+        """Return a lower bound of the seconds of any plan between two layouts."""
+        p = self.problem
+        return seconds_bound(p.mesh, p.shape, source, target, self.itemsize)
+
+    def latency_bound(self, source: Layout, target: Layout) -> float:
+        """Return a lower bound of the latencies of any plan between two layouts."""
+        return latency_bound(self.problem.mesh, source, target)
 
 
 @lru_cache(maxsize=256)

@@ -1,14 +1,23 @@
 """Redistributions: the collectives and slices of minimum estimated time between two layouts.
 
-A plan is a shortest path: layouts are nodes, moves are edges, and the length of a move is its
-estimated time on the mesh's links. Between layouts of full axes that are even the path is known,
-and between all layouts of few axes (routes.py). Otherwise a few candidates are tried: the named
-collectives in a fixed order, and one exchange in which each device fetches exactly the elements
-that it lacks, perhaps after a reduction of partial values; so every layout can be reached. If the
-fastest of them is slower than the lower bound, A* searches (planner.py).
+    layouts                     [..., x] splits a dimension over the axes x; P(a) is partial over a
+    moves, single steps (moves.py)
+      1. [..., x, a] -> [..., x]                 all_gather
+      2. [..., x] -> [..., x, a]                 all_slice, local
+      3. [x, a; y] -> [x; y, a]                  all_to_all
+      4. [..., x] P(a) -> [..., x]               all_reduce
+      5. [..., x] P(a) -> [..., x, a]            reduce_scatter
+      6. [..., x] -> [..., x] P(a)               replicated_to_partial, local
+      7. [..., x, a] -> [..., x] P(a)            sharded_to_partial, local
+      8. [..., x] -> [..., y]                    exchange: each device fetches what it lacks
+    price                       the seconds of a move in its fastest form, with packing (steps.py)
+    search                      a plan is a shortest path: layouts are nodes, moves are edges
+      table                     routes.py: even layouts over a mesh's axes, all layouts of few axes
+      candidates                plan_candidates.py: moves 1 to 7 in a fixed order, or one exchange
+      A*                        planner.py, with the lower bound of bound.py; and bidirectional.py
 
-Devices communicate from their own memory. So where a layout is `on host`, a copy is before the
-first collective of the plan, or after the last, beside the smallest shard that is there.
+Devices communicate from their own memory. If a layout is `on host`, a copy precedes the first
+collective of the plan, or follows the last one, at the step with the smallest shard.
 """
 
 from dataclasses import dataclass, replace
@@ -21,8 +30,8 @@ from shardir.algebra.garbage import no_gc
 from shardir.algebra.layout import MOST_ELEMENTS, Layout, Shape, is_countable
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.moves import RedistributionProblem
-from shardir.algebra.planner import Search, known_path
-from shardir.algebra.recipe import Recipe
+from shardir.algebra.plan_candidates import FixedOrder, known_path
+from shardir.algebra.planner import Search
 from shardir.algebra.steps import (
     elements,
     step_memory,
@@ -47,33 +56,34 @@ class Redistribution:
     @property
     def received_bytes(self) -> int:
         """The sum over the steps of the bytes received by the device that receives most."""
-        return _received(self.shape, self.mesh, self.source, self.steps)[0] * BYTES[self.dtype]
+        return (
+            _received_elements(self.shape, self.mesh, self.source, self.steps)[0]
+            * BYTES[self.dtype]
+        )
 
     @property
     def bound_bytes(self) -> int:
-        """The bytes that a device must receive in any plan."""
+        """A lower bound of `received_bytes` of any plan."""
         return bound(self.mesh, self.shape, self.source, self.target) * BYTES[self.dtype]
 
     @property
     def peak_bytes(self) -> int:
         """The maximum over the steps of operand, result and buffers on one device."""
-        return _peak(self.shape, self.mesh, self.source, self.steps) * BYTES[self.dtype]
+        return _peak_elements(self.shape, self.mesh, self.source, self.steps) * BYTES[self.dtype]
 
     @property
     def seconds(self) -> float:
-        """The estimated time of all steps on the mesh's cluster."""
+        """The estimated seconds of all steps on the mesh's cluster."""
         return steps_seconds(self.mesh, self.shape, self.source, self.steps, BYTES[self.dtype])
 
     def __str__(self) -> str:
         lines = [f"[{self.source}] -> [{self.target}]"]
         lines += [f"  {s}" for s in self.steps] or ["  nothing"]
-        return "\n".join(
-            [
-                *lines,
-                f"  receives {self.received_bytes} B (at least {self.bound_bytes} B), "
-                f"peak {self.peak_bytes} B, {self.seconds:.3g} s",
-            ]
+        lines.append(
+            f"  receives {self.received_bytes} B (at least {self.bound_bytes} B), "
+            f"peak {self.peak_bytes} B, {self.seconds:.3g} s"
         )
+        return "\n".join(lines)
 
 
 def plan_redistribution(
@@ -89,14 +99,13 @@ def plan_redistribution(
 
     Args:
         shape: the global shape.
-        dtype: of an element, as types spell it: f32.
-        cluster: the devices and links, if not those of the mesh.
-        memory: the maximum number of bytes of a device.
+        dtype: the element type, as in the IR: f32.
+        cluster: devices and links; those of the mesh if None.
+        memory: the maximum bytes of a device.
 
     Raises:
         ShardirError: a layout or the cluster does not fit the mesh or the shape (the message has
-            the code of the invariant), there is no such element type, or no plan is within
-            `memory`.
+            the code of the invariant), the element type is unknown, or no plan is within `memory`.
     """
     if not isinstance(mesh, Mesh):
         raise ShardirError(f"expected a Mesh, got {mesh!r}; use shardir.algebra.mesh.Mesh")
@@ -140,8 +149,7 @@ def plan(
     itemsize: int = 4,
     memory: int | None = None,
 ) -> tuple[CollectiveStep, ...]:
-    """Return the steps from `source` to `target` for a tensor of global `shape`, between their
-    normal forms.
+    """Return the steps from `source` to `target`, in normal form, for a tensor of global `shape`.
 
     Raises:
         ShardirError: no plan is within `memory`.
@@ -153,31 +161,31 @@ def plan(
     if memory is None and (known := known_plan(shape, mesh, source, target, itemsize)) is not None:
         return known
     with no_gc():
-        found = _searched(RedistributionProblem.of(mesh, shape, source, target), itemsize, memory)
-    return _joined(mesh, found)
+        problem = RedistributionProblem.of(mesh, shape, source, target)
+        return _merge_slices(mesh, _search(problem, itemsize, memory))
 
 
 @lru_cache(maxsize=65536)
 def known_plan(
     shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int
 ) -> tuple[CollectiveStep, ...] | None:
-    """Return the plan between two normal forms that is the path of a table; None where there is
-    none, so that a plan has to be searched for."""
+    """Return the plan between two normal forms that is a path of a table; None if no table has
+    it."""
     path = known_path(shape, mesh, source, target, itemsize)
-    return None if path is None else _joined(mesh, tuple(path))
+    return None if path is None else _merge_slices(mesh, tuple(path))
 
 
-def _searched(
+def _search(
     problem: RedistributionProblem, itemsize: int, memory: int | None
 ) -> tuple[CollectiveStep, ...]:
-    """Return the plan that is searched for.
+    """Return the fastest plan of a search.
 
     Raises:
-        ShardirError: none is within the memory.
+        ShardirError: no plan is within the memory.
     """
     search = Search(problem, itemsize, memory)
-    found = search.run()
-    if found is None:
+    steps = search.run()
+    if steps is None:
         needed = search.refused
         while (smaller := Search(problem, itemsize, needed)).run() is None:
             needed = smaller.refused
@@ -185,14 +193,17 @@ def _searched(
             f"expected a plan from [{problem.source}] to [{problem.target}] within {memory} B on a "
             f"device, got one of {needed} B at the minimum; use as many"
         )
-    return found
+    return steps
 
 
 def _with_copies(
     shape: Shape, mesh: Mesh, source: Layout, target: Layout, steps: tuple[CollectiveStep, ...]
 ) -> tuple[CollectiveStep, ...]:
-    """Return the steps of a plan in device memory, with the copies that its ends `on host` need:
-    each at the smallest shard, of several one from the host at the first, to it at the last."""
+    """Return the steps of a plan in device memory, with the host copies that its ends need.
+
+    A copy stands where the shard is smallest; among equal shards a copy from the host first, a copy
+    to the host last.
+    """
     moving = [i for i, step in enumerate(steps) if step.communicates(mesh)]
     if source.host and target.host and not moving:
         return tuple(replace(s, layout=s.layout.on_host) for s in steps)
@@ -201,20 +212,20 @@ def _with_copies(
     first, last = (moving[0], moving[-1] + 1) if moving else (len(steps), 0)
     up = min(range(first + 1), key=sizes.__getitem__) if source.host else -1
     down = min(range(len(steps), last - 1, -1), key=sizes.__getitem__) if target.host else -1
-    found: list[CollectiveStep] = []
+    copied: list[CollectiveStep] = []
     on_host = source.host
     for i, layout in enumerate(layouts):
         if i:
-            made = steps[i - 1]
-            found.append(replace(made, layout=layout.on_host) if on_host else made)
+            step = steps[i - 1]
+            copied.append(replace(step, layout=layout.on_host) if on_host else step)
         if i in (up, down):
             on_host = not on_host
-            found.append(CollectiveStep("copy", (), layout.on_host if on_host else layout))
-    return tuple(found)
+            copied.append(CollectiveStep("copy", (), layout.on_host if on_host else layout))
+    return tuple(copied)
 
 
-def _joined(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[CollectiveStep, ...]:
-    """Return the steps in normal form, consecutive slices of one dimension as one."""
+def _merge_slices(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[CollectiveStep, ...]:
+    """Return the steps in normal form, with consecutive slices of one dimension merged."""
     out: list[CollectiveStep] = []
     for s in steps:
         before = out[-1] if out else None
@@ -230,14 +241,14 @@ def _joined(mesh: Mesh, steps: tuple[CollectiveStep, ...]) -> tuple[CollectiveSt
 
 def received(shape: Shape, mesh: Mesh, source: Layout, target: Layout) -> tuple[int, int]:
     """Return the elements that one device receives by the plan, and the number of collectives."""
-    return _received(shape, mesh, source, plan(shape, mesh, source, target))
+    return _received_elements(shape, mesh, source, plan(shape, mesh, source, target))
 
 
 @lru_cache(maxsize=65536)
 def estimated_seconds(
     shape: Shape, mesh: Mesh, source: Layout, target: Layout, itemsize: int
 ) -> float:
-    """Return the estimated time of the planned redistribution."""
+    """Return the estimated seconds of the planned redistribution."""
     steps = plan(shape, mesh, source, target, itemsize)
     return steps_seconds(mesh, shape, source, steps, itemsize)
 
@@ -245,13 +256,14 @@ def estimated_seconds(
 def named_collectives(
     shape: Shape, mesh: Mesh, source: Layout, target: Layout
 ) -> list[CollectiveStep]:
-    """Return the plan of named collectives alone, in their fixed order."""
-    return Recipe(RedistributionProblem.of(mesh, shape, source, target)).run()
+    """Return the plan of named collectives in their fixed order."""
+    return FixedOrder(RedistributionProblem.of(mesh, shape, source, target)).run()
 
 
-def _received(
+def _received_elements(
     shape: Shape, mesh: Mesh, source: Layout, steps: tuple[CollectiveStep, ...]
 ) -> tuple[int, int]:
+    """Return the elements that one device receives, and the number of collectives."""
     total, layout = 0, source
     for step in steps:
         total += step_received(mesh, shape, layout, step)
@@ -259,7 +271,10 @@ def _received(
     return total, sum(s.communicates(mesh) for s in steps)
 
 
-def _peak(shape: Shape, mesh: Mesh, source: Layout, steps: tuple[CollectiveStep, ...]) -> int:
+def _peak_elements(
+    shape: Shape, mesh: Mesh, source: Layout, steps: tuple[CollectiveStep, ...]
+) -> int:
+    """Return the maximum over the steps of the elements that live on one device."""
     layout, retained = source, elements(mesh, shape, source)
     maximum = retained
     for step in steps:

@@ -22,13 +22,13 @@ MUTANTS = [
         "test/algebra/test_plan_brute_force.py test/algebra/test_every_path.py",
     ),
     Mutant(
-        "ends meet in the shortest exchange",
-        "Where the ends of plans meet, the fastest exchange is taken instead of the fastest plan.",
-        "shardir/algebra/meeting.py",
-        "_joined",
+        "both ends take the shortest exchange",
+        "Between both frontiers the fastest exchange is taken instead of the fastest plan.",
+        "shardir/algebra/bidirectional.py",
+        "_join",
         "np.where(np.isnan(rate), inf, latency + rate * size) + sums[i, j]",
         "np.where(np.isnan(rate), inf, latency + rate * size)",
-        "test/algebra/test_meeting.py::test_a_meeting_is_the_fastest_plan_with_an_exchange",
+        "test/algebra/test_bidirectional.py::test_both_ends_find_the_fastest_plan_with_an_exchange",
     ),
     Mutant(
         "the bound of a reduce-scatter is too high",

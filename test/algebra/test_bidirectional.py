@@ -10,13 +10,12 @@ from support.algebra.single_moves import single_moves
 from support.extent import extent
 
 from shardir.algebra.arrays import Table
+from shardir.algebra.bidirectional import search_both_ends
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.exchange import exchange_axes
-from shardir.algebra.meeting import meeting
 from shardir.algebra.mesh import Axes, Mesh
-from shardir.algebra.moves import RedistributionProblem
+from shardir.algebra.moves import PlanCosts, RedistributionProblem
 from shardir.algebra.notation import parse_layout
-from shardir.algebra.plan_costs import PlanCosts
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.algebra.routes import Routes
 from shardir.algebra.steps import step_seconds, steps_seconds
@@ -32,7 +31,7 @@ BEFORE = (
 AFTER = ("all_slice", "all_gather", "replicated_to_partial", "sharded_to_partial")
 
 
-def test_a_meeting_is_the_fastest_plan_with_an_exchange() -> None:
+def test_both_ends_find_the_fastest_plan_with_an_exchange() -> None:
     """Between slices and reductions before, and slices and gathers after: all paths, by
     Floyd and Warshall over the moves of each part. Steps are over the problem's runs of
     axes."""
@@ -69,7 +68,7 @@ def test_a_meeting_is_the_fastest_plan_with_an_exchange() -> None:
     for _ in range(extent(4, 25)):
         i, j = random.sample(range(n), 2)
         problem = RedistributionProblem.of(mesh, shape, every[i], every[j])
-        found = meeting(problem, 4, 1.0, PlanCosts(problem, 4))
+        found = search_both_ends(problem, 4, 1.0, PlanCosts(problem, 4))
         by_steps = steps_seconds(mesh, shape, problem.source, found.steps, 4)
         best = joined(i, j, problem.runs)
         np.testing.assert_allclose(found.seconds, by_steps, rtol=1e-9)
@@ -78,7 +77,7 @@ def test_a_meeting_is_the_fastest_plan_with_an_exchange() -> None:
     assert exchanged > 1, "few plans have an exchange"
 
 
-def test_a_meeting_is_as_fast_as_by_way_of_a_third_layout() -> None:
+def test_both_ends_find_a_plan_as_fast_as_by_way_of_a_third_layout() -> None:
     """If A* from the source ends with a plan that takes longer: of 64 devices, each sum of four
     of which is to be split as neither end is."""
     mesh, shape = Mesh("m", (("a", 8), ("b", 8)), load("h200").part(64)), (32000, 32000)
@@ -86,4 +85,4 @@ def test_a_meeting_is_as_fast_as_by_way_of_a_third_layout() -> None:
     layouts = [parse_layout(f"@m, {end}") for end in ends]
     limit = sum(estimated_seconds(shape, mesh, *pair, 4) for pair in pairwise(layouts))
     problem = RedistributionProblem.of(mesh, shape, layouts[0], layouts[-1])
-    assert 0 < meeting(problem, 4, limit, PlanCosts(problem, 4)).seconds < limit
+    assert 0 < search_both_ends(problem, 4, limit, PlanCosts(problem, 4)).seconds < limit

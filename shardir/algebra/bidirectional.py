@@ -1,13 +1,13 @@
-"""Plans whose two ends meet in one exchange.
+"""Bidirectional search: plans of a forward path, one exchange, and a backward path.
 
     [{a}, {}], partial sum {b}
-      -> [{a, b}, {}]            after the source: slices and reductions make shards smaller
+      -> [{a, b}, {}]            forward from the source: slices and reductions shrink shards
       -> [{b, a}, {c}]           one exchange
-      -> [{b}, {}]               before the target: gathers make shards larger
+      -> [{b}, {}]               backward from the target: gathers grow shards
 
-A search from the source alone prices an exchange before it prices what follows. Here the fastest
-paths from the source without an exchange, and those to the target, are found first. Then all
-exchanges between their ends are priced at once (exchange_costs.py), and the fastest sum is taken.
+A search from the source alone must price an exchange before the steps after it. Here both frontiers
+are searched without exchanges first. Then all exchanges between them are priced at once
+(exchange_costs.py), and the fastest sum is the plan.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,138 +24,150 @@ from shardir.algebra.exchange import exchange_axes
 from shardir.algebra.exchange_costs import ManyExchanges, SplitArrays
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axes
-from shardir.algebra.moves import RedistributionProblem
-from shardir.algebra.plan_costs import PlanCosts
+from shardir.algebra.moves import PlanCosts, RedistributionProblem
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
 MAX_STEPS = 1500
-"""The maximum number of steps that are priced from either end."""
+"""Bounds the steps that are priced from either end, as MAX_PRICED of planner.py bounds A*."""
 
 MAX_EXCHANGES = 200_000
-"""The maximum number of exchanges that are priced at once, which limits the memory."""
+"""Bounds the exchanges that are priced at once, and so the memory of the arrays of their costs."""
 
 
 class Path(NamedTuple):
-    """The time of some steps, and the steps."""
+    """Consecutive steps, and their seconds."""
 
     seconds: float
     steps: tuple[CollectiveStep, ...]
 
 
 class Neighbour(NamedTuple):
-    """A layout that one step leads to, or from: the step is always in the plan's direction."""
+    """The layout at the other end of a step. The step goes from `before` in the direction of the
+    plan."""
 
     layout: Layout
     step: CollectiveStep
     before: Layout
 
 
-def meeting(problem: RedistributionProblem, itemsize: int, best: float, costs: PlanCosts) -> Path:
-    """Return the fastest plan with an exchange between named collectives and local steps, if it
-    takes less than `best` seconds; else no steps, and `best`.
+def search_both_ends(
+    problem: RedistributionProblem, itemsize: int, best: float, costs: PlanCosts
+) -> Path:
+    """Return the fastest plan of a forward path, an exchange and a backward path; no steps, and
+    `best`, unless it takes less than `best` seconds.
 
     Args:
         problem: of layouts whose sub-axes do not cross.
         itemsize: the bytes of an element.
         costs: of the steps of the problem.
     """
-    p, found = problem, Path(best, ())
+    p, plan = problem, Path(best, ())
 
-    def left(layout: Layout) -> float:
+    def remaining(layout: Layout) -> float:
         return costs.bound(layout, p.target)
 
-    def so_far(layout: Layout) -> float:
+    def elapsed(layout: Layout) -> float:
         return costs.bound(p.source, layout)
 
-    after_source = _reached(p, costs, best, p.source, _following, left)
-    before_target = _reached(p, costs, best, p.target, _preceding, so_far)
-    for ends in dict.fromkeys((l.partial, l.reduction) for l in before_target):
+    forward = _search(p, costs, best, p.source, _successors, remaining)
+    backward = _search(p, costs, best, p.target, _predecessors, elapsed)
+    for partial in dict.fromkeys((l.partial, l.reduction) for l in backward):
         heads, tails = (
-            sorted((x for x in some.items() if _is_end(p, x[0], ends)), key=lambda x: x[1].seconds)
-            for some in (after_source, before_target)
+            sorted(
+                (x for x in paths.items() if _can_exchange(p, x[0], partial)),
+                key=lambda x: x[1].seconds,
+            )
+            for paths in (forward, backward)
         )
         if heads and tails:
-            found = min(found, _joined(p, itemsize, heads, tails, found), key=lambda x: x.seconds)
-    return found
+            plan = _join(p, itemsize, heads, tails, plan)
+    return plan
 
 
-def _is_end(problem: RedistributionProblem, layout: Layout, ends: tuple[Axes, str]) -> bool:
-    """Whether a layout is partial as an end, and splits the tensor evenly."""
-    same = (layout.partial, layout.reduction) == ends
-    return same and layout.even(problem.mesh, problem.shape)
+def _can_exchange(
+    problem: RedistributionProblem, layout: Layout, partial: tuple[Axes, str]
+) -> bool:
+    """Whether a layout has these partial axes and this reduction, and splits the tensor evenly."""
+    is_equal = (layout.partial, layout.reduction) == partial
+    return is_equal and layout.even(problem.mesh, problem.shape)
 
 
-PathEnds = list[tuple[Layout, Path]]
+Frontier = list[tuple[Layout, Path]]
 
 
-def _joined(
-    problem: RedistributionProblem, itemsize: int, heads: PathEnds, tails: PathEnds, found: Path
+def _join(
+    problem: RedistributionProblem, itemsize: int, heads: Frontier, tails: Frontier, best: Path
 ) -> Path:
-    """Return the fastest plan of a head, an exchange and a tail, if it is faster than `found`."""
+    """Return the fastest plan of a head, an exchange and a tail; `best` if none is faster."""
     mesh, size = problem.mesh, prod(problem.shape) * itemsize
-    (old, source), (new, target) = _splits(heads), _splits(tails)
+    (old, source), (new, target) = _split_numbers(heads), _split_numbers(tails)
     sums = np.array([h.seconds for _, h in heads])[:, None] + [t.seconds for _, t in tails]
-    first, last = np.nonzero(sums < found.seconds)
+    first, last = np.nonzero(sums < best.seconds)
     exchanges = ManyExchanges(mesh, SplitArrays(mesh, old), SplitArrays(mesh, new))
     for start in range(0, len(first), MAX_EXCHANGES):
         i, j = (x[start : start + MAX_EXCHANGES] for x in (first, last))
         latency, rate = exchanges.lowest(source[i], target[j])
-        some = latency + rate * size + sums[i, j] < found.seconds
-        i, j = i[some], j[some]
+        faster = latency + rate * size + sums[i, j] < best.seconds
+        i, j = i[faster], j[faster]
         latency, rate = exchanges.costs(source[i], target[j])
         seconds = np.where(np.isnan(rate), inf, latency + rate * size) + sums[i, j]
         k = int(seconds.argmin()) if len(seconds) else -1
-        if len(seconds) and seconds[k] < found.seconds:
-            (here, head), (there, tail) = heads[i[k]], tails[j[k]]
-            step = CollectiveStep("exchange", exchange_axes(here, there), there)
-            between = () if here == there else (step,)
-            found = Path(float(seconds[k]), (*head.steps, *between, *tail.steps))
-    return found
+        if len(seconds) and seconds[k] < best.seconds:
+            (before, head), (after, tail) = heads[i[k]], tails[j[k]]
+            step = CollectiveStep("exchange", exchange_axes(before, after), after)
+            middle = () if before == after else (step,)
+            best = Path(float(seconds[k]), (*head.steps, *middle, *tail.steps))
+    return best
 
 
-def _splits(ends: PathEnds) -> tuple[list[Axes], Indices]:
-    """Return the splits of a dimension that occur, and their numbers: [end, dimension]."""
+def _split_numbers(frontier: Frontier) -> tuple[list[Axes], Indices]:
+    """Return the distinct splits of a dimension, and their numbers: [layout, dimension]."""
     numbers: dict[Axes, int] = {}
-    found = [[numbers.setdefault(axes, len(numbers)) for axes in l.dims] for l, _ in ends]
-    return list(numbers), np.array(found)
+    rows = [[numbers.setdefault(axes, len(numbers)) for axes in l.dims] for l, _ in frontier]
+    return list(numbers), np.array(rows)
 
 
-def _reached(
+def _search(
     problem: RedistributionProblem, costs: PlanCosts, best: float, start: Layout,
     neighbours: Callable[[RedistributionProblem, Layout], Iterator[Neighbour]],
     rest: Callable[[Layout], float],
 ) -> dict[Layout, Path]:  # fmt: skip
-    """Return the fastest paths from `start`, or to it, by steps to `neighbours`, of those that with
-    the bound of what is left take less than `best` seconds: by A*, at most MAX_STEPS of it."""
+    """Return the fastest path between `start` and each layout (A*, at most MAX_STEPS steps).
+
+    Args:
+        best: a path is left out unless its seconds and `rest` are below `best`.
+        neighbours: the direction of the search.
+        rest: a lower bound of the seconds between a layout and the other end of the plan.
+    """
     p, serial, priced = problem, count(), 0
-    found, done = {start: Path(0.0, ())}, set[Layout]()
+    paths, done = {start: Path(0.0, ())}, set[Layout]()
     todo = [(rest(start), next(serial), start)]
     while todo and priced < MAX_STEPS:
         *_, layout = heappop(todo)
         if layout in done:
             continue
         done.add(layout)
-        so_far = found[layout]
+        so_far = paths[layout]
         for other, step, before in neighbours(p, layout):
             if other in done or so_far.seconds + (left := rest(other)) >= best:
                 continue
             priced += 1
             seconds = so_far.seconds + costs.seconds(before, step)
-            if seconds + left < best and (other not in found or seconds < found[other].seconds):
+            if seconds + left < best and (other not in paths or seconds < paths[other].seconds):
                 steps = (*so_far.steps, step) if before is layout else (step, *so_far.steps)
-                found[other] = Path(seconds, steps)
+                paths[other] = Path(seconds, steps)
                 heappush(todo, (seconds + left, next(serial), other))
-    return found
+    return paths
 
 
-def _following(problem: RedistributionProblem, layout: Layout) -> Iterator[Neighbour]:
+def _successors(problem: RedistributionProblem, layout: Layout) -> Iterator[Neighbour]:
     """Yield the layouts to which a local step or a reduction leads."""
     for step in (*problem.local_moves(layout), *problem.reductions(layout)):
         yield Neighbour(step.layout, step, layout)
 
 
-def _preceding(problem: RedistributionProblem, layout: Layout) -> Iterator[Neighbour]:
+def _predecessors(problem: RedistributionProblem, layout: Layout) -> Iterator[Neighbour]:
     """Yield the layouts from which a local step or an all-gather leads to this one."""
     p = problem
 
