@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.algebra.single_moves import single_moves
-from support.extent import extent
+from support.extent import extent, sampled
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.collectives import CollectiveStep
@@ -80,7 +80,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("cuts", "cluster", "rows"), CASES)
+@pytest.mark.parametrize(("cuts", "cluster", "rows"), sampled(CASES, 4))
 def test_no_path_over_any_layouts_is_faster(
     cuts: list[tuple[Axis, ...]], cluster: Cluster, rows: int
 ) -> None:
@@ -104,11 +104,11 @@ def test_no_path_over_any_layouts_is_faster(
 
 @pytest.mark.parametrize(
     ("cluster", "sizes", "shape"),
-    [
+    sampled([
         ("gloo", (3, 4), (100, 5000)), ("gloo", (2, 3, 2), (5000, 5000)), ("gloo", (8,), (7, 8)),
         ("gloo", (2, 2, 2), (7, 7)), ("pod2048", (32,), (5000, 7)), ("pod2048", (8, 4), (96, 9)),
         ("ascend910", (2, 2, 2), (64, 64)), ("gloo", (2, 2), (1024, 1024)),
-    ],
+    ], 3),
     ids=str,
 )  # fmt: skip
 def test_no_path_over_the_layouts_of_a_table_is_faster(

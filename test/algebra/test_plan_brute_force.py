@@ -36,7 +36,7 @@ from shardir.algebra.traffic import fetched, sent
 from shardir.cost.clusters import load
 
 
-@settings(max_examples=extent(60, 200), deadline=None, derandomize=True)
+@settings(max_examples=extent(25, 200), deadline=None, derandomize=True)
 @given(routes_of(2, MESHES + LEVELLED))
 def test_an_exchange_sends_and_fetches_these_elements(route: Route) -> None:
     """Counts by dimension, against those of every piece on every rank."""

@@ -39,7 +39,7 @@ laws = bench.load("laws")
 # ---- right, and fast ----
 
 
-@settings(max_examples=extent(45, 400), deadline=None, derandomize=True)
+@settings(max_examples=extent(20, 400), deadline=None, derandomize=True)
 @given(routes_of(2, MESHES + LEVELLED))
 def test_each_rank_ends_with_its_shard(route: Route) -> None:
     mesh, shape, (source, target) = route
@@ -58,7 +58,7 @@ def test_each_rank_ends_with_its_shard(route: Route) -> None:
     assert plan.seconds <= time_of(mesh, shape, plan.source, recipe) * (1 + 1e-9)
 
 
-@settings(max_examples=extent(10, 200), deadline=None, derandomize=True)
+@settings(max_examples=extent(5, 200), deadline=None, derandomize=True)
 @given(routes_of(2, MESHES))
 def test_the_largest_tensors_are_planned_as_smaller_ones(route: Route) -> None:
     """2^16 times the elements, up to the most that a tensor has, take 2^16 times as long: no count
@@ -98,7 +98,7 @@ def test_shards_that_need_not_nest_become_partial_after_a_gather(rows: int) -> N
     np.testing.assert_array_equal(assemble(parts, target, mesh, (rows,)), value)
 
 
-@settings(max_examples=extent(45, 300), deadline=None, derandomize=True)
+@settings(max_examples=extent(20, 300), deadline=None, derandomize=True)
 @given(routes_of(3, MESHES))
 def test_no_detour_is_faster(route: Route) -> None:
     mesh, shape, (a, b, c) = route
@@ -228,7 +228,7 @@ def test_an_all_reduce_and_a_slice_can_be_faster_than_a_reduce_scatter() -> None
 # ---- memory ----
 
 
-@settings(max_examples=extent(20, 30), deadline=None, derandomize=True)
+@settings(max_examples=extent(10, 30), deadline=None, derandomize=True)
 @given(routes_of(2, [MESHES[0], MESHES[5], LEVELLED[1]]), st.integers(0, 600))
 def test_a_plan_is_within_the_memory_or_refused(route: Route, memory: int) -> None:
     mesh, shape, (source, target) = route

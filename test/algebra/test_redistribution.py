@@ -114,7 +114,7 @@ def test_other_reductions(reduction: str):
     p = IDENTITY[UNEVEN]
     sources = [source for l in layouts(2) for source in with_partials(l, reduction)]
     for k, (source, target) in enumerate(itertools.product(sources, layouts(2))):
-        if k % extent(3, 1) == 0:
+        if k % extent(7, 1) == 0:
             module = compiled(redistribution(p, MESH, source, target), LOWER)
             (found,) = run(module, "f", p.arguments[:1])
             np.testing.assert_allclose(found, p.arguments[0], err_msg=f"[{source}] -> [{target}]")
@@ -157,7 +157,7 @@ def test_the_42_conversions_of_four_devices(pair: tuple[str, str]):
 # ---- other meshes, sub-axes ----
 
 
-@settings(max_examples=extent(40, 200), deadline=None, derandomize=True)
+@settings(max_examples=extent(15, 200), deadline=None, derandomize=True)
 @given(st.data())
 def test_random_pairs(data: Any):
     """Sub-axes included, on meshes such as 2x2x2, 8 and 6; any sizes, 0 and 1 too."""
@@ -173,7 +173,7 @@ def test_random_pairs(data: Any):
     assert not error(identity(shape), mesh, source, target)
 
 
-@settings(max_examples=extent(40, 200), deadline=None, derandomize=True)
+@settings(max_examples=extent(15, 200), deadline=None, derandomize=True)
 @given(st.data())
 def test_what_is_emitted_is_what_is_planned(data: Any):
     """Also between layouts that are equal but for their spelling."""
@@ -192,7 +192,7 @@ def test_what_is_emitted_is_what_is_planned(data: Any):
     assert emitted == [(f"dist.{step.kind}", step.layout) for step in planned]
 
 
-@settings(max_examples=extent(30, 300), deadline=None, derandomize=True)
+@settings(max_examples=extent(15, 300), deadline=None, derandomize=True)
 @given(st.data())
 def test_no_plan_is_slower_than_through_replication(data: Any):
     """And a plan to the layout of the value is empty."""

@@ -83,7 +83,7 @@ def shardings(draw: st.DrawFn) -> Sharding:
     return Sharding(layout, is_open, priorities, tuple(replicated)).simplified(MESH)
 
 
-@settings(max_examples=extent(90, 300), deadline=None, derandomize=True)
+@settings(max_examples=extent(30, 300), deadline=None, derandomize=True)
 @given(shardings())
 def test_nothing_is_lost(sharding: Sharding) -> None:
     assert from_sdy(to_sdy(sharding, MESH), MESH) == sharding

@@ -2,11 +2,13 @@
 
 import ast
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from support.emitted import functions_of
+from support.extent import sampled
 
 from shardir.backend.torch.backend import TorchBackend
 from shardir.backend.torch.directory import RUNTIME
@@ -99,8 +101,9 @@ def sample(text: str, seed: int) -> torch.Tensor:
     return x if text == KEY else x.int() if text == I32 else x.float() - 3
 
 
-@pytest.mark.parametrize("name", sorted(USES))
-@pytest.mark.parametrize("kind", ["values", "arguments", "functions"])
+@pytest.mark.parametrize(
+    ("name", "kind"), sampled(product(sorted(USES), ["values", "arguments", "functions"]), 16)
+)
 def test_no_name_hides_a_name_of_the_text(name: str, kind: str) -> None:
     hard, neutral = outcomes(name, **{kind: HARD}), outcomes(name, **{kind: NEUTRAL})
     assert len(hard) == len(neutral) == (len(HARD) if kind == "functions" else 1)

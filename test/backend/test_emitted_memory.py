@@ -55,7 +55,7 @@ class Peak(TorchDispatchMode):
         del self.alive[key]
 
 
-@pytest.mark.parametrize("recompute", extent(["full", "0.7"], [None, "full", "dots", "0.7", "0.5"]))
+@pytest.mark.parametrize("recompute", extent(["0.7"], [None, "full", "dots", "0.7", "0.5"]))
 def test_the_predicted_peak_is_measured(recompute: str | None, tmp_path: Path):
     compiled = shardir.compile(GPT, recompute=recompute)
     (directory := tmp_path / "program").mkdir()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.extent import extent
 from support.freed import reads_of_freed
 from torch import nn
 
@@ -36,7 +37,7 @@ class Recurrent(nn.Module):
         return self.linear(self.rnn(x)[0]).square().mean()
 
 
-@pytest.mark.parametrize("plan", ["ddp", "fsdp"])
+@pytest.mark.parametrize("plan", extent(["fsdp"], ["ddp", "fsdp"]))
 def test_loops_of_a_recurrent_model(plan: str) -> None:
     program = shardir.compile(
         Recurrent(), torch.randn(8, 5, 6), optimizer="sgd, lr = 0.1", plan=plan, mesh="dp = 4"

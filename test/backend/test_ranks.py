@@ -5,10 +5,12 @@ import os
 import random
 import resource
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.extent import extent
 from support.forked import run_ranks
 
 from shardir.backend.runs import LaunchError, Options, RunError
@@ -50,8 +52,7 @@ def run(folder: Path, lines: str, count: int = 3, **options: Any) -> list[dict[s
     return events
 
 
-@pytest.mark.parametrize("failing", [0, 2])
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(("failing", "code"), extent([(2, 0), (0, 3)], [*product((0, 2), (0, 3))]))
 def test_no_rank_outlives_one_that_leaves(failing: int, code: int, tmp_path: Path) -> None:
     lines = f"sys.exit({code}) if rank == {failing} else time.sleep(100)"
     with pytest.raises(RunError, match=f"^rank {failing} ended with exit code {code} before"):

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from itertools import product
-from random import Random
 
 import numpy as np
 import pytest
 import torch
-from support.covering import covering
-from support.extent import extent
+from support.extent import extent, sampled
 from support.harness import apply, compiled, differs, function
 from support.reference import to_torch, torch_forward
 from xdsl.dialects.builtin import TensorType
@@ -23,8 +21,8 @@ communication = bench.load("bytes")
 
 MEGATRON = {2: 7_224_324, 4: 12_999_684, 8: 24_550_404, 16: 47_651_844}
 MLP = 1_146_884
-LEFT_OUT = extent(("4 layers", "16 layers"), ())
-"""The depths that are not compiled; those between and below show that the formula holds."""
+LEFT_OUT = extent(("4 layers", "8 layers", "16 layers"), ())
+"""The depths that are not compiled by default."""
 
 
 @pytest.mark.parametrize("model", ["gpt", "bert", "mlp", "dlrm", "resnet50"])
@@ -44,8 +42,7 @@ SIZES = [
     communication.Sizes(2, batch=64),
     communication.Sizes(2, hidden=1024, vocab=32_768, seq=16),
 ]
-OTHERS = extent(covering([MODELS, PLANS, SIZES], Random(0)), [*product(MODELS, PLANS, SIZES)])
-"""By default each plan at each of the sizes, each of both with each model."""
+OTHERS = sampled(product(MODELS, PLANS, SIZES), 5)
 
 
 @pytest.mark.parametrize(("model", "plan", "sizes"), OTHERS, ids=str)
@@ -86,7 +83,7 @@ SMALL: dict[str, Callable[[], str]] = {
 }
 
 
-@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("model", sampled(SMALL, 4))
 def test_its_step_is_that_of_torch(model: str):
     module = parse(SMALL[model]())
     plain = apply(module.clone(), "strip-layouts")

@@ -102,7 +102,8 @@ OTHERS = [(0.4, 0.8), (0.0, 1.3), (0.8, 1.3)]
 """An interference, and the ratio of the seconds of products beside gathers to those of others."""
 
 
-@pytest.mark.parametrize(("interference", "slower"), extent(OTHERS[:1], OTHERS))
+@long_form
+@pytest.mark.parametrize(("interference", "slower"), OTHERS)
 def test_only_the_gain_of_overlap_shows_interference(interference: float, slower: float) -> None:
     """Products beside gathers are a fifth faster or a third slower than the other products. The fit
     starts at the other parameters, which test_known_numbers_are_found_again finds."""
@@ -119,7 +120,8 @@ def test_only_the_gain_of_overlap_shows_interference(interference: float, slower
     assert numbers(found) == pytest.approx(numbers(known), rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(extent(1, 3)))
+@long_form
+@pytest.mark.parametrize("seed", range(3))
 def test_noise_averages_out(seed: int) -> None:
     """With measurements up to 20% off parameters are nearer to what they were than these are, by
     root mean squares, also those that few of them show."""
@@ -143,7 +145,7 @@ def test_no_numbers_near_are_better() -> None:
         return float(np.sum(np.log(seconds_on(c) / measured)[alone] ** 2))
 
     minimum = error(found.cluster)
-    for moved in neighbours(found.cluster, extent((0.97, 1.03), (0.5, 0.97, 1.03, 2.0))):
+    for moved in neighbours(found.cluster, (0.5, 0.97, 1.03, 2.0)):
         assert error(moved) >= minimum * (1 - 1e-4)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.emitted import functions_of
+from support.extent import sampled
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -222,10 +223,14 @@ MOVES = [
 ]
 
 
-@pytest.mark.parametrize("started", [False, True], ids=["", "async"])
-@pytest.mark.parametrize("side", [8, 512])  # 64 values are gathered by way of copies
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("move", MOVES, ids=[f"{m[0]} {m[1]} {m[4]}" for m in MOVES])
+SIDES = 8, 512
+"""Of a side of 8, 64 values are gathered by way of copies."""
+
+
+@pytest.mark.parametrize(
+    ("move", "count", "side", "started"),
+    sampled(product(MOVES, (1, 2, 3), SIDES, (False, True)), 36), ids=str,
+)  # fmt: skip
 def test_collectives_need_what_the_runtime_needs(
     move: tuple[str, str, str, str, str], count: int, side: int, started: bool, one_of_two: Any
 ) -> None:

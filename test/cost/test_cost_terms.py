@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.extent import sampled
 
 import shardir
 from shardir.cost import Coefficients, Terms, clusters, relative, report
@@ -44,7 +45,7 @@ def test_coefficients() -> None:
     assert step.terms == sum((t for _, t in step.ops), Terms())
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ir")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sampled(sorted(EXAMPLES.glob("*.ir")), 10), ids=lambda p: p.stem)
 def test_the_terms_are_the_bytes_of_the_lowered_program(path: Path) -> None:
     """Of the same plans: the bytes that computation touches, and the sum of those received."""
     planned = relative(shardir.compile_file(path, PLACED).module)

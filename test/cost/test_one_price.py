@@ -19,7 +19,7 @@ from math import prod
 from random import Random
 
 import pytest
-from support.extent import extent
+from support.extent import extent, sampled
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
@@ -54,7 +54,7 @@ SIZES = {
 """The axes of meshes without a cluster, and on the first devices of each; those of one axis, and
 4 x 4 and 8 x 8, have one that crosses levels. Of 24 devices there are fewer on `gloo` and `shm`."""
 
-CLUSTERS = pytest.mark.parametrize("cluster", [None, *names()])
+CLUSTERS = pytest.mark.parametrize("cluster", sampled([None, *names()], 3))
 
 
 def meshes(cluster: str | None) -> list[Mesh]:

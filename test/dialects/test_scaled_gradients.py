@@ -1,12 +1,14 @@
 """Clipping and loss scaling are torch's on one device, and take one reduction."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.emitted import functions_of
+from support.extent import sampled
 from support.harness import (
     Array,
     collectives,
@@ -32,8 +34,7 @@ from shardir.syntax.parser import parse
 # ---- clipping ----
 
 
-@pytest.mark.parametrize("texts", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("most", [0.3, 100.0])
+@pytest.mark.parametrize(("most", "texts"), sampled(product([0.3, 100.0], LAYOUTS.values()), 4))
 def test_gradients_are_clipped_by_their_global_norm(most: float, texts: list[str | None]):
     values, parameters = start()
     clip = train.ClipAttr.read(f"norm, max = {most}")
@@ -78,8 +79,7 @@ TORCH: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("texts", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("optimizer", TORCH)
+@pytest.mark.parametrize(("optimizer", "texts"), sampled(product(TORCH, LAYOUTS.values()), 4))
 def test_a_dynamic_loss_scale_is_torchs(optimizer: str, texts: list[str | None]):
     """Steps whose gradients are not finite change nothing, and the scale as GradScaler does."""
     values, parameters = start()

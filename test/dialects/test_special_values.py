@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
 from op_cases import CASES, Case
-from support.extent import extent
+from support.extent import extent, sampled
 from support.harness import (
     MESH,
     Arg,
@@ -125,7 +126,7 @@ def first_cases() -> list[Case]:
     return [*found.values()]
 
 
-@pytest.mark.parametrize("case", first_cases(), ids=str)
+@pytest.mark.parametrize("case", sampled(first_cases(), 40), ids=str)
 def test_special_values_of_each_op(case: Case) -> None:
     """NaN, infinities and zeros among the elements of the operands, of one device and split."""
     rng = np.random.default_rng(len(str(case)))
@@ -152,7 +153,7 @@ def test_special_values_of_each_op(case: Case) -> None:
 POINTS = (0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 3.0, -3.0)
 
 
-@pytest.mark.parametrize("case", first_cases(), ids=str)
+@pytest.mark.parametrize("case", sampled(first_cases(), 40), ids=str)
 def test_gradients_at_points_of_each_op(case: Case) -> None:
     """Zeros, ties, equal rows, and the numbers that are properties of the op, such as bounds:
     where a derivative has two sides the gradient is that which torch chooses, on one device and
@@ -185,7 +186,9 @@ def close(x: Array, y: Array) -> bool:
     return np.allclose(x, y, 1e-9, LIMITS.tiny / LIMITS.eps, equal_nan=True)
 
 
-@pytest.mark.parametrize("case", [c for c in first_cases() if c.op not in SUMS + FINITE], ids=str)
+@pytest.mark.parametrize(
+    "case", sampled((c for c in first_cases() if c.op not in SUMS + FINITE), 30), ids=str
+)
 def test_extreme_values_of_each_op(case: Case) -> None:
     """The largest and smallest numbers among the elements, of one device and split: results and
     gradients overflow, underflow and round as torch's."""
@@ -231,17 +234,19 @@ SLIDING = [
 ]
 
 
-@pytest.mark.parametrize("layouts", ["[{}, {}, {}]", "[{}, {}, {a}]", "[{}, {}, {b, a}]"])
-@pytest.mark.parametrize("op, props, x, w", SLIDING, ids=lambda v: getattr(v, "name", None))
+LAST_SPLIT = ("[{}, {}, {}]", "[{}, {}, {a}]", "[{}, {}, {b, a}]")
+
+
+@pytest.mark.parametrize(("sliding", "layouts"), sampled(product(SLIDING, LAST_SPLIT), 12))
 def test_special_values_stay_under_their_windows(
-    op: type[TensorOp], props: dict[str, Attribute], x: tuple[int, ...], w: tuple[int, ...] | None,
+    sliding: tuple[type[TensorOp], dict[str, Attribute], tuple[int, ...], tuple[int, ...] | None],
     layouts: str,
-) -> None:  # fmt: skip
+) -> None:
     """Those of some elements, of all, and of those under no window. Also in the gradient of a
     maximum where all of a padded window is -inf. In that of a convolution's weight a channel's
     kernel is finite where torch's is; where torch has NaN in some of its elements, others may be
     NaN too: at the end of a split dimension they meet in a product with 0."""
-    rng = np.random.default_rng(0)
+    rng, (op, props, x, w) = np.random.default_rng(0), sliding
 
     def made(*operands: Array) -> Problem:
         return problem(lambda b, *v: list(b.op(op, *v, props=props).results), *operands)

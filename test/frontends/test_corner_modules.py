@@ -2,7 +2,7 @@
 and buffers after three steps, and outputs."""
 
 import pytest
-from support.extent import extent
+from support.extent import sampled
 from support.modules.judge import GOOD, judged, outcome
 from support.modules.reducer import reproducer
 from support.modules.text import ClassText, ModuleText, Statement
@@ -604,11 +604,8 @@ PLANTED = (
 )
 """The cases that catch planted errors (test/mutants)."""
 
-SOME = [name for i, name in enumerate(CASES) if i % 6 == 0 or name in PLANTED]
-NAMES = extent(SOME, [*CASES])
 
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sampled(CASES, 6, also=PLANTED))
 def test_a_corner_case_is_as_in_torch(name: str) -> None:
     wanted = outcome(CASES[name])
     assert wanted is not None, "torch refuses the module"

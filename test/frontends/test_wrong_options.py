@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.extent import sampled
 from support.modules.wrong_uses import NET, X, assert_one_message, compiled, net
 
 import shardir
@@ -216,6 +217,6 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", sampled(WRONG, 16, also=["mesh: number"]))
 def test_a_wrong_use_has_one_message(name: str) -> None:
     assert_one_message(*WRONG[name])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from support.extent import sampled
 from support.modules.wrong_uses import assert_one_message, compiled
 
 
@@ -98,6 +99,6 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", sampled(WRONG, 8))
 def test_a_wrong_use_has_one_message(name: str) -> None:
     assert_one_message(*WRONG[name])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.extent import sampled
 from support.modules.wrong_uses import NET, X, Y, assert_one_message, compiled
 from torch import nn
 
@@ -269,6 +270,6 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", sampled(WRONG, 18))
 def test_a_wrong_use_has_one_message(name: str) -> None:
     assert_one_message(*WRONG[name])

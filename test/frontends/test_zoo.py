@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from architectures import UNEXPORTABLE, ZOO, doubles
-from support.extent import extent
+from support.extent import extent, long_form
 from support.freed import reads_of_freed
 from support.modules.imported import assert_equal, values_of
 from support.modules.zoo import (
@@ -24,7 +24,7 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import CollectiveOp
 
 SAMPLE = [
-    ("GPT-2", "megatron", False), ("Swin", "fsdp", True), ("nn.TransformerEncoder", "auto", False),
+    ("GPT-2", "megatron", False), ("nn.TransformerEncoder", "fsdp", True),
 ]  # fmt: skip
 """What the default form tests."""
 
@@ -48,7 +48,8 @@ def test_loss_and_gradients_are_those_of_torch(name: str, plan: str, f64: bool) 
         assert not reads_of_freed(program.program)
 
 
-@pytest.mark.parametrize("name", extent(list(NOT_IMPORTED)[:1], list(NOT_IMPORTED)))
+@long_form
+@pytest.mark.parametrize("name", NOT_IMPORTED)
 def test_what_is_not_imported_is_named(name: str) -> None:
     with pytest.raises(
         ShardirError, match=f"got complex ones of {NOT_IMPORTED[name]} in .* at .*; write"
@@ -56,7 +57,8 @@ def test_what_is_not_imported_is_named(name: str) -> None:
         imports(ZOO[name], ZOO[name].make())
 
 
-@pytest.mark.parametrize("name", extent(sorted(UNEXPORTABLE)[:1], sorted(UNEXPORTABLE)))
+@long_form
+@pytest.mark.parametrize("name", sorted(UNEXPORTABLE))
 def test_what_is_not_exported_is_refused_with_its_place(name: str) -> None:
     with pytest.raises(ShardirError, match=r"expected a module that torch\.export takes, got"):
         imports(UNEXPORTABLE[name], UNEXPORTABLE[name].make())

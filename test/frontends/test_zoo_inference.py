@@ -19,7 +19,7 @@ from shardir.frontends.torch.weights import array_of
 from shardir.interpret.evaluator import function, run
 
 PLAN = "megatron(tp) * fsdp(dp)"
-SAMPLE = ["DistilBERT", "ResNet"]
+SAMPLE = ["ResNet"]
 """What the default form tests."""
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from bench.programs import gpt, mlp, recurrent, transformer
 from support.emitted import functions_of
-from support.extent import extent
+from support.extent import extent, sampled
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
@@ -158,7 +158,7 @@ def peak(work: Any) -> tuple[Any, int]:
 @pytest.mark.parametrize("text_of", [blocks_of, walk_of])
 def test_a_loop_computes_what_its_blocks_do(text_of: Callable[[int], str]) -> None:
     found = 0
-    for seed in range(extent(60, 3000)):
+    for seed in range(extent(20, 3000)):
         before = parse(text_of(seed))
         after = passed(before, "outline-blocks")
         given = random_arguments(function(before, "f"), before, seed)
@@ -168,7 +168,7 @@ def test_a_loop_computes_what_its_blocks_do(text_of: Callable[[int], str]) -> No
             assert np.array_equal(x, y, equal_nan=True), f"seed {seed}"
             assert np.allclose(x, z, rtol=1e-12, equal_nan=True), f"seed {seed}"
         found += loops(after) > 0
-    assert found >= extent(20, 1000)
+    assert found >= extent(7, 1000)
 
 
 SIZES: dict[str, Any] = {"layers": 5, "batch": 4, "mesh": (2, 2)}
@@ -184,7 +184,7 @@ SEVERAL = " accumulate <mean, microbatches = 2>"
 ALL = list(product(STEPS, OPTIMIZERS, ("", SEVERAL)))
 
 
-@pytest.mark.parametrize(("name", "optimizer", "several"), extent(ALL[1::5], ALL))
+@pytest.mark.parametrize(("name", "optimizer", "several"), sampled(ALL, 3))
 def test_a_step_is_the_same_with_loops(
     name: str, optimizer: str, several: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +202,7 @@ def test_a_step_is_the_same_with_loops(
     assert held <= 1.02 * most
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", sampled(STEPS, 1))
 @pytest.mark.parametrize("pipeline", extent(["train"], ["train", "auto"]))
 def test_the_local_view_is_the_same_with_loops(name: str, pipeline: str) -> None:
     before = passed(parse(STEPS[name]), pipeline)
@@ -219,7 +219,7 @@ RECURRENT = list(product((1, 2, 3), (1, 2), ("fsdp", "zero1", "data", "fsdp(dp)"
 
 @pytest.mark.parametrize(
     ("layers", "directions", "plan", "steps"),
-    extent([(1, 2, "zero1", 9), (2, 1, "fsdp", 28)], RECURRENT),
+    extent([(1, 2, "zero1", 9)], RECURRENT),
 )
 def test_a_recurrence_is_the_same_with_loops(
     layers: int, directions: int, plan: str, steps: int, monkeypatch: pytest.MonkeyPatch
@@ -241,7 +241,7 @@ def test_a_recurrence_is_the_same_with_loops(
     assert all(map(np.array_equal, arrays(flat()), arrays(looped())))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", sampled(STEPS, 1))
 @pytest.mark.parametrize("pipeline", extent(["train"], ["train", "auto", "single-device"]))
 def test_an_outlined_module_has_the_program_of_the_module(name: str, pipeline: str) -> None:
     module = passed(parse(STEPS[name]), pipeline)

@@ -28,8 +28,8 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.interpret import run
 from shardir.interpret.values import rounded
 
-PARTS = 4
-COUNT = int(os.environ.get("PROGRAMS", extent(24, 4000))) // PARTS
+PARTS = extent(1, 4)
+COUNT = int(os.environ.get("PROGRAMS", extent(8, 4000))) // PARTS
 FACTOR = 100
 """The tolerance of a program, as a multiple of that of one op."""
 EPSILON = {"f16": 2.0**-11, "bf16": 2.0**-8}

@@ -16,11 +16,10 @@ from shardir.passes import search_strategies
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PROPAGATED = extent(
-    ["matmul_strategies", "operator_parallel_trained", "manual_split", "redistributions_4_devices",
-     "wide_and_deep"],
+    ["matmul_strategies", "operator_parallel_trained"],
     sorted(path.stem for path in EXAMPLES.glob("*.ir")),
 )  # fmt: skip
-SEARCHED = extent(["matmul_rows_then_columns", "operator_parallel_trained", "mixed_precision"],
+SEARCHED = extent(["matmul_rows_then_columns", "mixed_precision"],
                   PROPAGATED)  # fmt: skip
 
 

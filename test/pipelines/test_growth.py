@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import count
 from unittest.mock import patch
 
-from support.extent import extent
+from support.extent import extent, long_form
 from support.growth import superlinear
 from xdsl.context import Context
 
@@ -99,8 +99,9 @@ def compiled_parameters(number: int) -> None:
     assert compiled.program and compiled.text
 
 
+@long_form
 def test_the_work_grows_as_the_number_of_parameters() -> None:
-    assert list(superlinear(compiled_parameters, extent(24, 80))) == []
+    assert list(superlinear(compiled_parameters, 80)) == []
 
 
 def test_the_work_grows_as_the_number_of_functions() -> None:
@@ -111,6 +112,7 @@ def test_the_work_grows_as_the_number_of_layers() -> None:
     assert list(superlinear(compiled, extent(4, 16))) == []
 
 
+@long_form
 def test_the_work_of_presets_grows_as_the_number_of_layers() -> None:
     """Their gathers are fused by layers too."""
-    assert list(superlinear(compiled_presets, extent(4, 16))) == []
+    assert list(superlinear(compiled_presets, 16)) == []

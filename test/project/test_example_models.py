@@ -14,9 +14,11 @@ dp x tp devices:
     over dp        the gradients, as the parameters are split over tp; and the loss.
 """
 
+from itertools import product
 from pathlib import Path
 
 import pytest
+from support.extent import sampled
 from support.harness import compiled
 
 import shardir
@@ -91,18 +93,11 @@ def test_a_model_communicates_as_megatron(example: str, wanted: int):
     assert communicated(module)[1] == wanted
 
 
-@pytest.mark.parametrize("mesh", ["dp = 3, tp = 2", "dp = 2, tp = 3"])
-@pytest.mark.parametrize(
-    "example",
-    [
-        "bert",
-        "pangu_alpha",
-        "loss_parallel",
-        "dropout",
-        "encoder_decoder",
-        "realformer",
-    ],
-)
+MODELS = ("bert", "pangu_alpha", "loss_parallel", "dropout", "encoder_decoder", "realformer")
+MESHES = ("dp = 3, tp = 2", "dp = 2, tp = 3")
+
+
+@pytest.mark.parametrize(("example", "mesh"), sampled(product(MODELS, MESHES), 4))
 def test_a_model_is_the_same_on_other_meshes(example: str, mesh: str):
     """4 samples over 3, 2 heads over 3: after each pass, and for the gradients."""
     text, here = (EXAMPLES / f"{example}.ir").read_text(), "dist.mesh @m <dp = 2, tp = 2>"

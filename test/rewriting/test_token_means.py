@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.extent import extent
 from support.harness import apply, collectives, differs, function
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -137,7 +138,7 @@ def _all(m: Model, y: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return sum((k * loss(m, y, labels, mask) for k, loss in found), torch.zeros((), dtype=y.dtype))
 
 
-@pytest.mark.parametrize("options", [ALONE, SPLIT], ids=["alone", "split"])
+@pytest.mark.parametrize("options", extent([SPLIT], [ALONE, SPLIT]), ids=str)
 def test_a_mean_over_tokens_is_that_of_all_microbatches(options: dict[str, Any]) -> None:
     """Of rows that are split too, and of a microbatch without tokens, which adds 0."""
     program = compiled(Model(_all), **options)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.extent import long_form
 
 pytest.importorskip("torch")
 
@@ -22,6 +23,7 @@ func.func @f(%x: tensor<8x4xf32, #rows> {{train.input = #train.init<normal>}}) -
 """
 
 
+@long_form
 @pytest.mark.started_ranks
 def test_two_ranks_end_to_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.extent import sampled
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -95,7 +96,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", sampled(OPTIONS, 2))
 def test_two_runs_have_the_bits_of_one(name: str) -> None:
     """Of dropout, a loss scale, replicas between two synchronisations, and stages."""
     options = OPTIONS[name]

@@ -78,6 +78,7 @@ def test_a_number_is_that_of_a_rank_until_it_is_waited_for(tmp_path: Path) -> No
         os.kill(rank.pid, 0)
 
 
+@long_form
 @pytest.mark.started_ranks
 def test_no_rank_outlives_the_process_that_forks_them(tmp_path: Path) -> None:
     """All runs within a `with` have the same one; where it is killed, so are its ranks."""
@@ -97,6 +98,7 @@ def test_no_rank_outlives_the_process_that_forks_them(tmp_path: Path) -> None:
         assert not Path(f"/proc/{rank.pid}").exists()
 
 
+@long_form
 @pytest.mark.started_ranks
 def test_the_process_that_forks_ends_with_its_ranks(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import time; time.sleep(1000)")

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from copy import deepcopy
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.extent import extent
 from torch import nn
 
 import shardir
@@ -68,8 +70,10 @@ def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield torch.randn(4, 8, generator=drawn), torch.tensor(0.5 + k)
 
 
-@pytest.mark.parametrize("microbatches", [None, 2])
-@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize(
+    ("microbatches", "fed"),
+    extent([(None, False), (2, True)], [*product((None, 2), (True, False))]),
+)
 def test_scalars_are_those_of_each_batch(
     microbatches: int | None, fed: bool, tmp_path: Any
 ) -> None:

@@ -212,8 +212,8 @@ def test_a_failing_rank_ends_the_run(tmp_path, monkeypatch, error, timeout, mess
 
 @pytest.mark.started_ranks
 @pytest.mark.parametrize(("number", "code", "program"), [
-    (signal.SIGINT, 130, sample.IDLE), (signal.SIGKILL, -9, sample.COUNTDOWN),
-    *extent([], [(signal.SIGTERM, 143, sample.IDLE)]),
+    (signal.SIGKILL, -9, sample.COUNTDOWN),
+    *extent([], [(signal.SIGINT, 130, sample.IDLE), (signal.SIGTERM, 143, sample.IDLE)]),
 ])  # fmt: skip
 def test_no_rank_outlives_the_launcher(tmp_path, number, code, program):
     """A launcher that is killed cannot end its ranks: the runtime of the program asks for it."""

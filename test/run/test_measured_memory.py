@@ -146,7 +146,7 @@ CASES = extent(
 """To compute a gate of an LSTM again takes as much memory as to keep it; large tables are not
 computed."""
 
-LAYERS, WIDTH = extent(24, 36), 64
+LAYERS, WIDTH = extent(12, 36), 64
 PARAMETERS = LAYERS * WIDTH**2
 BUCKET = 2 * WIDTH**2
 """The bytes of one layer in bf16."""

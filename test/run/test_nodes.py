@@ -96,6 +96,7 @@ def test_a_run_on_two_nodes_goes_on_after_a_rank_is_killed(one_machine, tmp_path
     assert all(np.array_equal(found[k], x) for k, x in expected.items())
 
 
+@long_form
 def test_a_node_that_is_killed_ends_the_others(tmp_path):
     directory = program(tmp_path / "program", f"""
 open("{tmp_path}/" + str(rt_mesh.rank), "w").close()
@@ -142,6 +143,7 @@ def elastic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shardir.compile(ELASTIC).save(tmp_path_factory.mktemp("elastic") / "program")
 
 
+@long_form
 def test_a_run_goes_on_with_the_machines_that_are_left(elastic, tmp_path):
     """One is killed with its ranks: the other one compiles the program for its two, which go on
     from the last checkpoint, with the losses of a run on both."""

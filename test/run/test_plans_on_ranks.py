@@ -5,7 +5,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from support.extent import long_form
+from support.extent import extent, long_form
 
 import shardir
 from shardir.api.compiled import Compiled
@@ -23,8 +23,12 @@ SIZES = {"layers": 1, "batch": 8, "seq": 16, "hidden": 32, "heads": 4}
 TEXT = search.LAYOUT.sub("", programs.gpt(**SIZES, vocab=64, mesh=(2, 2)))
 
 
+PLANS = ["zero1", "megatron(tp) * fsdp(dp)", "megatron+sequence(tp) * zero1(dp)"]
+
+
 @pytest.mark.parametrize(
-    "plan", ["zero1", "megatron(tp) * fsdp(dp)", "megatron+sequence(tp) * zero1(dp)"]
+    "plan",
+    extent(PLANS[-1:], PLANS),
 )
 def test_a_plan_trains_as_one_device(plan: str, tmp_path: Path) -> None:
     check(shardir.compile(TEXT, plan=plan), tmp_path / "out")

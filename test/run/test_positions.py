@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.extent import long_form
+from support.extent import extent, long_form
 from support.ranks.nodes import Nodes
 
 pytest.importorskip("torch")
@@ -65,7 +65,7 @@ def matches(patterns: list[str], lines: list[str]) -> None:
 STOP = "if calls == 5 and mesh.rank == 3: os.kill(os.getpid(), 19)"
 
 
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@pytest.mark.parametrize("backend", extent(["gloo"], ["gloo", "shm"]))
 def test_a_rank_that_is_stopped(backend, tmp_path):
     """The others go on as far as they can: ranks 0 and 2 have summed the gradients."""
     first, *rest = message(program(tmp_path, GRADIENTS, STOP), 3, backend=backend)
@@ -101,7 +101,7 @@ def test_a_rank_that_leaves_out_a_collective(tmp_path):
     assert any(re.fullmatch(went, line) for line in lines), lines
 
 
-@pytest.mark.parametrize("backend", ["gloo", "shm"])
+@pytest.mark.parametrize("backend", extent(["shm"], ["gloo", "shm"]))
 def test_a_rank_that_is_killed(backend, tmp_path):
     lines, before = "if calls == 5 and mesh.rank == 3: os.kill(os.getpid(), 9)", shared_files()
     found = message(program(tmp_path, GRADIENTS, lines), 60, backend=backend)

@@ -3,9 +3,10 @@
 
 import math
 from collections import Counter
+from itertools import product
 
 import pytest
-from support.extent import extent
+from support.extent import extent, sampled
 from support.ranks import orders
 
 torch = pytest.importorskip("torch")
@@ -19,7 +20,7 @@ def order(rows: int, epoch: int, seed: int) -> list[int]:
 
 
 def test_each_epoch_has_each_row_once():
-    for rows in [*range(1, extent(50, 201)), 127, 128, 129, 1021, 9973]:
+    for rows in [*range(1, extent(12, 201)), 127, 128, 129, 1021, 9973]:
         seen = {tuple(order(rows, epoch, seed)) for epoch in (0, 1, 2**40) for seed in (0, -1)}
         assert all(sorted(one) == list(range(rows)) for one in seen)
         assert len(seen) == 6 or rows < 6  # epochs and seeds differ
@@ -42,8 +43,10 @@ def test_many_rows_are_mixed():
     assert (near - torch.eye(3)).abs().max() < 0.01
 
 
-@pytest.mark.parametrize("rows", [1, 2, 10, 40, 1000, 10**12 + 39])
-@pytest.mark.parametrize("last", ["wrap", "drop", "pad=mask"])
+@pytest.mark.parametrize(
+    ("rows", "last"),
+    sampled(product((1, 2, 10, 40, 1000, 10**12 + 39), ("wrap", "drop", "pad=mask")), 6),
+)
 def test_rows_are_those_of_the_reference(rows, last):
     """Of each part of a batch: a few rows, or more than are computed at a time."""
     for batch in (1, 3, 12, 40) if last == "wrap" else (1, rows):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.extent import extent
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -95,7 +96,7 @@ def test_files_have_at_most_a_size_and_an_index(trained, program, tmp_path):
 
 @pytest.mark.parametrize(
     ("several", "mesh", "plan"),
-    [(True, "d = 4", "fsdp(d)"), (False, "a = 2, b = 1", "ddp(a)")],
+    [(True, "d = 4", "fsdp(d)"), *extent([], [(False, "a = 2, b = 1", "ddp(a)")])],
 )
 def test_a_run_begins_with_weights_of_files(several, mesh, plan, tmp_path):
     model, file = Model(2), tmp_path / "model.safetensors"

@@ -1,6 +1,7 @@
 # ruff: noqa: E402 (torch may not be installed)
 """The runtime of emitted programs: collectives on real Gloo ranks, shards, and random numbers."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ from shardir.dialects import random as numpy_random
 
 @pytest.mark.parametrize(
     ("mesh", "backend"),
-    [(mesh, "gloo") for mesh in ("d=2", "dp=2,tp=2", "d=3", "d=8")]
-    + [(mesh, "shm") for mesh in extent(["dp=2,tp=2"], ["d=2", "dp=2,tp=2", "d=3", "d=8"])],
+    extent(
+        [("d=2", "gloo"), ("d=3", "gloo"), ("dp=2,tp=2", "shm")],
+        [*product(("d=2", "dp=2,tp=2", "d=3", "d=8"), ("gloo", "shm"))],
+    ),
 )
 def test_collectives_equal_slices_of_the_global_array(mesh, backend, tmp_path):
     """Every collective, type, uneven and empty shard, order of axes and sub-axis in one run."""

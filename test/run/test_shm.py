@@ -23,7 +23,7 @@ PER_RANK = ("mlp_by_hand", "modes_manual", "parameter_server", "ring_attention",
 
 @pytest.mark.parametrize(
     ("case", "seed"),
-    [("sequences", seed) for seed in range(extent(2, 40))]
+    [("sequences", seed) for seed in range(extent(1, 40))]
     + [(c, 0) for c in ("dropped", "steady", "special", "posted", "unordered", "mismatch", "left",
                         "absent", "ended")],
 )  # fmt: skip
@@ -36,7 +36,7 @@ def test_operations(case, seed, tmp_path):
 
 @on_cpu("shm has no tensors on GPUs")
 @pytest.mark.parametrize(
-    "name", extent(["ulysses", "towers"], sorted(path.stem for path in EXAMPLES.glob("*.ir")))
+    "name", extent(["ulysses"], sorted(path.stem for path in EXAMPLES.glob("*.ir")))
 )
 def test_examples_equal_one_device(name, capsys):
     words = [str(EXAMPLES / f"{name}.ir"), "--steps", "3", "--backend", "shm"]

@@ -1,6 +1,7 @@
 """Steps in stages on real ranks: as one device, by torch."""
 
 import json
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,7 @@ CASES = [
 losses; and less memory, for which values are recomputed."""
 
 
-@pytest.mark.parametrize(("layers", "pipeline", "options"), extent([CASES[0], CASES[2]], CASES))
+@pytest.mark.parametrize(("layers", "pipeline", "options"), extent(CASES[:1], CASES))
 def test_stages_are_one_device(
     layers: int, pipeline: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -222,18 +223,22 @@ PIPELINES = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A program with dropout whose backward part is one function for some microbatches, and two for
+    others."""
+    order = _mixed("zbv", 2, MICROBATCHES, tmp_path_factory.mktemp("order"))
+    return _compiled(_model(4, 0.2), stages=PIPELINES[1], pipeline=order)
+
+
 @pytest.mark.parametrize("pipeline", extent(["mixed"], ["mixed", *PIPELINES]))
-def test_random_values_do_not_depend_on_stages(pipeline: str, tmp_path: Path) -> None:
-    """The key of dropout passes from microbatch to microbatch, and from stage to stage. Of the
-    mixed schedule the backward part is one function for some microbatches, and two for others."""
-    layers = 2 if pipeline == PIPELINES[0] else 4
-    staged = {"stages": pipeline}
-    if pipeline == "mixed":
-        order = _mixed("zbv", 2, MICROBATCHES, tmp_path)
-        staged = {"stages": PIPELINES[1], "pipeline": order}
+def test_random_values_do_not_depend_on_stages(pipeline: str, mixed: Any, tmp_path: Path) -> None:
+    """The key of dropout passes from microbatch to microbatch, and from stage to stage."""
+    model = partial(_model, 2 if pipeline == PIPELINES[0] else 4, 0.2)
+    mixed.reset()
+    staged = mixed if pipeline == "mixed" else _compiled(model(), stages=pipeline)
     found = [
-        _trained(_compiled(_model(layers, 0.2), **options), tmp_path)
-        for options in (staged, {"mode": "stand_alone"})
+        _trained(program, tmp_path) for program in (staged, _compiled(model(), mode="stand_alone"))
     ]
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
     for name, w in found[1][1].items():
@@ -258,11 +263,11 @@ def test_half_precision_and_metrics_do_not_depend_on_stages(pipeline: str, tmp_p
 
 def test_a_run_goes_on_with_other_stages(tmp_path: Path) -> None:
     """The tied embedding is on the first and the last stage."""
-    model = _model(2)
-    losses, states = _trained(_compiled(model, stages="1f1b, ranks = 2"), tmp_path)
+    program = _compiled(_model(2), stages="1f1b, ranks = 2")
     checkpoints = tmp_path / "checkpoints"
-    first = _compiled(model, stages="1f1b, ranks = 2")
-    first.run(_batches(), steps=2, checkpoints=checkpoints, save_every=2)
+    program.run(_batches(), steps=2, checkpoints=checkpoints, save_every=2)
+    program.reset()
+    losses, states = _trained(program, tmp_path)
     others = [{"mesh": "dp = 2"}, {"stages": "1f1b, ranks = 4"}]
     for options in extent(others[:1], others):
         program = _compiled(_model(2), **options)
@@ -281,13 +286,14 @@ LINES = [
 @on_cpu("a product there has not the same bits each time")
 @pytest.mark.parametrize(("pipeline", "options"), extent(LINES[:1], LINES))
 def test_straight_line_form_computes_what_the_table_does(
-    pipeline: str, options: dict[str, Any], tmp_path: Path
+    pipeline: str, options: dict[str, Any], mixed: Any, tmp_path: Path
 ) -> None:
     """With a state that passes from microbatch to microbatch, a tied embedding, and a value that
     passes over stages. The ranks do the same in the same order: all bits are equal."""
-    if pipeline == PIPELINES[1]:
-        options = {"pipeline": _mixed("zbv", 2, MICROBATCHES, tmp_path)}
-    program = _compiled(_model(4, 0.2), stages=pipeline, **options)
+    program = mixed if pipeline == PIPELINES[1] else _compiled(
+        _model(4, 0.2), stages=pipeline, **options
+    )  # fmt: skip
+    program.reset()
     found: list[dict[str, Any]] = []
     for form in (False, True):
         dump = tmp_path / f"{form}.npz"

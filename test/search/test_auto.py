@@ -12,10 +12,11 @@ whose sum of times is larger; the law of the sums is that of the search without 
 
 import re
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 import pytest
-from support.extent import LONG, extent
+from support.extent import LONG, extent, sampled
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir import compile
@@ -47,15 +48,11 @@ if LONG:  # the examples have a BERT and a GPT, of tiny sizes
     MADE["bert"] = lambda mesh: programs.bert(**TINY, mesh=mesh)
 
 
-LIKE_OTHERS = {"bert", "encoder_decoder", "pangu_alpha"}
-"""Their layers are those of realformer and of the transformer layer below."""
-
-
 def examples() -> list[str]:
     """Return the names of the training steps in the global view."""
     codes = {p.stem: COMMENT.sub("", p.read_text()) for p in sorted(EXAMPLES.glob("*.ir"))}
     found = [n for n, code in codes.items() if "train.step" in code and "#dist.local" not in code]
-    return extent([n for n in found if n not in LIKE_OTHERS], found)
+    return sampled(found, 5)
 
 
 def assert_auto_is_fastest(module: ModuleOp) -> None:
@@ -88,9 +85,7 @@ def test_no_written_plan_of_an_example_is_faster(name: str):
 
 
 MESHES = [(2, 2), (2, 4)]
-PAIRS = [
-    (model, mesh) for i, model in enumerate(MADE) for mesh in extent(MESHES[i % 2 :][:1], MESHES)
-]
+PAIRS = sampled(product(MADE, MESHES), 2)
 
 
 @pytest.mark.parametrize(("model", "mesh"), PAIRS, ids=str)

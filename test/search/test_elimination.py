@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.extent import sampled
 
 from shardir.search.elimination import Elimination, Solution, eliminate, fits
 from shardir.search.problem import CostProblem
@@ -36,7 +37,7 @@ def minimum(problem: CostProblem) -> float:
     return min(problem.cost(c) for c in product(*(range(len(u)) for u in problem.unary)))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", sampled(range(60), 12))
 def test_the_minimum_of_all_solutions_is_found(seed: int):
     problem = random_problem(seed, variables=2 + seed % 7, edges=seed % 13)
     found = solve(problem)
@@ -44,7 +45,7 @@ def test_the_minimum_of_all_solutions_is_found(seed: int):
     assert found.bound == found.objective and found.gap == 0
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", sampled(range(30), 6))
 @pytest.mark.parametrize("cap", [1, 4, 16])
 def test_with_small_tables_the_minimum_is_between_bound_and_objective(seed: int, cap: int):
     problem = random_problem(seed, variables=7, edges=15)
@@ -53,7 +54,7 @@ def test_with_small_tables_the_minimum_is_between_bound_and_objective(seed: int,
         assert minimum(problem) <= found.objective == problem.cost(found.choice)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", sampled(range(20), 4))
 def test_the_ends_of_a_table_with_equal_rows_have_the_minima_of_all_rows(seed: int):
     rng = np.random.default_rng(seed)
     rows, columns = (rng.integers(0, n, 2 * n) for n in rng.integers(1, 7, 2))
@@ -64,7 +65,7 @@ def test_the_ends_of_a_table_with_equal_rows_have_the_minima_of_all_rows(seed: i
     assert (of_columns.minima(others) == (table.T - others).min(axis=1)).all()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", sampled(range(30), 6))
 def test_a_relaxation_rules_out_nothing_that_is_better(seed: int):
     problem = random_problem(seed, variables=7, edges=12)
     relaxation = Relaxation(problem, [0] * 7)
@@ -84,7 +85,7 @@ def test_a_relaxation_rules_out_nothing_that_is_better(seed: int):
     assert all(b >= a - 1e-9 for a, b in pairwise(bounds))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", sampled(range(30), 6))
 @pytest.mark.parametrize("cap", [1, 16, MAX_TABLE_ENTRIES])
 def test_the_rest_after_variables_of_few_neighbours_costs_the_same(seed: int, cap: int):
     problem = random_problem(seed, variables=7, edges=4 + seed % 6)
@@ -106,7 +107,7 @@ def test_a_tree_and_a_cycle_leave_nothing():
     assert elimination.rest()[1] == {} and elimination.bound == minimum(problem)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", sampled(range(30), 6))
 def test_near_the_bound_solutions_are_no_worse_and_within_the_gap_the_minimum(seed: int):
     problem = random_problem(seed, variables=7, edges=12)
     relaxation = Relaxation(problem, [0] * 7)
@@ -243,7 +244,7 @@ def copied(problem: CostProblem) -> CostProblem:
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", sampled(range(20), 4))
 def test_repeated_layers_are_solved_as_if_they_were_not_repeated(seed: int):
     problem = layers(3 + seed, seed)
     best = eliminate(copied(problem), MAX_TABLE_ENTRIES).objective
@@ -259,7 +260,7 @@ def test_repeated_layers_are_solved_as_if_they_were_not_repeated(seed: int):
     assert isclose(solve(problem, 1024).objective, best)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", sampled(range(20), 4))
 def test_a_relaxation_of_layers_rules_out_nothing_that_is_better(seed: int):
     problem = layers(3 + seed, seed)
     best = eliminate(copied(problem), MAX_TABLE_ENTRIES)
@@ -275,7 +276,7 @@ def test_a_relaxation_of_layers_rules_out_nothing_that_is_better(seed: int):
         )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", sampled(range(20), 4))
 def test_a_solution_of_folded_layers_costs_what_it_costs_in_all_of_them(seed: int):
     problem = layers(3 + seed, seed)
     relaxation = Relaxation(problem, [0] * len(problem.unary))

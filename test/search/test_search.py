@@ -5,6 +5,7 @@ from itertools import product
 from math import isclose
 
 import pytest
+from support.extent import LONG, extent, sampled
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
@@ -66,34 +67,38 @@ def minimum_of_all(text: str) -> float:
     open_args = [i for i, v in enumerate(block.args) if layout_of(v) is None]
     possible = [[None] if layout_of(op.results[0]) else [*matrices, None] for op in ops]
     best = float("inf")
-    for chosen in product(*strategies):
-        for ends in product(matrices, repeat=len(open_args)):
-            for layouts in product(*possible):
-                trial = module.clone()
-                inner = body(trial)
-                for i, layout in zip(open_args, ends, strict=True):
-                    set_type(inner.args[i], with_layout(unsharded_type(inner.args[i]), layout))
-                made = [op for op in inner.ops if isinstance(op, TensorOp)]
-                for op, strategy, layout in zip(made, chosen, layouts, strict=True):
-                    op.properties["strategy"] = StrategyAttr(strategy)
-                    v = op.results[0]
-                    if layout_of(v) is None:
-                        natural = strategy_op_sharding(op, mesh).results[0]
-                        set_type(v, with_layout(unsharded_type(v), layout or natural))
-                update_signature(next(bodies(trial))[0])
-                last = inner.last_op
-                assert last is not None
-                returned = layout_of(last.operands[0])
-                assert returned is not None
-                if returned.partial:
-                    continue  # what is returned is complete
-                best = min(best, laws.lowered_seconds(trial))
+    every = product(
+        product(*strategies), product(matrices, repeat=len(open_args)), product(*possible)
+    )
+    for chosen, ends, layouts in sampled(every, 100):
+        trial = module.clone()
+        inner = body(trial)
+        for i, layout in zip(open_args, ends, strict=True):
+            set_type(inner.args[i], with_layout(unsharded_type(inner.args[i]), layout))
+        made = [op for op in inner.ops if isinstance(op, TensorOp)]
+        for op, strategy, layout in zip(made, chosen, layouts, strict=True):
+            op.properties["strategy"] = StrategyAttr(strategy)
+            v = op.results[0]
+            if layout_of(v) is None:
+                natural = strategy_op_sharding(op, mesh).results[0]
+                set_type(v, with_layout(unsharded_type(v), layout or natural))
+        update_signature(next(bodies(trial))[0])
+        last = inner.last_op
+        assert last is not None
+        returned = layout_of(last.operands[0])
+        assert returned is not None
+        if returned.partial:
+            continue  # what is returned is complete
+        best = min(best, laws.lowered_seconds(trial))
     return best
 
 
 def test_no_plan_of_all_is_better():
+    """By default, of a sample."""
     text = HEAD + SUMS
-    assert isclose(objective(parse(text)), minimum_of_all(text))
+    found, best = objective(parse(text)), minimum_of_all(text)
+    assert found <= best * (1 + 1e-9)
+    assert not LONG or isclose(found, best)
 
 
 GROUP = """
@@ -160,7 +165,7 @@ def objective(module: ModuleOp) -> float:
 SMALL = {"batch": 4, "seq": 8, "hidden": 16, "heads": 4, "vocab": 16}
 
 
-@pytest.mark.parametrize("sizes", [{}, SMALL], ids=["peers' sizes", "small"])
+@pytest.mark.parametrize("sizes", extent([SMALL], [SMALL, {}]), ids=str)
 def test_megatrons_plan_is_not_faster(sizes: dict[str, int]) -> None:
     annotated = search.gpt(layers=2, mesh=(1, 4), **sizes)
     module = search.applied(search.LAYOUT.sub("", annotated), "distributed-autodiff")

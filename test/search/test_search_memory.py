@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.extent import extent
+from support.extent import extent, sampled
 from xdsl.context import Context
 from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, ModuleOp
 from xdsl.ir import Operation
@@ -98,7 +98,7 @@ def limited(seed: int) -> tuple[CostProblem, list[LiveBytes], int, dict[tuple[in
     return problem, held, int(rng.integers(low, max(high, low + 1))), plans
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", sampled(range(40), 8))
 def test_of_all_plans_that_keep_to_the_limit_none_costs_less_than_the_bound(seed: int):
     problem, held, limit, plans = limited(seed)
     best = min(problem.cost(c) for c, used in plans.items() if used <= limit)
@@ -108,8 +108,8 @@ def test_of_all_plans_that_keep_to_the_limit_none_costs_less_than_the_bound(seed
 
 
 def test_plans_are_found_and_are_the_best():
-    """For 40 limits. A limit of the fastest plan's memory changes nothing."""
-    for seed in range(40):
+    """A limit of the fastest plan's memory changes nothing."""
+    for seed in range(extent(10, 40)):
         problem, held, limit, plans = limited(seed)
         fastest = solve(problem, MAX_TABLE_ENTRIES)
         most = plans[tuple(fastest.choice)]
@@ -119,7 +119,7 @@ def test_plans_are_found_and_are_the_best():
         assert cost == pytest.approx(best, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", sampled(range(10), 4))
 def test_below_every_plan_a_small_one_is_found(seed: int):
     """If no plan keeps to the limit, the one that is returned holds few bytes."""
     problem, held, _, plans = limited(seed)
@@ -128,7 +128,7 @@ def test_below_every_plan_a_small_one_is_found(seed: int):
     assert plans[tuple(found.choice)] <= 1.2 * low
 
 
-@pytest.mark.parametrize("case", extent([36, 7103], [17, 36, 39, 45, 7103, 20000003]))
+@pytest.mark.parametrize("case", extent([36], [17, 36, 39, 45, 7103, 20000003]))
 def test_plans_are_those_of_a_mixed_integer_program(case: int):
     """Of programs in which prices alone, or at the largest peak alone, lead to plans that are 5 to
     25 % slower."""
@@ -147,7 +147,7 @@ def test_live_bytes_are_those_of_each_op():
     assert [*live(held, [1, 0, 0])] == [1, 1, 1, 8, 8, 28, 4, 4, 4, 4, 4]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", sampled(range(20), 4))
 def test_a_price_adds_its_bytes_at_each_op(seed: int):
     rng = np.random.default_rng(seed)
     problem = random_problem(rng)
@@ -158,7 +158,7 @@ def test_a_price_adds_its_bytes_at_each_op(seed: int):
     assert priced(problem, held, price).cost(choice) == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", sampled(range(40), 8))
 def test_an_adjusted_plan_keeps_to_the_limit_and_no_single_change_makes_it_cheaper(seed: int):
     problem, held, limit, plans = limited(seed)
     rng = np.random.default_rng(seed)
@@ -268,7 +268,7 @@ def step_within(text: str, memory: int, recompute: str = "") -> tuple[float, int
     return cost.seconds, cost.memory.peak
 
 
-@pytest.mark.parametrize("seed", range(extent(2, 40)))
+@pytest.mark.parametrize("seed", range(extent(1, 40)))
 def test_layouts_with_recompute_are_not_slower_than_layouts_alone(seed: int):
     """Nor than what written plans with recompute need within the same memory."""
     random = Random(f"joint {seed}")
@@ -285,7 +285,7 @@ def test_layouts_with_recompute_are_not_slower_than_layouts_alone(seed: int):
         assert joint is not None and joint[0] <= alone[0] * (1 + JOINT_GAP)
 
 
-@pytest.mark.parametrize("seed", [3, 7])
+@pytest.mark.parametrize("seed", sampled([3, 7], 1))
 def test_the_bound_within_memory_is_larger_and_below_a_written_plan_that_keeps_to_it(seed: int):
     """The limit is what the program of ZeRO-3 needs, which replicated arguments exceed."""
     random = Random(f"bound {seed}")
@@ -384,7 +384,7 @@ def test_the_smallest_program_found_is_the_same_for_all_limits_and_is_enough(see
     text = random_mlp(random)
     needed = smallest_program(text, 1)
     assert needed is not None and smallest_program(text, needed) is None
-    for part in (random.uniform(0.02, 2.0) for _ in range(extent(2, 8))):
+    for part in (random.uniform(0.02, 2.0) for _ in range(extent(1, 8))):
         found = smallest_program(text, int(needed * part))
         assert found == needed if part < 1 else found is None
 

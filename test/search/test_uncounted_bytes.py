@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.extent import extent
+from support.extent import extent, long_form
 from xdsl.dialects.builtin import TensorType, f32
 
 from shardir import compile
@@ -107,6 +107,7 @@ def test_a_plan_between_two_that_need_more_than_the_limit_is_found() -> None:
         assert found.best is not None and found.best.live_bytes == middle, (needed, limit)
 
 
+@long_form
 def test_the_smallest_program_is_found_where_nothing_fits() -> None:
     """Of the plan that counts the fewest bytes without buffers the program needs 299,756 B, for a
     redistribution by way of a replicated value."""
@@ -117,9 +118,8 @@ def test_the_smallest_program_is_found_where_nothing_fits() -> None:
     needed = int(found[1])
     assert needed <= 46_256
     assert measured(search(SHORTER, needed)) == needed
-    for less in extent((), (1,)):
-        with pytest.raises(ShardirError, match=f"got {needed} B"):
-            search(SHORTER, needed - less)
+    with pytest.raises(ShardirError, match=f"got {needed} B"):
+        search(SHORTER, needed - 1)
 
 
 @pytest.mark.parametrize("cluster", extent(["gloo"], ["gloo", "pod2048"]))

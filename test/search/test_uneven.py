@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.extent import LONG
+from support.extent import LONG, sampled
 
 from shardir import compile
 from shardir.algebra.mesh import Mesh
@@ -38,7 +38,7 @@ def language_model(vocabulary: int, *mesh: int) -> str:
     return re.sub(r"dist\.mesh [^\n]*", declared, text)
 
 
-@pytest.mark.parametrize("mesh", [(4,), (2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", sampled([(2, 2), (4,)], 1), ids=str)
 def test_a_vocabulary_is_split_unevenly(mesh: tuple[int, ...]):
     """257 rows are 65, 65, 65 and 62. The objective is the time of the lowered program, which
     computes the same, and not above that with a vocabulary of 260."""

@@ -18,7 +18,11 @@ from unittest import mock
 
 from filecheck.main import main as filecheck
 
+from support.extent import LONG
+
 RUN = re.compile(r"^\s*//\s*RUN:\s*(.*?)\s*$")
+IN_LONG_FORM = re.compile(r"%if long %\{ (.*) %\}")
+"""A command of the long form alone (extent.py), as `lit` has it."""
 
 
 class RunError(Exception):
@@ -75,7 +79,17 @@ TOOLS: dict[str, Callable[[list[str]], object]] = {
 
 
 def run_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The commands of a file with their lines; a trailing backslash goes on in the next one."""
+    """The commands of a file in this form, with their lines."""
+    for number, command in _every_run_line(path):
+        if m := IN_LONG_FORM.fullmatch(command):
+            if LONG:
+                yield number, m[1]
+        else:
+            yield number, command
+
+
+def _every_run_line(path: Path) -> Iterator[tuple[int, str]]:
+    """The commands with their lines; a trailing backslash goes on in the next one."""
     command, first = "", 0
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         if m := RUN.match(line):

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh, SizedAxes, shard_bounds
+from support.extent import extent
 
 T = TypeVar("T")
 SIZES = (1, 2, 3, 4, 6, 8)
-quick = settings(max_examples=150, deadline=None, derandomize=True)
+quick = settings(max_examples=extent(40, 150), deadline=None, derandomize=True)
 """Those of laws that take a second or so."""
 
 

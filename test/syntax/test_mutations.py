@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.extent import extent
+from support.extent import extent, sampled
 from support.limits import problems_of
 from support.mutations import EXAMPLES, WAYS, check, compiled, prepared
 
 from shardir.diagnostics import ParseErrors
 from shardir.syntax.parser import default_parser, parse
 
-MUTANTS = extent(100, 2000)
+MUTANTS = extent(40, 2000)
 BLOCK = 20
 
 
@@ -34,7 +34,7 @@ def test_mutants(first: int) -> None:
     assert not found, "python test/mutations.py --show SEED\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sampled(EXAMPLES, 12), ids=lambda p: p.stem)
 def test_cut_anywhere(path: Path) -> None:
     """Every prefix of an example is a program or has an error."""
     text = path.read_text()

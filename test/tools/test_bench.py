@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.extent import extent
 
 from shardir.diagnostics import ShardirError
 from shardir.tools import bench
@@ -129,7 +130,15 @@ def test_an_error_of_a_benchmark_is_one_line(
     assert capsys.readouterr().err == "error: expected rounds, got none\n"
 
 
-@pytest.mark.parametrize("name", bench.names())
+QUICK = (
+    "bytes", "checkpoint", "laws", "memory-plan", "overlap", "parse", "pipeline",
+    "pipeline-schedules", "scale", "stages",
+)  # fmt: skip
+"""The benchmarks whose smoke forms run by default. The others start many processes or measure what
+is linked to torch: all of them run in the long form."""
+
+
+@pytest.mark.parametrize("name", extent(QUICK, tuple(bench.names())))
 @pytest.mark.usefixtures("forked_ranks")
 def test_each_benchmark_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -138,6 +147,12 @@ def test_each_benchmark_runs(
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert bench.main([name, "--smoke", "--json", str(tmp_path / "all.json")]) == 0
     assert json.loads((tmp_path / "all.json").read_text())["records"]
+
+
+@pytest.mark.parametrize("name", bench.names())
+def test_the_values_of_a_smoke_form_have_names_in_the_benchmark(name: str) -> None:
+    module = bench.load(name)
+    assert module.SMOKE.keys() <= vars(module).keys()
 
 
 WAITING = """

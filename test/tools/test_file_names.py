@@ -15,7 +15,8 @@ PROGRAM = (
     "  func.return %y : tensor<8x4xf32>\n"
     "}\n"
 )
-SEPARATORS = [c for c in map(chr, range(sys.maxunicode + 1)) if len(f"a{c}b".splitlines()) > 1]
+LINES = "".join(map(chr, range(sys.maxunicode + 1))).splitlines(keepends=True)
+SEPARATORS = [line[-1] for line in LINES[:-1]]
 """What ends a line for str.splitlines; for MLIR and Python's own parser a newline does."""
 
 
