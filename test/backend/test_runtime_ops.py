@@ -94,9 +94,9 @@ def test_torch_has_the_ranks_of_a_group_by_number() -> None:
 @pytest.mark.parametrize("dim", [0, 1])
 def test_padded_shards_are_joined_without_their_padding(count: int, total: int, dim: int) -> None:
     x = torch.arange(2.0 * total).view((total, 2) if dim == 0 else (2, total))
-    shards = [x.narrow(dim, start, n) for start, n in buffers.parts(total, count)]
-    blocks = [buffers.padded(s, dim, shard_size(total, count)) for s in shards]
-    assert torch.equal(buffers.joined(blocks, dim, total), x)
+    shards = [x.narrow(dim, a, b - a) for a, b in buffers.all_bounds(total, count)]
+    blocks = [buffers.pad_to(s, dim, shard_size(total, count)) for s in shards]
+    assert torch.equal(buffers.join_blocks(blocks, dim, total), x)
 
 
 @pytest.mark.parametrize("slices", [(3, 0, 4, 2), (5, 4), (9,)])

@@ -1,14 +1,14 @@
-"""The arena of an emitted program: one block of memory, made at the first call, in which values of
-its functions have slots at the offsets of plan.json.
+"""The arena of an emitted program: one block of memory, allocated at the first call, in which values
+of its functions have slots at the offsets of plan.json.
 
     "arena": {"bytes": 4096, "others": 20, "check": false, "functions": {"step": {"h": {
         "dtype": "f32", "bytes": 1024, "each_run": false, "offsets": [0], "live": [[3, 7]]}, ...}}}
 
-`others` are the bytes that values outside of it need at most. With `each_run` a slot has an offset
-for each run of the loop in which its value is made. `live` has the first and the last op that need
-it, of those that a call runs. `g.0`, `g.1` and `g.buffers` are the slots of the results and buffers
-of a collective. With `check` a slot is overwritten by NaN, or the largest integer, before the first
-op after its life that has one.
+`others`: the peak bytes of values outside the arena. `each_run`: whether a slot has an offset for
+each run of the loop that makes its value. `live`: for each offset, the first and the last op of a
+call that need the slot. `g.0`, `g.1` and `g.buffers` are the slots of the results and buffers of a
+collective. `check`: whether a dead slot is overwritten by NaN, or the largest integer, before the
+next op that has a slot.
 """
 
 import json
@@ -47,7 +47,7 @@ class ArenaSlot:
         self.memory = [block[i : i + self.bytes] for i in offsets]
 
     def tensors(self) -> list[Tensor]:
-        """Return a tensor without elements for each run, which torch resizes within its memory."""
+        """Return for each run a tensor without elements, which torch resizes within its memory."""
         return [x.view(self.dtype)[:0] for x in self.memory]
 
     def spoil(self, run: int) -> None:
@@ -60,29 +60,29 @@ class ArenaSlot:
 
 
 class Slots:
-    """The slots of a function as attributes: a tensor, the memory of a collective, or a list
-    of those of each run."""
+    """The slots of a function as attributes: a tensor or the memory of a collective; of a slot with
+    `each_run`, a list of them."""
 
     def __init__(self, values: dict[str, dict[str, ArenaSlot]], field: Field):
         self.__field = field
         for name, parts in values.items():
-            made = _made(parts)
-            setattr(self, name, made if _each_run(parts) else made[0])
+            runs = _memory_of_runs(parts)
+            setattr(self, name, runs if _each_run(parts) else runs[0])
 
     def __getattr__(self, name: str) -> Any:
         raise self.__field.fail(f"expected a slot {name}, got none")
 
 
-def _made(parts: dict[str, ArenaSlot]) -> list[Any]:
-    """Return what stands for the slot of a value, or of the parts of a collective, in each run."""
+def _memory_of_runs(parts: dict[str, ArenaSlot]) -> list[Any]:
+    """Return for each run the tensor of a value, or the memory of a collective from its parts."""
     if "" in parts:
         return parts[""].tensors()
-    runs = zip(*(map(Memory, slot.memory) for slot in parts.values()), strict=True)
-    every = [dict(zip(parts, memory, strict=True)) for memory in runs]
-    return [
-        CollectiveMemory({int(k): x for k, x in of.items() if k != BUFFERS}, of.get(BUFFERS))
-        for of in every
-    ]
+    runs = []
+    for blocks in zip(*(slot.memory for slot in parts.values()), strict=True):
+        memory = {part: Memory(block) for part, block in zip(parts, blocks, strict=True)}
+        buffers = memory.pop(BUFFERS, None)
+        runs.append(CollectiveMemory({int(i): x for i, x in memory.items()}, buffers))
+    return runs
 
 
 def _each_run(parts: dict[str, ArenaSlot]) -> bool:
@@ -90,11 +90,11 @@ def _each_run(parts: dict[str, ArenaSlot]) -> bool:
 
 
 class CheckedSlots:
-    """The same; as one is read, those whose lives are over are overwritten."""
+    """The slots of a function as attributes, with a check: reading a slot overwrites dead slots."""
 
     def __init__(self, values: dict[str, dict[str, ArenaSlot]]):
         self._values = values
-        self._made = {name: _made(parts) for name, parts in values.items()}
+        self._runs = {name: _memory_of_runs(parts) for name, parts in values.items()}
         self._live: list[tuple[ArenaSlot, int]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -102,12 +102,12 @@ class CheckedSlots:
         return each if _each_run(self._values[name]) else each[0]
 
     def begin(self, name: str, run: int) -> Any:
-        """Return what is in place of a slot, from which on its life has begun."""
-        parts, out = self._values[name].values(), self._made[name][run]
+        """Return the memory of a slot, whose life begins."""
+        parts, out = self._values[name].values(), self._runs[name][run]
         now = min(slot.live[run][0] for slot in parts)
         for slot, k in [*self._live]:
             first, last = slot.live[k]
-            if last < now or first > now:  # the latter: of the call or the microbatch before
+            if last < now or first > now:  # the latter: of the previous call or microbatch
                 slot.spoil(k)
                 self._live.remove((slot, k))
         self._live += [(slot, run) for slot in parts]
@@ -117,7 +117,7 @@ class CheckedSlots:
 
 
 class EachRun:
-    """A slot of a loop."""
+    """The memory of a slot with `each_run`."""
 
     def __init__(self, slots: CheckedSlots, name: str):
         self._slots, self._name = slots, name
@@ -137,21 +137,21 @@ class Arena:
     def slots(self, mesh: Any, function: str) -> Slots | CheckedSlots:
         """Return the slots of a function."""
         if function not in self._functions:
-            with torch.inference_mode(False):  # calls that are not in that mode write into it too
-                self._functions[function] = self._made(mesh, function)
+            with torch.inference_mode(False):  # calls outside that mode write into it too
+                self._functions[function] = self._allocate(mesh, function)
         return self._functions[function]
 
-    def _made(self, mesh: Any, function: str) -> Slots | CheckedSlots:
+    def _allocate(self, mesh: Any, function: str) -> Slots | CheckedSlots:
         top = Field(json.loads(self._plan.read_text(encoding="utf-8")), "").get("arena", dict)
         if self._block is None:
             size = top.get("bytes", int)
             if size.value < 0:
                 raise size.fail(f"expected at least 0, got {size.value}")
             self._block = torch.empty(size.value, dtype=torch.uint8, device=mesh.device)
-        of = top.get("functions", dict).get(function, dict)
+        field = top.get("functions", dict).get(function, dict)
         values: dict[str, dict[str, ArenaSlot]] = {}
-        for name in of.value:
+        for name in field.value:
             value, _, part = name.partition(".")
-            values.setdefault(value, {})[part] = ArenaSlot(self._block, of.get(name, dict))
+            values.setdefault(value, {})[part] = ArenaSlot(self._block, field.get(name, dict))
         checks = top.get("check", bool, default=False).value
-        return CheckedSlots(values) if checks else Slots(values, of)
+        return CheckedSlots(values) if checks else Slots(values, field)

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from ..collectives.host import placed
+from ..collectives.host import move_to
 from ..compat import wrapper
 from ..plan.program import PlanError, PlanFunction
 from ..run.interruption import own_group
@@ -304,7 +304,7 @@ def restore(path: Path, states: States, function: PlanFunction) -> Manifest:
         parts[key] = StoredPart(local[key], [start for start, _ in bounds], type.shape)
     _load(path, parts)
     for key, x in local.items():
-        states.values[key] = placed(mesh, x, states.types[key].host)
+        states.values[key] = move_to(mesh, x, states.types[key].host)
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""Buffers of collectives, and collectives in progress: padding, packing, and the order of ranks."""
+"""Buffers of collectives, collectives in progress, padding, packing, and the order of ranks."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ from . import position
 from .mesh import Group, bounds
 
 ALIGNMENT = 64
-"""Of the parts of a place, in bytes."""
+"""The alignment of tensors in the memory of a collective, in bytes: a line of a CPU's cache."""
 
 PACKED = 1 << 16
-"""Up to this many elements, of all ranks of a group, copies of a tensor into and out of a buffer
-that it shares with others take less time than messages of its own."""
+"""The largest tensor, in elements of all ranks of a group, that is packed with others: copies into
+and out of a shared buffer take less time than a message of its own. Measured on Gloo."""
 
 
 def in_transport_dtype(x: Tensor) -> Tensor:
@@ -24,14 +24,14 @@ def in_transport_dtype(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
-def exchanged(
+def exchange_parts(
     parts: Sequence[Tensor], sizes: Sequence[list[int]], like: Tensor, group: Any
 ) -> Tensor:
     """Send flat parts, and return the elements received, in the order of ranks.
 
     Args:
-        sizes: the elements for each rank of the group, and those from each.
-        like: has the dtype and the device.
+        sizes: the numbers of elements for each rank of the group, and from each rank.
+        like: a tensor of the dtype and the device.
     """
     sends, receives = sizes
     sent = torch.cat([*parts]) if parts else like.new_empty(0)
@@ -43,10 +43,11 @@ def exchanged(
 
 
 def with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    """Return a shape with another size of one dimension."""
     return [*shape[:dim], size, *shape[dim + 1 :]]
 
 
-def padded(x: Tensor, dim: int, size: int) -> Tensor:
+def pad_to(x: Tensor, dim: int, size: int) -> Tensor:
     """Return x, contiguous, padded with zeros to `size`."""
     if x.shape[dim] == size:
         return x.contiguous()
@@ -60,12 +61,12 @@ def is_major(x: Tensor, dim: int) -> bool:
     return math.prod(x.shape[:dim]) == 1 and x.is_contiguous()
 
 
-def direct(
+def unpacked_tensors(
     group: Group, shapes: Sequence[Sequence[int]], dims: Sequence[int], parts: int
 ) -> list[int]:
-    """Return the numbers of the tensors, moved together, whose blocks along `dims` need no buffer:
-    those that are one after the other in memory, in torch's order, and not small in all of `parts`.
-    Shapes alone decide, so that all ranks agree."""
+    """Return the indices of the tensors of a fused collective that need no buffer: their blocks
+    along `dims` follow each other in memory, in torch's order, and all `parts` together are larger
+    than PACKED. Shapes alone decide, so that all ranks agree."""
     return [
         i for i, (shape, dim) in enumerate(zip(shapes, dims, strict=True))
         if group.in_order
@@ -75,13 +76,13 @@ def direct(
 
 
 class Memory:
-    """Bytes that are given out one after the other."""
+    """A block of bytes, from which tensors are allocated one after the other."""
 
     def __init__(self, block: Tensor):
         self.block, self.used = block, 0
 
     def empty(self, like: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return a tensor in the next of them; a new one if too few are left."""
+        """Return a tensor in the next bytes; elsewhere if too few are left."""
         start, size = self.used, math.prod(shape) * like.element_size()
         if start + size > self.block.numel():
             return like.new_empty(shape)
@@ -90,50 +91,41 @@ class Memory:
 
 
 class CollectiveMemory:
-    """The memory of a collective in an arena: of results, by their numbers, of a reduction number 0
-    for all; and of buffers. What has none there is made anew."""
+    """The memory of a collective in an arena: of each result, by its index (a reduction has one for
+    all, 0), and of buffers. A tensor without memory here is allocated by torch."""
 
     def __init__(self, results: Mapping[int, Memory], buffers: Memory | None):
         self.results, self.buffers = results, buffers
 
-    def begin(self) -> None:
-        """Begin with all of it free."""
+    def free(self) -> None:
+        """Free the results and buffers of the collective's last call."""
         for memory in (*self.results.values(), self.buffers):
             if memory is not None:
                 memory.used = 0
 
-
-def begin(place: CollectiveMemory | None) -> None:
-    """Begin a collective with the memory of a place, if it has one."""
-    if place is not None:
-        place.begin()
-
-
-def part(place: CollectiveMemory | None, at: Sequence[int]) -> CollectiveMemory | None:
-    """Return the place of some of the results, and of all buffers."""
-    if place is None:
-        return None
-    found = {k: place.results[i] for k, i in enumerate(at) if i in place.results}
-    return CollectiveMemory(found, place.buffers)
+    def select(self, indices: Sequence[int]) -> "CollectiveMemory":
+        """Return the memory of some results, and of all buffers."""
+        results = {k: self.results[i] for k, i in enumerate(indices) if i in self.results}
+        return CollectiveMemory(results, self.buffers)
 
 
-def empty(place: CollectiveMemory | None, like: Tensor, *shape: int) -> Tensor:
-    """Return memory for a buffer."""
-    memory = None if place is None else place.buffers
-    return like.new_empty(shape) if memory is None else memory.empty(like, shape)
+def empty_buffer(memory: CollectiveMemory | None, like: Tensor, *shape: int) -> Tensor:
+    """Allocate a buffer."""
+    block = None if memory is None else memory.buffers
+    return like.new_empty(shape) if block is None else block.empty(like, shape)
 
 
-def made(place: CollectiveMemory | None, i: int, like: Tensor, *shape: int) -> Tensor:
-    """Return memory for result number i."""
-    memory = None if place is None else place.results.get(i)
-    return like.new_empty(shape) if memory is None else memory.empty(like, shape)
+def empty_result(memory: CollectiveMemory | None, i: int, like: Tensor, *shape: int) -> Tensor:
+    """Allocate result number i."""
+    block = None if memory is None else memory.results.get(i)
+    return like.new_empty(shape) if block is None else block.empty(like, shape)
 
 
-def flat(xs: Sequence[Tensor], place: CollectiveMemory | None = None) -> Tensor:
-    """Return the elements of contiguous tensors, one after the other: a view of a single one."""
+def flatten(xs: Sequence[Tensor], memory: CollectiveMemory | None = None) -> Tensor:
+    """Return the elements of contiguous tensors, one after the other: a view of a single tensor."""
     if len(xs) == 1:
         return xs[0].view(-1)
-    out = empty(place, xs[0], sum(x.numel() for x in xs))
+    out = empty_buffer(memory, xs[0], sum(x.numel() for x in xs))
     return torch.cat([x.view(-1) for x in xs], out=out)
 
 
@@ -141,7 +133,7 @@ class Pending:
     """A collective in progress. `wait` returns its result, once: a tensor, or a list of them."""
 
     def __init__(self, work: Any, finish: Callable[[], Any]):
-        self._work, self._finish = work, finish  # no work: it has ended, or there was none
+        self._work, self._finish = work, finish  # no work: the collective has ended
 
     def wait(self) -> Any:
         work, finish = self._work, self._finish
@@ -154,35 +146,52 @@ class Pending:
         return finish()
 
 
-def per_dtype(tensors: Sequence[Tensor], start: Callable[[list[int]], Pending]) -> Pending:
-    """Start a fused collective for each dtype; `start` gets indices in the list."""
-    dtypes = dict.fromkeys(t.dtype for t in tensors)
-    all_places = [[i for i, t in enumerate(tensors) if t.dtype == dtype] for dtype in dtypes]
-    started = [(places, start(places)) for places in all_places]
+StartCollective = Callable[[list[Tensor], list[int], CollectiveMemory | None], Pending]
+"""Starts a collective on tensors of one dtype, with their indices in the list of all tensors, and
+the memory of their results."""
 
+
+def start_collective(
+    group: Group, x: Any, wait: bool, memory: CollectiveMemory | None, start: StartCollective
+) -> Any:
+    """Start a collective on a tensor, or a fused one for each dtype of a list of tensors. Return
+    the result if `wait`, else a Pending."""
+    if memory is not None:
+        memory.free()
+    if group.size == 1:
+        pending = Pending(None, lambda: x)
+    elif isinstance(x, Tensor):
+        fused = start([x], [0], memory)
+        pending = Pending(None, lambda: fused.wait()[0])
+    else:
+        pending = _start_by_dtype(x, memory, start)
+    return pending.wait() if wait else pending
+
+
+def _start_by_dtype(
+    tensors: Sequence[Tensor], memory: CollectiveMemory | None, start: StartCollective
+) -> Pending:
+    started: list[tuple[list[int], Pending]] = []
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        own = None if memory is None else memory.select(indices)
+        started.append((indices, start([tensors[i] for i in indices], indices, own)))
     count = len(tensors)  # not the tensors, which may be freed once they are in a buffer
 
     def finish() -> list[Tensor]:
         results: dict[int, Tensor] = {}
-        for places, pending in started:
-            results.update(zip(places, pending.wait(), strict=True))
+        for indices, pending in started:
+            results.update(zip(indices, pending.wait(), strict=True))
         return [results[i] for i in range(count)]
 
     return Pending(None, finish)
 
 
-def result(pending: Pending, wait: bool) -> Any:
-    return pending.wait() if wait else pending
-
-
-def for_each(value: Any, tensors: Sequence[Tensor]) -> list:
-    """Return one value for each tensor of a list: a list as it is, a single one repeated."""
-    return list(value) if isinstance(value, list | tuple) else [value] * len(tensors)
-
-
-def only(pending: Pending) -> Pending:
-    """Return the only tensor of a list."""
-    return Pending(None, lambda: pending.wait()[0])
+def select(value: Any, indices: Sequence[int]) -> list:
+    """Return the values for some tensors of a list: of a list at their indices, else one value
+    repeated."""
+    is_list = isinstance(value, list | tuple)
+    return [value[i] if is_list else value for i in indices]
 
 
 def by_member(x: Tensor, dim: int, n: int) -> Tensor:
@@ -190,28 +199,30 @@ def by_member(x: Tensor, dim: int, n: int) -> Tensor:
     return x.unflatten(dim, (n, x.shape[dim] // n)).movedim(dim, 0)
 
 
-def joined(
-    blocks: list[Tensor], dim: int, total: int, place: CollectiveMemory | None = None, i: int = 0
+def join_blocks(
+    blocks: list[Tensor], dim: int, total: int, memory: CollectiveMemory | None = None, i: int = 0
 ) -> Tensor:
     """Return the blocks, without their padding, as one tensor: result number i."""
-    out = made(place, i, blocks[0], *with_size(blocks[0].shape, dim, total))
-    spans = [bounds(total, len(blocks), k) for k in range(len(blocks))]
+    out = empty_result(memory, i, blocks[0], *with_size(blocks[0].shape, dim, total))
+    spans = all_bounds(total, len(blocks))
     return torch.cat(
         [b.narrow(dim, 0, t - s) for b, (s, t) in zip(blocks, spans, strict=True)], dim, out=out
     )
 
 
-def parts(total: int, count: int) -> list[tuple[int, int]]:
-    """Return the start and the size of each part."""
-    return [(start, stop - start) for start, stop in all_bounds(total, count)]
+def split_by_member(group: Group, x: Tensor, dim: int) -> list[Tensor]:
+    """Return the blocks of x for the members of a group along `dim`, in torch's order."""
+    spans = all_bounds(x.shape[dim], group.size)
+    return to_torch_order(group, [x.narrow(dim, s, t - s) for s, t in spans])
 
 
 def all_bounds(total: int, count: int) -> list[tuple[int, int]]:
+    """Return the range [start, stop) of each of `count` shards."""
     return [bounds(total, count, k) for k in range(count)]
 
 
 def to_torch_order(group: Group, items: list) -> list:
-    """Return the items, one for each member, in torch's order in place of that of the axes."""
+    """Return the items, one for each member in the order of the axes, in torch's order."""
     ordered = list(items)
     for item, place in zip(items, group.order, strict=True):
         ordered[place] = item

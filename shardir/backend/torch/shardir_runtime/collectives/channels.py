@@ -17,13 +17,13 @@ from .mesh import Mesh
 def start_send(mesh: Mesh, x: Tensor, peer: int) -> Any:
     """Start to send a contiguous tensor to a rank; return the work, which may need the tensor."""
     x, channel = buffers.in_transport_dtype(x), mesh.channel(mesh.rank, peer)
-    return dist.isend(sent(x), peer, group=channel)
+    return dist.isend(to_transport(x), peer, group=channel)
 
 
 def start_receive(mesh: Mesh, x: Tensor, peer: int) -> Any:
     """Post the receive of a contiguous tensor from a rank; return the work."""
     x, channel = buffers.in_transport_dtype(x), mesh.channel(peer, mesh.rank)
-    return received(x, lambda x: dist.irecv(x, peer, group=channel))
+    return receive_by_transport(x, lambda x: dist.irecv(x, peer, group=channel))
 
 
 def is_by_host(x: Tensor) -> bool:
@@ -31,13 +31,14 @@ def is_by_host(x: Tensor) -> bool:
     return x.is_cuda and dist.get_backend() == "gloo"
 
 
-def sent(x: Tensor) -> Tensor:
-    """Return the tensor that is sent for x."""
+def to_transport(x: Tensor) -> Tensor:
+    """Return x in memory from which the backend sends."""
     return x.cpu() if is_by_host(x) else x
 
 
-def received(x: Tensor, start: Callable[[Tensor], Any]) -> Any:
-    """Return the work of a receive into x, which `start` posts for the tensor that it is given."""
+def receive_by_transport(x: Tensor, start: Callable[[Tensor], Any]) -> Any:
+    """Return the work of a receive into x. `start` posts it for a tensor in memory into which the
+    backend receives."""
     if not is_by_host(x):
         return start(x)
     host = torch.empty_like(x, device="cpu")

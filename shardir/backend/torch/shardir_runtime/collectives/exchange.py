@@ -1,7 +1,8 @@
-"""An exchange: from any split of a tensor to any other, each rank fetching what it lacks.
+"""An exchange: from any split of a tensor to any other split.
 
-A rank takes each piece of its new shard from the rank that holds it and otherwise has the same
-coordinates. All pieces between two ranks travel together, in one all-to-all of uneven parts.
+A rank takes each piece of its new shard from a rank that holds it: the one with its own coordinates
+on the axes that do not split the piece. All pieces between two ranks are one message, in one
+all-to-all of uneven parts.
 """
 
 import itertools
@@ -19,9 +20,14 @@ Region = tuple[tuple[int, int], ...]
 
 
 class _Transfers(NamedTuple):
-    """The transfers of an exchange: for each member, in torch's order, the regions of this rank's
-    shard that it receives, and those of the new shard that it sends; and the regions that this rank
-    retains (from, to)."""
+    """The transfers of an exchange on this rank.
+
+    Attributes:
+        sends: the regions of the shard for each member of the group, in torch's order.
+        receives: the regions of the new shard from each member.
+        kept: the regions that stay on this rank: (in the shard, in the new shard).
+        shape: of the new shard.
+    """
 
     process_group: object
     sends: list[list[Region]]
@@ -55,11 +61,11 @@ def exchange(
         for side in (transfers.sends, transfers.receives)
     ]
     flat = [_part(x, region).reshape(-1) for regions in transfers.sends for region in regions]
-    got = buffers.exchanged(flat, sizes, x, transfers.process_group)
+    received = buffers.exchange_parts(flat, sizes, x, transfers.process_group)
     start = 0
     for region in (r for regions in transfers.receives for r in regions):
         part = _part(out, region)
-        part.copy_(got[start : start + part.numel()].view(part.shape))
+        part.copy_(received[start : start + part.numel()].view(part.shape))
         start += part.numel()
     return out
 
@@ -72,18 +78,15 @@ def _transfers_of(
     rank = mesh.rank
     mine, new = _bounds(mesh, shape, source, rank), _bounds(mesh, shape, target, rank)
     sends, receives, kept = [], [], []
-    for other in members:
-        theirs = _pieces(mesh, shape, source, target, other)
-        given = [_within(region, mine) for holder, region in theirs if holder == rank]
-        taken = [
-            _within(region, new)
-            for holder, region in _pieces(mesh, shape, source, target, rank)
-            if holder == other
-        ]
-        if other == rank:
-            kept, given, taken = list(zip(given, taken, strict=True)), [], []
-        sends.append(given)
-        receives.append(taken)
+    own = _pieces(mesh, shape, source, target, rank)
+    for member in members:
+        theirs = _pieces(mesh, shape, source, target, member)
+        sent = [_relative(region, mine) for holder, region in theirs if holder == rank]
+        received = [_relative(region, new) for holder, region in own if holder == member]
+        if member == rank:
+            kept, sent, received = list(zip(sent, received, strict=True)), [], []
+        sends.append(sent)
+        receives.append(received)
     group = mesh.group(axes).process_group
     return _Transfers(group, sends, receives, kept, [stop - start for start, stop in new])
 
@@ -97,13 +100,13 @@ def _pieces(
         shards = [mesh.bounds(n, axes, member) for member in mesh.members(axes, rank)]
         overlaps = [(k, max(low, start), min(high, stop)) for k, (start, stop) in enumerate(shards)]
         cells.append([(k, (a, b)) for k, a, b in overlaps if a < b])
-    found = []
+    pieces = []
     for cell in itertools.product(*cells):
         holder = rank
         for axes, (k, _) in zip(source, cell, strict=True):
             holder = mesh.members(axes, holder)[k]
-        found.append((holder, tuple(region for _, region in cell)))
-    return found
+        pieces.append((holder, tuple(region for _, region in cell)))
+    return pieces
 
 
 def _bounds(mesh: Mesh, shape: tuple[int, ...], dims: DimAxes, rank: int) -> Region:
@@ -111,7 +114,8 @@ def _bounds(mesh: Mesh, shape: tuple[int, ...], dims: DimAxes, rank: int) -> Reg
     return tuple(mesh.bounds(n, axes, rank) for n, axes in zip(shape, dims, strict=True))
 
 
-def _within(region: Region, part: Region) -> Region:
+def _relative(region: Region, part: Region) -> Region:
+    """Return a region of the global tensor in indices of a part that contains it."""
     return tuple((a - start, b - start) for (a, b), (start, _) in zip(region, part, strict=True))
 
 

@@ -1,6 +1,4 @@
-"""Collectives that move shards within a group: all-gather and all-to-all, of a tensor or a list of
-them.
-"""
+"""All-gather and all-to-all, of a tensor or a list of tensors."""
 
 import math
 from typing import Any
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from . import blocks as block_moves
 from . import buffers
-from .mesh import Axes, Group, Mesh, shard_size
+from .mesh import Axes, Group, Mesh, bounds, shard_size
 from .position import recorded
 
 
@@ -22,36 +20,24 @@ def all_gather(
 ) -> Any:  # fmt: skip
     """Return the group's shards, concatenated along `dim`, on each of its ranks.
 
-    total: size of `dim` after gathering, needed where shards are uneven. A list of tensors (dim and
-    total: one, or a list of them) is gathered at once; those that are small, or whose shards are
-    not contiguous in the result, in one flat buffer. out: the memory of results and buffers.
+    Args:
+        x: a tensor, or a list of tensors, gathered at once: small tensors, and tensors whose shards
+            are not contiguous in the result, share one flat buffer.
+        dim, total: of all tensors, or a list with one for each. `total` is the size of `dim` after
+            gathering, needed where shards are uneven.
+        out: the memory of results and buffers.
     """
     group = mesh.group(axes)
-    buffers.begin(out)
-    if group.size == 1:
-        return buffers.result(buffers.Pending(None, lambda: x), wait)
-    if isinstance(x, Tensor):
-        return buffers.result(
-            buffers.only(_all_gather(group, [x], [dim], [total], wait, out)), wait
-        )
-    dims, totals = buffers.for_each(dim, x), buffers.for_each(total, x)
-    pending = buffers.per_dtype(
-        x,
-        lambda at: _all_gather(
-            group,
-            [x[i] for i in at],
-            [dims[i] for i in at],
-            [totals[i] for i in at],
-            wait,
-            buffers.part(out, at),
+    return buffers.start_collective(
+        group, x, wait, out, lambda xs, at, memory: _all_gather(
+            group, xs, buffers.select(dim, at), buffers.select(total, at), wait, memory
         ),
-    )
-    return buffers.result(pending, wait)
+    )  # fmt: skip
 
 
 def _all_gather(
     group: Group, xs: list[Tensor], dims: list[int], totals: list, wait: bool,
-    out: buffers.CollectiveMemory | None,
+    memory: buffers.CollectiveMemory | None,
 ) -> buffers.Pending:  # fmt: skip
     n = group.size
     totals = [n * x.shape[d] if t is None else t for x, d, t in zip(xs, dims, totals, strict=True)]
@@ -59,20 +45,18 @@ def _all_gather(
         buffers.with_size(x.shape, dim, shard_size(total, n))
         for x, dim, total in zip(xs, dims, totals, strict=True)
     ]
-    direct = buffers.direct(group, shapes, dims, n)
+    direct = buffers.unpacked_tensors(group, shapes, dims, n)
     packed = [i for i in range(len(xs)) if i not in direct]
     sizes = [math.prod(shapes[i]) for i in packed]
-    rows = [buffers.made(out, i, xs[i], n, math.prod(shapes[i])) for i in direct]
+    rows = [buffers.empty_result(memory, i, xs[i], n, math.prod(shapes[i])) for i in direct]
     flats = [
-        _in_row(group, row, [xs[i]], [dims[i]], [shapes[i]])
+        _fill_row(group, row, [xs[i]], [dims[i]], [shapes[i]])
         for i, row in zip(direct, rows, strict=True)
     ]
     if packed:
-        rows.append(buffers.empty(out, xs[packed[0]], n, sum(sizes)))
-        given = [xs[i] for i in packed]
+        rows.append(buffers.empty_buffer(memory, xs[packed[0]], n, sum(sizes)))
         along, padded = [dims[i] for i in packed], [shapes[i] for i in packed]
-        flats.append(_in_row(group, rows[-1], given, along, padded))
-        del given
+        flats.append(_fill_row(group, rows[-1], [xs[i] for i in packed], along, padded))
     del xs
     moved = [k for k, flat in enumerate(flats) if flat.numel()]
     work = None
@@ -82,39 +66,39 @@ def _all_gather(
 
     def finish() -> list[Tensor]:
         columns = iter(rows[-1].split(sizes, dim=1) if packed else ())
-        found = []
+        results = []
         for i, (shape, dim, total) in enumerate(zip(shapes, dims, totals, strict=True)):
             if i in direct:
                 x = rows[direct.index(i)].view(buffers.with_size(shape, dim, n * shape[dim]))
-                found.append(x.narrow(dim, 0, total))
+                results.append(x.narrow(dim, 0, total))
             else:
-                found.append(_unpacked(group, next(columns), dim, shape, total, out, i))
-        return found
+                results.append(_unpack(group, next(columns), dim, shape, total, memory, i))
+        return results
 
     return buffers.Pending(work, finish)
 
 
-def _unpacked(
+def _unpack(
     group: Group, column: Tensor, dim: int, shape: list[int], total: int,
-    place: buffers.CollectiveMemory | None, i: int,
+    memory: buffers.CollectiveMemory | None, i: int,
 ) -> Tensor:  # fmt: skip
-    """Return the blocks of the members, each of a shape and in its row of `column`, as one tensor:
-    result number i. Even ones take one copy, however many members there are."""
+    """Return the members' blocks of a shape, which are the rows of `column`, as one tensor: result
+    number i. Even blocks take one copy, however many members there are."""
     n = group.size
     if group.in_order and total == n * shape[dim]:
-        out = buffers.made(place, i, column, *buffers.with_size(shape, dim, total))
+        out = buffers.empty_result(memory, i, column, *buffers.with_size(shape, dim, total))
         buffers.by_member(out, dim, n).copy_(column.view(n, *shape))
         return out
     blocks = [column[k].view(shape) for k in group.order]
-    return buffers.joined(blocks, dim, total, place, i)
+    return buffers.join_blocks(blocks, dim, total, memory, i)
 
 
-def _in_row(
+def _fill_row(
     group: Group, rows: Tensor, xs: list[Tensor], dims: list[int], shapes: list
 ) -> Tensor:  # fmt: skip
-    """Return the elements of tensors, each padded with zeros along its dimension to its shape, as
-    this rank sends them: a contiguous one as it stands, others in the rank's own row of `rows`
-    [n, size], where they are to arrive in any case."""
+    """Return the elements that this rank sends: of tensors, each padded with zeros along its
+    dimension to its shape. A single contiguous tensor is sent in place; others are copied to this
+    rank's row of `rows` [n, size], which receives them in any case."""
     even = all(x.shape == torch.Size(shape) for x, shape in zip(xs, shapes, strict=True))
     if len(xs) == 1 and even and xs[0].is_contiguous():
         return xs[0].view(-1)
@@ -134,36 +118,23 @@ def all_to_all(
 ) -> Any:  # fmt: skip
     """Split `split_dim` over the group, and concatenate `concat_dim`.
 
-    total: size of `concat_dim` afterwards, needed where its shards are uneven. A list of tensors
-    (total: one, or a list of them) is moved as one flat buffer. out: as of `all_gather`.
+    Args:
+        x: a tensor, or a list of tensors, moved as one flat buffer.
+        total: the size of `concat_dim` afterwards, or a list with one for each tensor; needed where
+            its shards are uneven.
+        out: the memory of results and buffers.
     """
     group = mesh.group(axes)
-    buffers.begin(out)
-    if group.size == 1:
-        return buffers.result(buffers.Pending(None, lambda: x), wait)
-    if isinstance(x, Tensor):
-        return buffers.result(
-            buffers.only(_all_to_all(group, [x], split_dim, concat_dim, [total], wait, out)), wait
-        )
-    totals = buffers.for_each(total, x)
-    pending = buffers.per_dtype(
-        x,
-        lambda at: _all_to_all(
-            group,
-            [x[i] for i in at],
-            split_dim,
-            concat_dim,
-            [totals[i] for i in at],
-            wait,
-            buffers.part(out, at),
+    return buffers.start_collective(
+        group, x, wait, out, lambda xs, at, memory: _all_to_all(
+            group, xs, split_dim, concat_dim, buffers.select(total, at), wait, memory
         ),
-    )
-    return buffers.result(pending, wait)
+    )  # fmt: skip
 
 
 def _all_to_all(
     group: Group, xs: list[Tensor], split_dim: int, concat_dim: int, totals: list, wait: bool,
-    place: buffers.CollectiveMemory | None,
+    memory: buffers.CollectiveMemory | None,
 ) -> buffers.Pending:  # fmt: skip
     n, first = group.size, xs[0]
     totals = [n * x.shape[concat_dim] if t is None else t for x, t in zip(xs, totals, strict=True)]
@@ -172,29 +143,24 @@ def _all_to_all(
         flat = first.view(-1)
         sends = None
     else:
-        pieces = [
-            [x.narrow(split_dim, *p) for p in buffers.parts(x.shape[split_dim], n)] for x in xs
-        ]
-        rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in pieces), strict=True))
-        flat = buffers.flat([piece.reshape(-1) for row in rows for piece in row], place)
+        rows = list(zip(*(buffers.split_by_member(group, x, split_dim) for x in xs), strict=True))
+        flat = buffers.flatten([piece.reshape(-1) for row in rows for piece in row], memory)
         sends = None if even else [sum(piece.numel() for piece in row) for row in rows]
     shapes = []
     for x, total in zip(xs, totals, strict=True):
-        own = buffers.with_size(
-            x.shape, split_dim, buffers.parts(x.shape[split_dim], n)[group.index][1]
-        )
-        shapes.append(
-            [buffers.with_size(own, concat_dim, size) for _, size in buffers.parts(total, n)]
-        )
-    rows = list(zip(*(buffers.to_torch_order(group, of_one) for of_one in shapes), strict=True))
+        start, stop = bounds(x.shape[split_dim], n, group.index)
+        own = buffers.with_size(x.shape, split_dim, stop - start)
+        spans = buffers.all_bounds(total, n)
+        shapes.append([buffers.with_size(own, concat_dim, stop - start) for start, stop in spans])
+    rows = list(zip(*(buffers.to_torch_order(group, each) for each in shapes), strict=True))
     sizes = [math.prod(shape) for row in rows for shape in row]
     receives = None if even else [sum(map(math.prod, row)) for row in rows]
     count = len(totals)
     is_result = count == 1 and group.in_order and math.prod(shapes[0][0][:concat_dim]) == 1
     if is_result:
-        out = buffers.made(place, 0, flat, sum(sizes))
+        out = buffers.empty_result(memory, 0, flat, sum(sizes))
     else:
-        out = buffers.empty(place, flat, sum(sizes))
+        out = buffers.empty_buffer(memory, flat, sum(sizes))
     work = dist.all_to_all_single(
         buffers.in_transport_dtype(out),
         buffers.in_transport_dtype(flat),
@@ -208,11 +174,12 @@ def _all_to_all(
         if is_result:
             return [out.view(buffers.with_size(shapes[0][0], concat_dim, totals[0]))]
         parts = out.split(sizes)
-        found = []
+        results = []
         for i, total in enumerate(totals):
             blocks = [parts[p * count + i].view(rows[p][i]) for p in group.order]
             shape = buffers.with_size(blocks[0].shape, concat_dim, total)
-            found.append(torch.cat(blocks, concat_dim, out=buffers.made(place, i, out, *shape)))
-        return found
+            into = buffers.empty_result(memory, i, out, *shape)
+            results.append(torch.cat(blocks, concat_dim, out=into))
+        return results
 
     return buffers.Pending(work, finish)

@@ -15,21 +15,24 @@ from . import buffers
 from .mesh import Mesh
 
 _streams: dict[tuple[torch.device, str], Any] = {}
-"""Of each CUDA device the streams of its copies, one for each direction."""
+"""The streams of copies, by CUDA device and direction."""
 
 
 def copy(mesh: Mesh, x: Any, to: str, into: Tensor | None = None, wait: bool = True) -> Any:
-    """Return a tensor, or those of a list, in the memory of the `host` or of the `device`.
+    """Return a tensor, or a list of tensors, in the memory of the `host` or of the `device`.
 
-    into: a tensor there, which nothing reads later, to write the copy of one tensor into.
+    into: the memory for the copy of a single tensor: a tensor there that nothing reads later.
     """
     xs = [x] if isinstance(x, Tensor) else x
     if mesh.device.type == "cuda":
         pending = _on_stream(mesh, xs, to, into)
     else:
-        copies = [_copied(mesh, x, to, into) for x in xs]
+        copies = [_start_copy(mesh, x, to, into) for x in xs]
         pending = buffers.Pending(None, lambda: copies)
-    return buffers.result(buffers.only(pending) if isinstance(x, Tensor) else pending, wait)
+    if isinstance(x, Tensor):
+        copies_of_one = pending
+        pending = buffers.Pending(None, lambda: copies_of_one.wait()[0])
+    return pending.wait() if wait else pending
 
 
 def _on_stream(mesh: Mesh, xs: list[Tensor], to: str, into: Tensor | None) -> buffers.Pending:
@@ -39,7 +42,7 @@ def _on_stream(mesh: Mesh, xs: list[Tensor], to: str, into: Tensor | None) -> bu
     if to == "host" or into is not None:
         stream.wait_stream(present)
     with torch.cuda.stream(stream):
-        copies = [_copied(mesh, x, to, into) for x in xs]
+        copies = [_start_copy(mesh, x, to, into) for x in xs]
         done = stream.record_event()
     for x in xs if to == "host" else copies:
         x.record_stream(stream if to == "host" else present)
@@ -51,7 +54,7 @@ def _on_stream(mesh: Mesh, xs: list[Tensor], to: str, into: Tensor | None) -> bu
     return buffers.Pending(None, finish)
 
 
-def _copied(mesh: Mesh, x: Tensor, to: str, into: Tensor | None) -> Tensor:
+def _start_copy(mesh: Mesh, x: Tensor, to: str, into: Tensor | None) -> Tensor:
     if into is None:
         pinned = to == "host" and mesh.device.type == "cuda"
         device = "cpu" if to == "host" else mesh.device
@@ -59,8 +62,8 @@ def _copied(mesh: Mesh, x: Tensor, to: str, into: Tensor | None) -> Tensor:
     return into.copy_(x, non_blocking=True)
 
 
-def placed(mesh: Mesh, x: Tensor, host: bool) -> Tensor:
-    """Return x in the memory of the host, or of the device; x itself where it is there."""
+def move_to(mesh: Mesh, x: Tensor, host: bool) -> Tensor:
+    """Return x in the memory of the host, or of the device; x itself if it is there already."""
     if not host:
         return x.to(mesh.device)
     x = x.cpu()

@@ -1,6 +1,5 @@
-"""Products in steps around a ring: each rank computes with one shard while the next one arrives
-from its neighbour.
-"""
+"""Products in steps around a ring: a rank computes with one shard while its neighbour sends it the
+next one."""
 
 from typing import Any
 
@@ -17,10 +16,11 @@ def gathered_product(
     mesh: Mesh, x: Tensor, y: Tensor, equation: str, ring: tuple[int, int, int], axes: Axes,
     keep: bool = False,
 ) -> Any:  # fmt: skip
-    """Return the einsum of two tensors, one of which is the group's shards, concatenated.
+    """Return the einsum of two tensors, one of them sharded over the group and gathered.
 
-    ring: which of the tensors that is, its dimension, and that of the result.
-    keep: whether to return the concatenated shards too.
+    Args:
+        ring: the index of the sharded tensor, its dimension, and the dimension of the result.
+        keep: whether to return the gathered tensor too.
     """
     (which, along, dim), group = ring, mesh.group(axes)
     xs, n = [x, y], mesh.group(axes).size
@@ -34,7 +34,7 @@ def gathered_product(
         arriving, works = None, []
         if step < n - 1:
             xs[which] = xs[which].contiguous()
-            arriving, works = _passed_on(mesh, xs[which], axes)
+            arriving, works = _pass_on(mesh, xs[which], axes)
         part = torch.einsum(equation, *xs)
         owner, size = (group.index - step) % n, part.shape[dim]
         if keep:
@@ -56,18 +56,18 @@ def scattered_product(
 ) -> Tensor:  # fmt: skip
     """Return this rank's shard of the sum of the group's einsums.
 
-    ring: the tensor that has the dimension which is sharded, that dimension, and the result's.
+    ring: the index of the tensor that has the sharded dimension, and that dimension.
     """
     (which, dim, _), group = ring, mesh.group(axes)
     n = group.size
-    given = (x, y)[which]
-    size = given.shape[dim] // n
+    whole = (x, y)[which]
+    size = whole.shape[dim] // n
     xs, total = [x, y], None
     for step in range(n):
         arriving, works = None, []
         if total is not None:
-            arriving, works = _passed_on(mesh, total, axes)
-        xs[which] = given.narrow(dim, (group.index - 1 - step) % n * size, size)
+            arriving, works = _pass_on(mesh, total, axes)
+        xs[which] = whole.narrow(dim, (group.index - 1 - step) % n * size, size)
         part = torch.einsum(equation, *xs).contiguous()
         for work in works:
             work.wait()
@@ -76,9 +76,9 @@ def scattered_product(
     return total
 
 
-def _passed_on(mesh: Mesh, x: Tensor, axes: Axes) -> tuple[Tensor, list[Any]]:
-    """Start to send x to the next rank of the ring; return what arrives from the one before, and
-    the works in progress."""
+def _pass_on(mesh: Mesh, x: Tensor, axes: Axes) -> tuple[Tensor, list[Any]]:
+    """Start to send x to the next rank of the ring, and to receive from the previous rank. Return
+    the received tensor, and the works in progress."""
     group = mesh.group(axes)
     n, me = group.size, group.index
     for k in range(n):  # the same order on all ranks

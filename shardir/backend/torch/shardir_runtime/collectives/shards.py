@@ -37,7 +37,7 @@ def gather_global(
     for dim, axes in enumerate(dims):
         if isinstance(axes, Sized):
             largest = max(axes.sizes)
-            blocks = all_gather(mesh, buffers.padded(x, dim, largest), dim, tuple(axes))
+            blocks = all_gather(mesh, buffers.pad_to(x, dim, largest), dim, tuple(axes))
             blocks = blocks.split([largest] * len(axes.sizes), dim)
             x = torch.cat(
                 [b.narrow(dim, 0, n) for b, n in zip(blocks, axes.sizes, strict=True)], dim

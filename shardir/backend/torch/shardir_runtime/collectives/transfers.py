@@ -1,4 +1,4 @@
-"""Transfers from one rank of a group, to one, or between two."""
+"""Transfers between one rank of a group and all, or between two ranks."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def gather(
     if group.size == 1:
         return x
     total = group.size * x.shape[dim] if total is None else total
-    x = buffers.padded(x, dim, shard_size(total, group.size))
+    x = buffers.pad_to(x, dim, shard_size(total, group.size))
     at_root = group.index == root
     blocks = [torch.empty_like(x) for _ in group.ranks] if at_root else None
     views = None if blocks is None else [buffers.in_transport_dtype(block) for block in blocks]
@@ -43,13 +43,13 @@ def gather(
         )
     if blocks is None:
         return x.new_zeros(buffers.with_size(x.shape, dim, total))
-    return buffers.joined([blocks[k] for k in group.order], dim, total)
+    return buffers.join_blocks([blocks[k] for k in group.order], dim, total)
 
 
 @recorded
 def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
-    """Return this rank's shard, along `dim`, of the root's x; of other ranks only the shape of x
-    counts."""
+    """Return this rank's shard, along `dim`, of the root's x. On other ranks x has the shape
+    alone."""
     group = mesh.group(axes)
     if group.size == 1:
         return x
@@ -58,11 +58,8 @@ def scatter(mesh: Mesh, x: Tensor, dim: int, root: int, axes: Axes) -> Tensor:
     out = x.new_empty(buffers.with_size(x.shape, dim, size))
     views = None
     if group.index == root:
-        spans = buffers.all_bounds(x.shape[dim], group.size)
-        blocks = [buffers.padded(x.narrow(dim, s, t - s), dim, size) for s, t in spans]
-        views = [
-            buffers.in_transport_dtype(block) for block in buffers.to_torch_order(group, blocks)
-        ]
+        blocks = buffers.split_by_member(group, x, dim)
+        views = [buffers.in_transport_dtype(buffers.pad_to(b, dim, size)) for b in blocks]
     if out.numel():
         dist.scatter(
             buffers.in_transport_dtype(out), views, group.ranks[root], group=group.process_group
@@ -75,9 +72,10 @@ def permute(
     mesh: Mesh, x: Tensor, pairs: Sequence[tuple[int, int]], axes: Axes,
     shape: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return x of the rank that is paired as source with this one as target; zeros without one.
+    """Return x of the rank whose pair (source, target) has this rank as target; zeros if no pair
+    has.
 
-    shape: of what this rank receives, where that differs from x (uneven shards).
+    shape: of the result, where it differs from that of x (uneven shards).
     """
     group = mesh.group(axes)
     me = group.index
@@ -94,8 +92,8 @@ def permute(
         transfers.append(channels.start_receive(mesh, out, group.ranks[source]))
     if x.numel():
         x = x.contiguous()
-        sent = [group.ranks[t] for s, t in pairs if s == me != t]
-        transfers += [channels.start_send(mesh, x, target) for target in sent]
+        targets = [group.ranks[t] for s, t in pairs if s == me != t]
+        transfers += [channels.start_send(mesh, x, target) for target in targets]
     for work in transfers:
         work.wait()
     return out
@@ -103,9 +101,9 @@ def permute(
 
 @recorded
 def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
-    """Send x from one rank of the group to another; do nothing on all others.
+    """Send x from one rank of the group to another; do nothing on the other ranks.
 
-    It does not wait for the receiver, so two ranks may send to each other first and receive then.
+    It does not wait for the receiver, so two ranks may send to each other and then receive.
     """
     group = mesh.group(axes)
     _connect(mesh, axes, source, target)
@@ -125,7 +123,7 @@ def send(mesh: Mesh, x: Tensor, source: int, target: int, axes: Axes) -> None:
 def recv(
     mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, source: int, target: int, axes: Axes
 ) -> Tensor:
-    """Return the value that `source` sent, on the target; zeros on all other ranks."""
+    """Return on the target the value that `source` sent; zeros on the other ranks."""
     group = mesh.group(axes)
     _connect(mesh, axes, source, target)
     if group.index != target:

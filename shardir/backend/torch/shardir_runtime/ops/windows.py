@@ -118,7 +118,7 @@ def _move(
     per_row = math.prod(x.shape[:dim]) * math.prod(x.shape[dim + 1 :])
     sizes = [[sum(b - a for a, b in runs) * per_row for runs in side] for side in (sends, receives)]
     flat = [x.narrow(dim, a, b - a).reshape(-1) for runs in sends for a, b in runs]
-    got = buffers.exchanged(flat, sizes, x, transfers.process_group)
+    got = buffers.exchange_parts(flat, sizes, x, transfers.process_group)
     at = 0
     for a, b in (run for runs in receives for run in runs):
         part = out.narrow(dim, a, b - a)

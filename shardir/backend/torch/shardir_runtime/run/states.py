@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..collectives.broadcast import from_rank_0
-from ..collectives.host import placed
+from ..collectives.host import move_to
 from ..collectives.mesh import Mesh
 from ..collectives.reductions import all_reduce
 from ..collectives.shards import gather_global, local_bounds
@@ -111,7 +111,7 @@ class States:
             x = self._everywhere(arg.key)
         else:
             x = part(self.state(arg.key), self.bounds(arg)).contiguous()
-        return placed(self.mesh, x, arg.host)
+        return move_to(self.mesh, x, arg.host)
 
     def shard_of(self, value: PlanValue, x: Tensor) -> Tensor:
         """Return this rank's shard of a global value.
@@ -126,7 +126,7 @@ class States:
                 f"and {x.dtype}"
             )
         x = part(x, self.bounds(value)).contiguous()
-        return placed(self.mesh, x, value.host)
+        return move_to(self.mesh, x, value.host)
 
     def put(self, arg: PlanArgument, x: Tensor) -> None:
         """Let a state be a global value, converted to its type."""
@@ -135,7 +135,7 @@ class States:
             return
         shard = part(x.detach(), self.bounds(arg))
         shard = shard.to(dtype=DTYPES[arg.dtype], copy=True).contiguous()
-        self.values[arg.key] = placed(self.mesh, shard, arg.host)
+        self.values[arg.key] = move_to(self.mesh, shard, arg.host)
         for copy in {a.key: a for f in self.plan.functions for a in f.args}.values():
             if copy.role != "input" and copy.init == {"kind": "copy", "of": arg.key}:
                 shard = self._copied(copy, self.bounds(copy))
@@ -151,7 +151,7 @@ class States:
             x = from_rank_0(self.mesh, shape, dtype, bounds, partial(self._initial, arg))
         else:
             x = self._initial(arg, bounds)
-        return placed(self.mesh, x, arg.host)
+        return move_to(self.mesh, x, arg.host)
 
     def _initial(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
         """Return the initial values in a range, in host memory."""
@@ -170,7 +170,7 @@ class States:
             x = part(self.state(of), bounds[more:])
         shape = [stop - start for start, stop in bounds]
         x = x.to(DTYPES[arg.dtype]).expand(shape).clone(memory_format=torch.contiguous_format)
-        return placed(self.mesh, x, arg.host)
+        return move_to(self.mesh, x, arg.host)
 
 
 def part(x: Tensor, bounds: Iterable[tuple[int, int]]) -> Tensor:
