@@ -1,4 +1,4 @@
-"""The arena of an emitted program: one block of memory, allocated at the first call, in which values
+"""The arena of an emitted program: one block of memory, allocated at the first call, where values
 of its functions have slots at the offsets of plan.json.
 
     "arena": {"bytes": 4096, "others": 20, "check": false, "functions": {"step": {"h": {
