@@ -85,7 +85,7 @@ def forked_ranks() -> Iterator[None]:
     """Let all runs fork their ranks from one process (rank_server.py)."""
     from support.forked import server
 
-    from shardir.backend.torch.launch.forks import shared
+    from shardir.backend.torch.launch.forks import share_forks
 
-    with shared(server()):
+    with share_forks(server()):
         yield

@@ -22,7 +22,14 @@ from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder, write_text
 from shardir.tools.arguments import output_file, positive, seconds
 from shardir.tools.commands import command
-from shardir.tools.fitted_cluster import Calibration, fitted, medians, text, unmeasured, working
+from shardir.tools.fitted_cluster import (
+    Calibration,
+    fit_cluster,
+    initial_cluster,
+    medians,
+    text,
+    working,
+)
 from shardir.tools.probe_functions import SMALLEST
 from shardir.tools.probes import module, probes
 
@@ -48,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"expected 2 ranks or more, or --ranks 1 with --links, got {got} --links")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        found, about, load = _measured(options)
+        found, about, load = _measure(options)
     except ImportError as error:
         print(
             f"error: shard-calibrate requires {error.name}; use pip install 'shardir[calibrate]'",
@@ -159,7 +166,7 @@ def other_load(before: float, after: float, ranks: int, cores: int) -> float:
     return max(before, after - ranks - 1) / cores
 
 
-def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], float]:
+def _measure(options: argparse.Namespace) -> tuple[Calibration, list[str], float]:
     """Return the calibration, a description of the machine, and the load of other processes for
     each core."""
     import scipy  # noqa: F401 - before anything is measured
@@ -187,8 +194,8 @@ def _measured(options: argparse.Namespace) -> tuple[Calibration, list[str], floa
     memory = _memory() // options.ranks if cpu else torch.cuda.get_device_properties(0).total_memory
     seconds = medians(given, compiled, found[0], traces[0])
     at_work = working(compiled, found[0], traces[0]) if cpu and not links else None
-    start = unmeasured(options.ranks, memory, links)
-    calibration = fitted(given, compiled, seconds, start, at_work)
+    start = initial_cluster(options.ranks, memory, links)
+    calibration = fit_cluster(given, compiled, seconds, start, at_work)
     device = _processor() if cpu else torch.cuda.get_device_name(0)
     about = [
         f"shard-calibrate: {options.ranks} rank{'s' * (options.ranks > 1)} on {options.backend}, "

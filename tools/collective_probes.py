@@ -131,7 +131,7 @@ class _CollectiveProbes:
         f = ProbeFunction(how + self.name, [*arguments, ("w", SQUARE)])
         results, other = list[tuple[str, str]](), "%w"
         for _ in range(times):
-            other = _mixed(f, other)
+            other = _add_ops_between(f, other)
             operands = [f"%{name}" for name, _ in arguments]
             if source != given:
                 operands = [
@@ -148,7 +148,7 @@ class _CollectiveProbes:
         return f.probe(self.kind, self.size, exposed=True)
 
 
-def _mixed(f: ProbeFunction, operand: str) -> str:
+def _add_ops_between(f: ProbeFunction, operand: str) -> str:
     """Add ops of several kinds on a square, each of the one before, and return the last value."""
     for text in MIXED:
         operand = f.op(text.replace("{0}", operand).replace("{1}", SQUARE), SQUARE)
@@ -167,7 +167,7 @@ def _in_flight(n: int, axes: str, gathered: tuple[str, str]) -> Probe:
     by_rows, full = gathered
     xs = [f"x{i}" for i in range(IN_FLIGHT)]
     f = ProbeFunction(f"flight_{n}", [*((x, by_rows) for x in xs), ("w", SQUARE)])
-    other, results = _mixed(f, "%w"), []
+    other, results = _add_ops_between(f, "%w"), []
     started = [
         f.op(f"dist.all_gather %{x} dim 0 over <{axes}> async : ({by_rows}) -> {full}", full)
         for x in xs

@@ -95,11 +95,11 @@ def command(name: str) -> int:
         code = _exit_code(main)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        code = _failed("interrupted", 128 + signal.SIGINT)
+        code = _fail("interrupted", 128 + signal.SIGINT)
     except BrokenPipeError:
-        code = _failed("", 128 + signal.SIGPIPE)
+        code = _fail("", 128 + signal.SIGPIPE)
     except OSError as e:
-        code = _failed(f"error: {_failing(e)}: {e.strerror or e}", 2)
+        code = _fail(f"error: {_failing(e)}: {e.strerror or e}", 2)
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)  # while Python ends
     gc.freeze()  # nor does Python traverse what ends with it
@@ -129,7 +129,7 @@ def _failing(error: OSError) -> str:
     return f"the system refused what {place} asks for"
 
 
-def _failed(message: str, code: int) -> int:
+def _fail(message: str, code: int) -> int:
     """Print a message, drop the output that cannot be written, and return the code."""
     with suppress(OSError):
         print(message, end="\n" if message else "", file=sys.stderr, flush=True)

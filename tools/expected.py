@@ -28,7 +28,7 @@ class Expected:
         return d.severity == self.severity and d.line == self.line and self.text in d.message
 
 
-def announced(text: str) -> list[Expected]:
+def expected_messages(text: str) -> list[Expected]:
     """Return the expected errors and warnings of a text."""
     found = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -43,7 +43,7 @@ def announced(text: str) -> list[Expected]:
 
 def compare(name: str, text: str, diagnostics: Sequence[Diagnostic]) -> list[str]:
     """Return a line for each unexpected diagnostic, and each expected one that is missing."""
-    missing, unexpected = announced(text), []
+    missing, unexpected = expected_messages(text), []
     for d in diagnostics:
         fitting = next((e for e in missing if e.fits(d)), None)
         if fitting is not None:

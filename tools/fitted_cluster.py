@@ -66,7 +66,7 @@ class Calibration:
         return {about: sorted(errors) for about, errors in found.items()}
 
 
-def fitted(
+def fit_cluster(
     given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster,
     at_work: Mapping[str, float] | None = None,
 ) -> Calibration:  # fmt: skip
@@ -109,7 +109,7 @@ def medians(
     their computation, but at least the rank's own work, if they are exposed; and the seconds of
     work of the ops of OPS, by the names of their results."""
     found = {name: median(seconds) for name, seconds in measured.items()}
-    spent = _spent(compiled, ranks, list(measured))
+    spent = _work_of_ops(compiled, ranks, list(measured))
     for name in (p.name for p in given if p.exposed):
         mine = _in_collectives(spent[name])
         found[name] = max(found[name] - sum(spent[name].values()) + mine, mine)
@@ -121,7 +121,7 @@ def working(
     compiled: "Compiled", measured: Mapping[str, Sequence[float]], ranks: Sequence[RankCalls]
 ) -> dict[str, float]:
     """Return the seconds in which a rank is itself at work in the collectives of each function."""
-    spent = _spent(compiled, ranks, list(measured))
+    spent = _work_of_ops(compiled, ranks, list(measured))
     return {name: _in_collectives(ops) for name, ops in spent.items()}
 
 
@@ -129,7 +129,7 @@ def _in_collectives(spent: Mapping[Operation, float]) -> float:
     return sum(s for op, s in spent.items() if isinstance(op, dist.CollectiveOp | dist.WaitOp))
 
 
-def _spent(
+def _work_of_ops(
     compiled: "Compiled", ranks: Sequence[RankCalls], functions: Sequence[str]
 ) -> dict[str, dict[Operation, float]]:
     """Return the median seconds of work of each op in recorded calls of functions."""
@@ -169,7 +169,7 @@ def relative(
     return fit_relative(terms, seconds)
 
 
-def unmeasured(ranks: int, memory: int, links: Cluster | None = None) -> Cluster:
+def initial_cluster(ranks: int, memory: int, links: Cluster | None = None) -> Cluster:
     """Return the cluster at which the fit begins; of a device without others, whose links are those
     of `links`."""
     like = clusters.load("gloo")
@@ -198,7 +198,7 @@ def text(name: str, found: Calibration, about: Sequence[str]) -> str:
     ]
     for what, errors in found.errors().items():
         lines.append(f"  {what}: {median(errors):.2f}, {errors[-1]:.2f} of {len(errors)}")
-    if unseen := _unseen(found.cluster):
+    if unseen := _unfitted_rates(found.cluster):
         lines.append(f"Too fast to be measured: {', '.join(unseen)}; use a larger --most")
     if c := found.relative:
         lines.append(
@@ -211,7 +211,7 @@ def text(name: str, found: Calibration, about: Sequence[str]) -> str:
     )
 
 
-def _unseen(c: Cluster) -> list[str]:
+def _unfitted_rates(c: Cluster) -> list[str]:
     """Return the names of the rates that had no influence on the fit."""
     rates = [*c.flops, *((f"operands in {name}", rate) for name, rate in c.operands)]
     rates += [("memory", c.memory_bandwidth), *((l.name, l.bandwidth) for l in c.levels)]

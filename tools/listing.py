@@ -23,7 +23,7 @@ def describe(passes: Loaders) -> str:
         if name not in of_xdsl:
             lines += [name, *_entry(passes[name])]
     names = ", ".join(sorted(n for n in passes if n in of_xdsl))
-    lines += ["", "passes of xDSL:", *_wrapped(names, 2)]
+    lines += ["", "passes of xDSL:", *_wrap(names, 2)]
     lines += ["", "pipelines, each with the options of its passes:"]
     lines += [f"  {name} = {text}" for name, text in pipelines.PIPELINES.items()]
     lines += ["", "modes:"]
@@ -34,20 +34,20 @@ def describe(passes: Loaders) -> str:
 def _entry(load: Callable[[], type[ModulePass]]) -> list[str]:
     """Return the lines of a pass; of one that cannot be loaded the reason."""
     try:
-        return [*_described(load())]
+        return [*_describe(load())]
     except ShardirError as e:
-        return _wrapped(str(e), 4)
+        return _wrap(str(e), 4)
 
 
-def _described(cls: type[ModulePass]) -> Iterator[str]:
-    yield from _wrapped(first_sentence(cls), 4)
+def _describe(cls: type[ModulePass]) -> Iterator[str]:
+    yield from _wrap(first_sentence(cls), 4)
     texts = meanings(cls)
     for option, type in option_types(cls).items():
         yield f"      {dashed(option)}: {type_text(type)} = {default_text(cls, option)}"
-        yield from _wrapped(texts.get(option, ""), 10)
+        yield from _wrap(texts.get(option, ""), 10)
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def _wrap(text: str, indent: int) -> list[str]:
     blank = " " * indent
     return textwrap.wrap(
         text, WIDTH, initial_indent=blank, subsequent_indent=blank, break_on_hyphens=False

@@ -52,7 +52,7 @@ class ProbeFunction:
         return self.last
 
     def probe(self, about: str, size: int, against: str = "", exposed: bool = False) -> Probe:
-        inputs = ((n, t, _drawn(t, n in self.filled)) for n, t in self.arguments)
+        inputs = ((n, t, _draw(t, n in self.filled)) for n, t in self.arguments)
         given = ", ".join(f"%{n}: {t} {{train.input = {drawn}}}" for n, t, drawn in inputs)
         values, types = (", ".join(each) for each in zip(*self.results, strict=True))
         is_step = self.results[0][1] == type_text(())  # then values are freed after their last use
@@ -74,7 +74,7 @@ def type_text(
     return f"tensor<{'x'.join([*map(str, shape), element])}, #dist.local<@m, [{split}]{sums}>>"
 
 
-def _drawn(type: str, filled: bool = False) -> str:
+def _draw(type: str, filled: bool = False) -> str:
     """Return the values of an input of a type of the local view: integers, which number rows, are
     random, and so are others but those of ops whose time does not depend on them, since large ones
     are drawn for longer than they are computed with. (GPUs multiply equal numbers faster.)"""

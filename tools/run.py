@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
             if is_source:
                 import_modules(getattr(options, "import"))
                 folder = stack.enter_context(scratch_folder())
-                directory = _compiled(directory, options, folder)
+                directory = _compile(directory, options, folder)
             return _run(directory, options, given)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -132,7 +132,7 @@ def _is_source(path: Path, options: argparse.Namespace) -> bool:
     return False
 
 
-def _compiled(path: Path, options: argparse.Namespace, directory: Path) -> Path:
+def _compile(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     """Compile an .ir file into the directory."""
     from shardir.api import compile_file
     from shardir.syntax.source import Source, collect_warnings

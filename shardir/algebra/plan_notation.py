@@ -26,7 +26,7 @@ from shardir.algebra.plan import (
     SearchLine,
 )
 from shardir.algebra.strategy import Strategy
-from shardir.diagnostics import NotationError, ShardirError, coded, described, did_you_mean, one_of
+from shardir.diagnostics import NotationError, ShardirError, coded, describe, did_you_mean, one_of
 from shardir.grammar.machine import Machine
 
 PlanForm = str | Path | Mapping[str, str] | Sequence[str | tuple[str, str]]
@@ -100,7 +100,7 @@ def text_of(plan: Any) -> str:
     """
     lines = list(plan.items()) if isinstance(plan, Mapping) else plan
     if not isinstance(lines, list | tuple):
-        raise ShardirError(f"expected {FORMS}, got {described(plan)}")
+        raise ShardirError(f"expected {FORMS}, got {describe(plan)}")
     return "".join(f"{_text_line(line)}\n" for line in lines)
 
 
@@ -113,7 +113,7 @@ def _text_line(line: Any) -> str:
             return f"{head} : {items}" if quoted else f'"{head}" : {items}'
     raise ShardirError(
         f'expected a line of a plan, "fsdp(dp)", or a pair, ("*.weight", "[{{dp}}]"), got '
-        f"{described(line)}"
+        f"{describe(line)}"
     )
 
 

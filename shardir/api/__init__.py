@@ -27,7 +27,7 @@ from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend
 from shardir.backend.runs import Options, Report
 from shardir.build import Module
-from shardir.diagnostics import Failure, ShardirError, checked, described
+from shardir.diagnostics import Failure, ShardirError, check_arguments, describe
 from shardir.syntax.files import read_text
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ def compile(program: Any, *given: Any, **options: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(program, torch.nn.Module):
         use = "make one" if isinstance(program, type) else "use compile_file for a file"
-        raise ShardirError(f"expected text or a module, got {described(program)}; {use}")
+        raise ShardirError(f"expected text or a module, got {describe(program)}; {use}")
     from shardir.api.model import compile_model
 
     return compile_model(program, *given, **options)
 
 
-@checked("compile_file")
+@check_arguments("compile_file")
 def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) -> Compiled:
     """Compile an .ir file, as `compile` does.
 
@@ -90,7 +90,7 @@ def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) 
     return compile_module(read_text(Path(path)), pipeline, str(path), **options)
 
 
-@checked("run")
+@check_arguments("run")
 def run(program: str | Path | Compiled, *, mode: str | None = None, **options: Any) -> Report:
     """Run a saved directory, an .ir file (in a mode), or a compiled program."""
     if not isinstance(program, Compiled) and not Path(program).is_dir():

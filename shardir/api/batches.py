@@ -9,14 +9,14 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.compat.torch import tree_map_only
-from shardir.diagnostics import ShardirError, described
+from shardir.diagnostics import ShardirError, describe
 from shardir.dialects.train import ForwardOp
 from shardir.frontends.torch.capture import flat_inputs
 from shardir.frontends.torch.importer import Imported
 from shardir.frontends.torch.weights import array_of
 
 
-def repeated(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+def repeat_batches(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     """Yield batches with their numbers; those of a list or a loader again and again.
 
     Raises:
@@ -52,7 +52,7 @@ def parts_of(batch: Any, count: int) -> list[Any]:
 def arrays_of_all(imported: Imported, batches: Iterable[Any], local: bool) -> Iterator[list[Any]]:
     """Yield the arrays of batches, as `arrays_of` has them; those of a list or a loader again and
     again. `local`: a batch is a list of one for each rank."""
-    for count, batch in repeated(batches):
+    for count, batch in repeat_batches(batches):
         arrays = [arrays_of(imported, count, x, local) for x in (batch if local else [batch])]
         yield arrays if local else arrays[0]
 
@@ -68,7 +68,7 @@ def arrays_of(imported: Imported, number: int, batch: Any, local: bool = False) 
     for name, like in imported.inputs:
         x = found[name]
         if not isinstance(x, torch.Tensor) or (x.shape != like.shape and not local):
-            got = list(x.shape) if isinstance(x, torch.Tensor) else described(x)
+            got = list(x.shape) if isinstance(x, torch.Tensor) else describe(x)
             raise ShardirError(
                 f"expected {name} of {list(like.shape)} in batch {number}, got {got}; compile "
                 "with inputs as the batches have them"
@@ -127,6 +127,6 @@ def _inputs(imported: Imported, number: int, batch: Any) -> Mapping[str, Any]:
         if type(found[name]) is not type(constants[name]) or found[name] != constants[name]:
             raise ShardirError(
                 f"expected {name} = {constants[name]!r} in batch {number}, as in the examples, "
-                f"got {described(found[name])}; compile with a tensor in its place"
+                f"got {describe(found[name])}; compile with a tensor in its place"
             )
     return found

@@ -9,8 +9,8 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir import pipelines
-from shardir.api.batches import arrays_of, repeated
-from shardir.api.compiled import Compiled, located
+from shardir.api.batches import arrays_of, repeat_batches
+from shardir.api.compiled import Compiled, run_located
 from shardir.api.training_state import TrainingState
 from shardir.backend.torch.launch.report import TOLERANCES
 from shardir.diagnostics import ShardirError
@@ -175,7 +175,7 @@ class _Checking:
                     "microbatches of accumulate <tokens> as one batch, got some; compare it "
                     "without microbatches"
                 )
-        given = repeated(batches)
+        given = repeat_batches(batches)
         taken = [next(given)[1] for _ in range(count * steps)]
         form = self.program.optimizer
         states = None if form is None else form.state_dict(self.first.states, 0)
@@ -208,7 +208,9 @@ class _Checking:
         halves = any(x.dtype is torch.float16 for x in self.first.values.values())
         rate = OTHER_RATE if halves else LARGE_RATE
         given = _descending(self.program.given, rate, alone=False)
-        made = replace(self.program, **_compiled(self.program, given), state=self.first.fresh())
+        made = replace(
+            self.program, **_run_passes_again(self.program, given), state=self.first.fresh()
+        )
         report = made.run(batches, steps=1, allow_nan=True)
         self.report.add("loss of step 1", report.losses[STEP][0], loss, self.tolerance, 1e-3)
         known = {a.key for a in arguments(self.program.imported.function.func)
@@ -264,7 +266,7 @@ class _Checking:
         try:
             values = ProgramValues(10 * self.tolerance)
             self._evaluate(batch, values)
-            tensors = dict(flat_inputs(copy.model, *self._named(batch)))
+            tensors = dict(flat_inputs(copy.model, *self._inputs_and_labels(batch)))
             if loss is not None:
                 loss, _ = copy.gradients([self._pair(batch)], True)
             copy = self.eager.copied(
@@ -283,7 +285,7 @@ class _Checking:
             place = f"first at the gradient of {uses_of(self.eager.captured, of[0])}"
         self.report.place = place
 
-    def _named(self, batch: Any) -> tuple[Any, Any]:
+    def _inputs_and_labels(self, batch: Any) -> tuple[Any, Any]:
         inputs, labels = self._pair(batch)
         if self.eager.keywords and isinstance(inputs, Mapping):
             inputs = {**self.eager.keywords, **inputs}
@@ -329,7 +331,7 @@ def _descending(given: ModuleOp, rate: float, alone: bool) -> ModuleOp:
     return module
 
 
-def _compiled(program: Compiled, given: ModuleOp) -> dict[str, Any]:
+def _run_passes_again(program: Compiled, given: ModuleOp) -> dict[str, Any]:
     """Return the fields of a program whose passes run again, on another module."""
     module, original = copied(given), given
 
@@ -340,7 +342,7 @@ def _compiled(program: Compiled, given: ModuleOp) -> dict[str, Any]:
             if pipelines.runs_on_one_device(p):
                 original = copied(module)
 
-    located(program.source, work)
+    run_located(program.source, work)
     return {"module": module, "original": original, "given": given}
 
 

@@ -20,7 +20,7 @@ from shardir.backend.interface import Backend, Origin
 from shardir.backend.runs import Options, Report
 from shardir.cost.clusters import load
 from shardir.cost.report import FunctionCost, report
-from shardir.diagnostics import Failure, ParseErrors, ShardirError, checked
+from shardir.diagnostics import Failure, ParseErrors, ShardirError, check_arguments
 from shardir.dialects.nn.base import Array
 from shardir.dialects.symbols import find_symbol
 from shardir.reports.layouts import Explanation
@@ -39,7 +39,7 @@ def parse(text: str, name: str = "<input>") -> ModuleOp:
     return _parse(text, name, verify=True)
 
 
-@checked("compile")
+@check_arguments("compile")
 def compile_module(
     text_or_module: str | ModuleOp,
     pipeline: str | None = None,
@@ -101,7 +101,7 @@ def compile_module(
             verify(module, source)
 
         try:
-            located(source, work)
+            run_located(source, work)
         except ShardirError:
             raise
         except Exception as e:
@@ -121,7 +121,7 @@ def name_error(error: Exception, part: str, *reproducer: Any) -> None:
         error.add_note(f"a reproducer for a report is {path}: shard-opt {path} --run-reproducer")
 
 
-def located(source: Source, work: Callable[[], Any]) -> Any:
+def run_located(source: Source, work: Callable[[], Any]) -> Any:
     """Run `work`; raise the errors of passes and emitter with their source locations."""
     try:
         with no_gc():
@@ -159,14 +159,14 @@ class Compiled:
             for p in pipelines.build("outline-blocks"):
                 p.apply(self.context, module)
 
-        located(self.source, work)
+        run_located(self.source, work)
         return print_module(module)
 
     @property
     def program(self) -> str:
         """The Python that every rank runs."""
         try:
-            return located(self.source, lambda: self.backend.text(self.module))
+            return run_located(self.source, lambda: self.backend.text(self.module))
         except ShardirError:
             raise
         except Exception as e:
@@ -174,7 +174,7 @@ class Compiled:
             name_error(e, "the emitter", made, text, (), 0, self.context, self.backend.name)
             raise
 
-    @checked("save")
+    @check_arguments("save")
     def save(
         self, directory: str | Path, *, per_rank: bool = False, straight_line: bool = False
     ) -> Path:
@@ -185,9 +185,9 @@ class Compiled:
             straight_line: write the runs and transfers of steps in stages as plain calls on each
                 rank, in place of a table.
         """
-        return self._written(directory, self.base_dir, {}, per_rank, straight_line)
+        return self._write(directory, self.base_dir, {}, per_rank, straight_line)
 
-    def _written(
+    def _write(
         self, directory: str | Path, base_dir: Path | None, states: Mapping[str, Array],
         per_rank: bool, straight_line: bool,
     ) -> Path:  # fmt: skip
@@ -196,7 +196,7 @@ class Compiled:
         backend = replace(self.backend, per_rank=per_rank, straight_line=straight_line)
         given = (self.context, self.module, self.original, directory, base_dir)
         origin = Origin.of(self.given, self.passes)
-        located(self.source, lambda: backend.emit_directory(*given, origin, states))
+        run_located(self.source, lambda: backend.emit_directory(*given, origin, states))
         return Path(directory)
 
     def run(self, **options: Any) -> Report:
@@ -221,10 +221,10 @@ class Compiled:
                 p.apply(self.context, module)
 
         with collect_warnings(), collect_remarks() as remarks:  # warned of by the compilation
-            located(self.source, work)
+            run_located(self.source, work)
         return str(replace(annotated_plan(module), comments=tuple(remarks)))
 
-    @checked("cost")
+    @check_arguments("cost")
     def cost(self, function: str | None = None, cluster: str | None = None) -> FunctionCost:
         """Return the estimated time and memory of a function, by default of the only one, on its
         mesh's cluster or another; its `str` is the report.
@@ -247,7 +247,7 @@ class Compiled:
         visibility = None if f is None else f.sym_visibility
         return visibility is not None and visibility.data == "private"
 
-    @checked("explain")
+    @check_arguments("explain")
     def explain(self, *names: str) -> str:
         """Return why values have their layouts, and the costs of others. The passes run again.
 
@@ -270,6 +270,6 @@ class Compiled:
                 p.apply(self.context, module)
             paragraphs.extend(explanation.made(module))
 
-        located(self.source, work)
+        run_located(self.source, work)
         explanation.check()
         return "\n".join(paragraphs)

@@ -14,17 +14,17 @@ import torch
 import torch.distributed as dist
 
 from shardir.backend.torch.shardir_runtime.plan.program import PlanError, PlanFunction, load_plan
-from shardir.backend.torch.shardir_runtime.run.compiled import compiled
+from shardir.backend.torch.shardir_runtime.run.compiled import compile_functions
 from shardir.backend.torch.shardir_runtime.run.options import OptionError, RunOptions
 from shardir.backend.torch.shardir_runtime.run.process import join_ranks
 from shardir.backend.torch.shardir_runtime.run.program_module import program_module
 from shardir.backend.torch.shardir_runtime.run.session import Session
-from shardir.diagnostics import ShardirError, checked, described, did_you_mean
+from shardir.diagnostics import ShardirError, check_arguments, describe, did_you_mean
 from shardir.frontends.torch import weight_files
 from shardir.frontends.torch.weights import several
 
 
-@checked("load")
+@check_arguments("load")
 def load(
     directory: str | Path,
     weights: str | Path | Mapping[str, torch.Tensor] | None = None,
@@ -67,7 +67,7 @@ def load(
         program = program_module(plan.directory)
         functions = {f.name: getattr(program, f.python) for f in plan.functions}
         if compile:
-            functions = compiled(plan, functions)
+            functions = compile_functions(plan, functions)
         loaded = Loaded(Session(plan, mesh, functions, seed))
     if weights is not None:
         loaded.load_weights(weights)
@@ -101,7 +101,7 @@ class Loaded:
             )
         return self.call(next(iter(self._functions)), *inputs, gathered=gathered, **named)
 
-    @checked("call")
+    @check_arguments("call")
     def call(self, function: str, *inputs: Any, gathered: bool = True, **named: Any) -> Any:
         """Call a function; the states become those that it returns.
 
@@ -130,7 +130,7 @@ class Loaded:
     def reset(self) -> None:
         """Give the states that are no parameters, such as caches, their initial values."""
         states = self._session.states
-        for arg in self._retained().values():
+        for arg in self._states().values():
             if arg.role == "state":
                 states.values[arg.key], states.types[arg.key] = states.filled(arg), arg
 
@@ -139,7 +139,7 @@ class Loaded:
         states = self._session.states
         return {key: states.state(key).clone() for key in states.types}
 
-    @checked("load_weights")
+    @check_arguments("load_weights")
     def load_weights(self, weights: str | Path | Mapping[str, torch.Tensor]) -> None:
         """Take the values of parameters, and of other states that `weights` has; what else it has,
         such as the states of an optimizer, is left alone.
@@ -148,7 +148,7 @@ class Loaded:
             ShardirError: parameters are missing, or shapes differ; no value is changed.
         """
         given = weights if isinstance(weights, Mapping) else weight_files.read(weights)
-        retained = self._retained()
+        retained = self._states()
         missing = [k for k, a in retained.items() if a.role == "parameter" and k not in given]
         wrong = [
             f"{key} of {list(arg.shape)}, got {list(given[key].shape)}"
@@ -165,7 +165,7 @@ class Loaded:
             if key in given:
                 states.put(arg, given[key])
 
-    def _retained(self) -> dict[str, Any]:
+    def _states(self) -> dict[str, Any]:
         """The arguments that are parameters or states, by their keys: a parameter of a function
         is one in all."""
         found: dict[str, Any] = {}
@@ -212,4 +212,4 @@ def _errors() -> Iterator[None]:
 def _tensor(name: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
-    raise ShardirError(f"expected a tensor as {name}, got {described(value)}; use torch.tensor")
+    raise ShardirError(f"expected a tensor as {name}, got {describe(value)}; use torch.tensor")

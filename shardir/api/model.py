@@ -30,7 +30,7 @@ from shardir.api.devices import SEARCH, MeshForm, devices_of
 from shardir.api.training_state import TrainingState
 from shardir.backend.runs import Batches, Options, Report
 from shardir.build import Module
-from shardir.diagnostics import ShardirError, check_call, checked, described, did_you_mean
+from shardir.diagnostics import ShardirError, check_arguments, check_call, describe, did_you_mean
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import InitAttr, Role, arguments, is_of_replica
 from shardir.frontends.torch import optimizer_states, optimizers, weight_files, weights
@@ -96,7 +96,7 @@ class CompiledModel(Compiled):
             self.state.take(dump)
             return self.outputs.made(weights.read_results(dump, FUNCTION))
 
-    @checked("save")
+    @check_arguments("save")
     def save(
         self,
         directory: str | Path,
@@ -123,9 +123,9 @@ class CompiledModel(Compiled):
             else:
                 found = [arrays_of(self.imported, i, x) for i, x in enumerate(batches)]
             weights.save(folder / DATA, rows_of(self.imported, found))
-            return self._written(directory, folder, self.state.states, per_rank, straight_line)
+            return self._write(directory, folder, self.state.states, per_rank, straight_line)
 
-    @checked("run")
+    @check_arguments("run")
     def run(
         self, batches: Iterable[Any] | None = None, *, local: bool = False, **options: Any
     ) -> Report:
@@ -166,7 +166,7 @@ class CompiledModel(Compiled):
                 self.state.take(dump, report)
         return report
 
-    @checked("check")
+    @check_arguments("check")
     def check(self, batches: Sequence[Any] | None = None, *, steps: int = 2) -> ModuleCheck:
         """Compare the program, on local processes, with a copy of the module that torch trains on
         one device: the loss and the gradients of the first step, parameters and buffers after it,
@@ -193,9 +193,9 @@ class CompiledModel(Compiled):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The values of parameters and buffers, as the module's `load_state_dict` takes them:
         trained after `run`."""
-        return {name: self.values[known] for name, known in self._known().items()}
+        return {name: self.values[known] for name, known in self._canonical_names().items()}
 
-    @checked("load_state_dict")
+    @check_arguments("load_state_dict")
     def load_state_dict(self, states: Mapping[str, torch.Tensor]) -> None:
         """Take the values of parameters and buffers, in place of the present ones. The states of
         the optimizer and the number of steps stay, as in torch.
@@ -206,13 +206,13 @@ class CompiledModel(Compiled):
         Raises:
             ShardirError: names are missing or unknown, or shapes differ; no value is changed.
         """
-        known = self._known()
+        known = self._canonical_names()
         weights.check(states, {name: self.values[k] for name, k in known.items()}, known)
         found = {known[name]: x.detach().to("cpu", self.values[known[name]].dtype, copy=True)
                  for name, x in states.items()}  # fmt: skip
         self.state.replace(found, self._copies())
 
-    @checked("optimizer_state_dict")
+    @check_arguments("optimizer_state_dict")
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The present states of the optimizer, as its `load_state_dict` takes them, with the rates
         of its scheduler.
@@ -231,7 +231,7 @@ class CompiledModel(Compiled):
             )
         return self.optimizer.state_dict(self.state.states, self.steps_done)
 
-    @checked("load_weights")
+    @check_arguments("load_weights")
     def load_weights(self, path: str | Path) -> None:
         """Take the values of a file.
 
@@ -244,10 +244,10 @@ class CompiledModel(Compiled):
         """
         found = weight_files.read(path)
         if weight_files.is_checkpoint(path):  # it has the states of the optimizer too
-            found = {name: x for name, x in found.items() if name in self._known()}
+            found = {name: x for name, x in found.items() if name in self._canonical_names()}
         self.load_state_dict(found)
 
-    @checked("save_weights")
+    @check_arguments("save_weights")
     def save_weights(self, path: str | Path, max_shard_size: str | int | None = None) -> None:
         """Write `state_dict` to a file, or to several with an index, as transformers reads them.
 
@@ -268,7 +268,7 @@ class CompiledModel(Compiled):
         return [a.key for a in roles if a.key and isinstance(a.init, InitAttr)
                 and a.init.kind == "copy"]  # fmt: skip
 
-    def _known(self) -> dict[str, str]:
+    def _canonical_names(self) -> dict[str, str]:
         """The name of the value of each entry of the module's state_dict: of tied tensors one has
         the value."""
         model = self.imported.model
@@ -284,7 +284,7 @@ def _tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _trained(imported: Imported) -> dict[int, str]:
+def _trained_parameters(imported: Imported) -> dict[int, str]:
     """Return the imported name of each parameter that is trained, by its identity.
 
     Raises:
@@ -305,7 +305,7 @@ def _check_trained(imported: Imported, optimizer: Any) -> None:
     if isinstance(optimizer, str):
         return
     held = {id(p) for g in optimizer.param_groups for p in g["params"]}
-    left = [name for key, name in _trained(imported).items() if key not in held]
+    left = [name for key, name in _trained_parameters(imported).items() if key not in held]
     if left:
         raise ShardirError(
             f"expected an optimizer of all parameters that require gradients, got one without "
@@ -314,7 +314,7 @@ def _check_trained(imported: Imported, optimizer: Any) -> None:
         )
 
 
-@checked("compile")
+@check_arguments("compile")
 def compile_model(
     model: torch.nn.Module,
     inputs: Any = None,
@@ -398,7 +398,7 @@ def compile_model(
     for name, value in of_training.items():
         if not train and value is not None:
             raise ShardirError(
-                f"expected no {name} with train=False, got {described(value)}; drop {name}=..."
+                f"expected no {name} with train=False, got {describe(value)}; drop {name}=..."
             )
     read: optimizers.ImportedOptimizer | None = None
     on = devices_of(mesh, cluster, devices, options | {"stages": stages, "sync": sync})
@@ -412,7 +412,7 @@ def compile_model(
     if in_parts:
         module.forward(FUNCTION, MODEL, accumulate=accumulate, pipeline=stages)
     elif train:
-        trained = _trained(imported)
+        trained = _trained_parameters(imported)
         names = {id(p): n for n, p in model.named_parameters()} | trained
         read = optimizers.read(optimizer, names, scheduler, scheduler_steps, trained)
         _check_trained(imported, optimizer)
@@ -424,7 +424,7 @@ def compile_model(
     outputs = None if train else Outputs.of(captured.program)
     states, form = dict[str, Array](), None
     if read is not None and isinstance(optimizer, torch.optim.Optimizer):
-        trained = _trained(imported)
+        trained = _trained_parameters(imported)
         states = optimizer_states.taken(optimizer, trained, compiled.module, read.count)
         form = optimizer_states.TorchForm.of(optimizer, scheduler, trained)
     schedule = None if scheduler is None else deepcopy(scheduler.state_dict())

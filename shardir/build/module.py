@@ -22,7 +22,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import parse_cluster
 from shardir.build.function import FunctionBuilder, caller
 from shardir.cost.clusters import load, names
-from shardir.diagnostics import NotationError, ShardirError, checked, did_you_mean
+from shardir.diagnostics import NotationError, ShardirError, check_arguments, did_you_mean
 from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp
 from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.train import (
@@ -45,7 +45,7 @@ class Module:
 
     MESH = "m"
 
-    @checked("Module")
+    @check_arguments("Module")
     def __init__(
         self,
         mesh: str | Mapping[str, int] | Mesh | None = None,
@@ -96,7 +96,7 @@ class Module:
         self._add(f.func)
         return f
 
-    @checked("step")
+    @check_arguments("step")
     def step(
         self,
         name: str,
@@ -138,7 +138,7 @@ class Module:
                 given[key] = _read(kind, text)
         self._add(StepOp.create(properties=given, location=caller()))
 
-    @checked("forward")
+    @check_arguments("forward")
     def forward(
         self, name: str, function: str, *, accumulate: str | None = None,
         pipeline: str | None = None,

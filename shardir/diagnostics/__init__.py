@@ -9,7 +9,7 @@ location, as the tools print it:
            ^^^^^^
 """
 
-from shardir.diagnostics.arguments import check_call, checked
+from shardir.diagnostics.arguments import check_arguments, check_call
 from shardir.diagnostics.codes import CODES, SECTIONS, Code, coded
 from shardir.diagnostics.errors import (
     Diagnostic,
@@ -20,7 +20,7 @@ from shardir.diagnostics.errors import (
     ShardirError,
 )
 from shardir.diagnostics.progress import progress_to, report_progress
-from shardir.diagnostics.wording import described, did_you_mean, nearest, one_of, size_text
+from shardir.diagnostics.wording import describe, did_you_mean, nearest, one_of, size_text
 
 __all__ = [
     "CODES",
@@ -32,10 +32,10 @@ __all__ = [
     "NotationError",
     "ParseErrors",
     "ShardirError",
+    "check_arguments",
     "check_call",
-    "checked",
     "coded",
-    "described",
+    "describe",
     "did_you_mean",
     "nearest",
     "one_of",

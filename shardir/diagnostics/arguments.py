@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shardir.diagnostics.errors import ShardirError
-from shardir.diagnostics.wording import described, did_you_mean
+from shardir.diagnostics.wording import describe, did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,7 +25,7 @@ SEVERAL = (Collection, Sequence, Iterable)
 """Annotations that a text and a dict would fit, but are not meant by."""
 
 
-def checked(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def check_arguments(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function, `name` to its callers: arguments that it does not have, that are missing
     or of another type than annotated are each a ShardirError, with what the docstring says of the
     parameter. Annotations other than of classes are not checked."""
@@ -33,7 +33,7 @@ def checked(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            for parameter, value in _bound(function, name, args, kwargs):
+            for parameter, value in _bind_arguments(function, name, args, kwargs):
                 _check(function, parameter, value)
             return function(*args, **kwargs)
 
@@ -73,7 +73,7 @@ def _form(function: Callable[..., Any]) -> str:
     return f"({', '.join(words[:6])}{', ...' if len(words) > 6 else ''})"
 
 
-def _bound(
+def _bind_arguments(
     function: Callable[..., Any], name: str, args: Any, kwargs: Any
 ) -> Iterator[tuple[str, Any]]:
     """Yield the parameter and the value of each argument."""
@@ -91,9 +91,9 @@ def _check(function: Callable[..., Any], name: str, value: Any) -> None:
     if kinds is None or any(_fits(value, kind) for kind in kinds):
         return
     words = list(dict.fromkeys(WORDS.get(k, f"a {k.__name__}") for k in kinds if k is not NoneType))
-    said = _said(function, name)
+    said = _described_argument(function, name)
     raise ShardirError(
-        f"expected {' or '.join(words)} as {name}, got {described(value)}"
+        f"expected {' or '.join(words)} as {name}, got {describe(value)}"
         f"{f'; {name}: {said}' if said else ''}"
     )
 
@@ -122,7 +122,7 @@ def _classes(hint: Any) -> tuple[Any, ...] | None:
     return (kind,) if isinstance(kind, type) and kind not in (Any, object) else None
 
 
-def _said(function: Callable[..., Any], name: str) -> str:
+def _described_argument(function: Callable[..., Any], name: str) -> str:
     """The first sentence that a docstring has on an argument."""
     entry = rf"^    (?:\w+, )*{name}(?:, \w+)*: ((?:.*)(?:\n        .*)*)"
     found = re.search(entry, getdoc(function) or "", re.MULTILINE)

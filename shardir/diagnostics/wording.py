@@ -28,7 +28,7 @@ def one_of(names: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return what a value is, in one line: a number or a text as it is, another by its class."""
     if isinstance(value, type):
         return f"the class {value.__name__}"

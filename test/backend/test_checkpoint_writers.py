@@ -12,7 +12,7 @@ from support.extent import extent
 pytest.importorskip("torch")
 
 from shardir.backend.torch.shardir_runtime import runtime
-from shardir.backend.torch.shardir_runtime.checkpoints.distributed import written
+from shardir.backend.torch.shardir_runtime.checkpoints.distributed import states_to_write
 from shardir.backend.torch.shardir_runtime.run.states import States
 
 
@@ -41,7 +41,7 @@ def test_one_rank_writes_each_element():
             of_rank.bounds = lambda type, of_rank=of_rank: States.bounds(of_rank, type)
             for name in ("is_here", "is_among"):
                 setattr(of_rank, name, partial(getattr(States, name), of_rank))
-            for key, writes in written(of_rank):
+            for key, writes in states_to_write(of_rank):
                 if not of_rank.is_here(key):
                     continue
                 place = tuple(slice(*b) for b in of_rank.bounds(types[key]))

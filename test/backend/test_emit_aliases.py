@@ -14,7 +14,7 @@ from shardir.backend.torch.backend import TorchBackend
 from shardir.backend.torch.directory import RUNTIME
 from shardir.backend.torch.emit.imports import MODULES, NAMES
 from shardir.backend.torch.emit.names import RESERVED, Names
-from shardir.backend.torch.emit.program import emitted
+from shardir.backend.torch.emit.program import emit
 from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.dialects.nn.custom import forget_custom_op, register_custom_op
 from shardir.syntax.parser import default_parser, parse
@@ -81,7 +81,7 @@ def program(name: str, values: list[str], arguments: list[str], functions: list[
 def outcomes(name: str, **names: list[str]) -> list[torch.Tensor]:
     """Return the results of the functions of the program with these names, on one rank."""
     default = {"values": ["v"], "arguments": ["input"], "functions": ["f"]}
-    text = emitted(parse(program(name, **{**default, **names}), "p.ir", verify=True)).text
+    text = emit(parse(program(name, **{**default, **names}), "p.ir", verify=True)).text
     space, found = functions_of(text), []
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef):

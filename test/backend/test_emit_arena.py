@@ -17,7 +17,7 @@ import shardir
 from shardir.api.compiled import Compiled
 from shardir.backend.torch.backend import TorchBackend
 from shardir.backend.torch.emit.arena import arena_plan
-from shardir.backend.torch.emit.program import emitted
+from shardir.backend.torch.emit.program import emit
 from shardir.backend.torch.measured import ProgramLines
 from shardir.backend.torch.shardir_runtime.arena import Arena
 from shardir.backend.torch.shardir_runtime.plan.program import PlanError, load_plan
@@ -48,7 +48,7 @@ def checked(compiled: Compiled, directory: Path) -> Path:
 def test_slots_that_are_live_at_once_are_apart(recompute: str | None, microbatches: int) -> None:
     """By pairs. Those of layers are live at other times: there is an offset for each layer."""
     compiled = shardir.compile(gpt(microbatches), recompute=recompute)
-    arenas = emitted(compiled.module, arena=True).arenas
+    arenas = emit(compiled.module, arena=True).arenas
     assert arenas is not None
     arena = arena_plan(arenas)
     slots = arena["functions"]["step"].values()
@@ -146,7 +146,7 @@ def test_an_arena_is_an_option_of_a_compilation(
     source, text = tmp_path / "net.ir", programs.mlp(mesh=(2, 1))
     source.write_text(text)
     options = tool._parser().parse_args([str(source), "--arena"])
-    directory = tool._compiled(source, options, tmp_path / "out")
+    directory = tool._compile(source, options, tmp_path / "out")
     program = (directory / "program.py").read_text()
     assert (
         program

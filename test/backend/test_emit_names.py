@@ -16,7 +16,7 @@ from shardir.algebra.mesh import Axis
 from shardir.analysis.functions import values
 from shardir.backend.torch.backend import TorchBackend
 from shardir.backend.torch.emit.imports import MODULES
-from shardir.backend.torch.emit.names import Names, comment, docstring, literal, return_lines
+from shardir.backend.torch.emit.names import Names, comment_lines, docstring, literal, return_lines
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.backend.torch.shardir_runtime.plan.program import load_plan
@@ -131,7 +131,7 @@ def assert_tame(text):
 @pytest.mark.parametrize("word", EVIL)
 def test_text_of_strings(word):
     assert ast.literal_eval(literal(word)) == word
-    for line in comment(word + " end", 4):
+    for line in comment_lines(word + " end", 4):
         assert len(line.splitlines()) == 1 and line.startswith("    #")
     tree = ast.parse(docstring(word, word))
     assert len(tree.body) == 1

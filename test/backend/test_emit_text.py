@@ -15,7 +15,7 @@ import shardir
 from shardir.algebra.layout import Layout
 from shardir.algebra.mesh import Axis
 from shardir.analysis.accumulation import matrix_product
-from shardir.backend.torch.emit.einsum import added, contraction
+from shardir.backend.torch.emit.einsum import addition_call, contraction
 from shardir.backend.torch.emit.literals import number_text
 from shardir.backend.torch.emit.program import program_text
 from shardir.backend.torch.shardir_runtime import runtime as rt
@@ -84,7 +84,7 @@ def test_products_are_added_to_their_sums():
         b = torch.randn([sizes[c] for c in y], dtype=torch.float64)
         total = torch.randn([sizes[c] for c in z], dtype=torch.float64)
         want = total + torch.einsum(f"{x},{y}->{z}", a, b)
-        eval(f"total.{added((x, y, z), ('x', 'y'))}", {"total": total, "x": a, "y": b})
+        eval(f"total.{addition_call((x, y, z), ('x', 'y'))}", {"total": total, "x": a, "y": b})
         torch.testing.assert_close(total, want)
         seen += 1
     assert seen > 20

@@ -35,7 +35,7 @@ from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.cost import report
 from shardir.syntax.parser import parse
-from shardir.tools.calibrate import fitted, medians, unmeasured, working
+from shardir.tools.calibrate import fit_cluster, initial_cluster, medians, working
 from shardir.tools.probes import module, probes
 
 MORE: dict[str, dict[str, tuple[Mesh, dict[str, str]]]] = {
@@ -74,7 +74,7 @@ def calibrated() -> Cluster:
         )
     seconds = medians(given, probing, measured, traces[0])
     at_work = working(probing, measured, traces[0])
-    return fitted(given, probing, seconds, unmeasured(RANKS, MEMORY), at_work).cluster
+    return fit_cluster(given, probing, seconds, initial_cluster(RANKS, MEMORY), at_work).cluster
 
 
 def on(cluster: Cluster, program: str) -> str:

@@ -21,7 +21,7 @@ from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.cost import relative, report
 from shardir.cost.fit import fit_relative
-from shardir.tools.calibrate import fitted, medians, unmeasured, working
+from shardir.tools.calibrate import fit_cluster, initial_cluster, medians, working
 from shardir.tools.fitted_cluster import Calibration
 from shardir.tools.probes import Probe, module, probes
 
@@ -181,7 +181,9 @@ def records(log: Callable[[str], object]) -> list[dict[str, Any]]:
         )  # fmt: skip
     by_probe = medians(every_probe, probing, measured, traces[0])
     at_work = working(probing, measured, traces[0])
-    calibration = fitted(every_probe, probing, by_probe, unmeasured(RANKS, MEMORY), at_work)
+    calibration = fit_cluster(
+        every_probe, probing, by_probe, initial_cluster(RANKS, MEMORY), at_work
+    )
     log(f"fitted to the probes: {escape(str(calibration.cluster))}")
     seconds = [median(step["step"]) for step in steps]
     terms = [relative(compile(text, LAID_OUT).module)[0].terms for _, _, text in found]

@@ -38,7 +38,7 @@ from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.measured import ProgramLines
 from shardir.backend.torch.traces import Differences, MeasuredTrace
 from shardir.diagnostics import ShardirError
-from shardir.tools.calibrate import fitted, medians, unmeasured, working
+from shardir.tools.calibrate import fit_cluster, initial_cluster, medians, working
 from shardir.tools.probes import module, probes
 
 BACKENDS: tuple[str, ...] = ("gloo", "shm")
@@ -97,7 +97,9 @@ def records(
     for backend, each in every.items():
         seconds = medians(every_probe, probing, each.seconds[0], each.calls[0])
         at_work = working(probing, each.seconds[0], each.calls[0])
-        calibration = fitted(every_probe, probing, seconds, unmeasured(RANKS, MEMORY), at_work)
+        calibration = fit_cluster(
+            every_probe, probing, seconds, initial_cluster(RANKS, MEMORY), at_work
+        )
         log(f"{backend}, fitted to the probes: {escape(str(calibration.cluster))}")
         out += _compared(found, compiled, each, calibration.cluster, backend, log)
     return out

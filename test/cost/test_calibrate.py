@@ -17,8 +17,8 @@ from shardir.dialects import dist
 from shardir.tools import fitted_cluster
 from shardir.tools.probes import OPS, against, module, probes
 
-FITTED = [kind for kind, _ in fitted_cluster.unmeasured(4, 10**9).collectives]
-SLOW = [kind for kind, _ in fitted_cluster.unmeasured(4, 10**9).ops]
+FITTED = [kind for kind, _ in fitted_cluster.initial_cluster(4, 10**9).collectives]
+SLOW = [kind for kind, _ in fitted_cluster.initial_cluster(4, 10**9).ops]
 KNOWN = Cluster(
     (Level("machine", 4, 1.3e9, 2.1e-4),),
     10**9,
@@ -36,7 +36,7 @@ KNOWN = Cluster(
 GIVEN = probes(4, 1 << 22)
 PROBES = [p for p in GIVEN if p.name != OPS]
 EXPOSED = [p.exposed for p in PROBES if p.text]
-START = fitted_cluster.unmeasured(4, 10**9)
+START = fitted_cluster.initial_cluster(4, 10**9)
 PAIRS = against(PROBES)
 
 
@@ -115,7 +115,7 @@ def test_only_the_gain_of_overlap_shows_interference(interference: float, slower
         for p, u, h in zip(PROBES, usual, here, strict=True)
     }
     start = replace(known, interference=0.5)
-    found = fitted_cluster.fitted(GIVEN, compiled(), times, start).cluster
+    found = fitted_cluster.fit_cluster(GIVEN, compiled(), times, start).cluster
     assert found.interference == pytest.approx(interference, abs=0.25)
     assert numbers(found) == pytest.approx(numbers(known), rel=0.05)
 
@@ -181,7 +181,7 @@ def test_the_occupancy_is_the_share_in_which_a_device_is_at_work(
             at_work[p.name] = share * float(s)
         if p.about == "occupancy":
             times[p.name] *= 3
-    fitted = fitted_cluster.fitted(GIVEN, compiled(), times, KNOWN, at_work).cluster
+    fitted = fitted_cluster.fit_cluster(GIVEN, compiled(), times, KNOWN, at_work).cluster
     assert fitted.occupancy == pytest.approx(found, rel=1e-2)
     assert numbers(fitted) == pytest.approx(numbers(KNOWN), rel=1e-2)
 
@@ -223,7 +223,7 @@ def times_on(cluster: Cluster) -> dict[str, float]:
 @long_form
 def test_the_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "here.ir"
-    seen = fitted_cluster.fitted(GIVEN, compiled(), times_on(KNOWN), START)
+    seen = fitted_cluster.fit_cluster(GIVEN, compiled(), times_on(KNOWN), START)
     path.write_text(fitted_cluster.text("here", seen, ["of a test"]))
     loaded = clusters.load(path)
     assert numbers(loaded) == pytest.approx(numbers(KNOWN), rel=6e-3)  # three digits
@@ -249,8 +249,8 @@ def test_a_device_alone_is_measured_whatever_its_links(links: str, tmp_path: Pat
     names = [p.name for p in given if p.name != OPS]
     modelled = predict_functions(made.module, names)(known, range(len(names)))
     times = dict(zip(names, modelled, strict=True))
-    start = fitted_cluster.unmeasured(1, 10**9, clusters.load(links))
-    found = fitted_cluster.fitted(given, made, times, start).cluster
+    start = fitted_cluster.initial_cluster(1, 10**9, clusters.load(links))
+    found = fitted_cluster.fit_cluster(given, made, times, start).cluster
     assert dict(found.flops) == pytest.approx(dict(known.flops), rel=1e-3)
     assert dict(found.operands) == pytest.approx(dict(known.operands), rel=1e-3)
     assert found.memory_bandwidth == pytest.approx(known.memory_bandwidth, rel=1e-3)

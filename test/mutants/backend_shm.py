@@ -25,7 +25,7 @@ MUTANTS = [
         "a rank that reads nothing more has sent nothing",
         "By shared memory messages of a rank that has left are lost where it cannot be answered.",
         "shardir/backend/torch/shardir_runtime/shm/links.py",
-        "Links._sent",
+        "Links._try_send",
         "self._deaf.add(peer)",
         "self.closed.add(peer)",
         "test/run/test_shm.py -k left",

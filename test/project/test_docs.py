@@ -47,7 +47,7 @@ from shardir.diagnostics.codes import CODES
 from shardir.syntax.parser import default_parser
 from shardir.syntax.source import Source
 from shardir.syntax.verify import verify_all
-from shardir.tools.expected import announced, compare
+from shardir.tools.expected import compare, expected_messages
 
 EDIT = re.compile(r"^<!-- edit: (\S+?)(?:, (\w+): (.*?))? -->\n```\w*\n(.*?)^```$", re.M | re.S)
 RUNS = re.compile(r"^<!-- runs -->\n```python\n(.*?)^```$", re.M | re.S)
@@ -314,4 +314,4 @@ def test_walk_throughs_are_found() -> None:
 def test_expected_errors_are_written_as_the_tool_reads_them() -> None:
     for page in PAGES:
         for _, text in blocks(page, "mlir"):
-            assert len(announced(text)) == text.count("expected-error")
+            assert len(expected_messages(text)) == text.count("expected-error")

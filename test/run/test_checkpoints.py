@@ -14,7 +14,7 @@ from support.forked import server
 import shardir
 from shardir import ShardirError
 from shardir.backend.runs import LaunchError, Report, RunError
-from shardir.backend.torch.launch.forks import shared
+from shardir.backend.torch.launch.forks import share_forks
 from shardir.backend.torch.shardir_runtime.checkpoints.saving import saving
 from shardir.backend.torch.shardir_runtime.plan.program import PlanError, load_plan
 from shardir.backend.torch.shardir_runtime.run.events import Events
@@ -197,7 +197,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(programs, tmp_path):
 @pytest.fixture(scope="module")
 def checkpoint(programs, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("one")
-    with shared(server()):
+    with share_forks(server()):
         shardir.run(programs["dp2-tp2"], steps=2, seed=3, checkpoints=folder, timeout=60)
     return folder / "step-00000002"
 

@@ -25,7 +25,7 @@ import shardir
 from shardir.backend.runs import Options, Report, RunError
 from shardir.backend.torch.launch import rendezvous
 from shardir.backend.torch.launch.agent import digests
-from shardir.backend.torch.launch.forks import shared
+from shardir.backend.torch.launch.forks import share_forks
 from shardir.backend.torch.launch.start import read_plan
 from shardir.tools import run as tool
 
@@ -48,7 +48,7 @@ def errors(output: str) -> list[str]:
 def one_machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, dict[str, Any]]:
     """The run of all steps by the launcher of one machine."""
     folder = tmp_path_factory.mktemp("one")
-    with shared(server()):
+    with share_forks(server()):
         dump = folder / "all.npz"
         report = shardir.run(program(folder / "program"), steps=STEPS, dump=dump, timeout=60)
     return report, states(dump)

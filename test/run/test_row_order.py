@@ -11,12 +11,12 @@ from support.ranks import orders
 
 torch = pytest.importorskip("torch")
 
-from shardir.backend.torch.shardir_runtime.data.order import BLOCK, batch_rows, permuted
+from shardir.backend.torch.shardir_runtime.data.order import BLOCK, batch_rows, permuted_rows
 from shardir.backend.torch.shardir_runtime.plan.epochs import Epochs
 
 
 def order(rows: int, epoch: int, seed: int) -> list[int]:
-    return permuted(rows, torch.full((rows,), epoch), torch.arange(rows), seed).tolist()
+    return permuted_rows(rows, torch.full((rows,), epoch), torch.arange(rows), seed).tolist()
 
 
 def test_each_epoch_has_each_row_once():
@@ -29,7 +29,7 @@ def test_each_epoch_has_each_row_once():
 def test_all_orders_of_few_rows_are_as_frequent():
     epochs, rows = 6000, 4
     every = torch.arange(epochs).repeat_interleave(rows)
-    drawn = permuted(rows, every, torch.arange(rows).repeat(epochs), 5).view(epochs, rows)
+    drawn = permuted_rows(rows, every, torch.arange(rows).repeat(epochs), 5).view(epochs, rows)
     counts, wanted = Counter(map(tuple, drawn.tolist())), epochs / math.factorial(rows)
     assert len(counts) == math.factorial(rows)
     chi_square = sum((count - wanted) ** 2 / wanted for count in counts.values())

@@ -7,7 +7,7 @@ import pytest
 from support.driver import PROGRAM, run
 
 from shardir.diagnostics import Diagnostic
-from shardir.tools.expected import announced, compare
+from shardir.tools.expected import compare, expected_messages
 
 pytestmark = pytest.mark.usefixtures("sample_passes")
 
@@ -78,7 +78,7 @@ def test_lines_of_announced_errors() -> None:
         "x // expected-error {{a}}\n// expected-warning@+1 {{b}}\n\n// expected-error@above {{c}}\n"
         "// expected-error @ below {{d}} expected-error@unknown {{e}}\nexpected-error {{no}}"
     )
-    assert [(e.severity, e.line, e.text) for e in announced(text)] == [
+    assert [(e.severity, e.line, e.text) for e in expected_messages(text)] == [
         ("error", 1, "a"), ("warning", 3, "b"), ("error", 3, "c"), ("error", 6, "d"),
         ("error", 0, "e"),
     ]  # fmt: skip

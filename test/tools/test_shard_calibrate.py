@@ -66,7 +66,7 @@ def test_ops_take_their_work_and_collectives_what_a_call_takes_beyond_it() -> No
 
 def test_errors_are_of_the_ratio_either_way() -> None:
     a, b = [p for p in probes(4, 1 << 14) if p.about == "f64"][:2]
-    on, ones = fitted_cluster.unmeasured(4, 10**9), Coefficients(1, 1, 1, 1)
+    on, ones = fitted_cluster.initial_cluster(4, 10**9), Coefficients(1, 1, 1, 1)
     found = fitted_cluster.Calibration(on, ones, {a: 0.5, b: 4.0})
     assert found.errors() == {"f64": [pytest.approx(1.0), pytest.approx(3.0)]}
     assert log(2) == pytest.approx(-log(0.5))
@@ -76,12 +76,12 @@ def test_of_a_busy_machine_the_file_is_written_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two of the four cores run other processes, then one more."""
-    file, found = tmp_path / "here.ir", fitted_cluster.unmeasured(4, 10**9)
+    file, found = tmp_path / "here.ir", fitted_cluster.initial_cluster(4, 10**9)
     for others, code in ((2.0, 0), (3.0, 3)):
         load = calibrate.other_load(others, 4 + 1 + others, ranks=4, cores=4)
         assert load == others / 4
         measured = fitted_cluster.Calibration(found, Coefficients(1, 1, 1, 1), {}), [], load
-        monkeypatch.setattr(calibrate, "_measured", lambda options, all=measured: all)
+        monkeypatch.setattr(calibrate, "_measure", lambda options, all=measured: all)
         file.unlink(missing_ok=True)
         assert calibrate.main(["--ranks", "4", "-o", str(file)]) == code
         assert file.exists()

@@ -34,7 +34,7 @@ from shardir.backend.torch.directory import SOURCE, copy_runtime, replacing
 from shardir.backend.torch.emit.arena import arena_plan
 from shardir.backend.torch.emit.data import Data
 from shardir.backend.torch.emit.plan import plan_of, states_in
-from shardir.backend.torch.emit.program import Emitted, emitted, mesh_of, outline, program_text
+from shardir.backend.torch.emit.program import Emitted, emit, mesh_of, outline, program_text
 from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.launch.start import read_plan, run
 from shardir.backend.torch.measured import ProgramLines
@@ -106,7 +106,7 @@ class TorchBackend(Backend):
         for f, message in data.warnings:
             warn(f, message)
         form = {"straight_line": self.straight_line, "arena": self.arena}
-        programs = {"program.py": emitted(module, **form)}
+        programs = {"program.py": emit(module, **form)}
         if (arenas := programs["program.py"].arenas) is not None:
             plan["arena"] = arena_plan(arenas)
         single = single_program(ctx, original, plan, base_dir) if original is not None else None
@@ -115,7 +115,7 @@ class TorchBackend(Backend):
         plan["single"] = "single.py" if single is not None else None
         if self.per_rank and mesh is not None:
             for rank in range(mesh.size):
-                programs[f"program_rank{rank}.py"] = emitted(module, rank, **form)
+                programs[f"program_rank{rank}.py"] = emit(module, rank, **form)
         texts = {name: program.text for name, program in programs.items()}
         texts["plan.json"] = json.dumps(plan, indent=1) + "\n"
         return texts, data
@@ -154,7 +154,7 @@ class TorchBackend(Backend):
             ShardirError: that cannot be, or another program is in it.
         """
         plan = read_plan(directory)
-        _, module = resize.resized(plan.directory, plan.size, plan.size)
+        _, module = resize.resize(plan.directory, plan.size, plan.size)
         lines, path = ProgramLines(module, plan.arena is not None), options.trace
         program = (plan.directory / "program.py").read_text(errors="surrogateescape")
         lines.check(program)
@@ -171,7 +171,7 @@ class TorchBackend(Backend):
     def emit_resized(self, directory: Path, ranks: int, of: int, out: Path) -> None:
         """Write the program of a directory, which is for `of` ranks, for other ones. Raises
         ShardirError."""
-        context, module = resize.resized(directory, ranks, of)
+        context, module = resize.resize(directory, ranks, of)
         backend = replace(self, arena=read_plan(directory).arena is not None)
         with collect_warnings():
             states = states_in(directory)
@@ -213,7 +213,7 @@ def single_program(
             p.apply(ctx, module)
         mine, _ = plan_of(module, base_dir)
         outline(module)
-        program = emitted(module, single=True)
+        program = emit(module, single=True)
     except ShardirError as error:
         warn(None, f"there is no single.py to compare with: {error}")
         return None

@@ -22,8 +22,8 @@ from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.loops import executed
-from shardir.backend.torch.emit.biases import biased
-from shardir.backend.torch.emit.program import emittable, of_outlined, outlined
+from shardir.backend.torch.emit.biases import biased_product
+from shardir.backend.torch.emit.program import emit_outlined, emittable, outline_copy
 from shardir.backend.torch.emit.updates import is_updated_before
 from shardir.cost.schedule import level_of
 from shardir.cost.seconds import OpCost
@@ -81,8 +81,8 @@ class ProgramLines:
 
     def __init__(self, module: ModuleOp, arena: bool = False):
         self.module = emittable(module)
-        loops = outlined(self.module)
-        made = of_outlined(loops, arena=arena)
+        loops = outline_copy(self.module)
+        made = emit_outlined(loops, arena=arena)
         self.text = made.text
         originals = dict[Operation, list[Operation]]()
         for f, looped in zip(self.module.body.ops, loops.body.ops, strict=True):
@@ -122,7 +122,7 @@ class ProgramLines:
             while (
                 after is not None
                 and after not in self._lined
-                and (biased(after) is not None or is_updated_before(after))
+                and (biased_product(after) is not None or is_updated_before(after))
             ):
                 yield MeasuredOp(after, run.end, run.end, 0.0)
                 after = after.next_op

@@ -38,7 +38,7 @@ def text_of(origin: Origin) -> str:
     return f"{_PASSES}{origin.passes}\n{origin.text}"
 
 
-def resized(directory: Path, ranks: int, of: int) -> tuple[Context, ModuleOp]:
+def resize(directory: Path, ranks: int, of: int) -> tuple[Context, ModuleOp]:
     """Return the program of a directory, which is for `of` ranks, for other ones.
 
     Raises:

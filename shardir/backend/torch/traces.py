@@ -211,11 +211,13 @@ def differences(simulation: Simulation, ranks: Sequence[Sequence[MeasuredCall]])
         )
 
     found = sorted(map(of, parts), key=lambda d: -abs(d.measured - d.predicted))
-    computed = [mean(map(_computed, rank_parts)) for rank_parts in zip(*measured, strict=True)]
+    computed = [
+        mean(map(_compute_seconds, rank_parts)) for rank_parts in zip(*measured, strict=True)
+    ]
     return Differences(
         simulation.cost.name, len(ranks), len(ranks[0]), seconds,
         mean(c.end - c.begin for calls in ranks for c in calls),
-        (mean(map(_computed, predicted)), median(computed)), found,
+        (mean(map(_compute_seconds, predicted)), median(computed)), found,
     )  # fmt: skip
 
 
@@ -223,7 +225,11 @@ def _group_spans(calls: Sequence[MeasuredCall], mesh: Mesh) -> list[dict[OpRun, 
     """Return for each rank when the last rank of its group begins each collective of a call, and
     when half of them have left it."""
     spans = [
-        {(e.cost.op, k): (e.begin, e.end) for e, k in _numbered(call.events) if e.row != COMPUTE}
+        {
+            (e.cost.op, k): (e.begin, e.end)
+            for e, k in _number_repeats(call.events)
+            if e.row != COMPUTE
+        }
         for call in calls
     ]
     found: list[dict[OpRun, GroupSpan]] = [{} for _ in calls]
@@ -239,7 +245,7 @@ def _group_spans(calls: Sequence[MeasuredCall], mesh: Mesh) -> list[dict[OpRun, 
     return found
 
 
-def _numbered(events: Sequence[SimulatedEvent]) -> Iterator[tuple[SimulatedEvent, int]]:
+def _number_repeats(events: Sequence[SimulatedEvent]) -> Iterator[tuple[SimulatedEvent, int]]:
     """Yield events, each with the number of those of its op and row before it."""
     counts = Counter[tuple[Operation, bool]]()
     for e in events:
@@ -262,7 +268,7 @@ def _by_part(
             to other ranks.
     """
     found = defaultdict[PartName, float](float)
-    for e, k in _numbered(events):
+    for e, k in _number_repeats(events):
         if e.row != COMPUTE:
             continue
         begin, end = e.begin, e.end
@@ -278,7 +284,7 @@ def _by_part(
     return found
 
 
-def _computed(parts: Mapping[PartName, float]) -> float:
+def _compute_seconds(parts: Mapping[PartName, float]) -> float:
     """Return the seconds of computation."""
     return sum(s for (_, kind), s in parts.items() if kind == COMPUTATION)
 

@@ -31,7 +31,7 @@ from shardir.compat.torch import (
     tree_map_only,
     tree_unflatten,
 )
-from shardir.diagnostics import ShardirError, check_call, described
+from shardir.diagnostics import ShardirError, check_call, describe
 from shardir.frontends.torch.autocasts import autocast_of_any_device
 from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.histories import Histories
@@ -179,7 +179,7 @@ def _found(value: Any) -> str:
     """Return what a value is, in a few words."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of {list(value.shape)}"
-    return described(value)
+    return describe(value)
 
 
 def capture(
@@ -309,7 +309,7 @@ def _check_loss(loss: Any, labels: tuple[Any, ...]) -> None:
     """Check that a loss is a function of the outputs and the labels. Raises ShardirError."""
     if isinstance(loss, type):
         raise ShardirError(
-            f"expected a loss function, got {described(loss)}; make one: {loss.__name__}()"
+            f"expected a loss function, got {describe(loss)}; make one: {loss.__name__}()"
         )
     name = getattr(loss, "__name__", type(loss).__name__)
     try:
@@ -362,7 +362,7 @@ def _arguments(inputs: Any, labels: Any) -> tuple[tuple[Any, ...], dict[str, Any
         return (inputs,), {}, wanted
     if isinstance(inputs, Sequence) and not isinstance(inputs, str):
         return tuple(inputs), {}, wanted
-    raise ShardirError(f"expected inputs: a tensor, a tuple or a dict, got {described(inputs)}")
+    raise ShardirError(f"expected inputs: a tensor, a tuple or a dict, got {describe(inputs)}")
 
 
 def _named(
@@ -397,7 +397,7 @@ def _dense(leaf: Any, name: str) -> Any:
         dtype_name(leaf.dtype, name)
         return leaf
     if isinstance(leaf, torch.Tensor) or hasattr(leaf, "__array__"):
-        got = leaf.layout if isinstance(leaf, torch.Tensor) else described(leaf)
+        got = leaf.layout if isinstance(leaf, torch.Tensor) else describe(leaf)
         use = "to_dense()" if isinstance(leaf, torch.Tensor) else "torch.as_tensor"
         raise ShardirError(f"expected a dense tensor as {name}, got {got}; use {use}")
     return leaf

@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 
-from shardir.backend.torch.launch.shards import divided, index_path, index_text, shard_paths
+from shardir.backend.torch.launch.shards import (
+    divide_into_files,
+    index_path,
+    index_text,
+    shard_paths,
+)
 from shardir.backend.torch.shardir_runtime.checkpoints import manifest
 from shardir.backend.torch.shardir_runtime.data.writing import writing
 from shardir.backend.torch.shardir_runtime.plan.fields import PlanError
@@ -89,7 +94,7 @@ def write(
     if most is not None and not is_safe:
         raise ShardirError(f"max_shard_size is for {SAFETENSORS} files, got {path}")
     sizes = {name: x.nbytes for name, x in separate.items()}
-    groups = divided(sizes, _size(LARGE if most is None and indexed else most))
+    groups = divide_into_files(sizes, _size(LARGE if most is None and indexed else most))
     try:
         if len(groups) == 1 and not indexed:
             with writing(target) as file:

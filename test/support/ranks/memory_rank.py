@@ -37,7 +37,7 @@ class Memories(Census):
             if program.runner.states.types[key].host:
                 self._move(x.untyped_storage())
         copies: Any = host
-        plain = copies._copied
+        plain = copies._start_copy
 
         def copied(mesh: Any, x: torch.Tensor, to: str, into: Any) -> torch.Tensor:
             self._is_host = to == "host"
@@ -46,8 +46,8 @@ class Memories(Census):
             finally:
                 self._is_host = False
 
-        copies._copied = copied
-        weakref.finalize(self, setattr, copies, "_copied", plain)
+        copies._start_copy = copied
+        weakref.finalize(self, setattr, copies, "_start_copy", plain)
 
     def _move(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self.sizes:

@@ -29,11 +29,11 @@ def with_biases(module: ModuleOp) -> ModuleOp:
 def _apart(module: ModuleOp) -> Iterator[tuple[nn.Contraction, Operation]]:
     """Yield products, each with the op that adds a vector to it, where another op is between."""
     for op in ops_in(module):
-        if (product := biased(op)) is not None and op.prev_op is not product:
+        if (product := biased_product(op)) is not None and op.prev_op is not product:
             yield product, op
 
 
-def biased(op: Operation) -> nn.Contraction | None:
+def biased_product(op: Operation) -> nn.Contraction | None:
     """The product to which an op adds a vector of its columns, if nothing else reads it."""
     if not isinstance(op, nn.AddOp):
         return None
@@ -50,7 +50,7 @@ def biased(op: Operation) -> nn.Contraction | None:
 def bias_addition(product: Operation) -> nn.AddOp | None:
     """The op after a product, if it adds a vector to it."""
     add = product.next_op
-    return add if isinstance(add, nn.AddOp) and biased(add) is product else None
+    return add if isinstance(add, nn.AddOp) and biased_product(add) is product else None
 
 
 def weight_is_transposed(product: nn.Contraction) -> bool | None:

@@ -24,7 +24,7 @@ class Letters:
 
 @lru_cache(maxsize=4096)
 def kinds_of(x: str, y: str, z: str) -> Letters:
-    def chosen(text: str, a: str, b: str) -> str:
+    def common_letters(text: str, a: str, b: str) -> str:
         return "".join(c for c in text if (c in a) and (c in b))
 
     batch = "".join(c for c in z if c in x and c in y)
@@ -32,7 +32,7 @@ def kinds_of(x: str, y: str, z: str) -> Letters:
         batch,
         "".join(c for c in z if c in x and c not in y),
         "".join(c for c in z if c in y and c not in x),
-        "".join(c for c in chosen(x, x, y) if c not in z),
+        "".join(c for c in common_letters(x, x, y) if c not in z),
     )
 
 
@@ -50,7 +50,7 @@ def contraction(
     return made or f'torch.einsum("{x},{y}->{z}", {names[0]}, {names[1]})'
 
 
-def added(equation: tuple[str, str, str], names: tuple[str, str]) -> str:
+def addition_call(equation: tuple[str, str, str], names: tuple[str, str]) -> str:
     """The end of the call that adds a product of matrices x, y -> z to its sum: the name of torch's
     method, without the underscore, and the matrices."""
     product = matrix_product(*equation)

@@ -9,7 +9,7 @@ from typing import Any
 from xdsl.ir import Operation, SSAValue
 
 from shardir.backend.torch.emit.lists import Lists, ValueList, columns_of, index_of
-from shardir.backend.torch.emit.names import WIDTH, joined, listed_names
+from shardir.backend.torch.emit.names import WIDTH, join_items, listed_names
 from shardir.backend.torch.emit.sequences import Spot, texts_of
 from shardir.backend.torch.emit.variables import Variable, VariableScope
 
@@ -112,7 +112,7 @@ class ListScope(VariableScope):
         stop = index_of(part.values[-1]) + 1
         stride = f":{part.stride}" if part.stride > 1 else ""
         line = f"{variable.name} = {source}[{start}:{stop}{stride}]"
-        self._described(line, self._describe_list(part) if variable.argument else "")
+        self._write_described(line, self._describe_list(part) if variable.argument else "")
 
     def _describe_list(self, part: ValueList) -> str:
         """The type of the arguments of a list; of states, where it is another than that of their
@@ -131,15 +131,15 @@ class ListScope(VariableScope):
         if op is None:
             for v in run:
                 name = self.define(v, v.name_hint or f"arg{index_of(v)}").name
-                self._described(f"{name} = {source}[{index_of(v)}]", self.describe(v))
+                self._write_described(f"{name} = {source}[{index_of(v)}]", self.describe(v))
             return
         left = [self.result(v, op).name if self.is_read(v) else "_" for v in op.results[start:stop]]
         if len(run) == 1:
             self.line(f"{left[0]} = {source}[{start}]")
         else:
-            self.lines += joined("(", left, f") = {source}[{start}:{stop}]", self.indent)
+            self.lines += join_items("(", left, f") = {source}[{start}:{stop}]", self.indent)
 
-    def _described(self, line: str, about: str) -> None:
+    def _write_described(self, line: str, about: str) -> None:
         """Write a line with a comment after it, or before it where the line would be too long."""
         if about and self.indent + len(f"{line}  # {about}") > WIDTH:
             self.note(about)

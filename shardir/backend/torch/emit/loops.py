@@ -12,7 +12,7 @@ from shardir.analysis.repeats import common_name
 from shardir.backend.torch.emit.bundles import Bundle, bundles_of
 from shardir.backend.torch.emit.list_variables import Element, ListScope, ListVariable
 from shardir.backend.torch.emit.lists import ValueList
-from shardir.backend.torch.emit.names import joined, tuple_text, wrapped
+from shardir.backend.torch.emit.names import join_items, tuple_text, wrap_statement
 from shardir.dialects import dist, train
 
 MIN_TOGETHER = 4
@@ -88,7 +88,7 @@ class LoopScope(ListScope):
             bundle.name = self.names.new("saved")
             self.emptied.add(bundle.name)
             rows = [self._row(row) for row in bundle.before()]
-            self.lines += joined(f"{bundle.name} = [", rows, "]", self.indent)
+            self.lines += join_items(f"{bundle.name} = [", rows, "]", self.indent)
         index = self.names.new(word)
         self.loops.append(OpenLoop(op, index, len(self.lines)))
         self.line(f"for {index} in range({op.runs}):")
@@ -112,9 +112,9 @@ class LoopScope(ListScope):
             empty = [f"{space}{name} = []" for name in loop.made]
         else:
             tail = f" = ([] for _ in range({len(loop.made)}))"
-            empty = joined("", loop.made, tail, self.indent)
+            empty = join_items("", loop.made, tail, self.indent)
             if len(empty) > 1:
-                empty = joined("(", loop.made, f"){tail}", self.indent)
+                empty = join_items("(", loop.made, f"){tail}", self.indent)
         self.lines[loop.head : loop.head] = empty
         for element in loop.unread if self.frees and not self.loops else ():
             self.line(f"{element} = None")
@@ -134,22 +134,22 @@ class LoopScope(ListScope):
             if (bundle := self._bundles.get(op)) is not None:
                 for row in bundle.after() if bundle not in added else ():
                     line = f"{bundle.name}.append({self._row(row)})"
-                    self.lines += wrapped(line, self.indent)
+                    self.lines += wrap_statement(line, self.indent)
                 added.add(bundle)
             if bundle is not None or self._is_ready(op):
-                dead += self._released(op) if bundle is not None and self.frees else []
+                dead += self._dead_variables(op) if bundle is not None and self.frees else []
                 continue
             given = self.texts(op.values)
             hint = common_name([v.name_hint for v in op.values])
             name = self.names.new(f"all_{hint or 'values'}")
-            self.lines += joined(f"{name} = [", given, "]", self.indent)
+            self.lines += join_items(f"{name} = [", given, "]", self.indent)
             self._gathered[op] = ListVariable(name, len(op.values))
             self._gathered[op].argument = all(self.variables[v].base.argument for v in op.values)
             self.emptied.add(name)
             if self.frees:
-                dead += self._released(op)
+                dead += self._dead_variables(op)
         if dead:
-            self.lines += joined("del ", dead, "", self.indent)
+            self.lines += join_items("del ", dead, "", self.indent)
 
     def _is_ready(self, op: train.ItemOp) -> bool:
         """Whether the values of an item are in a list in their order; or in one that is freed with
@@ -159,7 +159,7 @@ class LoopScope(ListScope):
             return False
         return place[2] in (1, -1) or place[0] in self.stacks or variable.argument
 
-    def _released(self, op: train.ItemOp) -> list[str]:
+    def _dead_variables(self, op: train.ItemOp) -> list[str]:
         """The variables of values that only lists are to hold: that nothing reads after the head of
         the item's loop but items, which have their lists by now."""
         dead, only_here = list[str](), dict[ValueList | SSAValue, bool]()
@@ -200,7 +200,9 @@ class LoopScope(ListScope):
             if bundle not in self._unpacked:
                 self._unpacked.add(bundle)
                 left = [self.define(x.out, x.out.name_hint or "value").name for x in bundle.read]
-                self.lines += wrapped(f"{', '.join(left)} = {bundle.name}.pop()", self.indent)
+                self.lines += wrap_statement(
+                    f"{', '.join(left)} = {bundle.name}.pop()", self.indent
+                )
             return None
         if (gathered := self._gathered.get(op)) is not None:
             if not gathered.argument:
@@ -231,7 +233,7 @@ class LoopScope(ListScope):
         if (bundle := self._bundles.get(op)) is not None:
             if op is bundle.made[-1]:
                 row = self._row([x.x for x in bundle.made])
-                self.lines += wrapped(f"{bundle.name}.append({row})", self.indent)
+                self.lines += wrap_statement(f"{bundle.name}.append({row})", self.indent)
             return
         of, _ = self.lists.place[op.outs[0]]
         source = self.variables[op.x]

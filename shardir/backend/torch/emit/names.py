@@ -72,7 +72,7 @@ def printable(text: str) -> str:
     return shown if len(shown) <= MAX_COMMENT else shown[: MAX_COMMENT - 3] + "..."
 
 
-def comment(text: str, indent: int = 0) -> list[str]:
+def comment_lines(text: str, indent: int = 0) -> list[str]:
     """The lines of a comment."""
     space, shown = " " * indent, printable(text)
     if shown and shown == shown.rstrip() and len(line := f"{space}# {shown}") <= WIDTH:
@@ -90,14 +90,14 @@ def docstring(*paragraphs: str) -> str:
     return f'"""{escaped}\n"""'
 
 
-def joined(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]:
+def join_items(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]:
     """`head` + items with commas + `tail`, in one line or several. The head ends with an
     opening bracket, or the tail is empty and the result is one line."""
     space = " " * indent
     line = f"{space}{head}{', '.join(items)}{tail}"
     if len(line) <= WIDTH or not tail:
         return [line]
-    return [f"{space}{head}", *listed(items, indent + 4), f"{space}{tail}"]
+    return [f"{space}{head}", *item_lines(items, indent + 4), f"{space}{tail}"]
 
 
 def call_of_lists(
@@ -116,7 +116,7 @@ def call_of_lists(
 
 def _between_items(text: str, indent: int) -> list[str]:
     """The lines of a text that is broken after commas alone."""
-    lines = _wrapped(re.sub("(?<!,) ", "\0", text), indent)
+    lines = _wrap_text(re.sub("(?<!,) ", "\0", text), indent)
     return [line.replace("\0", " ") for line in lines]
 
 
@@ -125,10 +125,10 @@ def return_lines(items: Sequence[str]) -> list[str]:
     if len(items) == 1 and items[0].startswith("*"):
         items = [f"{items[0]},"]
     text = f"    return {', '.join(items) or '()'}"
-    return [text] if len(text) <= WIDTH else joined("return (", items, ")", 4)
+    return [text] if len(text) <= WIDTH else join_items("return (", items, ")", 4)
 
 
-def wrapped(line: str, indent: int) -> list[str]:
+def wrap_statement(line: str, indent: int) -> list[str]:
     """A statement, in one line or in several: the names before its `=`, or else its innermost
     tuple, in lines of their own."""
     space = " " * indent
@@ -136,17 +136,17 @@ def wrapped(line: str, indent: int) -> list[str]:
         return [space + line]
     if " = " in line:
         names, _, right = line.partition(" = ")
-        return joined("(", names.split(", "), f") = {right}", indent)
+        return join_items("(", names.split(", "), f") = {right}", indent)
     head, _, rest = line.rpartition("((")
     items, _, tail = rest.partition("))")
-    return joined(f"{head}((", items.split(", "), f")){tail}", indent)
+    return join_items(f"{head}((", items.split(", "), f")){tail}", indent)
 
 
 _SLOT_CALL = re.compile(r"([^(]*\()(.*=slots\.\w+(?:\[\w+\])?)(\).*)")
 """A call whose last argument is a slot, and what is taken of its result."""
 
 
-def assigned(name: str, expression: str, indent: int) -> list[str]:
+def assignment_lines(name: str, expression: str, indent: int) -> list[str]:
     """`name = expression`, in one line, or in several if it is a call that writes into a slot and
     is long."""
     space = " " * indent
@@ -155,15 +155,15 @@ def assigned(name: str, expression: str, indent: int) -> list[str]:
     if len(line) <= WIDTH or call is None:
         return [line]
     head, given, tail = call.groups()
-    return [head, *_wrapped(given, indent + 4), f"{space}{tail}"]
+    return [head, *_wrap_text(given, indent + 4), f"{space}{tail}"]
 
 
-def listed(items: Sequence[str], indent: int) -> list[str]:
+def item_lines(items: Sequence[str], indent: int) -> list[str]:
     """Lines of items, each followed by a comma; one alone has none, which would make a tuple."""
-    return _wrapped(", ".join(items) + "," * (len(items) > 1), indent)
+    return _wrap_text(", ".join(items) + "," * (len(items) > 1), indent)
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def _wrap_text(text: str, indent: int) -> list[str]:
     space = " " * indent
     return textwrap.wrap(
         text, WIDTH, initial_indent=space, subsequent_indent=space,

@@ -28,7 +28,7 @@ from shardir.backend.torch.emit import names
 from shardir.backend.torch.emit.arena import FunctionArena
 from shardir.backend.torch.emit.biases import with_biases
 from shardir.backend.torch.emit.imports import import_lines, shorthand_lines
-from shardir.backend.torch.emit.names import Names, comment, docstring, joined
+from shardir.backend.torch.emit.names import Names, comment_lines, docstring, join_items
 from shardir.backend.torch.emit.scope import Program, foreign_names, function_text
 from shardir.backend.torch.emit.stages import StagesScope, called_functions
 from shardir.backend.torch.emit.variables import OpLine
@@ -54,10 +54,10 @@ def emittable(module: ModuleOp) -> ModuleOp:
     return with_biases(with_weights(expanded(module)))
 
 
-def outlined(module: ModuleOp) -> ModuleOp:
+def outline_copy(module: ModuleOp) -> ModuleOp:
     """The module with its equal blocks as loops: itself if it has none that is emitted."""
-    emitted = public_functions(module)
-    if not any(f in emitted and has_equal_blocks(f) for f, _ in bodies(module)):
+    emit = public_functions(module)
+    if not any(f in emit and has_equal_blocks(f) for f, _ in bodies(module)):
         return module
     made = copied(module)
     _outline(made)
@@ -163,11 +163,11 @@ def program_text(
     straight_line: bool = False,
     arena: bool = False,
 ) -> str:
-    """The text of the program that `emitted` returns."""
-    return emitted(module, rank, single, straight_line, arena).text
+    """The text of the program that `emit` returns."""
+    return emit(module, rank, single, straight_line, arena).text
 
 
-def emitted(
+def emit(
     module: ModuleOp,
     rank: int | None = None,
     single: bool = False,
@@ -184,10 +184,10 @@ def emitted(
     Raises:
         Failure: the module holds what the backend has no text for.
     """
-    return of_outlined(outlined(emittable(module)), rank, single, straight_line, arena)
+    return emit_outlined(outline_copy(emittable(module)), rank, single, straight_line, arena)
 
 
-def of_outlined(
+def emit_outlined(
     module: ModuleOp,
     rank: int | None = None,
     single: bool = False,
@@ -197,7 +197,7 @@ def of_outlined(
     """The program of a module whose equal blocks are loops, and that is `expanded`.
 
     Raises:
-        Failure: as `emitted` does.
+        Failure: as `emit` does.
     """
     mesh = mesh_of(module)
     functions = public_functions(module)
@@ -227,11 +227,14 @@ def of_outlined(
     lines = [_docstring(module, mesh, rank, single, sorted(program.foreign)), ""]
     lines += import_lines(program.used)
     if program.foreign:
-        lines += ["", *comment("The modules of custom ops, to be importable where this runs:")]
+        lines += [
+            "",
+            *comment_lines("The modules of custom ops, to be importable where this runs:"),
+        ]
         lines += [f"import {i}" for i in sorted(program.foreign)]
     lines += shorthand_lines(program.used)
     for name, literal in program.constants.items():
-        lines += ["", *joined(f"{name} = (", literal, ")", 0)]
+        lines += ["", *join_items(f"{name} = (", literal, ")", 0)]
     for body in bodies:
         lines += ["", "", *body]
     lines += ["", "", 'if __name__ == "__main__":']

@@ -14,7 +14,7 @@ from shardir.backend.torch.emit.arena import PLACED_COLLECTIVES, FunctionArena
 from shardir.backend.torch.emit.list_variables import Element
 from shardir.backend.torch.emit.literals import fold
 from shardir.backend.torch.emit.loops import LoopScope
-from shardir.backend.torch.emit.names import Names, comment, joined, return_lines
+from shardir.backend.torch.emit.names import Names, comment_lines, join_items, return_lines
 from shardir.backend.torch.emit.out_forms import out_form
 from shardir.backend.torch.emit.variables import OpLine
 from shardir.diagnostics import Failure
@@ -104,8 +104,11 @@ class EmissionScope(LoopScope):
             self.use("arena")
             self.use("runtime_arena")
             call = f"arena.slots(mesh, {names.literal(self.name)})"
-            self.head_lines += [*comment(self._arena.about(), 4), f"    {self._slots} = {call}"]
-        head = joined(f"def {self.name}(", ["mesh", *given, *self.arguments()], "):", 0)
+            self.head_lines += [
+                *comment_lines(self._arena.about(), 4),
+                f"    {self._slots} = {call}",
+            ]
+        head = join_items(f"def {self.name}(", ["mesh", *given, *self.arguments()], "):", 0)
         about, self.lines = self.lines, []
         for op in self.ops:
             at = len(self.lines)
@@ -284,7 +287,7 @@ class EmissionScope(LoopScope):
     def _free(self) -> None:
         """Write the line that frees what nothing reads."""
         if self._dead:
-            self.lines += joined("del ", self._dead, "", self.indent)
+            self.lines += join_items("del ", self._dead, "", self.indent)
             self._dead = []
 
     def _empty(self, op: Operation, at: int) -> None:

@@ -57,7 +57,7 @@ def _rows(spots: Spots, i: int) -> _RowText:
     if not columns:
         return _RowText("", 0)
     parts = _parts(spots, range(i, i + columns), columns, MIN_RUN)
-    return _RowText(_zipped(parts.names), parts.rows * columns) if parts else _RowText("", 0)
+    return _RowText(_zip_lists(parts.names), parts.rows * columns) if parts else _RowText("", 0)
 
 
 def _mixed_rows(spots: Spots, i: int, one: Callable[[int], str]) -> _RowText:
@@ -70,7 +70,7 @@ def _mixed_rows(spots: Spots, i: int, one: Callable[[int], str]) -> _RowText:
         return _RowText("", 0)
     stop = i + parts.rows * columns
     first = texts_of(spots[i:stop:columns], lambda k: one(i + k * columns))
-    return _RowText(_zipped([f"[{', '.join(first)}]", *parts.names]), parts.rows * columns)
+    return _RowText(_zip_lists([f"[{', '.join(first)}]", *parts.names]), parts.rows * columns)
 
 
 def _distance(spots: Spots, i: int, most: int) -> int:
@@ -128,7 +128,7 @@ def _part(spot: Spot, rows: int, step: int) -> str:
     return f"{spot.name}[{first}:{last}{f':{step}' if step != 1 else ''}]"
 
 
-def _zipped(names: Sequence[str]) -> str:
+def _zip_lists(names: Sequence[str]) -> str:
     """The elements of one list, or those of several in turn."""
     if len(names) == 1:
         return f"*{names[0]}"

@@ -21,7 +21,7 @@ from shardir.algebra.mesh import Axis
 from shardir.algebra.schedules import Schedule
 from shardir.analysis.accumulation import added_in_place
 from shardir.backend.torch.emit import names
-from shardir.backend.torch.emit.names import Names, joined
+from shardir.backend.torch.emit.names import Names, join_items
 from shardir.backend.torch.emit.scope import Program, function_text
 from shardir.backend.torch.emit.straight_line import RankText, StageText
 from shardir.backend.torch.emit.types import DTYPES
@@ -128,9 +128,9 @@ class StagesScope:
         for g in self.functions.values():
             text = function_text(self.program, g, self.called[g], self.totals[g])
             lines += [f"@{table}.part", *text, "", ""]
-        lines += joined(f"def {name}(", ["mesh", *arguments], "):", 0)
+        lines += join_items(f"def {name}(", ["mesh", *arguments], "):", 0)
         given = ["mesh", *(f"{n}={n}" for n in arguments)]
-        return [*lines, *joined(f"return {table}.run(", given, ")", 4)]
+        return [*lines, *join_items(f"return {table}.run(", given, ")", 4)]
 
     def _straight_line(
         self, arguments: Sequence[str], results: Sequence[SSAValue], shapes: Sequence[str]
@@ -145,10 +145,12 @@ class StagesScope:
         if at is not None and mesh is not None:  # this rank's alone
             ranks = [ranks[mesh.coordinate(at, Axis(train.STAGE_AXIS))]]
         lines = [
-            *names.comment(f"@{name} on each rank of the stages, in the order of its schedule:")
+            *names.comment_lines(
+                f"@{name} on each rank of the stages, in the order of its schedule:"
+            )
         ]
         for rank, actions in enumerate(order.runs.schedule.orders):
-            lines += names.comment(f"{rank}: {' '.join(map(str, actions))}")
+            lines += names.comment_lines(f"{rank}: {' '.join(map(str, actions))}")
         lines += _lines(f"{self.table} = {{", [*self.transfers, *shapes], "}", 0)
         for g in self.functions.values():
             if any(order.runs.schedule.placement[train.stage_of(g) or 0] == r.rank for r in ranks):
@@ -156,7 +158,7 @@ class StagesScope:
                 lines += ["", "", *text]
         for rank in ranks:
             lines += ["", "", *rank.function()]
-        lines += ["", "", *joined(f"def {name}(", ["mesh", *arguments], "):", 0)]
+        lines += ["", "", *join_items(f"def {name}(", ["mesh", *arguments], "):", 0)]
         lines += [f"    rank = mesh.index(({names.literal(train.STAGE_AXIS)},))"]
         for rank in ranks[:-1]:
             lines += [f"    if rank == {rank.rank}:", *rank.call(8)]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from xdsl.ir import BlockArgument, SSAValue
 
 from shardir.backend.torch.emit import names
-from shardir.backend.torch.emit.names import Names, joined
+from shardir.backend.torch.emit.names import Names, join_items
 from shardir.dialects import train
 from shardir.dialects.train import StageMessage, StageOrder, StageRun, StepValue
 
@@ -77,14 +77,16 @@ class RankText:
             else:
                 self._wait(of)
         end = [self._result(v, key) for v, key in zip(self.results, self.keys, strict=True)]
-        self._add(joined("return [", end, "]", 4), {text for text in end if text.isidentifier()})
+        self._add(
+            join_items("return [", end, "]", 4), {text for text in end if text.isidentifier()}
+        )
         parameters = ["mesh", *(self.arguments[v] for v in self.parameters)]
-        return [*joined(f"def {self.name}(", parameters, "):", 0), *self._body()]
+        return [*join_items(f"def {self.name}(", parameters, "):", 0), *self._body()]
 
     def call(self, indent: int) -> list[str]:
         """Return the lines of the call in the step."""
         given = ["mesh", *(self.text.values[v] for v in self.parameters)]
-        return joined(f"return {self.name}(", given, ")", indent)
+        return join_items(f"return {self.name}(", given, ")", indent)
 
     # ---- events ----
 
@@ -97,7 +99,7 @@ class RankText:
         lines = [f"    # {run}"] if run.action is not None else []
         called = self.text.functions[run.op.callee.string_value()]
         head = f"{', '.join(made)} = " if made else ""
-        lines += joined(f"    {head}{called}(", ["mesh", *given], ")", 0)
+        lines += join_items(f"    {head}{called}(", ["mesh", *given], ")", 0)
         self._add(lines, {*made, *(g for g in given if g.isidentifier() and g != "None")})
         for total in self.runs.sums:
             if total.x in self.runs.results(run.op):
@@ -203,4 +205,4 @@ class RankText:
             yield from lines
             dead = sorted(n for n in used - kept if last[n] == i)
             if dead and i + 1 < len(self.lines):
-                yield from joined("    del ", dead, "", 0)
+                yield from join_items("    del ", dead, "", 0)

@@ -11,9 +11,16 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import maybe_shared
 from shardir.analysis.roles import frees, lent_arguments, retained_arguments
 from shardir.analysis.storages import Storages, live_ops
-from shardir.backend.torch.emit.biases import bias_addition, biased
+from shardir.backend.torch.emit.biases import bias_addition, biased_product
 from shardir.backend.torch.emit.literals import Number, number_text
-from shardir.backend.torch.emit.names import WIDTH, Names, assigned, comment, printable, tuple_text
+from shardir.backend.torch.emit.names import (
+    WIDTH,
+    Names,
+    assignment_lines,
+    comment_lines,
+    printable,
+    tuple_text,
+)
 from shardir.backend.torch.emit.origins import source_line
 from shardir.backend.torch.emit.types import LocalTypes
 from shardir.diagnostics import Failure
@@ -65,7 +72,7 @@ class VariableScope(LocalTypes):
         for op in self.ops:
             for result, operand in () if op in items else maybe_shared(op, self.mesh):
                 self.storages.join(result, operand)
-            if biased(op) is not None:
+            if biased_product(op) is not None:
                 self.storages.join(op.results[0], op.operands[0])
         for op in items:
             if self.storages.is_of_each_run(op):
@@ -90,7 +97,7 @@ class VariableScope(LocalTypes):
 
     def note(self, text: str) -> None:
         """Write a comment."""
-        self.lines += comment(text, self.indent)
+        self.lines += comment_lines(text, self.indent)
 
     def head(self, text: str) -> None:
         """Write the heading of a part of the function."""
@@ -109,7 +116,7 @@ class VariableScope(LocalTypes):
         if len(told) <= WIDTH and "#" not in self.lines[at]:
             self.lines[at] = told
         else:
-            self.lines[at:at] = comment(line, self.indent)
+            self.lines[at:at] = comment_lines(line, self.indent)
 
     def left(self, op: Operation) -> None:
         """Write the source line again after a collective's comment, where it differs."""
@@ -120,7 +127,9 @@ class VariableScope(LocalTypes):
         """`names = expression` for the results of an op."""
         left = [self.result(r, op).name if self.is_read(r) else "_" for r in op.results]
         if len(left) == 1:
-            self.lines += assigned(left[0], self.placed(op.results[0], expression), self.indent)
+            self.lines += assignment_lines(
+                left[0], self.placed(op.results[0], expression), self.indent
+            )
         else:
             self.line(f"{', '.join(left)} = {expression}" if left else expression)
 

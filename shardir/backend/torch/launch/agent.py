@@ -113,7 +113,7 @@ class Agent:
             options = replace(options, resume=options.checkpoints)
         wait = max(1, math.ceil(options.timeout))
         saves = options.checkpoints is not None
-        with scratch_folder() as folder, _undisturbed() as signals:
+        with scratch_folder() as folder, _own_process_state() as signals:
             os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(wait if saves else int(TERM_SECONDS))
             for local in range(self.size):
                 os.mkfifo(path := events_of(folder, local))
@@ -381,7 +381,7 @@ def _own_address(options: Options) -> tuple[str, str]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[str]:
+def _own_process_state() -> Iterator[str]:
     """Silence torch's own messages, and give its signal handlers and the environment back. Yields
     the names of the signals that the agent handles."""
     disabled, around = logging.root.manager.disable, {name: os.environ.get(name) for name in SET}

@@ -16,10 +16,15 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from shardir.backend.runs import LaunchError
-from shardir.backend.torch.launch.shards import divided, index_path, index_text, shard_paths
+from shardir.backend.torch.launch.shards import (
+    divide_into_files,
+    index_path,
+    index_text,
+    shard_paths,
+)
 from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
-from shardir.backend.torch.shardir_runtime.checkpoints.weights import retained
+from shardir.backend.torch.shardir_runtime.checkpoints.weights import retained_arguments
 from shardir.backend.torch.shardir_runtime.data.writing import writing
 from shardir.backend.torch.shardir_runtime.plan.arrays import (
     BYTES,
@@ -41,7 +46,7 @@ class Tensors:
     """
 
     def __init__(self, checkpoint: Path, plan: ProgramPlan):
-        path = manifests.located(checkpoint)
+        path = manifests.checkpoint_at(checkpoint)
         manifest = manifests.read(path)
         manifests.check_program(manifest, path, plan)
         manifests.check_files(path, manifest, sorted(manifest.files))
@@ -78,11 +83,11 @@ def export(directory: Path, checkpoint: Path, path: Path, most: int | None) -> l
         raise LaunchError(f"--export: expected a name that ends in .safetensors, got {path}")
     plan = read_plan(directory)
     weights = {
-        arg.key: arg for arg in retained(plan)
+        arg.key: arg for arg in retained_arguments(plan)
         if arg.role == "parameter" or arg.init["kind"] == "file"
     }  # fmt: skip
     sizes = {name: _bytes(arg) for name, arg in weights.items()}
-    groups = divided(sizes, most)
+    groups = divide_into_files(sizes, most)
     paths = files = [path] if len(groups) == 1 else shard_paths(path, len(groups))
     try:
         tensors = Tensors(checkpoint, plan)

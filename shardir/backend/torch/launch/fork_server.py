@@ -96,7 +96,7 @@ def serve(requests: socket.socket) -> None:
                     _send(requests, pid=request["reap"])
                     continue
                 try:
-                    pid = _forked(request, files, requests)
+                    pid = _fork(request, files, requests)
                 except OSError as error:
                     _send(requests, error=error.strerror)
                 else:
@@ -148,7 +148,7 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def _forked(request: dict[str, Any], files: list[int], requests: socket.socket) -> int:
+def _fork(request: dict[str, Any], files: list[int], requests: socket.socket) -> int:
     """Fork a process; return when it has its session, to which signals are sent."""
     server = os.getpid()
     begun, begin = os.pipe()

@@ -47,14 +47,14 @@ def forks(options: Options) -> Iterator["Forks"]:
     except OSError as error:
         raise LaunchError(f"the ranks cannot be started: {error.strerror or error}") from None
     try:
-        with shared(started):
+        with share_forks(started):
             yield started
     finally:
         started.close()
 
 
 @contextmanager
-def shared(by: "Forks") -> Iterator[None]:
+def share_forks(by: "Forks") -> Iterator[None]:
     """Let all runs in this context fork their ranks from one process."""
     token = _SHARED.set(by)
     try:

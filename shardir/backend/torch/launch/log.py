@@ -31,7 +31,7 @@ _OWN = ("rank", "time")
 
 
 @contextmanager
-def logged(path: Path | None, *, append: bool) -> Iterator[OnEvent | None]:
+def open_log(path: Path | None, *, append: bool) -> Iterator[OnEvent | None]:
     """Yield what writes entries to a log; None without one.
 
     Args:

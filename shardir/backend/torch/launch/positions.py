@@ -157,7 +157,7 @@ class Standing:
         lines = LineTexts(self.program)
         some = [s for s in self.of_stages if not s.keys().isdisjoint(stopped)] or self.of_stages
         first = list(filter(None, (_difference(stage, lines, stopped) for stage in some)))
-        first = first or list(_awaited(self.positions, lines))
+        first = first or list(_awaited_ranks(self.positions, lines))
         stand: dict[str, list[int]] = {}
         for rank, p in self.positions.items():
             stand.setdefault(_text(p, lines), []).append(rank)
@@ -183,8 +183,8 @@ def _difference(
         expected = Counter(at.values()).most_common(1)[0][0]
         other = [rank for rank, line in at.items() if line != expected]
         return (
-            f"{_ranks(other)} went to {_at(at[other[0]], lines)}, the others to "
-            f"{_at(expected, lines)}: the ranks do not begin the same collectives"
+            f"{_ranks(other)} went to {_line_text(at[other[0]], lines)}, the others to "
+            f"{_line_text(expected, lines)}: the ranks do not begin the same collectives"
         )
     low = min(p.progress for p in positions.values())
     lagging = [rank for rank, p in positions.items() if p.progress == low]
@@ -194,14 +194,14 @@ def _difference(
     first, most = positions[lagging[0]], max(p.begun for p in positions.values())
     if first.waits:
         doing = f"in {first.doing}, " if first.doing else ""
-        at = _at(first.lines[first.begun], lines)
+        at = _line_text(first.lines[first.begun], lines)
         here = f"{_ranks(lagging)} {_verb(lagging, 'wait')} {doing}at {at}"
     elif first.doing:
         here = f"{_ranks(lagging)} {_verb(lagging, 'is', 'are')} in {first.doing}"
     else:
         known = (p.lines[first.begun + 1] for p in positions.values() if first.begun + 1 in p.lines)
         line = next(known, None)
-        where = "its next collective" if line is None else _at(line, lines)
+        where = "its next collective" if line is None else _line_text(line, lines)
         here = f"{_ranks(lagging)} {_verb(lagging, 'has', 'have')} not come to {where}"
     ahead = most - first.begun
     if not (first.waits or first.doing) and ahead == 1:
@@ -211,7 +211,7 @@ def _difference(
     return f"{here}, the others are {'' if same else 'up to '}{far} further"
 
 
-def _awaited(positions: Mapping[int, Position], lines: LineTexts) -> Iterable[str]:
+def _awaited_ranks(positions: Mapping[int, Position], lines: LineTexts) -> Iterable[str]:
     """Yield which ranks others wait for that wait for no other stage themselves."""
     by: dict[int, list[int]] = {}
     for rank, p in positions.items():
@@ -232,10 +232,10 @@ def _text(p: Position, lines: LineTexts) -> str:
     if not p.begun:
         return ", ".join([*parts, "before the first collective"])
     what = "in" if p.waits else "after"
-    return ", ".join([*parts, f"{what} {_at(p.lines[p.begun], lines, program=True)}"])
+    return ", ".join([*parts, f"{what} {_line_text(p.lines[p.begun], lines, program=True)}"])
 
 
-def _at(line: int, lines: LineTexts, program: bool = False) -> str:
+def _line_text(line: int, lines: LineTexts, program: bool = False) -> str:
     """The text of a program line, and the lines of the source it comes from."""
     what, sources = lines.describe(line)
     places = [*sources, *([f"{lines.name}:{line}"] if line and (program or not sources) else [])]

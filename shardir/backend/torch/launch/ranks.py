@@ -173,7 +173,7 @@ class Ranks:
                     f" ({self._silence()}); if a step takes longer than that, give a longer"
                     " --timeout"
                 )
-                raise RunError("\n".join([story, *self._standing().report(self._stopped())]))
+                raise RunError("\n".join([story, *self._standing().report(self._stopped_ranks())]))
 
     def _interrupt(self, on_event: OnEvent) -> None:
         """Ask the ranks to write a checkpoint and to end, and wait for it."""
@@ -234,7 +234,7 @@ class Ranks:
             story = f"{silent}: the others waited for it for {self.options.timeout:g} s"
         else:
             story = self._story(self.outcome.first()["rank"])
-        raise RunError("\n".join([story, *standing.report(self._stopped())]))
+        raise RunError("\n".join([story, *standing.report(self._stopped_ranks())]))
 
     def _standing(self) -> Standing:
         records = dict(enumerate(self._records.read()))
@@ -253,7 +253,7 @@ class Ranks:
         """Return what the ranks do that have neither ended nor reported an error: those that are
         stopped, or else all of them."""
         states = self._states()
-        chosen = {rank: states[rank] for rank in self._stopped()} or states
+        chosen = {rank: states[rank] for rank in self._stopped_ranks()} or states
         return ", ".join(
             f"rank {rank} {STATES.get(state, 'is alive but does not answer')}"
             for rank, state in chosen.items()
@@ -266,7 +266,7 @@ class Ranks:
             if process.poll() is None and rank not in self.outcome.errors
         }
 
-    def _stopped(self) -> list[int]:
+    def _stopped_ranks(self) -> list[int]:
         return [rank for rank, state in self._states().items() if state in STOPPED]
 
     # ---- the end ----

@@ -12,7 +12,7 @@ import numpy as np
 from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.start import run
 from shardir.backend.torch.shardir_runtime.plan.program import ProgramPlan
-from shardir.backend.torch.shardir_runtime.run.events import repeated
+from shardir.backend.torch.shardir_runtime.run.events import repeat_sentence
 from shardir.syntax.files import scratch_folder
 
 COMPARED_STEPS = 20
@@ -55,7 +55,7 @@ class Progress:
         if event["event"] == "stopped":
             print(f"{self.label}stopped after step {event['step']}, with a checkpoint",
                   file=self.out, flush=True)  # fmt: skip
-        if event["event"] == "repeat" and (text := repeated(event)):
+        if event["event"] == "repeat" and (text := repeat_sentence(event)):
             self._print(f"{self.label}{text}")
         if event["event"] == "restart":
             self._print(f"{self.label}started again: {event['reason']}")
@@ -78,7 +78,7 @@ class Progress:
             if step in (1, self.steps) or step % self.log_every == 0:
                 text = f"{self.label}{name}: step {step}/{self.steps}  loss {loss:.6g}"
                 shown = [f"{n} {x[step - first]:.6g}" for n, x in metrics.items()]
-                shown += _shown(event["rates"])
+                shown += _format_rates(event["rates"])
                 shown.append(f"{event['memory'] / 2**20:,.0f} MiB")
                 print(text, *shown, sep="  ", file=self.out, flush=True)
 
@@ -112,7 +112,7 @@ def _throughput(report: Report, name: str, rate: float) -> str:
     return "".join(found) if math.isfinite(rate) else ""
 
 
-def _shown(rates: Mapping[str, float]) -> list[str]:
+def _format_rates(rates: Mapping[str, float]) -> list[str]:
     """The rates of steps, and of the smallest that is counted in them."""
     return [
         f"{rates[what]:{',.0f' if rates[what] >= 100 else '.3g'}} {what}/s"

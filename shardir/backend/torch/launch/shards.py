@@ -12,7 +12,7 @@ from shardir.backend.torch.shardir_runtime.checkpoints.weights import INDEX
 SAFETENSORS = ".safetensors"
 
 
-def divided(sizes: Mapping[str, int], most: int | None) -> list[list[str]]:
+def divide_into_files(sizes: Mapping[str, int], most: int | None) -> list[list[str]]:
     """Divide tensors of these bytes into those of files, in their order; one that is larger than
     `most` is alone."""
     groups: list[list[str]] = [[]]

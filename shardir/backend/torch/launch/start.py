@@ -19,7 +19,7 @@ from shardir.backend.runs import (
     RankCalls,
     Report,
 )
-from shardir.backend.torch.launch.log import Rates, entries, logged, on_board
+from shardir.backend.torch.launch.log import Rates, entries, on_board, open_log
 from shardir.backend.torch.launch.positions import ranks_of_a_stage
 from shardir.backend.torch.launch.ranks import Ranks
 from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
@@ -109,7 +109,7 @@ def run(
 
     reports = options.node_rank == 0
     with (
-        logged(options.log if reports else None, append=_steps_done(options) > 0) as log,
+        open_log(options.log if reports else None, append=_steps_done(options) > 0) as log,
         on_board(options.tensorboard if reports else None) as board,
     ):
         last = False
@@ -141,14 +141,14 @@ def run(
             left = options.steps - _steps_done(options)
             feed = Feed(plan, batches.batches, left, batches.local)
         same = ranks_of_a_stage(plan) if ranks > 1 else 1
-        with recorded(options.trace_steps, on_trace) as variables:
+        with record_lines(options.trace_steps, on_trace) as variables:
             started = Ranks(plan.directory / program, ranks, options, feed, variables, same)
             started.run(take)
     return report
 
 
 @contextmanager
-def recorded(calls: int, on_trace: OnTrace | None) -> Iterator[dict[str, str]]:
+def record_lines(calls: int, on_trace: OnTrace | None) -> Iterator[dict[str, str]]:
     """Yield the variables of the environment by which ranks record the times of their last calls,
     and hand these over after the run."""
     if on_trace is None:
@@ -171,7 +171,7 @@ def _steps_done(options: Options) -> int:
     if options.resume is None:
         return options.steps_done
     try:
-        return manifests.read(manifests.located(Path(options.resume))).step
+        return manifests.read(manifests.checkpoint_at(Path(options.resume))).step
     except PlanError:
         return options.steps_done
 

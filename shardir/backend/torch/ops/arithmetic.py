@@ -5,7 +5,7 @@ from math import isnan
 
 from xdsl.ir import Operation
 
-from shardir.backend.torch.emit.biases import biased
+from shardir.backend.torch.emit.biases import biased_product
 from shardir.backend.torch.emit.literals import number_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.common import infix, method
@@ -54,7 +54,7 @@ _sum = infix("+")
 
 
 def _add(s: EmissionScope, op: nn.AddOp) -> Text:
-    return op.lhs if biased(op) is not None else _sum(s, op)
+    return op.lhs if biased_product(op) is not None else _sum(s, op)
 
 
 TORCH: dict[type[Operation], Entry] = {

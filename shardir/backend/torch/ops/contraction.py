@@ -6,7 +6,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.biases import bias_addition, weight_is_transposed
-from shardir.backend.torch.emit.einsum import added, contraction
+from shardir.backend.torch.emit.einsum import addition_call, contraction
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 
@@ -29,7 +29,7 @@ def _contraction(s: EmissionScope, op: nn.Contraction) -> Text:
     sizes = {c: s.size(op.out, d) for d, c in enumerate(z)}
     made = s.operand(op.lhs), s.operand(op.rhs)
     if total is not None:
-        return s.add(total, added((x, y, z), made))
+        return s.add(total, addition_call((x, y, z), made))
     return contraction((x, y, z), made, sizes)
 
 

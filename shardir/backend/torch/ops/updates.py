@@ -24,7 +24,7 @@ Moments = train.Adams | train.LambDirectionOp | NAdams
 """Updates with the running means of the gradient and of its square."""
 
 
-def _own(s: EmissionScope, op: Operation, new: OpResult, old: SSAValue) -> str:
+def _bind_update(s: EmissionScope, op: Operation, new: OpResult, old: SSAValue) -> str:
     """The variable of a parameter or state, which becomes the new one."""
     name = s.operand(old)
     if s.may_update(old, op):
@@ -36,7 +36,7 @@ def _own(s: EmissionScope, op: Operation, new: OpResult, old: SSAValue) -> str:
     return made
 
 
-def _decayed(s: EmissionScope, op: train.Update) -> str:
+def _add_decay(s: EmissionScope, op: train.Update) -> str:
     """The gradient and the decay of the weight."""
     w, g = map(s.operand, op.operands[:2])
     decay = float_of(op, "weight_decay")
@@ -61,15 +61,15 @@ def _less(s: EmissionScope, w: str, op: Rated, step: str) -> None:
 
 
 def _sgd(s: EmissionScope, op: train.SgdOp) -> Text:
-    g = _decayed(s, op)
-    _less(s, _own(s, op, op.new_w, op.w), op, g)
+    g = _add_decay(s, op)
+    _less(s, _bind_update(s, op, op.new_w, op.w), op, g)
     return None
 
 
 def _momentum(s: EmissionScope, op: train.MomentumOp) -> Text:
     factor, decay = float_of(op, "momentum"), float_of(op, "weight_decay")
     tail = f".add_({s.operand(op.w)}, alpha={decay!r})" if decay else ""
-    v, w = _own(s, op, op.new_v, op.v), _own(s, op, op.new_w, op.w)
+    v, w = _bind_update(s, op, op.new_v, op.v), _bind_update(s, op, op.new_w, op.w)
     s.line(f"{v}.mul_({factor!r}).add_({s.operand(op.g)}){tail}")
     _less(s, w, op, v)
     return None
@@ -78,15 +78,15 @@ def _momentum(s: EmissionScope, op: train.MomentumOp) -> Text:
 def _nesterov(s: EmissionScope, op: train.NesterovOp) -> Text:
     factor = float_of(op, "momentum")
     g, temporary = _held(s, op)
-    v, w = _own(s, op, op.new_v, op.v), _own(s, op, op.new_w, op.w)
+    v, w = _bind_update(s, op, op.new_v, op.v), _bind_update(s, op, op.new_w, op.w)
     s.line(f"{v}.mul_({factor!r}).add_({g})")
     _less(s, w, op, f"{g}.add({v}, alpha={factor!r})")
-    return _released(s, temporary)
+    return _release(s, temporary)
 
 
 def _lars(s: EmissionScope, op: train.LarsOp) -> Text:
-    g = _decayed(s, op)
-    v, w = _own(s, op, op.new_v, op.v), _own(s, op, op.new_w, op.w)
+    g = _add_decay(s, op)
+    v, w = _bind_update(s, op, op.new_v, op.v), _bind_update(s, op, op.new_w, op.w)
     s.line(f"{v}.mul_({float_of(op, 'momentum')!r}).add_({_number(s, op.lr, op.w)} * {g})")
     s.line(f"{w}.sub_({v})")
     return None
@@ -95,7 +95,7 @@ def _lars(s: EmissionScope, op: train.LarsOp) -> Text:
 def _moments(s: EmissionScope, op: Moments, g: str) -> tuple[str, str]:
     """The variables of the new moments, brought up to date."""
     beta1, beta2 = float_of(op, "beta1"), float_of(op, "beta2")
-    m, v = _own(s, op, op.new_m, op.m), _own(s, op, op.new_v, op.v)
+    m, v = _bind_update(s, op, op.new_m, op.m), _bind_update(s, op, op.new_v, op.v)
     s.line(f"{m}.lerp_({g}, {1 - beta1!r})")
     s.line(f"{v}.mul_({beta2!r}).addcmul_({g}, {g}, value={1 - beta2!r})")
     return m, v
@@ -115,7 +115,7 @@ def _by_kernel(s: EmissionScope, op: FusedUpdate, *numbers: str) -> Text:
     updates = [op, *updated_with(op)]
     olds = [(of.w, *of.operands[2:]) for of in updates]
     names = [
-        [_own(s, of, of.results[k], old[k]) for of, old in zip(updates, olds, strict=True)]
+        [_bind_update(s, of, of.results[k], old[k]) for of, old in zip(updates, olds, strict=True)]
         for k in range(len(op.results))
     ]
     lists = [*names, [s.operand(of.g) for of in updates]]
@@ -132,14 +132,14 @@ def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
         return _by_kernel(s, op, "beta1", "beta2", "eps", "weight_decay")
     g, temporary = _held(s, op)
     m, v = _moments(s, op, g)
-    _step(s, op, _own(s, op, op.new_w, op.w), m, v)
-    return _released(s, temporary)
+    _step(s, op, _bind_update(s, op, op.new_w, op.w), m, v)
+    return _release(s, temporary)
 
 
 def _adamw(s: EmissionScope, op: train.AdamWOp) -> Text:
     if is_fused(op):
         return _by_kernel(s, op, "beta1", "beta2", "eps", "weight_decay")
-    w = _own(s, op, op.new_w, op.w)
+    w = _bind_update(s, op, op.new_w, op.w)
     _decay(s, op, w)
     m, v = _moments(s, op, s.operand(op.g))
     _step(s, op, w, m, v)
@@ -175,7 +175,7 @@ def _lamb_direction(s: EmissionScope, op: train.LambDirectionOp) -> Text:
 
 def _held(s: EmissionScope, op: train.Update) -> tuple[str, str | None]:
     """The gradient and the decay of the weight, in a variable; that variable if it is new."""
-    g = _decayed(s, op)
+    g = _add_decay(s, op)
     if g == s.operand(op.operands[1]):
         return g, None
     name = s.names.new("decayed")
@@ -183,7 +183,7 @@ def _held(s: EmissionScope, op: train.Update) -> tuple[str, str | None]:
     return name, name
 
 
-def _released(s: EmissionScope, temporary: str | None) -> None:
+def _release(s: EmissionScope, temporary: str | None) -> None:
     if temporary is not None:
         s.line(f"del {temporary}")
 
@@ -192,30 +192,32 @@ def _adagrad(s: EmissionScope, op: train.AdagradOp) -> Text:
     if is_fused(op):
         return _by_kernel(s, op, "eps", "weight_decay")
     g, temporary = _held(s, op)
-    total, w = _own(s, op, op.new_s, op.s), _own(s, op, op.new_w, op.w)
+    total, w = _bind_update(s, op, op.new_s, op.s), _bind_update(s, op, op.new_w, op.w)
     s.line(f"{total}.addcmul_({g}, {g})")
     _less(s, w, op, f"({g} / {total}.sqrt().add_({float_of(op, 'eps')!r}))")
-    return _released(s, temporary)
+    return _release(s, temporary)
 
 
 def _adamax(s: EmissionScope, op: train.AdamaxOp) -> Text:
     g, temporary = _held(s, op)
-    m, n, w = (_own(s, op, *of) for of in ((op.new_m, op.m), (op.new_n, op.n), (op.new_w, op.w)))
+    m, n, w = (
+        _bind_update(s, op, *of) for of in ((op.new_m, op.m), (op.new_n, op.n), (op.new_w, op.w))
+    )
     beta1, beta2, eps = (float_of(op, x) for x in ("beta1", "beta2", "eps"))
     s.line(f"{m}.lerp_({g}, {1 - beta1!r})")
     s.line(f"torch.maximum({n}.mul_({beta2!r}), {g}.abs().add_({eps!r}), out={n})")
     _less(s, w, op, f"({m} / ({n} * {_number(s, op.correction1, op.w)}))")
-    return _released(s, temporary)
+    return _release(s, temporary)
 
 
 def _nadam(s: EmissionScope, op: train.NAdamOp) -> Text:
     g, temporary = _held(s, op)
-    _nadam_step(s, op, _own(s, op, op.new_w, op.w), g)
-    return _released(s, temporary)
+    _nadam_step(s, op, _bind_update(s, op, op.new_w, op.w), g)
+    return _release(s, temporary)
 
 
 def _nadamw(s: EmissionScope, op: train.NAdamWOp) -> Text:
-    w = _own(s, op, op.new_w, op.w)
+    w = _bind_update(s, op, op.new_w, op.w)
     _decay(s, op, w)
     _nadam_step(s, op, w, s.operand(op.g))
     return None
@@ -231,16 +233,16 @@ def _rms_direction(
     s: EmissionScope, op: train.RmsDirectionOp | train.CenteredRmsDirectionOp
 ) -> Text:
     g, temporary = _held(s, op)
-    alpha, v = float_of(op, "alpha"), _own(s, op, op.new_v, op.v)
+    alpha, v = float_of(op, "alpha"), _bind_update(s, op, op.new_v, op.v)
     s.line(f"{v}.mul_({alpha!r}).addcmul_({g}, {g}, value={1 - alpha!r})")
     variance = f"{v}.sqrt()"
     if isinstance(op, train.CenteredRmsDirectionOp):
-        m = _own(s, op, op.new_m, op.m)
+        m = _bind_update(s, op, op.new_m, op.m)
         s.line(f"{m}.lerp_({g}, {1 - alpha!r})")
         variance = f"{v}.addcmul({m}, {m}, value=-1).sqrt_()"
     made = s.define(op.new_w, op.new_w.name_hint or "direction").name
     s.line(f"{made} = {g} / {variance}.add_({float_of(op, 'eps')!r})")
-    return _released(s, temporary)
+    return _release(s, temporary)
 
 
 TORCH: dict[type[Operation], Entry] = {

@@ -2,14 +2,14 @@
 
 from xdsl.ir import Operation, SSAValue
 
-from shardir.backend.torch.emit.names import axes_text, joined, literal, tuple_text
+from shardir.backend.torch.emit.names import axes_text, join_items, literal, tuple_text
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.backend.torch.ops.dist.comments import (
     explain,
     made_by,
     names_of,
     needed_by,
-    over,
+    over_axes,
     partial_values,
 )
 from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size, gathered_sizes
@@ -60,7 +60,7 @@ def _all_slice(s: EmissionScope, op: dist.AllSliceOp) -> Text:
     dim = op.dim.value.data
     for out in op.outs:
         check_nesting(s, op, out, dim, len(op.axes.data))
-    s.note(f"own shard of dimension {dim} {over(s, op.axes.data)}, no communication: "
+    s.note(f"own shard of dimension {dim} {over_axes(s, op.axes.data)}, no communication: "
            f"{needed_by(s, op)} no more")  # fmt: skip
     s.left(op)
     write_each(s, op, lambda v, _: call(s, "all_slice", v, f"{dim}, {axes_text(op.axes.data)}"))
@@ -106,7 +106,9 @@ def _replicated_to_partial(s: EmissionScope, op: dist.ReplicatedToPartialOp) -> 
             s.same(out, v)
         return None
     s.use("ops")
-    s.note(f"a partial sum {over(s, op.axes.data)}, no communication: zeros but on the first rank")
+    s.note(
+        f"a partial sum {over_axes(s, op.axes.data)}, no communication: zeros but on the first rank"
+    )
     s.left(op)
     write_each(
         s, op, lambda v, _: f"ops.on_first_rank(mesh, {s.operand(v)}, {axes_text(op.axes.data)})"
@@ -119,8 +121,8 @@ def _sharded_to_partial(s: EmissionScope, op: dist.ShardedToPartialOp) -> Text:
         return None
     dim = op.dim.value.data
     s.use("ops")
-    s.note(f"a partial sum {over(s, op.axes.data)}, no communication: zeros but in the rank's own "
-           f"shard of dimension {dim}")  # fmt: skip
+    s.note(f"a partial sum {over_axes(s, op.axes.data)}, no communication: zeros but in the rank's "
+           f"own shard of dimension {dim}")  # fmt: skip
     s.left(op)
 
     def text(v: SSAValue, out: SSAValue) -> str:
@@ -149,7 +151,7 @@ def _wait(s: EmissionScope, op: dist.WaitOp) -> Text:
     if len(line) < 96:
         s.line(line)
     else:
-        s.lines += joined("(", left, f") = {right}", s.indent)
+        s.lines += join_items("(", left, f") = {right}", s.indent)
     return None
 
 

@@ -9,10 +9,10 @@ from shardir.backend.torch.ops.dist.comments import (
     explain,
     names_of,
     needed_by,
-    over,
+    over_axes,
     producer,
+    reader_text,
     readers,
-    told,
 )
 from shardir.backend.torch.ops.dist.shards import check_nesting, gathered_size
 from shardir.backend.torch.ops.dist.text import call, is_trivial, write_each
@@ -82,7 +82,7 @@ def _send(s: EmissionScope, op: dist.SendOp) -> Text:
     number = size_text(size_of(op.value))
     ends = f"from position {op.source.value.data} to {op.target.value.data}"
     cause = origin(producer(op.value))
-    s.note(f"send {ends} {over(s, op.axes.data)}, {number}: {cause} is used there")
+    s.note(f"send {ends} {over_axes(s, op.axes.data)}, {number}: {cause} is used there")
     s.line(f"rt.send(mesh, {s.operand(op.value)}, {_ends(s, op)})")
     s.source_line = None
     return None
@@ -90,9 +90,9 @@ def _send(s: EmissionScope, op: dist.SendOp) -> Text:
 
 def _recv(s: EmissionScope, op: dist.RecvOp) -> Text:
     number = size_text(size_of(op.out))
-    users = listed_names(list(dict.fromkeys(map(told, readers(op.out)))) or ["no op"], 2)
+    users = listed_names(list(dict.fromkeys(map(reader_text, readers(op.out)))) or ["no op"], 2)
     s.note(f"receive at position {op.target.value.data} from {op.source.value.data} "
-           f"{over(s, op.axes.data)}, {number}: for {users}")  # fmt: skip
+           f"{over_axes(s, op.axes.data)}, {number}: for {users}")  # fmt: skip
     s.source_line = None
     return f"rt.recv(mesh, {tuple_text(s.sizes(op.out))}, {s.dtype(op.out)}, {_ends(s, op)})"
 

@@ -25,11 +25,11 @@ def explain(s: EmissionScope, op: dist.CollectiveOp, what: str, reason: str) -> 
         else ""
     )
     started = ", started here" if dist.is_started(op) else ""
-    s.note(f"{what}{fused} {over(s, op.axes.data)}, {size_text(number)}{started}: {reason}")
+    s.note(f"{what}{fused} {over_axes(s, op.axes.data)}, {size_text(number)}{started}: {reason}")
     s.left(op)
 
 
-def over(s: EmissionScope, axes: Axes) -> str:
+def over_axes(s: EmissionScope, axes: Axes) -> str:
     assert s.mesh is not None
     names = ", ".join(map(str, axes))
     if s.rank is not None:
@@ -59,7 +59,9 @@ def needed_by(s: EmissionScope, op: dist.CollectiveOp) -> str:
     others."""
     at = s.storages.at
     found = dict.fromkeys(reader for out in op.outs for reader in readers(out))
-    users = list(dict.fromkeys(told(r) for r in sorted(found, key=lambda r: at.get(r, len(at)))))
+    users = list(
+        dict.fromkeys(reader_text(r) for r in sorted(found, key=lambda r: at.get(r, len(at))))
+    )
     return (
         f"{listed_names(users, 1)} {'needs' if len(users) == 1 else 'need'}"
         if users
@@ -81,7 +83,7 @@ def readers(v: SSAValue, seen: tuple[SSAValue, ...] = ()) -> Iterator[Operation]
             yield user
 
 
-def told(user: Operation) -> str:
+def reader_text(user: Operation) -> str:
     """An op that reads a value."""
     if user.name == "func.return":
         return "the function's result"

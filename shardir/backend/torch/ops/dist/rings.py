@@ -4,21 +4,21 @@ from xdsl.ir import Operation
 
 from shardir.backend.torch.emit.names import axes_text, literal
 from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
-from shardir.backend.torch.ops.dist.comments import over
+from shardir.backend.torch.ops.dist.comments import over_axes
 from shardir.dialects import dist
 
 
-def _gathered(s: EmissionScope, op: dist.GatheredProductOp) -> Text:
+def _gathered_product(s: EmissionScope, op: dist.GatheredProductOp) -> Text:
     return _product(s, op, "gathered_product", "with each shard when it arrives")
 
 
-def _scattered(s: EmissionScope, op: dist.ScatteredProductOp) -> Text:
+def _scattered_product(s: EmissionScope, op: dist.ScatteredProductOp) -> Text:
     return _product(s, op, "scattered_product", "of each shard when the others' sum arrives")
 
 
 def _product(s: EmissionScope, op: dist.RingProductOp, call: str, how: str) -> Text:
     which, dim, out = op.ring
-    s.note(f"product {how}, {over(s, op.axes.data)}")
+    s.note(f"product {how}, {over_axes(s, op.axes.data)}")
     s.left(op)
     given = ", ".join(map(s.operand, op.operands))
     ring, axes = f"({which}, {dim}, {out})", axes_text(op.axes.data)
@@ -27,6 +27,6 @@ def _product(s: EmissionScope, op: dist.RingProductOp, call: str, how: str) -> T
 
 
 TORCH: dict[type[Operation], Entry] = {
-    dist.GatheredProductOp: _gathered,
-    dist.ScatteredProductOp: _scattered,
+    dist.GatheredProductOp: _gathered_product,
+    dist.ScatteredProductOp: _scattered_product,
 }

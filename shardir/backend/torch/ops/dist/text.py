@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from xdsl.ir import SSAValue
 
-from shardir.backend.torch.emit.names import joined, listed
+from shardir.backend.torch.emit.names import item_lines, join_items
 from shardir.backend.torch.emit.scope import EmissionScope
 from shardir.dialects import dist
 
@@ -38,12 +38,12 @@ def _write_call(
         return
     head = ", ".join(left)
     if len(head) < 70:
-        s.lines += joined(f"{head} = rt.{call}(mesh, [", given, f"], {tail})", s.indent)
+        s.lines += join_items(f"{head} = rt.{call}(mesh, [", given, f"], {tail})", s.indent)
         return
     s.line("(")
-    s.lines += listed(left, s.indent + 4)
+    s.lines += item_lines(left, s.indent + 4)
     s.line(f") = rt.{call}(mesh, [")
-    s.lines += listed(given, s.indent + 4)
+    s.lines += item_lines(given, s.indent + 4)
     s.line(f"], {tail})")
 
 

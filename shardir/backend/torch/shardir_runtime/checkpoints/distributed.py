@@ -42,7 +42,7 @@ from ..run.process import error_kind
 from ..run.states import DTYPES, States
 from . import manifest as manifests
 from .manifest import INCOMPLETE, Manifest, step_folder
-from .weights import retained
+from .weights import retained_arguments
 
 
 class StoredPart(Tensor):
@@ -129,7 +129,7 @@ class Checkpoints:
                     f"begins, got {later[-1].name}; go on from it (--resume {folder}), give "
                     "another folder, or move it"
                 )
-        self._thread: threading.Thread | None = self._started(self._allocate)
+        self._thread: threading.Thread | None = self._start_thread(self._allocate)
 
     def save(self, step: int) -> None:
         """Begin to write the states after so many steps; return when they may change.
@@ -138,8 +138,8 @@ class Checkpoints:
             PlanError: the checkpoint before this one could not be written.
         """
         self.finish()
-        parts = self._copied()
-        self._thread = self._started(self._write, step, parts)
+        parts = self._copy_to_host()
+        self._thread = self._start_thread(self._write, step, parts)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written. Raises PlanError where it could not be, and
@@ -150,7 +150,7 @@ class Checkpoints:
         if self._error is not None:
             raise self._error
 
-    def _started(self, work: Callable[..., None], *args: Any) -> threading.Thread:
+    def _start_thread(self, work: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=work, args=args, daemon=True)
         thread.start()
         return thread
@@ -159,7 +159,7 @@ class Checkpoints:
         """Allocate the copies, and write to them: the system maps their pages meanwhile, and not
         while the first checkpoint is copied."""
         try:
-            for key, owned in written(self.states):
+            for key, owned in states_to_write(self.states):
                 if owned and self.states.is_here(key):
                     self._copy_of(key, self.states.values[key]).zero_()
         except RuntimeError as e:
@@ -174,10 +174,10 @@ class Checkpoints:
             self._host[key] = host
         return host
 
-    def _copied(self) -> dict[str, Tensor]:
+    def _copy_to_host(self) -> dict[str, Tensor]:
         """The states in host memory; parts that other ranks write have no copy."""
         states, parts = self.states, {}
-        for key, owned in written(self.states):
+        for key, owned in states_to_write(self.states):
             if not states.is_here(key):
                 continue
             x, type = states.values[key], states.types[key]
@@ -243,7 +243,7 @@ class Checkpoints:
         self._agree(failed)
 
     def _manifest(self, step: int, files: dict[str, dict]) -> Manifest:
-        roles = {arg.key: arg.role for arg in retained(self.states.plan)}
+        roles = {arg.key: arg.role for arg in retained_arguments(self.states.plan)}
         states = {key: {"shape": list(type.shape), "dtype": type.dtype, "role": roles[key]}
                   for key, type in self.states.types.items()}  # fmt: skip
         rows = manifests.rows_of(self.function)
@@ -261,7 +261,7 @@ class Checkpoints:
             raise OSError("another rank failed")
 
 
-def written(states: States) -> Iterator[tuple[str, bool]]:
+def states_to_write(states: States) -> Iterator[tuple[str, bool]]:
     """Yield the states, and whether this rank writes its part: of n ranks that have the same part,
     the k-th writes the k-th of n parts of all bytes. Shapes alone decide, so that all ranks agree
     where their parts differ in size."""
@@ -314,7 +314,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         PlanError: there is none, or it is damaged.
     """
-    path = manifests.located(path)
+    path = manifests.checkpoint_at(path)
     manifest = manifests.read(path)
     manifests.check_files(path, manifest, sorted(manifest.files))
     found = {

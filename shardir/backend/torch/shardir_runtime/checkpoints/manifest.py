@@ -99,7 +99,7 @@ def rows_of(function: PlanFunction) -> dict[str, Any] | None:
     return {"rows": read.epochs.rows, "batch": batch, "last": read.last}
 
 
-def located(path: Path) -> Path:
+def checkpoint_at(path: Path) -> Path:
     """Return the checkpoint at a path: itself, or the last complete one in it.
 
     Raises:
@@ -201,7 +201,7 @@ def arrays_in(path: Path) -> dict[str, tuple[str, DividedArray]]:
         PlanError: there is none, or it is damaged.
         ArrayError: a file is damaged.
     """
-    path = located(path)
+    path = checkpoint_at(path)
     manifest = read(path)
     parts: dict[str, list[tuple[tuple[int, ...], FileArray]]] = defaultdict(list)
     for name in manifest.files:

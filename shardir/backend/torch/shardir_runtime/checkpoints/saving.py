@@ -102,14 +102,14 @@ class Checkpointing(Saving):
         self.checkpoints.finish()
         found = manifests.complete(self.checkpoints.folder)
         written = [
-            _checkpoint(path, self.checkpoints.states, self.function)
+            _beginning_at(path, self.checkpoints.states, self.function)
             for path in reversed(found) if manifests.step_of(path) > self.start
         ]  # fmt: skip
         is_there = self.first.path is None or self.first.path.is_dir()  # --keep may have removed it
         return [*written, *([self.first] if is_there else [])]
 
 
-def _checkpoint(path: Path, states: States, function: PlanFunction) -> Beginning:
+def _beginning_at(path: Path, states: States, function: PlanFunction) -> Beginning:
     from .distributed import restore
 
     return Beginning(manifests.step_of(path), path, partial(restore, path, states, function))
@@ -129,8 +129,8 @@ def saving(
         raise PlanError("checkpoints need safetensors: pip install 'shardir[weights]'")
     first = Beginning(options.steps_done, None, states.initialize)
     if options.resume is not None and not _is_new(options):
-        path = manifests.located(options.resume)
-        first = _checkpoint(path, states, function)
+        path = manifests.checkpoint_at(options.resume)
+        first = _beginning_at(path, states, function)
         first = first._replace(step=first.restore().step)
         if first.step >= options.steps:
             raise PlanError(

@@ -32,7 +32,7 @@ def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
     if path is None:
         return plan
     known: dict[str, PlanArgument] = {}
-    for arg in retained(plan):
+    for arg in retained_arguments(plan):
         if arg.role == "parameter" or arg.key not in known:
             known[arg.key] = arg
     try:
@@ -51,14 +51,14 @@ def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
     if wrong:
         raise PlanError(f"--weights {path}: expected {'; '.join(wrong[:5])}")
 
-    def begun(arg: PlanArgument) -> PlanArgument:
+    def with_source(arg: PlanArgument) -> PlanArgument:
         if arg.role != "input" and arg.key in found:
             return replace(arg, source=found[arg.key], init={"kind": "file"})
         if arg.init.get("of") in found:  # a copy of the new value, not of what it was
             return replace(arg, source=None)
         return arg
 
-    functions = [replace(f, args=tuple(map(begun, f.args))) for f in plan.functions]
+    functions = [replace(f, args=tuple(map(with_source, f.args))) for f in plan.functions]
     return replace(plan, functions=tuple(functions))
 
 
@@ -102,12 +102,12 @@ def weights_in(path: Path, known: Container[str]) -> Mapping[str, FileArray | Di
 def check_weights(path: Path | None, rank: int, ranks: int) -> None:
     """Check the content of this rank's share of the files of a checkpoint. Raises PlanError."""
     if path is not None and manifests.is_checkpoint(path):
-        path = manifests.located(path)
+        path = manifests.checkpoint_at(path)
         manifest = manifests.read(path)
         manifests.check_files(path, manifest, sorted(manifest.files)[rank::ranks])
 
 
-def retained(plan: ProgramPlan) -> list[PlanArgument]:
+def retained_arguments(plan: ProgramPlan) -> list[PlanArgument]:
     """Return the parameters and states of all functions."""
     return [arg for f in plan.functions for arg in f.args if arg.role != "input"]
 

@@ -131,14 +131,14 @@ class Mesh:
         if partition not in self._process_groups:
             made = [self._new_group(ranks, name_of(axes)) for ranks in partition]
             mine = next(g for g, ranks in zip(made, partition, strict=True) if self.rank in ranks)
-            self._process_groups[partition] = self._connected(mine)
+            self._process_groups[partition] = self._connect_group(mine)
         return self._process_groups[partition]
 
     def _new_group(self, ranks: Iterable[int], name: str) -> Any:
         # Without a time-out it has torch's, not that of the group of all ranks.
         return dist.new_group(list(ranks), timeout=self.timeout, group_desc=name)
 
-    def _connected(self, process_group: Any) -> Any:
+    def _connect_group(self, process_group: Any) -> Any:
         """Run a first collective, in which NCCL connects the group, while all ranks are here."""
         if self.device.type == "cuda":
             dist.all_reduce(torch.zeros(1, device=self.device), group=process_group)

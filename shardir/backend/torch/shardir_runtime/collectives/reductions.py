@@ -77,17 +77,17 @@ def _to_ordered(x: Tensor, op: str) -> Tensor:
     wide = x.float() if x.element_size() < 4 else x
     bits = wide.view(torch.int32 if wide.element_size() == 4 else torch.int64)
     ends = torch.iinfo(bits.dtype)
-    return _flipped(bits).masked_fill_(wide.isnan(), ends.max if op == "max" else ends.min)
+    return _flip_negative(bits).masked_fill_(wide.isnan(), ends.max if op == "max" else ends.min)
 
 
 def _from_ordered(integers: Tensor) -> Tensor:
     """Return the floats of `_to_ordered`, f32 for narrower ones."""
-    return _flipped(integers).view(
+    return _flip_negative(integers).view(
         torch.float32 if integers.element_size() == 4 else torch.float64
     )  # fmt: skip
 
 
-def _flipped(bits: Tensor) -> Tensor:
+def _flip_negative(bits: Tensor) -> Tensor:
     """Return a new tensor of the same signs, the other bits of negative integers inverted: from
     sign and magnitude to two's complement, or back."""
     ends = torch.iinfo(bits.dtype)

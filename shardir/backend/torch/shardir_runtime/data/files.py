@@ -133,7 +133,7 @@ class ArrayReader:
             return torch.empty(0, dtype=dtype)
         if len(at) > 1 and size < PAGE and math.prod(self.array.shape) * item <= MAPPED:
             # Torch copies rows of a matrix twice as fast as those that overlap.
-            return self._mapped(size, unit * item).index_select(0, at).flatten().view(dtype)
+            return self._map_runs(size, unit * item).index_select(0, at).flatten().view(dtype)
         ends = [*((at.diff() * unit != length).nonzero().flatten() + 1).tolist(), len(at)]
         begins = (at[[0, *ends[:-1]]] * (unit * item) + place).tolist()
         counts = [(end - first) * size for first, end in zip([0, *ends], ends, strict=False)]
@@ -150,7 +150,7 @@ class ArrayReader:
             found += more
         return found
 
-    def _mapped(self, size: int, step: int) -> Tensor:
+    def _map_runs(self, size: int, step: int) -> Tensor:
         """Return the runs of `size` bytes from each multiple of `step` on, [runs, size], by a map
         of the file: for short ones a call of the system would take longer than its copy."""
         if os.fstat(self._file.fileno()).st_size < self.array.end:

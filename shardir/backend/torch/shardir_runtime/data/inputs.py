@@ -42,7 +42,7 @@ class Inputs:
     def ahead(self, steps: Sequence[int]) -> Iterator[list[Tensor]]:
         """Yield the inputs of steps, which a thread prepares ahead of their use. Its errors are
         raised where the step would begin."""
-        make = self._copied if self.device.type == "cuda" else self._read
+        make = self._copy_to_device if self.device.type == "cuda" else self._read
         waiting: deque[Future[Callable[[], list[Tensor]]]] = deque()
         pool, begun = ThreadPoolExecutor(1, "inputs"), iter(steps)
         try:
@@ -60,7 +60,7 @@ class Inputs:
         found = self._host(step)
         return lambda: found
 
-    def _copied(self, step: int) -> Callable[[], list[Tensor]]:
+    def _copy_to_device(self, step: int) -> Callable[[], list[Tensor]]:
         """Copy the inputs of a step to the device, beside its computation; return the function that
         lets the present stream wait for them."""
         with torch.cuda.stream(torch.cuda.Stream(self.device)):
@@ -70,7 +70,7 @@ class Inputs:
             ]
             copied = torch.cuda.current_stream().record_event()
 
-        def taken() -> list[Tensor]:
+        def wait_for_copies() -> list[Tensor]:
             here = torch.cuda.current_stream()
             here.wait_event(copied)
             for x in found:
@@ -78,7 +78,7 @@ class Inputs:
                     x.record_stream(here)
             return found
 
-        return taken
+        return wait_for_copies
 
 
 def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
@@ -88,7 +88,7 @@ def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callabl
     is_step, epochs = function.kind == "step", arg.epochs
     several = arg.microbatches is not None
     if isinstance(arg.source, int):
-        return partial(_received, arg.source, arg, states.bounds(arg))
+        return partial(_read_pipe, arg.source, arg, states.bounds(arg))
     if not (states.is_among(arg.at) or states.broadcasts or function.replicas):
         unread = torch.empty(0, dtype=DTYPES[arg.dtype])
         return lambda step: unread
@@ -137,12 +137,14 @@ def _reading(
             found = data.read(columns, rows)
         except ArrayError as error:
             raise PlanError(str(error)) from None
-        return converted(found, arg, rows, source.path)
+        return convert_rows(found, arg, rows, source.path)
 
     return batch
 
 
-def _received(pipe: int, arg: PlanArgument, bounds: Sequence[tuple[int, int]], step: int) -> Tensor:
+def _read_pipe(
+    pipe: int, arg: PlanArgument, bounds: Sequence[tuple[int, int]], step: int
+) -> Tensor:
     """Read this rank's shard of the next step from a pipe (launch/feed.py writes it)."""
     shape = [stop - start for start, stop in bounds]
     dtype = torch.float32 if arg.dtype == "bf16" else DTYPES[arg.dtype]
@@ -157,7 +159,7 @@ def _received(pipe: int, arg: PlanArgument, bounds: Sequence[tuple[int, int]], s
     return x.view(shape).to(DTYPES[arg.dtype])
 
 
-def converted(x: Tensor, arg: PlanArgument, rows: Tensor, path: Path) -> Tensor:
+def convert_rows(x: Tensor, arg: PlanArgument, rows: Tensor, path: Path) -> Tensor:
     """Return rows of a file in the type of an input.
 
     Raises:

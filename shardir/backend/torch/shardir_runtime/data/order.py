@@ -35,11 +35,11 @@ def _batches(epochs: Epochs, part: tuple[int, int], number: int, many: int, seed
     first = torch.tensor([epochs.first(number + k) for k in range(many)], dtype=torch.int64)
     places = first[:, None] + torch.arange(*part)
     flat = places.flatten()
-    found = permuted(epochs.rows, flat // epochs.rows, flat % epochs.rows, seed)
+    found = permuted_rows(epochs.rows, flat // epochs.rows, flat % epochs.rows, seed)
     return found.view(places.shape)
 
 
-def permuted(rows: int, epochs: Tensor, places: Tensor, seed: int) -> Tensor:
+def permuted_rows(rows: int, epochs: Tensor, places: Tensor, seed: int) -> Tensor:
     """Return the row at each place of each epoch's order."""
     if not len(places):
         return places
@@ -48,15 +48,15 @@ def permuted(rows: int, epochs: Tensor, places: Tensor, seed: int) -> Tensor:
     keys = outputs(epoch_keys, torch.arange(ROUNDS).unsqueeze(1))
     if first < last:
         keys = keys[:, epochs - first]
-    found = _mixed(rows, keys, places)
+    found = _permute_bits(rows, keys, places)
     left = (found >= rows).nonzero().flatten()
     while len(left):  # fewer than half of them at a time, and a cycle returns to where it began
-        found[left] = _mixed(rows, keys if first == last else keys[:, left], found[left])
+        found[left] = _permute_bits(rows, keys if first == last else keys[:, left], found[left])
         left = left[found[left] >= rows]
     return found
 
 
-def _mixed(rows: int, keys: Tensor, values: Tensor) -> Tensor:
+def _permute_bits(rows: int, keys: Tensor, values: Tensor) -> Tensor:
     """Permute the numbers of as many bits as `rows` - 1 has: each round adds to one half of the
     bits a hash of the other half, which the same round undoes. keys: [rounds, values], or one for
     all values."""

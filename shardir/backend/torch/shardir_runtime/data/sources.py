@@ -34,18 +34,18 @@ def with_data(plan: ProgramPlan, data: DataFiles | None, last: str = "wrap") -> 
             if name in given:
                 raise PlanError(f"--data {word}: the data of {name} is given twice")
             given[name] = source
-    functions = tuple(_fed(f, given) for f in plan.functions) if given else plan.functions
+    functions = tuple(_with_files(f, given) for f in plan.functions) if given else plan.functions
     if last != "wrap":
-        functions = tuple(_ended(f, last) for f in functions)
+        functions = tuple(_with_last(f, last) for f in functions)
     return replace(plan, functions=functions)
 
 
-def _ended(f: PlanFunction, last: str) -> PlanFunction:
+def _with_last(f: PlanFunction, last: str) -> PlanFunction:
     """A function whose batches do not go on from one epoch to the next; one beside the steps has
     complete batches alone, unless it has the mask of a padded one."""
     kind, _, mask = last.partition("=")
     if mask:
-        return _masked(f, mask)
+        return _with_mask(f, mask)
     if f.kind != "step":
         return f
     read = {arg.name: arg.epochs for arg in f.args if arg.epochs is not None}
@@ -61,7 +61,7 @@ def _ended(f: PlanFunction, last: str) -> PlanFunction:
     return replace(f, args=tuple(replace(arg, last=kind) for arg in f.args))
 
 
-def _masked(f: PlanFunction, name: str) -> PlanFunction:
+def _with_mask(f: PlanFunction, name: str) -> PlanFunction:
     """A function whose last batch of an epoch is padded, if it has an input for the mask."""
     inputs = [arg for arg in f.args if arg.role == "input"]
     if f.kind != "step" and any(arg.microbatches for arg in inputs):
@@ -129,7 +129,7 @@ def _sources(
         yield name, source
 
 
-def _fed(f: PlanFunction, given: Mapping[str, FileArray | int]) -> PlanFunction:
+def _with_files(f: PlanFunction, given: Mapping[str, FileArray | int]) -> PlanFunction:
     """A function whose inputs have these files; rows of one index are read together."""
     in_file = {"kind": "file", "shuffle": True}
     args = {id(arg): replace(arg, source=given[name], init={**arg.init, **in_file})

@@ -85,12 +85,12 @@ def _attention_of(
         masked = None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.device)
         chosen = chosen_of_forms(operands, masked, is_causal, scale, enable_gqa)
     else:
-        chosen = _chosen(q, k, v, mask, is_causal, scale, enable_gqa)
+        chosen = _chosen_kernel(q, k, v, mask, is_causal, scale, enable_gqa)
     kernel = _KERNELS.get((q.device.type, chosen), _MATH)
     return _Attention(kernel, q, k, v, mask, is_causal, scale)
 
 
-def _chosen(
+def _chosen_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float,
     enable_gqa: bool,
 ) -> int:  # fmt: skip
@@ -110,7 +110,7 @@ def chosen_of_forms(
         torch.empty_strided(size, stride, dtype=dtype, device=device)
         for size, stride, dtype, device in [*operands, *([] if mask is None else [mask])]
     )
-    return _chosen(q, k, v, masks[0] if masks else None, is_causal, scale, enable_gqa)
+    return _chosen_kernel(q, k, v, masks[0] if masks else None, is_causal, scale, enable_gqa)
 
 
 def _four(x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def _four(x: Tensor) -> Tensor:
     return x.flatten(0, x.ndim - 4) if x.ndim > 4 else x[(None,) * (4 - x.ndim)]
 
 
-def _padded(x: Tensor, multiple: int, value: float = 0.0) -> Tensor:
+def _pad(x: Tensor, multiple: int, value: float = 0.0) -> Tensor:
     """A tensor whose last dimension is a multiple of a number."""
     more = -x.shape[-1] % multiple
     return F.pad(x, (0, more), value=value) if more else x
@@ -140,13 +140,13 @@ def _flash_for_cpu_backward(
 
 def _flash(x: _Attention) -> tuple[Tensor, Tensor]:
     """Its heads have a multiple of 8 elements."""
-    q, k, v = (_padded(t, 8) for t in (x.q, x.k, x.v))
+    q, k, v = (_pad(t, 8) for t in (x.q, x.k, x.v))
     out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, x.causal, scale=x.scale)
     return out[..., : x.v.shape[-1]], lse
 
 
 def _flash_backward(x: _Attention, dy: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
-    dy, q, k, v, out = (_padded(t, 8) for t in (dy, x.q, x.k, x.v, out))
+    dy, q, k, v, out = (_pad(t, 8) for t in (dy, x.q, x.k, x.v, out))
     state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of no dropout
     found = aten._scaled_dot_product_flash_attention_backward(
         dy, q, k, v, out, lse, None, None, q.shape[-2], k.shape[-2], 0.0, x.causal, state, state,
@@ -161,7 +161,7 @@ def _bias(x: _Attention) -> Tensor | None:
         return None
     keys = x.k.shape[-2]
     mask = x.mask.expand(*x.mask.shape[:-1], keys)
-    return _padded(mask, 16)[..., :keys].expand(*x.q.shape[:-1], keys)
+    return _pad(mask, 16)[..., :keys].expand(*x.q.shape[:-1], keys)
 
 
 def _efficient(x: _Attention) -> tuple[Tensor, Tensor]:
@@ -175,7 +175,7 @@ def _efficient_backward(x: _Attention, dy: Tensor, out: Tensor, lse: Tensor) -> 
     """Its sums are those of a multiple of 32 rows."""
     state = torch.zeros((), dtype=torch.int64, device=dy.device)
     return aten._scaled_dot_product_efficient_attention_backward(
-        dy, x.q, x.k, x.v, _bias(x), out, _padded(lse, 32, math.inf), state, state, 0.0,
+        dy, x.q, x.k, x.v, _bias(x), out, _pad(lse, 32, math.inf), state, state, 0.0,
         [True, True, True, False], x.causal, scale=x.scale,
     )  # fmt: skip
 

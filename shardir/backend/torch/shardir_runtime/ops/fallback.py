@@ -33,9 +33,9 @@ def backward(
     pairs = [(r, d) for r, d in zip(results, cotangents, strict=True) if r.requires_grad]
     inputs = [x for x in operands if x.requires_grad]
     if not pairs:
-        return _one(tuple(torch.zeros_like(x) for x in inputs))
+        return _unpack_single(tuple(torch.zeros_like(x) for x in inputs))
     outputs, given = zip(*pairs, strict=True)
-    return _one(torch.autograd.grad(outputs, inputs, given, allow_unused=True,
+    return _unpack_single(torch.autograd.grad(outputs, inputs, given, allow_unused=True,
                                     materialize_grads=True))  # fmt: skip
 
 
@@ -59,9 +59,9 @@ def _call(operands: Any, op: str, tensors: tuple[str, ...], options: dict[str, A
         elif not argument.has_default_value():
             arguments[name] = None
     found = target(**arguments)
-    return _one(tuple(found)) if isinstance(found, tuple | list) else found
+    return _unpack_single(tuple(found)) if isinstance(found, tuple | list) else found
 
 
-def _one(found: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+def _unpack_single(found: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
     """Return a single result as such."""
     return found[0] if len(found) == 1 else found

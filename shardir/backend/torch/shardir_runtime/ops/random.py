@@ -26,7 +26,7 @@ _SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1)]
 _HALF_EXPONENT = 0x3FF0000000000000 >> 1  # of 1.0
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     """The 64 bits as torch's int64, which wraps around like the unsigned one."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
@@ -42,14 +42,14 @@ def seed_of(key: str) -> int:
 
 def outputs(seed: int | Tensor, index: Tensor) -> Tensor:
     """splitmix64's outputs number `index`."""
-    first = seed + _signed(_GOLDEN) if isinstance(seed, Tensor) else _signed(seed + _GOLDEN)
-    z = index * _signed(_GOLDEN) + first
+    first = seed + _to_signed(_GOLDEN) if isinstance(seed, Tensor) else _to_signed(seed + _GOLDEN)
+    z = index * _to_signed(_GOLDEN) + first
     for shift, factor in _MIX:
-        z.bitwise_xor_(_shifted(z, shift)).mul_(_signed(factor))
-    return z.bitwise_xor_(_shifted(z, 31))
+        z.bitwise_xor_(_shift_right(z, shift)).mul_(_to_signed(factor))
+    return z.bitwise_xor_(_shift_right(z, 31))
 
 
-def _shifted(z: Tensor, by: int) -> Tensor:
+def _shift_right(z: Tensor, by: int) -> Tensor:
     """z >> by with zeros shifted in; torch's own shift keeps the sign."""
     return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
 
@@ -71,12 +71,12 @@ def _root(x: Tensor) -> Tensor:
 
 def _uniform(bits: Tensor) -> Tensor:
     """53 bits as a number in [0, 1)."""
-    return _shifted(bits, 11).double() * 2.0**-53
+    return _shift_right(bits, 11).double() * 2.0**-53
 
 
 def _normal(bits: Tensor) -> Tensor:
     """Box and Muller's transform of the two halves: sqrt(-2 ln u) cos(2 pi v)."""
-    u = _shifted(bits, 32).double() + 0.5  # times 2^-32: between 0 and 1, and neither
+    u = _shift_right(bits, 32).double() + 0.5  # times 2^-32: between 0 and 1, and neither
     mantissa, exponent = torch.frexp(u)
     low = mantissa < math.sqrt(0.5)
     mantissa = torch.where(low, mantissa * 2, mantissa)
@@ -94,9 +94,9 @@ def seed_at(key: Tensor, stream: int) -> Tensor:
     return outputs(key, torch.full_like(key, stream))
 
 
-def kept(p: float, seed: Tensor, index: Tensor) -> Tensor:
+def keep_mask(p: float, seed: Tensor, index: Tensor) -> Tensor:
     """The mask of these indices whose uniform number is at least p."""
-    return _shifted(outputs(seed, index), 11) >= math.ceil(p * 2.0**53)
+    return _shift_right(outputs(seed, index), 11) >= math.ceil(p * 2.0**53)
 
 
 def _values(kind: str, params: Mapping[str, Any], seed: int | Tensor, index: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def _values(kind: str, params: Mapping[str, Any], seed: int | Tensor, index: Ten
         return _normal(bits) * float(params.get("std", 1.0)) + float(params.get("mean", 0.0))
     if kind == "integers":  # high is not among them
         low, high = int(params.get("low", 0)), int(params["high"])
-        return _shifted(bits, 1) % (high - low) + low
+        return _shift_right(bits, 1) % (high - low) + low
     raise ValueError(f"no such kind of random numbers: {kind!r}")
 
 
@@ -195,5 +195,5 @@ def dropout(
     mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
     flat = mask.view(-1)
     for begin, end, index in runs(shape, part, x.device):
-        flat[begin:end] = kept(p, seed, index)
+        flat[begin:end] = keep_mask(p, seed, index)
     return (x * mask).mul_(1 / (1 - p))

@@ -48,10 +48,10 @@ def unfold(
 
 def fold(x: Tensor, dim: int, rows: int, step: int, start: int) -> Tensor:
     """Rows to which windows are added, the first from row `start` on."""
-    return span(_added(x, dim, step), dim, -start, rows)
+    return span(_add_windows(x, dim, step), dim, -start, rows)
 
 
-def _added(x: Tensor, dim: int, step: int) -> Tensor:
+def _add_windows(x: Tensor, dim: int, step: int) -> Tensor:
     """The rows from the first to the last of the windows."""
     count, size = x.shape[dim : dim + 2]
     if count == 1:
@@ -103,7 +103,7 @@ def fold_split(
 ) -> Tensor:  # fmt: skip
     """This rank's part of the rows to which the windows of all ranks are added."""
     transfers = _transfers_of(mesh, axes, rows, count, size, step, offset)
-    added = _added(x, dim, step)
+    added = _add_windows(x, dim, step)
     first, last = transfers.rows
     out = span(added, dim, first - transfers.first, last - first).clone()
     _move(transfers, added, transfers.taken, out, transfers.given, dim, add=True)
@@ -134,19 +134,19 @@ def _transfers_of(
     if key not in _transfers:
         mine, windows = mesh.bounds(rows, axes), mesh.bounds(count, axes)
         first = windows[0] * step + offset
-        ours = _needed(windows, size, step, offset)
+        ours = _rows_of(windows, size, step, offset)
         given, taken = [], []
         for other in sorted(mesh.members(axes, mesh.rank)):
-            theirs = _needed(mesh.bounds(count, axes, other), size, step, offset)
+            theirs = _rows_of(mesh.bounds(count, axes, other), size, step, offset)
             away = other != mesh.rank
-            given.append(_within(theirs, mine, mine[0]) if away else [])
-            taken.append(_within(ours, mesh.bounds(rows, axes, other), first) if away else [])
+            given.append(_intersect(theirs, mine, mine[0]) if away else [])
+            taken.append(_intersect(ours, mesh.bounds(rows, axes, other), first) if away else [])
         group = mesh.group(axes).process_group
         _transfers[key] = _HaloTransfers(group, given, taken, mine, windows, first)
     return _transfers[key]
 
 
-def _needed(windows: RowRange, size: int, step: int, offset: int) -> list[RowRange]:
+def _rows_of(windows: RowRange, size: int, step: int, offset: int) -> list[RowRange]:
     """The rows in windows [first, last), in order, each once."""
     runs: list[RowRange] = []
     for p in range(*windows):
@@ -158,7 +158,7 @@ def _needed(windows: RowRange, size: int, step: int, offset: int) -> list[RowRan
     return runs
 
 
-def _within(runs: list[RowRange], part: RowRange, first: int) -> list[RowRange]:
+def _intersect(runs: list[RowRange], part: RowRange, first: int) -> list[RowRange]:
     """The intersection of runs with a part of the rows, relative to row `first`."""
     cut = [(max(a, part[0]) - first, min(b, part[1]) - first) for a, b in runs]
     return [(a, b) for a, b in cut if a < b]

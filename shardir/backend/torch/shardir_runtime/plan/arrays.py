@@ -72,7 +72,7 @@ def array_in(path: Path, entry: str = "") -> FileArray:
         ArrayError: there is none, or it is damaged.
     """
     kinds = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".bin": _bin}
-    with _opened(path) as file:
+    with _open(path) as file:
         if path.suffix not in kinds:
             raise ValueError(f"expected a file of {', '.join(kinds)}, got {path.name}")
         found = kinds[path.suffix](path, file, entry)
@@ -109,7 +109,7 @@ def sequences(tokens: FileArray, shape: Sequence[int], shift: int) -> FileArray:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _open(path: Path) -> Iterator[BinaryIO]:
     """Open a file, and raise what goes wrong with it as an ArrayError that names it."""
     try:
         with path.open("rb") as file:
@@ -163,7 +163,7 @@ def safetensors_in(path: Path) -> tuple[dict[str, FileArray], dict[str, str]]:
     Raises:
         ArrayError: there is no such file, or it is damaged.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         header, start = _header(file)
         metadata = dict(header.pop("__metadata__", {}))
         arrays = {name: _array(path, header, start, name) for name in header}

@@ -5,7 +5,7 @@ It needs only Python, as program.py does, which reads them.
 
 import math
 
-from .fields import Field, shown
+from .fields import Field, short_json
 
 Axes = tuple  # of names and (name, pre, size)
 
@@ -41,7 +41,7 @@ def axes_of(field: Field, sizes: dict[str, int]) -> Axes:
             name = parts[0].of(str).value
             pre, size = Field(item.value[1:], item.path).ints(1)
         else:
-            raise item.fail(f"expected an axis or [axis, pre, size], got {shown(item.value)}")
+            raise item.fail(f"expected an axis or [axis, pre, size], got {short_json(item.value)}")
         if name not in sizes:
             raise item.fail(
                 f"expected an axis of the mesh ({', '.join(sizes) or 'none'}), got {name!r}"
@@ -63,7 +63,7 @@ def channel_of(field: Field, sizes: dict[str, int]) -> tuple[Axes, int, int]:
     """Return the axes of a transfer, and the positions of its sender and its receiver."""
     parts = field.items()
     if len(parts) != 3:
-        raise field.fail(f"expected [axes, sender, receiver], got {shown(field.value)}")
+        raise field.fail(f"expected [axes, sender, receiver], got {short_json(field.value)}")
     axes = axes_of(parts[0], sizes)
     count = math.prod(sizes[axis] if isinstance(axis, str) else axis[2] for axis in axes)
     source, target = Field(field.value[1:], field.path).ints(0)

@@ -21,7 +21,7 @@ class Field:
     def get(self, name: str, kind: Any = object, **default: Any) -> "Field":
         """Return a field of this object; where it is missing, the `default`, if there is one."""
         if not isinstance(self.value, dict):
-            raise self.fail(f"expected an object, got {shown(self.value)}")
+            raise self.fail(f"expected an object, got {short_json(self.value)}")
         path = f"{self.path}.{name}" if self.path else name
         if name not in self.value and not default:
             raise self.fail(f"the field {name!r} is missing")
@@ -31,12 +31,12 @@ class Field:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         right = isinstance(self.value, kinds)
         if not right or (isinstance(self.value, bool) and not {bool, object} & {*kinds}):
-            raise self.fail(f"expected {_names(kinds)}, got {shown(self.value)}")
+            raise self.fail(f"expected {_names(kinds)}, got {short_json(self.value)}")
         return self
 
     def one_of(self, choices: Any) -> str:
         if not isinstance(self.value, str) or self.value not in choices:
-            raise self.fail(f"expected one of {', '.join(choices)}, got {shown(self.value)}")
+            raise self.fail(f"expected one of {', '.join(choices)}, got {short_json(self.value)}")
         return self.value
 
     def items(self) -> "list[Field]":
@@ -55,7 +55,7 @@ def several(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def shown(value: Any) -> str:
+def short_json(value: Any) -> str:
     """Return a value as a short text of JSON."""
     text = json.dumps(value)
     return text if len(text) < 40 else text[:37] + "..."

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 from .arrays import DividedArray, FileArray, array_in, sequences
 from .axes import Axes, Sized, axes_of, channel_of, split_of
 from .epochs import Epochs
-from .fields import Field, PlanError, shown
+from .fields import Field, PlanError, short_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -210,12 +210,12 @@ def load_plan(directory: str | Path) -> ProgramPlan:
 def _plan(top: Field, directory: Path) -> ProgramPlan:
     version = top.get("version").value
     if version != 1 or version is True:
-        raise top.fail(f"expected version 1, got {shown(version)}")
+        raise top.fail(f"expected version 1, got {short_json(version)}")
     mesh = top.get("mesh", dict)
     sizes: dict[str, int] = {}
     for pair in mesh.get("axes").items():
         if len(pair.of(list).value) != 2:
-            raise pair.fail(f"expected [name, size], got {shown(pair.value)}")
+            raise pair.fail(f"expected [name, size], got {short_json(pair.value)}")
         name, size = pair.items()
         if name.of(str).value in sizes:
             raise name.fail(f"the axis {name.value!r} occurs twice")
@@ -256,12 +256,12 @@ def _with_states(
         if problem := fitting(found[key], retained[key]):
             raise field.fail(problem)
 
-    def begun(f: PlanFunction) -> PlanFunction:
+    def with_sources(f: PlanFunction) -> PlanFunction:
         args = [replace(a, source=found[a.key]) if a.role != "input" and a.key in found else a
                 for a in f.args]  # fmt: skip
         return replace(f, args=tuple(args))
 
-    return tuple(map(begun, functions))
+    return tuple(map(with_sources, functions))
 
 
 def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -> PlanFunction:

@@ -25,7 +25,7 @@ CONSTANT = (("ops.attention", "chosen_of_forms"),)
 defined: torch's mark imports its compiler, for which a rank takes longer than for its start."""
 
 
-def compiled(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Callable]:
+def compile_functions(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Callable]:
     """Return the functions of a program as torch.compile makes them at their first call.
 
     Raises:
@@ -40,7 +40,7 @@ def compiled(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Cal
     for module, name in CONSTANT:
         if found := sys.modules.get(f"{ROOT}.{module}"):
             setattr(found, name, torch.compiler.assume_constant_result(getattr(found, name)))
-    return {name: _compiled(f) if isfunction(f) else f for name, f in functions.items()}
+    return {name: _compile(f) if isfunction(f) else f for name, f in functions.items()}
 
 
 def _call_as_they_are(module: ModuleType) -> None:
@@ -50,23 +50,23 @@ def _call_as_they_are(module: ModuleType) -> None:
             setattr(module, name, torch.compiler.disable(f))
 
 
-def _compiled(f: Callable) -> Callable:
+def _compile(f: Callable) -> Callable:
     try:
         made = torch.compile(f, dynamic=False)
     except RuntimeError as error:
-        raise _failed(error) from None
+        raise _failure(error) from None
 
     @functools.wraps(f)
     def call(*args: object) -> object:
         try:
             return made(*args)
         except compile_errors() as error:
-            raise _failed(error) from None
+            raise _failure(error) from None
 
     return call
 
 
-def _failed(error: RuntimeError) -> PlanError:
+def _failure(error: RuntimeError) -> PlanError:
     lines = [line for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return PlanError(f"--compile: torch.compile fails here: {said}; leave it out")

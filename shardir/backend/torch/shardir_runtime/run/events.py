@@ -109,7 +109,7 @@ class Events:
             self.fd = None  # the launcher is gone
 
 
-def repeated(event: dict[str, Any]) -> str:
+def repeat_sentence(event: dict[str, Any]) -> str:
     """Return the sentence of steps that begin to run again; empty for a sign of life."""
     first, last = event["first"], event["step"]
     if event["done"] >= first:
@@ -133,7 +133,7 @@ def _sentence(event: dict[str, Any]) -> str:
             f"{event['value']:.6g}"
         )
     if kind == "repeat":
-        return repeated(event)
+        return repeat_sentence(event)
     if kind == "stopped":
         return f"stopped after step {event['step']}, with a checkpoint"
     if kind == "trained":

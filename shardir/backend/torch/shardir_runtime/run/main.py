@@ -41,14 +41,14 @@ from ..data.inputs import Inputs
 from ..data.sources import with_data
 from ..plan.program import PlanError, PlanFunction, PlanResult, ProgramPlan, load_plan
 from .anomalies import CHECKED_STEPS, Watch, not_finite
-from .compiled import compiled
+from .compiled import compile_functions
 from .evaluation import batches_of, evaluate
 from .events import Events
 from .options import RunOptions
 from .process import as_rank, join_ranks, memory
 from .replay import Replay
 from .session import Session
-from .trace import Recorder, asked
+from .trace import Recorder, requested_recorder
 
 REPORTED_ELEMENTS = 4096
 """The size of the largest result whose values are reported."""
@@ -69,10 +69,10 @@ def main(directory: Path, functions: dict[str, Callable], single: bool = False) 
         check_weights(options.weights, mesh.rank, mesh.size)
         if options.compile and options.detect_anomaly:
             raise PlanError("--compile: expected no --detect-anomaly, which looks at each op")
-        recorder = asked(mesh.device)
+        recorder = requested_recorder(mesh.device)
         if options.compile and recorder is not None:
             raise PlanError("--compile: expected no --trace, which looks at each op")
-        called = compiled(plan, functions) if options.compile else functions
+        called = compile_functions(plan, functions) if options.compile else functions
         if recorder is not None:
             called = recorder.functions(plan, plan.directory / "program.py")
         runner = Runner(
@@ -89,12 +89,14 @@ def main(directory: Path, functions: dict[str, Callable], single: bool = False) 
 def _unsplit(plan: ProgramPlan) -> ProgramPlan:
     """Return the plan of the same program on one device."""
 
-    def one(value: Any, **other: Any) -> Any:
+    def unsplit(value: Any, **other: Any) -> Any:
         return replace(value, dims=((),) * len(value.shape), **other)
 
     functions = tuple(
         replace(
-            f, args=tuple(map(one, f.args)), results=tuple(one(r, partial=None) for r in f.results)
+            f,
+            args=tuple(map(unsplit, f.args)),
+            results=tuple(unsplit(r, partial=None) for r in f.results),
         )
         for f in plan.functions
     )

@@ -62,7 +62,7 @@ class Replay:
         """
         if any(isinstance(arg.source, int) for arg in self.function.args):
             self._fail(f"batches of Python come once; {FINDS}")
-        seconds = self._agreed(seconds, dist.ReduceOp.MAX)
+        seconds = self._all_reduce(seconds, dist.ReduceOp.MAX)
         first = self._first_with_nan(self.step if skips else max(1, self.step - 1), seconds)
         program = self.states.plan.directory / "program.py"
         # A NaN after an infinite loss is not its cause.
@@ -109,11 +109,11 @@ class Replay:
         Raises:
             NotFiniteError: on that rank, and where no rank has one on all.
         """
-        first = self._agreed(watch.infinite_step, dist.ReduceOp.MIN)
+        first = self._all_reduce(watch.infinite_step, dist.ReduceOp.MIN)
         if watch.infinite and watch.infinite_step == first:
             self._fail(watch.infinite)
         if first < math.inf:
-            self._agreed(0.0, dist.ReduceOp.MAX)  # until that rank ends the run
+            self._all_reduce(0.0, dist.ReduceOp.MAX)  # until that rank ends the run
         self._fail(watch.nan or "no op of a rank makes such a value of finite ones")
 
     def _restore(self, at: Beginning, seconds: float) -> None:
@@ -137,7 +137,7 @@ class Replay:
             if found == math.inf and self._state_with_nan():
                 found = step + 1.0
             self._live(step + 1)
-        found = self._agreed(found, dist.ReduceOp.MIN)
+        found = self._all_reduce(found, dist.ReduceOp.MIN)
         return None if found == math.inf else int(found)
 
     def _state_with_nan(self) -> str:
@@ -146,13 +146,13 @@ class Replay:
 
     def _has_nan(self) -> bool:
         """Whether a state of some rank has a NaN."""
-        return bool(self._agreed(float(bool(self._state_with_nan())), dist.ReduceOp.MAX))
+        return bool(self._all_reduce(float(bool(self._state_with_nan())), dist.ReduceOp.MAX))
 
     def _fail_with_state(self, at: Beginning) -> NoReturn:
         """Raise the error of a rank whose state has a NaN from the beginning."""
         found = self._state_with_nan()
         if not found:
-            self._agreed(0.0, dist.ReduceOp.MAX)  # until a rank that has one ends the run
+            self._all_reduce(0.0, dist.ReduceOp.MAX)  # until a rank that has one ends the run
         of = "the initial values" if at.path is None else str(at.path)
         self._fail(f"rank {self.mesh.rank}: nan in {found} of {of}")
 
@@ -170,7 +170,7 @@ class Replay:
             first=begun + 1, done=done,
         )  # fmt: skip
 
-    def _agreed(self, value: float, op: Any) -> float:
+    def _all_reduce(self, value: float, op: Any) -> float:
         """Return the minimum or maximum of the numbers of all ranks."""
         x = torch.tensor([value], dtype=torch.float64, device=self.mesh.device)
         if self.mesh.size > 1:

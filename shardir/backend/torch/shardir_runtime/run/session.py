@@ -43,13 +43,11 @@ class Session:
             check: whether to compare the results with the plan.
         """
         if self.recorder is None:
-            return self._called(function, inputs, check)
+            return self._call(function, inputs, check)
         with self.recorder.call(function.name):
-            return self._called(function, inputs, check)
+            return self._call(function, inputs, check)
 
-    def _called(
-        self, function: PlanFunction, inputs: Sequence[Tensor], check: bool
-    ) -> list[Tensor]:
+    def _call(self, function: PlanFunction, inputs: Sequence[Tensor], check: bool) -> list[Tensor]:
         given = iter(inputs)
         args = [
             next(given) if arg.role == "input" else self.states.shard(arg) for arg in function.args

@@ -138,14 +138,14 @@ class States:
         self.values[arg.key] = move_to(self.mesh, shard, arg.host)
         for copy in {a.key: a for f in self.plan.functions for a in f.args}.values():
             if copy.role != "input" and copy.init == {"kind": "copy", "of": arg.key}:
-                shard = self._copied(copy, self.bounds(copy))
+                shard = self._copy_state(copy, self.bounds(copy))
                 self.values[copy.key], self.types[copy.key] = shard, copy
 
     def filled(self, arg: PlanArgument) -> Tensor:
         """Return this rank's shard of an initial value, which is the same on any mesh."""
         bounds = self.bounds(arg)
         if arg.copies is not None:
-            return self._copied(arg, bounds)
+            return self._copy_state(arg, bounds)
         if self.broadcasts:
             shape, dtype = arg.shape, DTYPES[arg.dtype]
             x = from_rank_0(self.mesh, shape, dtype, bounds, partial(self._initial, arg))
@@ -161,7 +161,7 @@ class States:
         key = f"{self.seed}/{arg.key}"
         return random.fill(arg.init["kind"], arg.init, arg.shape, bounds, key, dtype)
 
-    def _copied(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
+    def _copy_state(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
         """Return this rank's shard of the copies of another state."""
         of = arg.init["of"]
         more = len(arg.shape) - len(self.types[of].shape)

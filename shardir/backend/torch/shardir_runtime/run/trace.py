@@ -206,7 +206,7 @@ def _mark_of(statement: ast.stmt) -> ast.stmt:
     return ast.copy_location(ast.Expr(call), statement)
 
 
-def asked(device: torch.device) -> Recorder | None:
+def requested_recorder(device: torch.device) -> Recorder | None:
     """Return a recorder if the launcher asks for a trace."""
     calls, _, folder = os.environ.get(TRACE, "").partition(":")
     return Recorder(int(calls), Path(folder), device) if folder else None

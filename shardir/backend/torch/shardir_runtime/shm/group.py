@@ -245,10 +245,10 @@ class SharedMemoryGroup(_Base):
     allreduce_coalesced = allreduce
 
     def recv_anysource(self, tensors: TensorSequence, tag: int) -> OperationHandle:
-        raise _unsupported("receives from any rank")
+        raise _unsupported_error("receives from any rank")
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
-        raise _unsupported("monitored barriers")
+        raise _unsupported_error("monitored barriers")
 
     # ---- common parts ------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ def _check_tag(tag: int) -> None:
         raise ValueError(f"shm: expected a tag of at least 0, got {tag}")
 
 
-def _unsupported(what: str) -> NotImplementedError:
+def _unsupported_error(what: str) -> NotImplementedError:
     return NotImplementedError(f"shm has no {what}; use gloo")
 
 

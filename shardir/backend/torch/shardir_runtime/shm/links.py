@@ -22,8 +22,8 @@ from .segments import (
     Segment,
     SegmentPool,
     address_of,
-    aligned,
     mapped,
+    round_up,
     too_many_files,
 )
 
@@ -122,19 +122,19 @@ class Links:
             number, new = segment.number, 0 if peer in segment.known else segment.size
         text = HEADER.pack(kind, urgent, len(acks), number, *key, offset, size, new)
         if acks:
-            text += struct.pack(f"<{aligned(len(acks), 2)}I", *acks, *[0] * (len(acks) % 2))
+            text += struct.pack(f"<{round_up(len(acks), 2)}I", *acks, *[0] * (len(acks) % 2))
         if data:
             text += data
         announced = segment if new else None
         if peer in self.backlog:
             self.flush(peer)
-        if peer in self.backlog or not self._sent(peer, text, announced):
+        if peer in self.backlog or not self._try_send(peer, text, announced):
             self.backlog.setdefault(peer, deque()).append((text, announced))
             self._polled = None
         if peer in self._deaf and kind != ACKNOWLEDGEMENT:
             raise self.ended(peer)
 
-    def _sent(self, peer: int, text: bytes, announced: Segment | None) -> bool:
+    def _try_send(self, peer: int, text: bytes, announced: Segment | None) -> bool:
         """Whether the socket takes a message, which is sent then; to a rank that has ended
         nothing is."""
         try:
@@ -157,7 +157,7 @@ class Links:
     def flush(self, peer: int) -> None:
         """Send the backlog of a rank, as far as its socket takes it."""
         waiting = self.backlog[peer]
-        while waiting and self._sent(peer, *waiting[0]):
+        while waiting and self._try_send(peer, *waiting[0]):
             waiting.popleft()
         if not waiting:
             del self.backlog[peer]
@@ -198,7 +198,7 @@ class Links:
         if kind != ACKNOWLEDGEMENT:
             if segment == NO_SEGMENT:
                 memory, address = bytearray(text), 0
-                offset = HEADER.size + 4 * aligned(count, 2)
+                offset = HEADER.size + 4 * round_up(count, 2)
             else:
                 memory, address = self._maps[peer, segment]
             self.inbox[peer][channel, number] = PeerMessage(

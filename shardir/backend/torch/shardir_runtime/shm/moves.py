@@ -8,7 +8,7 @@ from torch import Tensor
 from .links import INLINE, Links, PeerMessage
 from .operations import Operations, Steps
 from .reductions import reduce
-from .segments import Segment, aligned, bytes_of, flats, read, size_of, views, write
+from .segments import Segment, bytes_of, flats, read, round_up, size_of, views, write
 
 AHEAD = 1 << 25
 """The bytes that a rank may have sent and that are not read, where it waits for nobody; with more
@@ -68,7 +68,7 @@ class GroupMoves(Operations):
             message = yield from self._message(kind, key, peer, bytes_of(parts))
             read(message.memory, message.address, message.offset, parts)
             self.links.acknowledge(peer, message)
-        yield from self._taken(outgoing, segment)
+        yield from self._wait_for_reader(outgoing, segment)
 
     def reduce(
         self, kind: str, key: MessageKey, outgoing: PeerTensors, own: Sequence[Tensor],
@@ -89,14 +89,14 @@ class GroupMoves(Operations):
                 out.copy_(dense)
         for peer, message in messages:
             self.links.acknowledge(peer, message)
-        yield from self._taken(outgoing, segment)
+        yield from self._wait_for_reader(outgoing, segment)
 
     def all_reduce(self, x: Tensor, op: Any, key: MessageKey) -> Steps:
         """Reduce a contiguous tensor in place: each rank a part of it, which it writes over its own
         of that part, for the others to read."""
         kind, number, done = "all-reduce", KINDS.index("all-reduce"), (REDUCED, key[1])
         me, peers, itemsize = self.index, self.others, x.element_size()
-        per_rank = aligned(-(-x.numel() * itemsize // (len(peers) + 1))) // itemsize
+        per_rank = round_up(-(-x.numel() * itemsize // (len(peers) + 1))) // itemsize
         parts = [x.view(-1)[k * per_rank : (k + 1) * per_rank] for k in range(len(peers) + 1)]
         segment = self.links.segments.take(size_of(parts), peers)
         write(segment.memory, segment.address, 0, parts)
@@ -144,13 +144,13 @@ class GroupMoves(Operations):
             links.send(peer, number, key, bytes_of(parts), segment, starts[k], urgent=urgent)
         return segment if urgent else None
 
-    def _taken(self, outgoing: PeerTensors, segment: Segment | None) -> Steps:
+    def _wait_for_reader(self, outgoing: PeerTensors, segment: Segment | None) -> Steps:
         """Wait until sockets have taken what is sent, and until a segment is read."""
         for peer in outgoing:
             while peer in self.links.backlog:
-                yield from self._open(peer)
+                yield from self._wait_for_rank(peer)
         while segment is not None and segment.unread:
-            yield from self._open(next(iter(segment.unread)))
+            yield from self._wait_for_rank(next(iter(segment.unread)))
 
     def _message(
         self, kind: str, key: MessageKey, peer: int, size: int
@@ -158,7 +158,7 @@ class GroupMoves(Operations):
         """Return the message of a rank, once it has come."""
         inbox = self.links.inbox[peer]
         while key not in inbox:
-            yield from self._open(peer)
+            yield from self._wait_for_rank(peer)
         message = inbox.pop(key)
         if (KINDS[message.kind], message.size) != (kind, size):
             raise RuntimeError(
@@ -168,7 +168,7 @@ class GroupMoves(Operations):
             )
         return message
 
-    def _open(self, peer: int) -> Steps:
+    def _wait_for_rank(self, peer: int) -> Steps:
         """Wait for a rank, unless it has ended."""
         if peer in self.links.closed:
             raise self.links.ended(peer)

@@ -26,14 +26,14 @@ ONE_COPY = 1 << 20
 threads, but take 50 us to begin with where the caches have something else."""
 
 
-def aligned(size: int, to: int = ALIGNMENT) -> int:
+def round_up(size: int, to: int = ALIGNMENT) -> int:
     """Return the next multiple."""
     return -(-size // to) * to
 
 
 def size_of(parts: Iterable[Tensor]) -> int:
     """Return the bytes of tensors in a row, each of which is aligned."""
-    return sum(aligned(x.numel() * x.element_size()) for x in parts)
+    return sum(round_up(x.numel() * x.element_size()) for x in parts)
 
 
 def bytes_of(parts: Iterable[Tensor]) -> int:
@@ -53,7 +53,7 @@ def views(memory: Any, offset: int, like: Iterable[Tensor]) -> list[Tensor]:
         count = x.numel()
         if count:
             found.append(torch.frombuffer(memory, dtype=x.dtype, count=count, offset=offset))
-            offset += aligned(count * x.element_size())
+            offset += round_up(count * x.element_size())
         else:  # torch has no views of no elements
             found.append(x.new_empty(0))
     return found
@@ -71,7 +71,7 @@ def write(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> No
             ctypes.memmove(address + offset, x.data_ptr(), size)
         else:
             views(memory, offset, [x])[0].view(x.shape).copy_(x)
-        offset += aligned(size)
+        offset += round_up(size)
 
 
 def read(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> None:
@@ -82,7 +82,7 @@ def read(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> Non
             ctypes.memmove(x.data_ptr(), address + offset, size)
         else:
             x.copy_(views(memory, offset, [x])[0].view(x.shape))
-        offset += aligned(size)
+        offset += round_up(size)
 
 
 def _is_plain(x: Tensor, size: int) -> bool:
@@ -157,7 +157,7 @@ class SegmentPool:
 
     def take(self, size: int, readers: Iterable[int]) -> Segment:
         """Return a segment of this size or more, in use until the readers have read it."""
-        size = aligned(size, max(PAGE, 1 << max(0, size.bit_length() - 3)))
+        size = round_up(size, max(PAGE, 1 << max(0, size.bit_length() - 3)))
         free = self._free.get(size)
         if free:
             segment = free.pop()
