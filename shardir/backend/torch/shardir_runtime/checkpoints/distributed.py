@@ -1,11 +1,11 @@
 """Checkpoints of a run by torch.distributed.checkpoint, in the form of safetensors: no pickles.
 
-1. Each element is written by one rank; where several have it, they share the states by bytes.
-2. A step waits for the copy to host memory only. A thread writes the files, with a process group of
-   its own; one checkpoint at a time.
+1. One rank writes each element. Ranks with equal parts share the states by bytes.
+2. A step waits only for the copy to host memory. A thread with its own process group writes the
+   files, one checkpoint at a time.
 3. A checkpoint appears complete: it is written to `step-N.incomplete`, and renamed when all ranks
-   are done. Older ones are removed after that.
-4. Any mesh reads it: a rank reads the parts that it has in the layout of its program.
+   are done. Then older checkpoints are removed.
+4. Any mesh reads it: a rank reads its parts in the layout of its program.
 """
 
 import math
@@ -97,12 +97,12 @@ class Checkpoints:
     """The checkpoints that a run writes.
 
     Args:
-        start: the steps that are done before it.
+        start: the number of steps before the run.
         keep: the number of checkpoints that stay; 0: all.
 
     Raises:
-        PlanError: the folder cannot be written, or has checkpoints of later steps, which are those
-            of another run.
+        PlanError: the folder cannot be written, or has checkpoints of later steps, so of another
+            run.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class Checkpoints:
         self.mesh = states.mesh
         self._group = own_group(self.mesh)
         self._host: dict[str, Tensor] = {}
-        """Copies in host memory, used again for each checkpoint."""
+        """Copies of the states in host memory, reused by each checkpoint."""
         self._error: BaseException | None = None
-        """Why the last checkpoint is not written."""
+        """The error of the last checkpoint."""
         if self.mesh.rank == 0:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = self._start_thread(self._allocate)
 
     def save(self, step: int) -> None:
-        """Begin to write the states after so many steps; return when they may change.
+        """Begin to write the states after `step` steps. Return when the states may change.
 
         Raises:
             PlanError: the checkpoint before this one could not be written.
@@ -156,8 +156,8 @@ class Checkpoints:
         return thread
 
     def _allocate(self) -> None:
-        """Allocate the copies, and write to them: the system maps their pages meanwhile, and not
-        while the first checkpoint is copied."""
+        """Allocate the copies and write to them, so that the system maps their pages before the
+        first checkpoint is copied."""
         try:
             for key, owned in states_to_write(self.states):
                 if owned and self.states.is_here(key):
@@ -175,7 +175,7 @@ class Checkpoints:
         return host
 
     def _copy_to_host(self) -> dict[str, Tensor]:
-        """The states in host memory; parts that other ranks write have no copy."""
+        """Return the states in host memory. Parts that other ranks write are not copied."""
         states, parts = self.states, {}
         for key, owned in states_to_write(self.states):
             if not states.is_here(key):
@@ -192,7 +192,7 @@ class Checkpoints:
         return parts
 
     def _write(self, step: int, parts: dict[str, Tensor]) -> None:
-        """Write a checkpoint; what goes wrong is raised by `finish`."""
+        """Write a checkpoint. `finish` raises its error."""
         final = step_folder(self.folder, step)
         path = final.with_name(final.name + INCOMPLETE)
         try:
@@ -262,33 +262,34 @@ class Checkpoints:
 
 
 def states_to_write(states: States) -> Iterator[tuple[str, bool]]:
-    """Yield the states, and whether this rank writes its part: of n ranks that have the same part,
-    the k-th writes the k-th of n parts of all bytes. Shapes alone decide, so that all ranks agree
-    where their parts differ in size."""
+    """Yield the keys of the states, and whether this rank writes its part. Of n ranks with an equal
+    part, the k-th writes the states in the k-th of n ranges of all bytes. Global shapes alone
+    decide, so that all ranks agree."""
     mesh = states.mesh
     sizes = {k: math.prod(t.shape) * DTYPES[t.dtype].itemsize for k, t in states.types.items()}
     total, before = max(1, sum(sizes.values())), 0
-    same: dict[tuple, list[int]] = {}
+    holders: dict[tuple, list[int]] = {}
+    """The ranks with this rank's part, by shape, layout and places."""
     for key, type in states.types.items():
         place = (type.shape, type.dims, states.places.get(key))
-        if place not in same:
+        if place not in holders:
             mine = states.bounds(type)
-            same[place] = [
+            holders[place] = [
                 r for r in range(mesh.size)
                 if all(mesh.bounds(n, axes, r) == b
                        for n, axes, b in zip(type.shape, type.dims, mine, strict=True))
                 and states.is_here(key, r)
             ]  # fmt: skip
-        ranks = same[place]
+        ranks = holders[place]
         yield key, ranks[before * len(ranks) // total if sizes[key] else 0] == mesh.rank
         before += sizes[key]
 
 
 def restore(path: Path, states: States, function: PlanFunction) -> Manifest:
-    """Give the states the values of a checkpoint of a step, which another mesh may have written.
+    """Set the states to the values of a checkpoint, which any mesh may have written.
 
     Raises:
-        PlanError: it is of another program, seed or rows, or damaged.
+        PlanError: the checkpoint is of another program, seed or rows, or damaged.
     """
     mesh = states.mesh
     manifest = manifests.read(path)
@@ -309,10 +310,10 @@ def restore(path: Path, states: States, function: PlanFunction) -> Manifest:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """Return all states of a checkpoint, or of the last one in a folder, as global tensors.
+    """Return all states of a checkpoint, or of the last checkpoint of a folder, as global tensors.
 
     Raises:
-        PlanError: there is none, or it is damaged.
+        PlanError: there is no checkpoint, or it is damaged.
     """
     path = manifests.checkpoint_at(path)
     manifest = manifests.read(path)
@@ -328,7 +329,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
 def _load(path: Path, parts: dict[str, Tensor]) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is to be
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by `no_dist`
             dcp.load(parts, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     except (Exception, CheckpointException) as e:
         raise PlanError(f"{path} cannot be read: {cause(e)}") from None
@@ -344,7 +345,7 @@ def synchronize(path: Path) -> None:
 
 
 def origin(e: BaseException) -> BaseException:
-    """Return the error that one of torch.distributed.checkpoint wraps: of several an OSError."""
+    """Return the error inside an error of torch.distributed.checkpoint: an OSError if there is one."""
     if isinstance(e, CheckpointException) and e.failures:
         failures = [error for error, _ in e.failures.values()]
         return next((x for x in failures if isinstance(x, OSError)), failures[0])

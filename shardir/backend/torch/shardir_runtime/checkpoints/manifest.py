@@ -1,18 +1,17 @@
-"""Folders of checkpoints, and checkpoint.json: what a checkpoint has, checked before it is used.
+"""Folders of checkpoints, and checkpoint.json, the manifest of a checkpoint.
 
     FOLDER/step-00000100/checkpoint.json
     FOLDER/step-00000100/shard-00001-model-00001-of-00001.safetensors ...
-    FOLDER/step-00000200.incomplete/           being written, or what an interrupted run has left
+    FOLDER/step-00000200.incomplete/           being written, or left by an interrupted run
 
     {"version": 2, "function": "step", "step": 100, "seed": 0,
      "program": "9f86d081884c7d65...", "rows": {"rows": 1437, "batch": 32, "last": "wrap"} | null,
      "states": {"w": {"shape": [8, 4], "dtype": "f32", "role": "parameter" | "state"}},
      "files": {"shard-00001-model-00001-of-00001.safetensors": {"bytes": 432, "crc32": 305419896}}}
 
-`step` is the number of steps that are done; `program` is a digest of the program for one device,
-which is the same for all meshes and layouts (empty where there is none); `rows` are those of the
-files that the steps read, if they do: from these and the step follows which come next.
-It needs only Python.
+`step` is the number of completed steps. `program` is a digest of the program for one device, which
+is equal for all meshes and layouts; empty without such a program. `rows` describes the files that
+the steps read: with the step, it determines the next rows. This file needs only Python.
 """
 
 import ast
@@ -32,7 +31,7 @@ from ..plan.program import PlanFunction, ProgramPlan
 
 NAME, INCOMPLETE, VERSION = "checkpoint.json", ".incomplete", 2
 SHARDING, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
-"""Where torch.distributed.checkpoint says of which part of a tensor an array is."""
+"""The metadata in which torch.distributed.checkpoint records the offsets of a part of a tensor."""
 _BLOCK = 1 << 22
 
 
@@ -50,7 +49,7 @@ class Manifest:
     version: int = VERSION
 
     def write(self, folder: Path) -> None:
-        """Write it, through to the disk."""
+        """Write the manifest through to the disk."""
         with (folder / NAME).open("x", encoding="utf-8") as file:
             json.dump(asdict(self), file)
             file.flush()
@@ -62,13 +61,13 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Return the steps that the name of a checkpoint has."""
+    """Return the number of steps in the name of a checkpoint."""
     return int(path.name[5:])
 
 
 def complete(folder: Path) -> list[Path]:
-    """Return the complete checkpoints of a folder, the earliest first. A folder gets the name of
-    one when it is complete; what is missing since then is damage, which `read` reports."""
+    """Return the complete checkpoints of a folder, the earliest first. A checkpoint gets its name
+    when it is complete; `read` reports later damage."""
     names = os.listdir(folder) if folder.is_dir() else []
     found = [folder / name for name in names if re.fullmatch(r"step-\d{8,}", name)]
     return sorted(found, key=step_of)
@@ -80,7 +79,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def program_of(plan: ProgramPlan) -> str:
-    """Return the digest of the functions of a program for one device; empty where it has none."""
+    """Return the digest of a program for one device; empty without such a program."""
     if plan.single is None:
         return ""
     tree = ast.parse((plan.directory / plan.single).read_text(encoding="utf-8"))
@@ -90,8 +89,8 @@ def program_of(plan: ProgramPlan) -> str:
 
 
 def rows_of(function: PlanFunction) -> dict[str, Any] | None:
-    """Return what the rows of a step follow from, beside the seed and the step; None where it reads
-    no files."""
+    """Return the numbers that, with the seed and the step, determine the rows that a step reads;
+    None if it reads no files."""
     read = next((arg for arg in function.args if arg.epochs is not None), None)
     if read is None or read.epochs is None:
         return None
@@ -100,24 +99,24 @@ def rows_of(function: PlanFunction) -> dict[str, Any] | None:
 
 
 def checkpoint_at(path: Path) -> Path:
-    """Return the checkpoint at a path: itself, or the last complete one in it.
+    """Return the checkpoint at a path: the path itself, or its last complete checkpoint.
 
     Raises:
-        PlanError: there is none.
+        PlanError: there is no checkpoint.
     """
     if (path / NAME).is_file():
         return path
     if found := complete(path):
         return found[-1]
-    what = "with a complete checkpoint" if path.is_dir() else "of checkpoints"
-    raise PlanError(f"expected a folder {what}, got {path}")
+    wanted = "with a complete checkpoint" if path.is_dir() else "of checkpoints"
+    raise PlanError(f"expected a folder {wanted}, got {path}")
 
 
 def read(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint, whose files have the sizes that it says.
+    """Return the manifest of a checkpoint, after a check of the sizes of its files.
 
     Raises:
-        PlanError: it is damaged, or a file is.
+        PlanError: the manifest or a file is damaged.
     """
     try:
         data = json.loads((path / NAME).read_text(encoding="utf-8"))
@@ -145,7 +144,7 @@ def read(path: Path) -> Manifest:
 
 
 def check_program(manifest: Manifest, path: Path, plan: ProgramPlan) -> None:
-    """Check that a checkpoint is of a program. Raises PlanError with all that is wrong."""
+    """Check that a checkpoint is of a program. Raises PlanError with all differences."""
     wanted = {
         arg.key: (arg.dtype, list(arg.shape))
         for f in plan.functions for arg in f.args if arg.role != "input"
@@ -166,7 +165,7 @@ def check_program(manifest: Manifest, path: Path, plan: ProgramPlan) -> None:
 def check_course(
     manifest: Manifest, path: Path, plan: ProgramPlan, function: PlanFunction, seed: int
 ) -> None:
-    """Check that a run of a step goes on as the one that wrote a checkpoint. Raises PlanError."""
+    """Check that a run of a step continues the run that wrote a checkpoint. Raises PlanError."""
     program = program_of(plan)
     if manifest.program and program and manifest.program != program:
         raise PlanError(
@@ -195,10 +194,10 @@ def _rows(rows: dict[str, Any]) -> str:
 
 
 def arrays_in(path: Path) -> dict[str, tuple[str, DividedArray]]:
-    """Return the states of a checkpoint, or of the last one in a folder, each with its role.
+    """Return the states of a checkpoint, or of the last checkpoint of a folder, with their roles.
 
     Raises:
-        PlanError: there is none, or it is damaged.
+        PlanError: there is no checkpoint, or it is damaged.
         ArrayError: a file is damaged.
     """
     path = checkpoint_at(path)

@@ -1,4 +1,4 @@
-"""The checkpoints of a run in its course: where it begins, when it saves, whether it ends early."""
+"""The checkpoints of a run: where it begins, when it saves, whether it ends early."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,23 +19,22 @@ class Beginning(NamedTuple):
     """States from which steps can run again."""
 
     step: int
-    """The steps that are done before it."""
+    """The number of steps before them."""
     path: Path | None
-    """Its checkpoint; None: the initial values."""
+    """The checkpoint; None for the initial values."""
     restore: Callable[[], Any]
-    """Gives the states these values, on all ranks."""
+    """Sets the states on all ranks."""
 
 
 class Saving:
     """A run without checkpoints.
 
     Args:
-        first: that from which the run begins.
+        first: the beginning of the run.
 
     Attributes:
-        start: the steps that are done before it.
-        signal: the system's signal that the run is to end, on whose arrival the ranks have agreed;
-            0 if there is none.
+        start: the number of steps before the run.
+        signal: the system's signal at which the ranks have agreed to end the run; else 0.
     """
 
     signal = 0
@@ -49,25 +48,25 @@ class Saving:
             self.interruption.begin()
 
     def agreed(self) -> bool:
-        """Whether this step is the last one, since that is asked for."""
+        """Whether the ranks have agreed that this step is the last one."""
         found = 0 if self.interruption is None else self.interruption.agreed()
         self.signal = 0 if found == FINISH else found
         return bool(found)
 
     def is_due(self, step: int, is_last: bool) -> bool:
-        """Whether there is a checkpoint after so many steps."""
+        """Whether a checkpoint is due after `step` steps."""
         return False
 
     def save(self, step: int) -> None:
-        """Save the states after so many steps."""
+        """Save the states after `step` steps."""
 
     def beginnings(self) -> list[Beginning]:
-        """Return those from which steps of this run can run again, the latest first; all
-        checkpoints are written then."""
+        """Return the beginnings from which steps of this run can run again, the latest first, after
+        all checkpoints are written."""
         return [self.first]
 
     def asked(self) -> bool:
-        """Whether a signal has come to this rank that the run is to end at once."""
+        """Whether this rank has received a signal to end the run at once."""
         return self.interruption is not None and self.interruption.signal in INTERRUPT
 
 
@@ -119,8 +118,8 @@ def _beginning_at(path: Path, states: States, function: PlanFunction) -> Beginni
 def saving(
     options: RunOptions, states: States, function: PlanFunction, events: Events
 ) -> Iterator[Saving]:
-    """Yield what saves the states of a run, which are those of the checkpoint that it resumes; all
-    checkpoints are written at the end of the block, also where a value is not finite.
+    """Restore the checkpoint that a run resumes, and yield the object that saves its states. All
+    checkpoints are written at the end of the block, even if a value is not finite.
 
     Raises:
         PlanError: a checkpoint cannot be read or written, or has all steps of the run.
@@ -146,7 +145,7 @@ def saving(
     saved = Checkpointing(options, states, function, events, first)
     try:
         yield saved
-    except NotFiniteError:  # on all ranks, or on this one while the others wait for it
+    except NotFiniteError:  # on all ranks, or on this one while all others wait for it
         saved.checkpoints.finish()
         raise
     saved.checkpoints.finish()

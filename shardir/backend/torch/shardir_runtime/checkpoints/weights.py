@@ -1,11 +1,11 @@
-"""The weights that a run begins with: parameters of files in place of a program's initial values.
+"""`--weights`: parameters of files in place of a program's initial values.
 
     --weights model.safetensors
     --weights model.safetensors.index.json       of several files beside it
-    --weights FOLDER                             with one of these, or of checkpoints
+    --weights FOLDER                             with one of these files, or with checkpoints
     --weights checkpoints/step-00000100
 
-A rank reads its part of each array alone. It needs only Python.
+A rank reads only its part of each array. This file needs only Python.
 """
 
 import json
@@ -22,9 +22,9 @@ NAME, INDEX = "model.safetensors", ".index.json"
 
 
 def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
-    """Return the plan with the arrays of these files as initial values: of all parameters, and of
-    the other states that the files have. They are converted to their types. States of a checkpoint
-    that the program lacks, such as those of an optimizer, are left out.
+    """Return the plan with arrays of files as initial values, converted to its types: of all
+    parameters, and of the other states that the files have. Optimizer states of a checkpoint that
+    the program lacks are ignored.
 
     Raises:
         PlanError: a file is damaged or missing, or names, shapes or kinds of types differ.
@@ -54,7 +54,7 @@ def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
     def with_source(arg: PlanArgument) -> PlanArgument:
         if arg.role != "input" and arg.key in found:
             return replace(arg, source=found[arg.key], init={"kind": "file"})
-        if arg.init.get("of") in found:  # a copy of the new value, not of what it was
+        if arg.init.get("of") in found:  # a copy of the new value
             return replace(arg, source=None)
         return arg
 
@@ -63,8 +63,8 @@ def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
 
 
 def weights_in(path: Path, known: Container[str]) -> Mapping[str, FileArray | DividedArray]:
-    """Return the arrays of a file, or of those that an index names; of a checkpoint the parameters,
-    and of the other states those that are known.
+    """Return the arrays of a file, or of all files of an index; of a checkpoint, its parameters and
+    the other states that are `known`.
 
     Raises:
         ArrayError: a file is damaged or missing.
@@ -113,7 +113,7 @@ def retained_arguments(plan: ProgramPlan) -> list[PlanArgument]:
 
 
 def _kind(value: FileArray | DividedArray | PlanArgument) -> str:
-    """Return the kind of a type: values are converted to others of their kind."""
+    """Return the kind of a type; values are converted between types of one kind."""
     if value.dtype == "i1":
         return value.dtype
     return "float" if "f" in value.dtype else "integer"

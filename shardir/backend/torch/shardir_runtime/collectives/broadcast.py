@@ -1,7 +1,7 @@
-"""Values of rank 0 for all ranks: `--broadcast`.
+"""`--broadcast`: rank 0 sends initial values to all ranks.
 
-A value is sent in chunks, of which each rank keeps what is in its shard, so that none needs memory
-for all of it.
+It sends a value in chunks. A rank keeps the elements of its shard, so that no rank needs memory for
+the whole value.
 """
 
 import math
@@ -14,7 +14,8 @@ from .mesh import Mesh
 from .transfers import broadcast
 
 CHUNK_BYTES = 1 << 26
-"""The maximum size of a chunk, unless it is one element along the first dimension."""
+"""The maximum size of a chunk, unless it is one element along the first dimension: it bounds the
+memory of a rank besides its shard."""
 
 DimRanges = list[tuple[int, int]]
 """The range [start, stop) of each dimension."""

@@ -1,9 +1,9 @@
 """Copies between a device and the memory of its host.
 
-On a CPU both are the same memory, and a copy is a new tensor. Tensors on the host of a CUDA device
-are pinned. A copy then runs on a stream of its own: to the host after the work of the present
-stream that makes its source, to the device at once, since a host's ops end before their call does.
-`wait` returns once the data are there: a host's op may read them, or write into their source.
+On a CPU the two memories are one, and a copy is a new tensor. Tensors on the host of a CUDA device
+are pinned, and copies run on streams of their own: to the host after the work of the current stream
+that makes the source, to the device at once, since an op of the host has ended when its call
+returns. After `wait`, an op of the host may read the copy, or write into its source.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ Axes = tuple[Axis, ...]
 
 
 def shard_size(total: int, count: int) -> int:
-    """Return the size of the largest shard, which is that of all but the last ones."""
+    """Return the size of the largest shard, which all but the last shards have."""
     return -(-total // count)
 
 
@@ -79,7 +79,7 @@ class Mesh:
         self._process_groups: dict[tuple, Any] = {}  # by the partition of all ranks
         self._channels: dict[tuple[int, int], Any] = {}  # by sender and receiver
         self._sends: deque = deque()  # unfinished sends: the work, and the tensor it reads
-        self._to_self: dict[tuple, deque] = {}  # what this rank has sent to itself
+        self._to_self: dict[tuple, deque] = {}  # the values that this rank has sent to itself
 
     def _size_and_step(self, axis: Axis) -> tuple[int, int]:
         name, pre, size = (axis, 1, self.axes[axis]) if isinstance(axis, str) else axis
@@ -113,8 +113,7 @@ class Mesh:
         return [base + sum(offset) for offset in itertools.product(*offsets)]
 
     def group(self, axes: Axes) -> Group:
-        """Return this rank's group. All ranks must ask for a new one at the same time, as main()
-        does."""
+        """Return this rank's group. All ranks must create a new group together, as main() does."""
         found = self._groups.get(axes)
         if found is None:
             ranks = self.members(axes, self.rank)
@@ -135,7 +134,7 @@ class Mesh:
         return self._process_groups[partition]
 
     def _new_group(self, ranks: Iterable[int], name: str) -> Any:
-        # Without a time-out it has torch's, not that of the group of all ranks.
+        # Without a time-out a group has torch's, not that of the world group.
         return dist.new_group(list(ranks), timeout=self.timeout, group_desc=name)
 
     def _connect_group(self, process_group: Any) -> Any:
@@ -145,13 +144,13 @@ class Mesh:
         return process_group
 
     def connect(self, axes: Axes, source: int, target: int) -> None:
-        """Make the channels from one position to another in each group over these axes, and connect
-        them. All ranks must ask for new ones at the same time, as main() does.
+        """Make and connect the channels from one position to another in each group over these axes.
+        All ranks must make new channels together, as main() does.
 
-        A channel is a process group for what one rank sends to another. NCCL runs the transfers of
-        a group in their order: in one of all ranks, or of both directions, a send would wait for
-        the receive that its rank has posted before it. On CPUs they run as they come: there the
-        group of all ranks, whose ranks are connected already, is the channel of each two of them.
+        A channel is a process group for the messages from one rank to another. NCCL runs the
+        transfers of a process group in order: in a group of all ranks, or of both directions, a
+        send would wait for a receive that its rank has posted before. On CPUs transfers run in any
+        order: there all channels are the world group, whose ranks are connected already.
         """
         groups = sorted({tuple(self.members(axes, rank)) for rank in range(self.size)})
         for ends in ((ranks[source], ranks[target]) for ranks in groups):
@@ -167,7 +166,7 @@ class Mesh:
                     dist.recv(first, ends[0], group=made)
 
     def channel(self, source: int, target: int) -> Any:
-        """Return the process group of what `source` sends to `target`."""
+        """Return the process group of messages from `source` to `target`."""
         return self._channels[source, target]
 
     def hold(self, sends: Iterable[tuple[Any, torch.Tensor]]) -> None:
@@ -175,7 +174,7 @@ class Mesh:
         self._sends += [send for send in sends if send[0] is not None]
 
     def wait(self) -> None:
-        """Wait until all that this rank sent has left it."""
+        """Wait until all messages of this rank are sent."""
         if not self._channels:
             return
         position.begin()

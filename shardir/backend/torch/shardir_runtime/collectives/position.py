@@ -1,12 +1,11 @@
-"""The position of a rank in its sequence of collectives, in memory that its launcher reads too.
+"""The position of a rank in its sequence of collectives, in memory that its launcher reads too, even
+if the rank is stopped or killed.
 
-It reads that of a rank that is stopped or killed, too.
-
-The memory is a file of a record for each rank of a machine, which SHARDIR_POSITIONS names (`fd:N`,
-or a path). A record has 64-bit integers: the step, counted from 1; the number of collectives that
-are begun; of those that are completed; the rank from which a stage waits for a value, plus 1; the
-text of what a stage does; and a ring of the last program lines, by the number of the collective.
-The text of the program says which op and source line that is (launch/positions.py).
+The memory is a file with a record for each rank of a machine; SHARDIR_POSITIONS names it (`fd:N`,
+or a path). A record has 64-bit integers: the step, counted from 1; the number of collectives begun;
+the number completed; the rank whose value a stage waits for, plus 1; a text with the work of a
+stage; and a ring of the last program lines, by the number of the collective. launch/positions.py
+finds the op and the source line in the text of the program.
 """
 
 import functools
@@ -31,7 +30,7 @@ KEPT = RECORD // 8 - LINES
 NOTE_BYTES = 8 * (LINES - NOTE)
 
 _words: Any = None
-"""The record; None without a launcher that reads it: then nothing is recorded."""
+"""The record; None without a launcher, when nothing is recorded."""
 _program = ""
 
 
@@ -59,7 +58,7 @@ def at_step(step: int) -> None:
 
 
 def note(text: str) -> None:
-    """Record what a stage does."""
+    """Record the work of a stage."""
     if _words is not None:
         data = text.encode()[:NOTE_BYTES].ljust(NOTE_BYTES, b"\0")
         _words[NOTE:LINES] = memoryview(data).cast("Q")
@@ -69,8 +68,8 @@ def begin(peer: int = -1, line: int = 0) -> None:
     """Record that a wait for other ranks begins.
 
     Args:
-        peer: the rank that is waited for, where it is one of another stage.
-        line: of the program; by default the one that runs now.
+        peer: the awaited rank, if it is of another stage.
+        line: the line of the program; by default the current line.
     """
     if _words is None:
         return
@@ -92,8 +91,8 @@ def complete() -> None:
 
 
 def recorded(collective: Callable) -> Callable:
-    """Record the calls of a collective; to a profiler that runs they have its name."""
-    # here: the launcher reads positions without torch
+    """Record the calls of a collective, in the record and by name in a running profiler."""
+    # imported here: the launcher reads positions without torch
     from torch.autograd import profiler
 
     from ..compat import is_profiled

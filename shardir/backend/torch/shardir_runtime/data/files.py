@@ -34,12 +34,11 @@ DTYPES = {
 """The torch type of the memory of each type of a file."""
 
 PAGE = 4096
-"""The bytes that are read at a time, at least: a file is read from disk in pages."""
-
+"""The smallest read in bytes: the system reads a file from disk in pages."""
 
 MAPPED = 1 << 27
-"""The bytes of an array with short runs that is mapped. Of a larger one each run is read by a call
-of the system: pages that are mapped for one run take longer, and count as memory."""
+"""The largest array in bytes that is mapped for short runs. In a larger array each run is read by a
+system call: pages mapped for a single run take longer, and count as memory."""
 
 warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to the map
 
@@ -49,12 +48,13 @@ class _RowPart:
     """A range of each dimension of a row: runs of elements that are next to each other.
 
     Args:
-        length: the elements of a run.
-        unit: the elements that each begin of a run is a multiple of: those of a run, if possible.
-        row: the units from a row to the next one.
-        within: the begin of each run of a row, in units: [runs]; None: there is one, at 0.
+        length: the number of elements of a run.
+        unit: the number of elements that divides the start of each run: `length`, if possible.
+        row: the distance between rows, in units.
+        within: the start of each run in a row, in units: [runs]; None for one run, at 0.
         sizes: the shape of the runs of a row.
-        kept: of dimensions, counted with that of the rows, the range that is kept of the runs.
+        kept: (dimension, start, stop), the ranges that are kept of the runs after they are read;
+            dimension 0 is that of the rows.
     """
 
     length: int
@@ -66,8 +66,8 @@ class _RowPart:
 
 
 class ArrayReader:
-    """An array in a file, of which parts are read: into memory of their size, and no more of the
-    file than pages that have elements of them."""
+    """Reads parts of an array in a file: only the pages of the file that have their elements, into
+    memory of their size."""
 
     def __init__(self, array: FileArray):
         self.array = array
@@ -76,8 +76,8 @@ class ArrayReader:
         self._maps: dict[tuple[int, int], Tensor] = {}
 
     def read(self, bounds: Sequence[tuple[int, int]], rows: Tensor | None = None) -> Tensor:
-        """Return the part in a range [start, stop) of each dimension; with `rows` these rows, and
-        `bounds` are those of the other dimensions.
+        """Return the part in a range [start, stop) of each dimension. With `rows`, `bounds` has the
+        ranges of all dimensions but the first, of which these rows are read.
 
         Raises:
             ArrayError: the file has become shorter.
@@ -115,8 +115,8 @@ class ArrayReader:
         )  # fmt: skip
 
     def _level(self, shape: Sequence[int], bounds: Sequence[tuple[int, int]]) -> int:
-        """Return the innermost dimension that is split and whose range is a page or more; what is
-        split within it is left out after it is read."""
+        """Return the innermost split dimension whose range is at least a page. Elements outside the
+        ranges of dimensions within it are read, and then dropped."""
         item, found = BYTES[self.array.dtype], 0
         for dim, (start, stop) in enumerate(bounds):
             run = (stop - start) * math.prod(shape[dim + 1 :]) * item
@@ -125,14 +125,13 @@ class ArrayReader:
         return found
 
     def _runs(self, at: Tensor, length: int, unit: int) -> Tensor:
-        """Return the elements of runs of one length, which begin at so many units; neighbours are
-        read at once."""
+        """Return the elements of runs that start at `at` units. Adjacent runs are one read."""
         item, dtype = BYTES[self.array.dtype], DTYPES[self.array.dtype]
         size, place = length * item, self.array.offset
         if not len(at) or not size:
             return torch.empty(0, dtype=dtype)
         if len(at) > 1 and size < PAGE and math.prod(self.array.shape) * item <= MAPPED:
-            # Torch copies rows of a matrix twice as fast as those that overlap.
+            # Torch copies the rows of a matrix twice as fast as overlapping rows.
             return self._map_runs(size, unit * item).index_select(0, at).flatten().view(dtype)
         ends = [*((at.diff() * unit != length).nonzero().flatten() + 1).tolist(), len(at)]
         begins = (at[[0, *ends[:-1]]] * (unit * item) + place).tolist()
@@ -142,17 +141,17 @@ class ArrayReader:
 
     def _bytes(self, place: int, count: int) -> bytes:
         """Return `count` bytes of the file from `place` on."""
-        found = os.pread(self._file.fileno(), count, place)
-        while len(found) < count:  # a call reads 2 GB at most
-            more = os.pread(self._file.fileno(), count - len(found), place + len(found))
+        data = os.pread(self._file.fileno(), count, place)
+        while len(data) < count:  # a call reads 2 GB at most
+            more = os.pread(self._file.fileno(), count - len(data), place + len(data))
             if not more:
                 raise self._cut_off()
-            found += more
-        return found
+            data += more
+        return data
 
     def _map_runs(self, size: int, step: int) -> Tensor:
-        """Return the runs of `size` bytes from each multiple of `step` on, [runs, size], by a map
-        of the file: for short ones a call of the system would take longer than its copy."""
+        """Return the runs of `size` bytes at each multiple of `step`, [runs, size], as a map of the
+        file: a system call for a short run takes longer than its copy."""
         if os.fstat(self._file.fileno()).st_size < self.array.end:
             raise self._cut_off()
         if (size, step) not in self._maps:
@@ -188,7 +187,7 @@ def read_part(array: FileArray | DividedArray, bounds: Sequence[tuple[int, int]]
 
 
 def as_signed(x: Tensor, dtype: str) -> Tensor:
-    """Return the values of unsigned numbers, whose memory x has."""
+    """Return the values of unsigned numbers from the signed view x of their memory."""
     if dtype == "u16":
         return x.int() & 0xFFFF
     return x.long() & 0xFFFFFFFF if dtype == "u32" else x
@@ -204,7 +203,7 @@ def save_npz(path: Path, tensors: dict[str, Tensor]) -> None:
             x = x.float() if x.dtype == torch.bfloat16 else x
             about = {"descr": names[x.dtype], "fortran_order": False, "shape": tuple(x.shape)}
             header = repr(about).encode().ljust(117) + b"\n"
-            if len(header) > 118:  # so many dimensions that it needs a longer one
+            if len(header) > 118:  # many dimensions
                 header = repr(about).encode().ljust(1013) + b"\n"
             start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
             data = (

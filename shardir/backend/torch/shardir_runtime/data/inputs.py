@@ -1,7 +1,7 @@
 """The inputs of a program on one rank: rows of files, or random values.
 
-The rows of a step are a function of the seed and the step alone (order.py), and a rank
-reads no more than its part of them.
+The rows of a step depend on the seed and the step alone (order.py). A rank reads only its part of
+them.
 """
 
 import math
@@ -23,7 +23,7 @@ from .files import ArrayReader
 from .order import batch_rows
 
 AHEAD = 2
-"""The number of steps whose inputs are prepared while another one runs."""
+"""The number of steps whose inputs are prepared in advance, while a step runs."""
 
 
 class Inputs:
@@ -40,8 +40,8 @@ class Inputs:
         return [x if host else x.to(self.device) for x, host in values]
 
     def ahead(self, steps: Sequence[int]) -> Iterator[list[Tensor]]:
-        """Yield the inputs of steps, which a thread prepares ahead of their use. Its errors are
-        raised where the step would begin."""
+        """Yield the inputs of steps, which a thread prepares in advance. An error of the thread is
+        raised where its step would begin."""
         make = self._copy_to_device if self.device.type == "cuda" else self._read
         waiting: deque[Future[Callable[[], list[Tensor]]]] = deque()
         pool, begun = ThreadPoolExecutor(1, "inputs"), iter(steps)
@@ -51,7 +51,7 @@ class Inputs:
                 waiting.extend(pool.submit(make, step) for step in islice(begun, missing))
                 yield waiting.popleft().result()()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # it may wait for data that never come
+            pool.shutdown(wait=False, cancel_futures=True)  # the thread may wait for data forever
 
     def _host(self, step: int) -> list[Tensor]:
         return [make(step) for make in self._made]
@@ -61,8 +61,8 @@ class Inputs:
         return lambda: found
 
     def _copy_to_device(self, step: int) -> Callable[[], list[Tensor]]:
-        """Copy the inputs of a step to the device, beside its computation; return the function that
-        lets the present stream wait for them."""
+        """Start to copy the inputs of a step to the device. Return a function that makes the
+        current stream wait for the copies, and returns them."""
         with torch.cuda.stream(torch.cuda.Stream(self.device)):
             found = [
                 x if x.is_cuda or host else x.pin_memory().to(self.device, non_blocking=True)
@@ -82,9 +82,9 @@ class Inputs:
 
 
 def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
-    """Return the function from a step to this rank's shard of an input: a batch of a file's rows,
-    or values that are the same in each step; no elements where other stages alone read it. A
-    function that is no step reads the rows in order."""
+    """Return the function from a step to this rank's shard of an input: a batch of a file's rows, or
+    values that do not change. The shard is empty if only other stages read the input. A function
+    that is not a step reads the rows in order."""
     is_step, epochs = function.kind == "step", arg.epochs
     several = arg.microbatches is not None
     if isinstance(arg.source, int):
@@ -122,7 +122,7 @@ def _reading(
     """Return the function from the number of a batch to a part of its rows in a file.
 
     Args:
-        seed: of the order of rows; None: they are read as they are in the file.
+        seed: the seed of the order of rows; None for the order of the file.
     """
     source, epochs = arg.source, arg.epochs
     assert isinstance(source, FileArray) and epochs is not None

@@ -1,9 +1,9 @@
-"""The order in which a step reads the rows of its data: a function of the seed, the epoch and the
-step alone, the same on every mesh and after a restart.
+"""The order in which a step reads the rows of its data. It depends on the seed, the epoch and the
+step alone, not on the mesh or a restart.
 
-The order of an epoch is a permutation that is computed for each position by itself (a Feistel
-network over the bits of the position, walked along its cycle until the result is a row), so that
-time and memory of a batch do not depend on the number of rows.
+The order of an epoch is a permutation of the rows, computed for each position alone: a Feistel
+network over the bits of the position, repeated until the result is a row. So the time and memory of
+a batch do not depend on the number of rows.
 """
 
 from functools import lru_cache
@@ -15,12 +15,12 @@ from ..ops.random import outputs, seed_of
 from ..plan.epochs import Epochs
 
 ROUNDS = 12
-"""Fewer prefer some orders of three to five rows."""
-
+"""The number of rounds of the network. With fewer, some orders of three to five rows are more
+frequent than others."""
 
 BLOCK = 1 << 14
-"""The number of places, at least, whose rows are computed at a time: for few of them the calls of
-torch take longer than their work."""
+"""The smallest number of places whose rows are computed at once: for fewer, the calls of torch take
+longer than their work."""
 
 
 def batch_rows(epochs: Epochs, part: tuple[int, int], number: int, seed: int) -> Tensor:
@@ -50,16 +50,18 @@ def permuted_rows(rows: int, epochs: Tensor, places: Tensor, seed: int) -> Tenso
         keys = keys[:, epochs - first]
     found = _permute_bits(rows, keys, places)
     left = (found >= rows).nonzero().flatten()
-    while len(left):  # fewer than half of them at a time, and a cycle returns to where it began
+    while len(left):  # on average less than half of them remain; each cycle has a row
         found[left] = _permute_bits(rows, keys if first == last else keys[:, left], found[left])
         left = left[found[left] >= rows]
     return found
 
 
 def _permute_bits(rows: int, keys: Tensor, values: Tensor) -> Tensor:
-    """Permute the numbers of as many bits as `rows` - 1 has: each round adds to one half of the
-    bits a hash of the other half, which the same round undoes. keys: [rounds, values], or one for
-    all values."""
+    """Permute the numbers with the bits of `rows` - 1. Each round xors one half of the bits with a
+    hash of the other half, which is its own inverse.
+
+    keys: [rounds, values], or [rounds] for all values.
+    """
     bits = (rows - 1).bit_length()
     low = bits - bits // 2
     above, below = values >> low, values & ((1 << low) - 1)

@@ -1,12 +1,13 @@
-"""The data that a run is given: files in place of those that a program was written with.
+"""`--data`: files for the inputs of a program, in place of the files of its plan.
 
     --data x=train.npy                       rows of the input x of the step
-    --data x,labels=train.npz                of each its array of that name
+    --data x,labels=train.npz                the arrays x and labels of a file
     --data x=train.safetensors:images        an array of another name
-    --data tokens,targets=train.bin:u16      tokens in rows; of the second input those that follow
-    --data accuracy.x=test.npy               an input of another function than a step
+    --data tokens,targets=train.bin:u16      tokens in rows; the second input is shifted by one
+    --data accuracy.x=test.npy               an input of a function beside the steps
 
-Only the user names files outside of a program's directory: its plan cannot. It needs only Python.
+Only a user can name files outside a program's directory; a plan cannot. This file needs only
+Python.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,14 +19,14 @@ from ..run.options import PIPE, DataFiles, parts_of
 
 
 def with_data(plan: ProgramPlan, data: DataFiles | None, last: str = "wrap") -> ProgramPlan:
-    """Return the plan with these files as the data of its inputs.
+    """Return the plan with files as the data of its inputs.
 
     Args:
-        last: what becomes of rows at the end of an epoch that are no batch (RunOptions).
+        last: the policy for the incomplete last batch (RunOptions).
 
     Raises:
-        PlanError: there is no such input, a file does not have its rows, or the inputs of a step do
-            not have equally many.
+        PlanError: there is no such input, a file does not have its rows, or the inputs of a step
+            differ in their number of rows.
     """
     given: dict[str, FileArray | int] = {}
     known = {name: (arg, f.kind) for f in plan.functions for name, arg in _inputs(f)}
@@ -41,8 +42,8 @@ def with_data(plan: ProgramPlan, data: DataFiles | None, last: str = "wrap") -> 
 
 
 def _with_last(f: PlanFunction, last: str) -> PlanFunction:
-    """A function whose batches do not go on from one epoch to the next; one beside the steps has
-    complete batches alone, unless it has the mask of a padded one."""
+    """Return a function with a policy for the incomplete last batch. A function beside the steps
+    drops it, unless it has the mask of a padded batch."""
     kind, _, mask = last.partition("=")
     if mask:
         return _with_mask(f, mask)
@@ -62,12 +63,12 @@ def _with_last(f: PlanFunction, last: str) -> PlanFunction:
 
 
 def _with_mask(f: PlanFunction, name: str) -> PlanFunction:
-    """A function whose last batch of an epoch is padded, if it has an input for the mask."""
+    """Return a function with a padded last batch, if it has an input for the mask."""
     inputs = [arg for arg in f.args if arg.role == "input"]
     if f.kind != "step" and any(arg.microbatches for arg in inputs):
         raise PlanError(
-            f"--last pad: expected {f.name} of one microbatch, whose mean is that of its rows, got "
-            "one of several; use --last drop"
+            f"--last pad: expected one microbatch in {f.name}, so that its mean is over rows, got "
+            "several; use --last drop"
         )
     mask = next((arg for arg in inputs if arg.name == name), None)
     if mask is None:
@@ -83,7 +84,7 @@ def _with_mask(f: PlanFunction, name: str) -> PlanFunction:
     args = [replace(arg, last="pad") for arg in f.args]
     read = {a.name: a.epochs for a in args if a.epochs is not None and a.name != name}
     of_mask = {epochs for epochs in read.values() if epochs.batch == mask.batch}
-    several = {epochs for epochs in of_mask if epochs.rows != mask.batch}  # not one for all batches
+    several = {epochs for epochs in of_mask if epochs.rows != mask.batch}  # more than one batch
     if len(several or of_mask) != 1:
         got = ", ".join(f"{e.rows} of {n}, {e.batch} at a step" for n, e in read.items()) or "none"
         raise PlanError(
@@ -97,7 +98,7 @@ def _with_mask(f: PlanFunction, name: str) -> PlanFunction:
 
 
 def _inputs(f: PlanFunction) -> Iterator[tuple[str, PlanArgument]]:
-    """The inputs of a function by the names that `--data` has for them."""
+    """Yield the inputs of a function with their names in `--data`."""
     for arg in f.args:
         if arg.role == "input":
             yield (arg.name if f.kind == "step" else f"{f.name}.{arg.name}"), arg
@@ -106,7 +107,7 @@ def _inputs(f: PlanFunction) -> Iterator[tuple[str, PlanArgument]]:
 def _sources(
     word: str, known: Mapping[str, tuple[PlanArgument, str]]
 ) -> Iterator[tuple[str, FileArray | int]]:
-    """The files of the inputs that a word names."""
+    """Yield the inputs that a word names, with their files."""
     names, path, entry = parts_of(word)
     for shift, name in enumerate(names):
         if name not in known:
@@ -130,7 +131,7 @@ def _sources(
 
 
 def _with_files(f: PlanFunction, given: Mapping[str, FileArray | int]) -> PlanFunction:
-    """A function whose inputs have these files; rows of one index are read together."""
+    """Return a function with files for its inputs. Rows with one index stay together."""
     in_file = {"kind": "file", "shuffle": True}
     args = {id(arg): replace(arg, source=given[name], init={**arg.init, **in_file})
             for name, arg in _inputs(f) if name in given}  # fmt: skip

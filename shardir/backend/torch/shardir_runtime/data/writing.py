@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all. It needs only Python."""
+"""Files that are written completely or not at all. This file needs only Python."""
 
 import errno
 import os
@@ -11,12 +11,12 @@ from typing import BinaryIO
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file whose content becomes that of `path` at the end of the block.
+    """Yield a file that replaces `path` at the end of the block.
 
-    1. After an error `path` is as before, and nothing else is left.
-    2. A new file has the permissions that the umask leaves; one that is replaced retains its own.
-    3. The content is collected in a new file of the same folder, whose name nobody can predict and
-       where no link is followed. If `path` is a link, it stays, and its target is replaced.
+    1. After an error `path` is unchanged, and no other file is left.
+    2. A new file has the permissions of the umask; a replaced file keeps its own.
+    3. The content is written to a new file in the folder, with a random name and no link followed.
+       If `path` is a link, it stays, and its target is replaced.
     4. A device or a pipe is written to directly.
     """
     mode = path.stat().st_mode if path.exists() else None

@@ -1,6 +1,6 @@
-"""Attention of an emitted program, where torch's own call has no argument for it; and attention
-that is differentiated: `forward` returns the logarithms of the sums of rows too, which `backward`
-reads. Both use the kernel that torch chooses."""
+"""Attention of an emitted program that torch's own call does not compute: shifted causal masks, and
+attention with a gradient. `forward` also returns the logsumexp of rows, which `backward` reads.
+Both use the kernel that torch chooses."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ aten = torch.ops.aten
 
 
 def causal(q: Tensor, k: Tensor, start: int, mask: Tensor | None = None) -> Tensor:
-    """The mask of the keys that each row of q, the first with index `start`, attends to: those up
-    to its index that `mask` allows (bool), or the sum of both masks."""
+    """Return the causal mask of rows of q from index `start` on. A bool `mask` is combined by and, a
+    float `mask` by a sum."""
     rows = torch.arange(start, start + q.shape[-2], device=q.device)
     allowed = torch.arange(k.shape[-2], device=q.device) <= rows.unsqueeze(-1)
     if mask is None:
@@ -25,8 +25,8 @@ def causal(q: Tensor, k: Tensor, start: int, mask: Tensor | None = None) -> Tens
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """The result, and of each row of scores the logarithm of the sum of their exponentials, f32 of
-    narrower operands, 0 of a row without keys. `options`: the arguments of torch's call."""
+    """Return the result, and the logsumexp of each row of scores: in f32 for narrower operands, 0
+    for a row without keys. `options`: the arguments of torch's call."""
     x = _attention_of(q, k, v, **options)
     out, lse = x.kernel.forward(x)
     return out.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1])
@@ -35,7 +35,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Te
 def backward(
     q: Tensor, k: Tensor, v: Tensor, dy: Tensor, out: Tensor, lse: Tensor, **options: Any
 ) -> tuple[Tensor, ...]:
-    """The cotangents of q, k and v, from that of the result, and what `forward` has returned."""
+    """Return the cotangents of q, k and v, from the results of `forward` and the cotangent of the
+    first."""
     x = _attention_of(q, k, v, **options)
     dy, out = (_four(t if t.stride(-1) == 1 else t.contiguous()) for t in (dy, out))
     found = x.kernel.backward(x, dy, out, lse.reshape(out.shape[:-1]))
@@ -46,7 +47,8 @@ def backward(
 
 
 class _Attention(NamedTuple):
-    """An attention of tensors [batch, heads, rows, elements]; the mask is added to the scores."""
+    """The arguments of an attention: tensors [batch, heads, rows, elements], and a mask that is
+    added to the scores."""
 
     kernel: "_Kernel"
     q: Tensor
@@ -58,8 +60,7 @@ class _Attention(NamedTuple):
 
 
 class _Kernel(NamedTuple):
-    """The two functions of a kernel; what they take and return has four dimensions, or, of the
-    sums of rows, three."""
+    """The two functions of a kernel, on tensors of four dimensions; the logsumexp has three."""
 
     forward: Callable[[_Attention], tuple[Tensor, Tensor]]
     backward: Callable[[_Attention, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
@@ -69,11 +70,11 @@ def _attention_of(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> _Attention:  # fmt: skip
-    """The attention with these arguments of torch's call, by the kernel that torch chooses where
-    gradients are asked for."""
+    """Return the attention with arguments of torch's call, and the kernel that torch chooses for a
+    call with gradients."""
     mask, batches = attn_mask, q.shape[:-3]
     if mask is not None:
-        if mask.dtype == torch.bool:  # cuDNN's kernel gives queries without keys zeros so alone
+        if mask.dtype == torch.bool:  # with a bool mask, cuDNN's rows without keys are not zeros
             mask = q.new_zeros(mask.shape).masked_fill_(~mask, float("-inf"))
         if len(batches) > 1 and mask.ndim > 3:
             mask = mask.expand(*batches, *mask.shape[-3:]).flatten(0, len(batches) - 1)
@@ -94,7 +95,7 @@ def _chosen_kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float,
     enable_gqa: bool,
 ) -> int:  # fmt: skip
-    """The number of the kernel that torch chooses."""
+    """Return the number of the kernel that torch chooses."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     return torch._fused_sdp_choice(
         q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -104,8 +105,9 @@ def _chosen_kernel(
 def chosen_of_forms(
     operands: Sequence[tuple], mask: tuple | None, is_causal: bool, scale: float, enable_gqa: bool
 ) -> int:
-    """The same for tensors of these sizes, strides, types and devices: a graph of torch.compile
-    cannot ask, so it is asked while the graph is made (`CONSTANT` in run/compiled.py)."""
+    """Return the number of the kernel that torch chooses for tensors of these sizes, strides, types
+    and devices. torch.compile calls it while it traces a graph, which cannot call it itself
+    (`CONSTANT` in run/compiled.py)."""
     q, k, v, *masks = (
         torch.empty_strided(size, stride, dtype=dtype, device=device)
         for size, stride, dtype, device in [*operands, *([] if mask is None else [mask])]
@@ -114,12 +116,12 @@ def chosen_of_forms(
 
 
 def _four(x: Tensor) -> Tensor:
-    """A tensor of two or more dimensions as one of four."""
+    """Return a view with four dimensions of a tensor with at least two."""
     return x.flatten(0, x.ndim - 4) if x.ndim > 4 else x[(None,) * (4 - x.ndim)]
 
 
 def _pad(x: Tensor, multiple: int, value: float = 0.0) -> Tensor:
-    """A tensor whose last dimension is a multiple of a number."""
+    """Pad the last dimension to a multiple of a number."""
     more = -x.shape[-1] % multiple
     return F.pad(x, (0, more), value=value) if more else x
 
@@ -139,7 +141,7 @@ def _flash_for_cpu_backward(
 
 
 def _flash(x: _Attention) -> tuple[Tensor, Tensor]:
-    """Its heads have a multiple of 8 elements."""
+    """The kernel needs heads with a multiple of 8 elements."""
     q, k, v = (_pad(t, 8) for t in (x.q, x.k, x.v))
     out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, x.causal, scale=x.scale)
     return out[..., : x.v.shape[-1]], lse
@@ -156,7 +158,7 @@ def _flash_backward(x: _Attention, dy: Tensor, out: Tensor, lse: Tensor) -> tupl
 
 
 def _bias(x: _Attention) -> Tensor | None:
-    """The mask of all scores, of which each row begins at a multiple of 16 elements."""
+    """Return the mask for all scores, with rows that start at multiples of 16 elements."""
     if x.mask is None:
         return None
     keys = x.k.shape[-2]
@@ -172,7 +174,7 @@ def _efficient(x: _Attention) -> tuple[Tensor, Tensor]:
 
 
 def _efficient_backward(x: _Attention, dy: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
-    """Its sums are those of a multiple of 32 rows."""
+    """The kernel needs the logsumexp of a multiple of 32 rows."""
     state = torch.zeros((), dtype=torch.int64, device=dy.device)
     return aten._scaled_dot_product_efficient_attention_backward(
         dy, x.q, x.k, x.v, _bias(x), out, _pad(lse, 32, math.inf), state, state, 0.0,
@@ -199,7 +201,7 @@ def _cudnn_backward(x: _Attention, dy: Tensor, out: Tensor, lse: Tensor) -> tupl
 
 
 def _scores(x: _Attention) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores, of narrow operands in f32, and k and v with the heads of q."""
+    """Return the scores, in f32 for narrower operands, and k and v with the heads of q."""
     groups = x.q.shape[-3] // max(x.k.shape[-3], 1)
     k, v = (t.repeat_interleave(groups, -3) if groups > 1 else t for t in (x.k, x.v))
     scores = (x.q * x.scale) @ k.mT
@@ -235,4 +237,4 @@ _KERNELS = {
     ("cuda", SDPBackend.EFFICIENT_ATTENTION.value): _Kernel(_efficient, _efficient_backward),
     ("cuda", SDPBackend.CUDNN_ATTENTION.value): _Kernel(_cudnn, _cudnn_backward),
 }
-"""By the device and the number of the kernel that torch chooses for it."""
+"""The kernels by device and torch's number."""

@@ -1,5 +1,5 @@
-"""Ops of ATen for which the compiler has none, by torch itself: each device computes all of it, and
-torch.autograd the gradient."""
+"""Ops of ATen that the compiler does not know: each device computes the whole op, and
+torch.autograd its gradient."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ def call(
 def backward(
     *values: Tensor, op: str, tensors: tuple[str, ...], **options: Any
 ) -> Tensor | tuple[Tensor, ...]:
-    """Return the cotangents of the operands that are floating point, from the operands, the results
-    and the cotangents of the results that are."""
+    """Return the cotangents of floating-point operands, from the operands, the results, and the
+    cotangents of floating-point results."""
     operands = [x.detach().requires_grad_(x.is_floating_point()) for x in values[: len(tensors)]]
     with torch.enable_grad():
         found = _call(operands, op, tensors, options)

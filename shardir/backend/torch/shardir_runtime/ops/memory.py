@@ -1,6 +1,5 @@
-"""Tensor ops of an emitted program that write into given memory, `into`: a tensor without elements,
-or with those of the last call.
-"""
+"""Tensor ops of an emitted program that write into the memory of `into`: a tensor without elements,
+or the result of the last call."""
 
 from collections.abc import Sequence
 
@@ -9,19 +8,19 @@ from torch import Tensor
 
 
 def zeros(like: Tensor, shape: Sequence[int], into: Tensor | None) -> Tensor:
-    """Zeros of the type of `like`."""
+    """Return zeros with the type of `like`."""
     if into is None:
         return like.new_zeros(shape)
     return torch.zeros(shape, dtype=into.dtype, device=into.device, out=into)
 
 
 def contiguous(x: Tensor, into: Tensor) -> Tensor:
-    """A copy of x, row-major."""
+    """Return a row-major copy of x."""
     return into.resize_(x.shape).copy_(x)
 
 
 def converted(x: Tensor, into: Tensor) -> Tensor:
-    """x in another type, with the strides that torch gives it."""
+    """Convert x to the type of `into`, with the strides of torch's own conversion."""
     if into.shape != x.shape:
         like = torch.empty_like(x, device="meta")
         into.as_strided_(like.shape, like.stride())
@@ -39,6 +38,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, into: Tensor) -> Tens
 
 
 def embedding(ids: Tensor, table: Tensor, into: Tensor) -> Tensor:
-    """Rows of the table at the indices."""
+    """Return the rows of the table at the indices."""
     found = torch.index_select(table, 0, ids.reshape(-1), out=into)
     return found.view(*ids.shape, table.shape[1])

@@ -1,9 +1,8 @@
-"""Large products of matrices of an emitted program, in f32: by oneDNN where that is faster than the
-library that torch uses.
+"""Large matrix products in f32, by oneDNN where it is faster than torch's default library.
 
-On processors of AMD, torch's products in f32 are MKL's, which has no AVX-512 kernels for them.
-oneDNN, which torch has too, computes the same sums of products in f32. The choice depends on
-the processor and on strides alone, so that a run repeats bit by bit.
+On AMD processors torch uses MKL, which has no AVX-512 kernels for them; oneDNN, which torch also
+includes, has. The choice depends on the processor and on strides alone, so that a run is
+reproducible bit by bit.
 """
 
 from functools import cache
@@ -20,7 +19,7 @@ def linear(
 ) -> Tensor:
     """F.linear: the product of x [..., k] and the transpose of `weight` [n, k], plus `bias` [n]."""
     if _is_by_onednn(x, weight):
-        bias = bias if bias is None else bias.contiguous()  # its strides would not be read
+        bias = bias if bias is None else bias.contiguous()  # the kernel ignores its strides
         made = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return made if into is None else memory.contiguous(made, into)
     if into is None:
@@ -29,8 +28,8 @@ def linear(
 
 
 def _is_by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN computes a product: it takes matrices whose rows, or columns, are in one piece
-    and apart, and no empty sums. torch.compile makes kernels of its own."""
+    """Whether oneDNN computes a product: it needs contiguous rows or columns that do not overlap,
+    and at least one term in each sum. torch.compile has kernels of its own."""
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not onednn_is_faster():
         return False
     (rows, columns), (row, column) = weight.shape, weight.stride()
@@ -39,7 +38,7 @@ def _is_by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether products of oneDNN are faster than torch's on this processor."""
+    """Whether oneDNN's products are faster than torch's default on this processor."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()

@@ -1,10 +1,9 @@
-"""Random numbers that depend on a key and their index alone: equal bits on every mesh.
+"""Random numbers that depend only on a key and their index: equal bits on every mesh.
 
-Element i (row-major, in the global tensor) of the tensor named by `key` is made from the i-th
-output of splitmix64 started at a hash of the key. Each rank computes only what it holds. Logarithm,
-sine and root are spelled out in the four operations, whose rounding IEEE 754 fixes, since
-libraries and devices differ in the last bit (torch's root is not numpy's). numpy's twin of this
-file is shardir/dialects/random.py.
+Element i (row-major, in the global tensor) of the tensor named by `key` is the i-th output of
+splitmix64 started at a hash of the key, transformed. A rank computes only its own elements.
+Logarithm, sine and root use only + - * /, whose rounding IEEE 754 fixes, since libraries and
+devices differ in the last bit. shardir/dialects/random.py is the version of this file for numpy.
 """
 
 import math
@@ -27,13 +26,13 @@ _HALF_EXPONENT = 0x3FF0000000000000 >> 1  # of 1.0
 
 
 def _to_signed(value: int) -> int:
-    """The 64 bits as torch's int64, which wraps around like the unsigned one."""
+    """Return 64 bits as torch's int64, whose arithmetic wraps around."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 
 
 def seed_of(key: str) -> int:
-    """64 bits from a text (FNV-1a)."""
+    """Hash a text to 64 bits (FNV-1a)."""
     state = 0xCBF29CE484222325
     for byte in key.encode():
         state = (state ^ byte) * 0x100000001B3 & _MASK
@@ -41,7 +40,7 @@ def seed_of(key: str) -> int:
 
 
 def outputs(seed: int | Tensor, index: Tensor) -> Tensor:
-    """splitmix64's outputs number `index`."""
+    """Return the outputs of splitmix64 at these indices."""
     first = seed + _to_signed(_GOLDEN) if isinstance(seed, Tensor) else _to_signed(seed + _GOLDEN)
     z = index * _to_signed(_GOLDEN) + first
     for shift, factor in _MIX:
@@ -50,7 +49,7 @@ def outputs(seed: int | Tensor, index: Tensor) -> Tensor:
 
 
 def _shift_right(z: Tensor, by: int) -> Tensor:
-    """z >> by with zeros shifted in; torch's own shift keeps the sign."""
+    """Shift right with zeros; torch's own shift keeps the sign."""
     return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
@@ -62,7 +61,7 @@ def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
 
 
 def _root(x: Tensor) -> Tensor:
-    """The square root by Newton's iteration, from half the exponent as a first guess."""
+    """Return the square root by Newton's iteration, starting at half the exponent."""
     root = ((x.view(torch.int64) >> 1) + _HALF_EXPONENT).view(torch.float64)
     for _ in range(4):
         root = (root + x / root) * 0.5
@@ -70,12 +69,12 @@ def _root(x: Tensor) -> Tensor:
 
 
 def _uniform(bits: Tensor) -> Tensor:
-    """53 bits as a number in [0, 1)."""
+    """Return 53 bits as a number in [0, 1)."""
     return _shift_right(bits, 11).double() * 2.0**-53
 
 
 def _normal(bits: Tensor) -> Tensor:
-    """Box and Muller's transform of the two halves: sqrt(-2 ln u) cos(2 pi v)."""
+    """Transform the two halves by Box and Muller: sqrt(-2 ln u) cos(2 pi v)."""
     u = _shift_right(bits, 32).double() + 0.5  # times 2^-32: between 0 and 1, and neither
     mantissa, exponent = torch.frexp(u)
     low = mantissa < math.sqrt(0.5)
@@ -89,13 +88,13 @@ def _normal(bits: Tensor) -> Tensor:
 
 
 def seed_at(key: Tensor, stream: int) -> Tensor:
-    """The seed of a stream of a key (an i64 scalar): output number `stream` of splitmix64 started
-    at the key."""
+    """Return the seed of a stream of a key (an i64 scalar): output number `stream` of splitmix64
+    started at the key."""
     return outputs(key, torch.full_like(key, stream))
 
 
 def keep_mask(p: float, seed: Tensor, index: Tensor) -> Tensor:
-    """The mask of these indices whose uniform number is at least p."""
+    """Return the mask of the indices whose uniform number is at least p."""
     return _shift_right(outputs(seed, index), 11) >= math.ceil(p * 2.0**53)
 
 
@@ -122,9 +121,9 @@ def fill(
     key: str | Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The part [start, stop) x ... of the tensor of this shape that `key` names, or that has this
-    seed; on the seed's device.
+    """Return a part of a random tensor of a global shape, on the device of `key`.
 
+    slices: the range [start, stop) of each dimension. key: the name of the tensor, or its seed.
     kind: normal (mean, std), uniform (low, high), integers (low, high), bernoulli (p), constant
     (value), values (data, flat or nested).
     """
@@ -150,8 +149,8 @@ def fill(
 def runs(
     shape: Sequence[int], slices: Sequence[tuple[int, int]], device: torch.device
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """Runs [begin, end) of the elements of a part, flat, and the row-major index in the global
-    tensor of each element."""
+    """Yield ranges [begin, end) of the flat elements of a part, and the row-major index of each
+    element in the global tensor."""
     total = math.prod(stop - start for start, stop in slices)
     most = _CHUNK if device.type == "cpu" else total
     for begin in range(0, total, most or 1):
@@ -160,7 +159,7 @@ def runs(
 
 
 def _places(shape: Sequence[int], slices: Sequence[tuple[int, int]], rest: Tensor) -> Tensor:
-    """The row-major index in the global tensor of the elements with these indices in the part."""
+    """Return the row-major indices in the global tensor, from indices in the part."""
     if all(stop - start == n for n, (start, stop) in list(zip(shape, slices, strict=True))[1:]):
         first = slices[0][0] * math.prod(shape[1:]) if shape else 0
         return rest + first  # complete rows
@@ -173,14 +172,14 @@ def _places(shape: Sequence[int], slices: Sequence[tuple[int, int]], rest: Tenso
 
 
 Bounds = Sequence[tuple[int, int]]
-"""The rows [start, stop) of each dimension that this rank holds."""
+"""The range [start, stop) of each dimension that this rank holds."""
 
 
 def draw(
     kind: str, params: Mapping[str, Any], shape: Sequence[int], part: Bounds, key: Tensor,
     stream: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """This rank's part of a tensor of random numbers of this (global) shape."""
+    """Return this rank's part of a random tensor of a global shape."""
     seed = seed_at(key, stream)
     return fill(kind, params, shape, part, seed, dtype)
 
@@ -188,7 +187,7 @@ def draw(
 def dropout(
     x: Tensor, p: float, shape: Sequence[int], part: Bounds, key: Tensor, stream: int
 ) -> Tensor:
-    """x / (1 - p), but zeros at a fraction p of the elements."""
+    """Return x / (1 - p), with zeros at a fraction p of the elements."""
     if p == 1:
         return x * 0.0
     seed = seed_at(key, stream)

@@ -1,8 +1,8 @@
 """Convolutions and pools on a rank's part.
 
-`padding` has two numbers for each spatial dimension, low and high. A dimension along
-which the kernel is one row that moves by one is part of the batch where torch has no kernel of so
-many dimensions; so are the windows of a split dimension.
+`padding` has two numbers for each spatial dimension, low and high. Torch has kernels of up to three
+spatial dimensions: a dimension with a kernel of size 1 and stride 1 is moved into the batch, and so
+are the windows of a split dimension.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Numbers = Sequence[int]
 
 
 class SlidingKernel:
-    """A kernel that slides over spatial dimensions, without those that are part of the batch."""
+    """A kernel over the spatial dimensions that are not moved into the batch."""
 
     def __init__(
         self, rows: Numbers, kernel: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers
@@ -38,12 +38,12 @@ class SlidingKernel:
         self.span = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True)]
 
     def fold(self, x: Tensor) -> Tensor:
-        """x with the still dimensions in its batch."""
+        """Move the still dimensions of x into its batch."""
         k = len(self.still)
         return x.movedim(self.still, tuple(range(k))).flatten(0, k) if k else x
 
     def unfold(self, y: Tensor, sizes: Numbers) -> Tensor:
-        """The still dimensions where they were, in a result of these sizes."""
+        """Move the still dimensions of a result back to their places; `sizes` is its shape."""
         k = len(self.still)
         if not k:
             return y
@@ -51,14 +51,14 @@ class SlidingKernel:
         return y.unflatten(0, batch).movedim(tuple(range(k)), self.still)
 
     def padded(self, x: Tensor, value: float = 0.0) -> tuple[Tensor, list[int]]:
-        """x, and the padding of both ends that is left to torch."""
+        """Return x, padded if the two ends differ, and the padding that torch applies."""
         if self.low == self.high:
             return x, self.low
         ends = [n for i in reversed(range(len(self.low))) for n in (self.low[i], self.high[i])]
         return F.pad(x, ends, value=value), [0] * len(self.low)
 
     def places(self, x: Tensor) -> list[int]:
-        """The sizes of the spatial dimensions of the result."""
+        """Return the spatial sizes of the result."""
         spatial = zip(x.shape[2:], self.low, self.high, self.span, self.stride, strict=True)
         return [(n + low + high - span) // stride + 1 for n, low, high, span, stride in spatial]
 
@@ -86,7 +86,7 @@ def conv_transpose(
     y: Tensor, weight: Tensor, shape: Numbers, stride: Numbers, padding: Numbers,
     dilation: Numbers, groups: int,
 ) -> Tensor:  # fmt: skip
-    """The x-like of `shape`."""
+    """Return the transposed convolution: a tensor like x, of this shape."""
     if not (y.numel() and weight.numel()):
         return y.new_zeros(tuple(shape))
     s = SlidingKernel(y.shape[2:], weight.shape[2:], stride, padding, dilation)
@@ -110,7 +110,7 @@ def conv_weight(
     x: Tensor, y: Tensor, shape: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers,
     groups: int,
 ) -> Tensor:  # fmt: skip
-    """The weight-like of `shape`."""
+    """Return the cotangent of the weight, of this shape."""
     if not (x.numel() and y.numel()):
         return x.new_zeros(tuple(shape))
     s = SlidingKernel(x.shape[2:], shape[2:], stride, padding, dilation)
@@ -139,7 +139,7 @@ def max_pool(x: Tensor, kernel: Numbers, stride: Numbers, padding: Numbers) -> T
 def max_pool_grad(
     x: Tensor, dy: Tensor, kernel: Numbers, stride: Numbers, padding: Numbers
 ) -> Tensor:
-    """The cotangent of x. The forward part is recomputed, to find the maxima."""
+    """Return the cotangent of x. The forward part is recomputed to find the maxima."""
     if not x.numel():
         return torch.zeros_like(x)
     s = SlidingKernel(x.shape[2:], kernel, stride, padding, [1] * len(kernel))
@@ -152,7 +152,7 @@ def max_pool_grad(
     for d, n in enumerate(folded.shape[2:]):
         low = s.low[d] - left[d]
         inside = dx.narrow(2 + d, low, n)
-        if low:  # of a window that is all -inf, torch takes the first, padding too
+        if low:  # torch takes the first element of a window of -inf, which may be padding
             inside = inside.clone()
             inside.narrow(2 + d, 0, 1).add_(dx.narrow(2 + d, 0, low).sum(2 + d, keepdim=True))
         dx = inside
