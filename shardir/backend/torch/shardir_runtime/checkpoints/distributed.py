@@ -345,7 +345,8 @@ def synchronize(path: Path) -> None:
 
 
 def origin(e: BaseException) -> BaseException:
-    """Return the error inside an error of torch.distributed.checkpoint: an OSError if there is one."""
+    """Return the error inside an error of torch.distributed.checkpoint: an OSError if there is
+    one."""
     if isinstance(e, CheckpointException) and e.failures:
         failures = [error for error, _ in e.failures.values()]
         return next((x for x in failures if isinstance(x, OSError)), failures[0])

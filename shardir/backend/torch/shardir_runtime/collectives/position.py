@@ -1,5 +1,5 @@
-"""The position of a rank in its sequence of collectives, in memory that its launcher reads too, even
-if the rank is stopped or killed.
+"""The position of a rank in its sequence of collectives, in memory that its launcher reads too,
+even if the rank is stopped or killed.
 
 The memory is a file with a record for each rank of a machine; SHARDIR_POSITIONS names it (`fd:N`,
 or a path). A record has 64-bit integers: the step, counted from 1; the number of collectives begun;

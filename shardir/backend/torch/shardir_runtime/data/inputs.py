@@ -82,8 +82,8 @@ class Inputs:
 
 
 def _input(states: States, function: PlanFunction, arg: PlanArgument) -> Callable[[int], Tensor]:
-    """Return the function from a step to this rank's shard of an input: a batch of a file's rows, or
-    values that do not change. The shard is empty if only other stages read the input. A function
+    """Return the function from a step to this rank's shard of an input: a batch of a file's rows,
+    or values that do not change. The shard is empty if only other stages read the input. A function
     that is not a step reads the rows in order."""
     is_step, epochs = function.kind == "step", arg.epochs
     several = arg.microbatches is not None

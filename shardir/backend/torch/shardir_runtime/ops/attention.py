@@ -15,8 +15,8 @@ aten = torch.ops.aten
 
 
 def causal(q: Tensor, k: Tensor, start: int, mask: Tensor | None = None) -> Tensor:
-    """Return the causal mask of rows of q from index `start` on. A bool `mask` is combined by and, a
-    float `mask` by a sum."""
+    """Return the causal mask of rows of q from index `start` on. A bool `mask` is combined by and,
+    a float `mask` by a sum."""
     rows = torch.arange(start, start + q.shape[-2], device=q.device)
     allowed = torch.arange(k.shape[-2], device=q.device) <= rows.unsqueeze(-1)
     if mask is None:
