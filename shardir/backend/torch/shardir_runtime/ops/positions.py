@@ -5,8 +5,8 @@ from torch import Tensor
 
 
 def _angles(positions: Tensor, pairs: Tensor, d: int, base: float, dtype: torch.dtype) -> Tensor:
-    """[.., pairs]: each position times the frequencies of these pairs of d numbers, in single
-    precision or, for f64, in double."""
+    """Return [.., pairs], each position times the frequencies of these pairs of d numbers: in f32,
+    or in f64 for f64."""
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     frequencies = (base ** (-2.0 * pairs.double() / d)).to(dtype)
     return positions.unsqueeze(-1).to(dtype) * frequencies
@@ -15,7 +15,7 @@ def _angles(positions: Tensor, pairs: Tensor, d: int, base: float, dtype: torch.
 def rotary(
     x: Tensor, positions: Tensor, base: float, interleaved: bool = False, reverse: bool = False
 ) -> Tensor:
-    """Each pair of the last dimension turned by its frequency times the row's position."""
+    """Turn each pair of the last dimension by its frequency times the row's position."""
     d = x.shape[-1]
     turn = _angles(positions, torch.arange(d // 2, device=x.device), d, base, x.dtype)
     cos, sin = turn.cos(), turn.sin() * (-1.0 if reverse else 1.0)
@@ -29,7 +29,7 @@ def sinusoid(
     positions: Tensor, first: int, rows: int, d: int, base: float, dtype: torch.dtype,
     interleaved: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return `rows` of the d columns of sines and cosines of each position, from `first` on."""
+    """Return `rows` columns, from `first` on, of the d sines and cosines of each position."""
     column = torch.arange(first, first + rows, device=positions.device)
     pair, second = (column // 2, column % 2) if interleaved else (
         column % (d // 2), column // (d // 2)

@@ -1,8 +1,8 @@
-"""Tensor ops of an emitted program that torch has no single call for, or that depend on the
-position of a shard.
+"""Tensor ops of an emitted program without a single call of torch, or that depend on the position
+of a shard.
 
-`start` is the global index of the first row that this rank holds along the dimension in question,
-`total` the number of rows of all ranks.
+`start` is the global index of this rank's first row along the op's dimension, `total` the number of
+rows of all ranks.
 """
 
 import math
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def part(mesh: Any, total: int, axes: tuple) -> tuple[int, int]:
-    """The first of `total` rows that this rank holds where these axes split them, and how many."""
+    """Return this rank's first row, and its number of rows, of `total` rows split by these axes."""
     start, stop = mesh.bounds(total, axes)
     return start, stop - start
 
@@ -27,7 +27,8 @@ def part(mesh: Any, total: int, axes: tuple) -> tuple[int, int]:
 
 
 def in_range(ids: Tensor, total: int, allowed: int | None = None) -> Tensor:
-    """The indices as int64; an error where one is not in 0 .. total - 1, nor `allowed`."""
+    """Return the indices as int64. Raises IndexError if one is neither in 0 .. total - 1 nor
+    `allowed`."""
     if ids.numel() == 0:
         return ids.long()
     if allowed is not None and not 0 <= allowed < total:
@@ -45,16 +46,19 @@ def in_range(ids: Tensor, total: int, allowed: int | None = None) -> Tensor:
 
 
 def _checked_by_device(ids: Tensor) -> bool:
-    """Whether a check is an op on the device, whose error has no index: on a GPU, so that the host
-    need not wait, and where torch.compile would end a graph to read a value."""
+    """Whether the device checks indices, with an error that does not name one: on a GPU, so that
+    the host does not wait, and in torch.compile, which would end a graph to read a value."""
     return ids.is_cuda or torch.compiler.is_compiling()
 
 
 def in_slices(
     ids: Tensor, dim: int, slices: Sequence[int], fields: int, starts: Sequence[int]
 ) -> Tensor:
-    """The indices; an error where one of a field is not in that field's slice of the rows. `fields`
-    is the size of `dim` on all ranks, `starts` the global index of the first element here."""
+    """Return the indices. Raises IndexError if an index is outside the slice of rows of its field.
+
+    dim: the dimension of fields; fields: its size on all ranks; starts: the global index of the
+    first element on this rank.
+    """
     ends = torch.tensor(slices, device=ids.device).cumsum(0)
     mine = torch.arange(ids.shape[dim], device=ids.device) + starts[dim]
     slice_of = mine * len(slices) // fields
@@ -77,7 +81,8 @@ def in_slices(
 
 
 def local_ids(ids: Tensor, start: int, rows: int, total: int) -> tuple[Tensor, Tensor | None]:
-    """Indices into this rank's shard, 0 for others, and the mask of those in it (None: all)."""
+    """Return the indices relative to this rank's shard, 0 for rows of other ranks, and the mask of
+    rows in the shard; None if it has all rows."""
     ids = in_range(ids, total)
     if rows == total:
         return ids, None
@@ -89,7 +94,7 @@ def local_ids(ids: Tensor, start: int, rows: int, total: int) -> tuple[Tensor, T
 def take(
     table: Tensor, ids: Tensor, axis: int, start: int, total: int, into: Tensor | None = None
 ) -> Tensor:
-    """Rows of the table, along `axis`, at the indices; zeros where another rank holds them."""
+    """Return rows of the table, along `axis`, at the indices; zeros for rows of other ranks."""
     rows = table.shape[axis]
     here, inside = local_ids(ids, start, rows, total)
     shape = [*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :]]
@@ -108,8 +113,8 @@ def take_grad(
     ids: Tensor, dy: Tensor, shape: Sequence[int], axis: int, start: int, total: int,
     out: Tensor | None = None, into: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """A sum of gradients of a table, `out`, to which the rows of dy are added at their indices, in
-    place; without one, zeros of the table's shape."""
+    """Add the rows of dy at their indices to the gradient of a table, in place. `out`: the
+    gradient; by default zeros of `shape`."""
     out = zeros(dy, tuple(shape), into) if out is None else out
     here, inside = local_ids(ids, start, out.shape[axis], total)
     if out.shape[axis] == 0:
@@ -123,7 +128,7 @@ def take_grad(
 
 
 def pick(x: Tensor, ids: Tensor, start: int, total: int) -> Tensor:
-    """x[..., ids[...]]; zeros where another rank holds them."""
+    """Return x[..., ids[...]]; zeros for elements of other ranks."""
     here, inside = local_ids(ids, start, x.shape[-1], total)
     if x.shape[-1] == 0:
         return x.new_zeros(ids.shape)
@@ -134,7 +139,7 @@ def pick(x: Tensor, ids: Tensor, start: int, total: int) -> Tensor:
 def pick_grad(
     ids: Tensor, dy: Tensor, rows: int, start: int, total: int, into: Tensor | None = None
 ) -> Tensor:
-    """Zeros with one more dimension of `rows`, where dy stands at the index along it."""
+    """Return zeros with a new last dimension of `rows`, and dy at its indices."""
     here, inside = local_ids(ids, start, rows, total)
     out = zeros(dy, [*ids.shape, rows], into)
     if rows == 0:
@@ -144,7 +149,7 @@ def pick_grad(
 
 
 def take_along_axis(x: Tensor, ids: Tensor, axis: int, start: int, total: int) -> Tensor:
-    """The elements at the indices along `axis`; zeros where another rank holds them."""
+    """Return the elements at the indices along `axis`; zeros for elements of other ranks."""
     here, inside = local_ids(ids, start, x.shape[axis], total)
     if x.shape[axis] == 0:
         return x.new_zeros(ids.shape)
@@ -155,7 +160,7 @@ def take_along_axis(x: Tensor, ids: Tensor, axis: int, start: int, total: int) -
 def scatter_add(
     ids: Tensor, src: Tensor, axis: int, rows: int, start: int, total: int
 ) -> Tensor:  # fmt: skip
-    """Zeros with `rows` along `axis`, to which each element of src is added at its index."""
+    """Return zeros with `rows` along `axis`, plus each element of src at its index."""
     here, inside = local_ids(ids, start, rows, total)
     out = src.new_zeros([*ids.shape[:axis], rows, *ids.shape[axis + 1 :]])
     if rows == 0:
@@ -167,7 +172,7 @@ def scatter_add(
 def index_copy_(
     x: Tensor, ids: Tensor, new: Tensor, axis: int, start: int, total: int
 ) -> Tensor:  # fmt: skip
-    """x, of whose rows along `axis` those at the indices become new ones; this rank's rows only."""
+    """Replace the rows of x at the indices along `axis`, as far as this rank holds them."""
     here, inside = local_ids(ids, start, x.shape[axis], total)
     if inside is not None:
         mine = inside.nonzero().flatten()
@@ -176,7 +181,7 @@ def index_copy_(
 
 
 def one_hot(ids: Tensor, rows: int, start: int, total: int, dtype: torch.dtype) -> Tensor:
-    """1 where one of `rows` classes, from `start` on, is the index; 0 elsewhere."""
+    """Return the one-hot encoding over `rows` classes from `start` on."""
     classes = torch.arange(start, start + rows, device=ids.device)
     return (in_range(ids, total).unsqueeze(-1) == classes).to(dtype)
 
@@ -185,8 +190,8 @@ def one_hot(ids: Tensor, rows: int, start: int, total: int, dtype: torch.dtype) 
 
 
 def taken(x: Tensor, dim: int, start: int, stride: int, rows: int, first: int) -> Tensor:
-    """Of the `rows` rows start, start + stride, ... those that this rank has, which begins with
-    row `first`; zeros for the others."""
+    """Return the rows start, start + stride, ..., `rows` of them; zeros for rows of other ranks.
+    `first`: this rank's first row."""
     low = max(0, -((start - first) // stride))
     high = min(rows, -((start - first - x.shape[dim]) // stride))
     out = x.new_zeros([*x.shape[:dim], rows, *x.shape[dim + 1 :]])
@@ -199,13 +204,13 @@ def taken(x: Tensor, dim: int, start: int, stride: int, rows: int, first: int) -
 def parts(
     pieces: Sequence[Tensor], dim: int, bounds: Sequence[tuple[int, int]]
 ) -> list[Tensor]:  # fmt: skip
-    """Of each piece the part that belongs here: its first row and how many."""
+    """Return a range (first row, number of rows) of each piece."""
     return [x.narrow(dim, *mine) for x, mine in zip(pieces, bounds, strict=True)]
 
 
 def topk(x: Tensor, k: int, axis: int, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The k largest or smallest elements along `axis` and their indices; of equal ones the first
-    (which torch.topk does not specify), so that ranks agree."""
+    """Return the k largest or smallest elements along `axis`, and their indices. Of equal elements
+    the first is taken, so that ranks agree; torch.topk does not specify it."""
     found = x.sort(dim=axis, descending=largest, stable=True)
     values, indices = (v.narrow(axis, 0, k).contiguous() for v in found)
     return values, indices
@@ -217,8 +222,8 @@ def topk(x: Tensor, k: int, axis: int, largest: bool = True) -> tuple[Tensor, Te
 def cross_entropy(
     logits: Tensor, labels: Tensor, total: int, ignore: int | None = None, smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each row of `total` classes, 0 where the label is `ignore`, and the logarithms of
-    the probabilities."""
+    """Return the loss of each row of `total` classes, 0 if the label is `ignore`, and the
+    logarithms of the probabilities."""
     log_p = torch.log_softmax(logits, -1)
     ids = in_range(labels, total, ignore)
     counts = None if ignore is None else ids != ignore
@@ -233,13 +238,13 @@ def cross_entropy_grad(
     log_p: Tensor, labels: Tensor, dy: Tensor, ignore: int | None = None, smoothing: float = 0.0,
     into: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """(e^log_p - target) dy, where the target is 1 at the label, smoothed; 0 where the label is
+    """Return (e^log_p - target) dy, with the smoothed one-hot target; 0 if the label is
     `ignore`."""
     if ignore is not None:
         counts = labels != ignore
         labels, dy = labels.where(counts, 0), dy.where(counts, 0.0)
     classes, at = log_p.shape[-1], labels.long().unsqueeze(-1)
-    if torch.compiler.is_compiling():  # one kernel: an index in place would be in its way
+    if torch.compiler.is_compiling():  # one kernel, without an update in place
         hot = torch.arange(classes, device=log_p.device) == at
         target = hot.to(log_p.dtype) * (1.0 - smoothing) + smoothing / classes
         return (log_p.exp() - target) * dy.unsqueeze(-1)
@@ -251,7 +256,8 @@ def cross_entropy_grad(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
-    """The result, and the mean and 1 / sqrt(var + eps) of each row, f32 of narrower operands."""
+    """Return the result, and the mean and 1 / sqrt(var + eps) of each row, in f32 for narrower
+    operands."""
     out, *statistics = aten.native_layer_norm(x, weight.shape, weight, bias, eps)
     rows, wide = x.shape[: x.ndim - weight.ndim], torch.promote_types(x.dtype, torch.float32)
     return out, *(s.view(rows).to(wide) for s in statistics)
@@ -298,22 +304,23 @@ def _extreme(x: Tensor, dims: Sequence[int], keep: bool, take: Any, lowest: bool
 def spread(
     call: Any, x: Tensor, dims: Sequence[int], correction: int, keep: bool = False
 ) -> Tensor:
-    """torch.var or torch.std, which warn of missing degrees of freedom where this rank holds
-    nothing: there the result has no elements either."""
+    """Call torch.var or torch.std. They warn about missing degrees of freedom for an empty shard,
+    whose result is empty too."""
     if x.numel():
         return call(x, tuple(dims), correction=correction, keepdim=keep)
     return x.sum(tuple(dims), keepdim=keep)
 
 
 def on_first_rank(mesh: Any, x: Tensor, axes: tuple) -> Tensor:
-    """x on the first rank of each group, zeros on the others: a sum over the group is x."""
+    """Return x on the first rank of each group, zeros elsewhere: their sum over the group is x."""
     return x if mesh.index(axes) == 0 else torch.zeros_like(x)
 
 
 def pad(mesh: Any, x: Tensor, dim: int, axes: tuple, total: int | None = None) -> Tensor:
-    """x in this rank's range of `dim`, zeros elsewhere: the sum over the group is the full value.
+    """Return x in this rank's range of `dim`, with zeros elsewhere: their sum over the group is the
+    whole value.
 
-    total: size of `dim` afterwards, needed where the shards are uneven.
+    total: the size of `dim` afterwards, needed where the shards are uneven.
     """
     rows: int = mesh.count(axes) * x.shape[dim] if total is None else total
     start, stop = mesh.bounds(rows, axes)
@@ -323,15 +330,17 @@ def pad(mesh: Any, x: Tensor, dim: int, axes: tuple, total: int | None = None) -
 
 
 _constants: dict[tuple, tuple[tuple, Tensor]] = {}
-"""Tensors by the id of their numbers, which are retained with them, so that the id stays valid."""
+"""Tensors by the id of their numbers, with the numbers, so that the id stays valid."""
 
 
 def constant(
     mesh: Any, numbers: tuple, shape: Sequence[int], dtype: torch.dtype,
     part: Sequence[tuple[int, int]] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the numbers (row-major, a tuple of the program's) as a tensor, made once; only `part`,
-    [start, stop) of each dimension, where this rank holds no more."""
+    """Return numbers (row-major, a tuple of the program) as a cached tensor.
+
+    part: the range [start, stop) of each dimension that this rank holds; None for the whole.
+    """
     key = (id(numbers), tuple(shape), dtype, mesh.device, None if part is None else tuple(part))
     if key not in _constants:
         full = torch.tensor(numbers, dtype=dtype).view(tuple(shape))
@@ -348,7 +357,7 @@ def learning_rate(
     done: Tensor, kind: str, rate: float, warmup: int, steps: int = 0, end: float = 0.0,
     power: float = 1.0, every: int = 1, factor: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """The learning rate of the step after `done` steps, by a `#train.schedule` of this kind."""
+    """Return the learning rate of the step after `done` steps, by a `#train.schedule` of a kind."""
     done = done.double()
     past = (done - warmup).clamp(min=0)
     ramp = ((done + 1) / max(1, warmup)).clamp(max=1)
@@ -364,9 +373,10 @@ def learning_rate(
 
 
 def learning_rate_at(done: Tensor, rate: float, points: tuple[tuple, ...]) -> Tensor:
-    """The learning rate of the step after `done` steps: `rate` times the factor at the points (a
-    tuple of the program's), each a number of steps, the factor there, and whether those up to the
-    next point are half a period of a cosine. Others are on a line."""
+    """Return the learning rate of the step after `done` steps: `rate` times an interpolated factor.
+
+    points: (steps, factor, cosine) of each point, a tuple of the program. With `cosine`, the
+    factors up to the next point are half a period of a cosine, else a line."""
     key = ("points", id(points), done.device)
     if key not in _constants:
         made = [torch.tensor(x, dtype=torch.float64) for x in zip(*points, strict=True)]
@@ -381,7 +391,7 @@ def learning_rate_at(done: Tensor, rate: float, points: tuple[tuple, ...]) -> Te
 
 
 def trust_ratio(w: Tensor, u: Tensor, coefficient: float, weight_decay: float) -> Tensor:
-    """coefficient |w| / (|u| + weight_decay |w|), from squares; 1 where a norm is 0."""
+    """Return coefficient |w| / (|u| + weight_decay |w|), from squares; 1 if a norm is 0."""
     w, u = w.sqrt(), u.sqrt()
     ratio = coefficient * w / (u + weight_decay * w)
     return torch.where((w > 0) & (u > 0), ratio, 1.0)
@@ -390,7 +400,8 @@ def trust_ratio(w: Tensor, u: Tensor, coefficient: float, weight_decay: float) -
 def next_loss_scale(
     scale: Tensor, good: Tensor, finite: Tensor, growth: float, backoff: float, interval: int
 ) -> tuple[Tensor, Tensor]:
-    """The loss scale of the next step, and the number of good steps since it changed."""
+    """Return the loss scale of the next step, and the number of good steps since its last
+    change."""
     grown = scale * growth
     grown = torch.where(grown.isfinite(), grown, scale)
     full = good + 1 >= interval

@@ -1,7 +1,7 @@
 """Updates of parameters by torch's fused kernels.
 
-Each changes the parameters ws and their states in place. The tensors of a call are of one floating
-type, and on one device; `lr` is a number, or a scalar in double precision.
+They change the parameters ws and their states in place. The tensors of a call have one floating
+type and one device; `lr` is a number, or a scalar in double precision.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def adamw(
     lr: Any,
     **numbers: float,
 ) -> None:
-    """The same, with the decay of the weight decoupled."""
+    """Adam with decoupled weight decay."""
     _by_kernel(torch._fused_adamw_, ws, ms, vs, gs, step, lr, numbers)
 
 
@@ -50,7 +50,7 @@ def adagrad(
     """Adagrad with the sums of squares."""
 
     def kernel(ws: TensorList, totals: TensorList, gs: TensorList, lr: Any) -> None:
-        first = torch.ones((), device=ws[0].device)  # of a rate that decays, which is given here
+        first = torch.ones((), device=ws[0].device)  # of the rate's decay, which `lr` includes
         torch._fused_adagrad_(
             ws, gs, totals, [first] * len(ws), lr=lr, lr_decay=0.0, weight_decay=weight_decay,
             eps=eps, maximize=False,
@@ -75,8 +75,7 @@ def _by_kernel(
 def _in_place(
     kernel: Callable[..., None], states: Sequence[TensorList], gs: TensorList, lr: Any
 ) -> None:
-    """Call a kernel, which goes through memory in its order, on tensors that have the order of a
-    contiguous one."""
+    """Call a kernel, which ignores strides, on contiguous tensors, and copy them back."""
     if isinstance(lr, Tensor) and gs[0].is_cuda:
         lr = lr.float()  # the kernel reads it in that type
     own = [[x.contiguous() for x in some] for some in states]

@@ -1,8 +1,8 @@
 """Windows of a dimension, and ops that slide over rows.
 
-Window p of a dimension of `rows` is rows [p step + offset, p step + offset + size). Where rows and
-windows are split over the same axes, a rank fetches from others the rows of its windows that it
-lacks, or sends them what it has added up for theirs, in one all-to-all of uneven parts.
+Window p of a dimension of `rows` has the rows [p step + offset, p step + offset + size). Where one
+set of axes splits rows and windows, a rank fetches the missing rows of its windows from other ranks
+(unfold), or sends them its sums for their rows (fold), in one all-to-all of uneven parts.
 """
 
 import math
@@ -18,7 +18,8 @@ RowRange = tuple[int, int]
 
 
 def span(x: Tensor, dim: int, start: int, length: int, lowest: bool = False) -> Tensor:
-    """Rows [start, start + length) of a dimension; zeros, or the lowest number, past its ends."""
+    """Return rows [start, start + length) of a dimension, with zeros or the lowest number past its
+    ends."""
     n = x.shape[dim]
     if start == 0 and length == n:
         return x
@@ -37,7 +38,7 @@ def span(x: Tensor, dim: int, start: int, length: int, lowest: bool = False) -> 
 def unfold(
     x: Tensor, dim: int, count: int, size: int, step: int, start: int, lowest: bool = False
 ) -> Tensor:
-    """Windows of x, the first from row `start` on: two dimensions, the windows and their rows."""
+    """Return windows of x, the first from row `start` on, as two dimensions: windows and rows."""
     if count == 0:
         return x.new_empty((*x.shape[:dim], 0, size, *x.shape[dim + 1 :]))
     rows = span(x, dim, start, (count - 1) * step + size, lowest)
@@ -47,12 +48,12 @@ def unfold(
 
 
 def fold(x: Tensor, dim: int, rows: int, step: int, start: int) -> Tensor:
-    """Rows to which windows are added, the first from row `start` on."""
+    """Return the sums of windows at their rows, the first window from row `start` on."""
     return span(_add_windows(x, dim, step), dim, -start, rows)
 
 
 def _add_windows(x: Tensor, dim: int, step: int) -> Tensor:
-    """The rows from the first to the last of the windows."""
+    """Return the sums of windows at the rows from the first to the last window."""
     count, size = x.shape[dim : dim + 2]
     if count == 1:
         return x.squeeze(dim)
@@ -69,9 +70,15 @@ def _add_windows(x: Tensor, dim: int, step: int) -> Tensor:
 
 
 class _HaloTransfers(NamedTuple):
-    """The transfers of a halo exchange, for each member in torch's order: the rows of this shard in
-    its windows, and the rows of its shard in this rank's windows, relative to the first row of this
-    shard and of these windows; the ranges of rows and windows here, and the windows' first row."""
+    """The transfers of a halo exchange on this rank.
+
+    Attributes:
+        given: by member of the group, in torch's order, the rows of this shard in its windows,
+            relative to the first row of this shard.
+        taken: by member, the rows of its shard in this rank's windows, relative to `first`.
+        rows, windows: the ranges of this rank.
+        first: the first row of its windows.
+    """
 
     process_group: object
     given: list[list[RowRange]]
@@ -88,7 +95,7 @@ def unfold_split(
     mesh: Mesh, x: Tensor, dim: int, axes: Axes, rows: int, count: int, size: int, step: int,
     offset: int, lowest: bool = False,
 ) -> Tensor:  # fmt: skip
-    """This rank's part of `count` windows of a dimension of `rows`, both split over the axes."""
+    """Return this rank's part of `count` windows of a dimension of `rows`, both split by axes."""
     transfers = _transfers_of(mesh, axes, rows, count, size, step, offset)
     begin, end = transfers.windows
     length = max(end - begin - 1, 0) * step + (size if end > begin else 0)
@@ -101,7 +108,7 @@ def fold_split(
     mesh: Mesh, x: Tensor, dim: int, axes: Axes, rows: int, count: int, size: int, step: int,
     offset: int,
 ) -> Tensor:  # fmt: skip
-    """This rank's part of the rows to which the windows of all ranks are added."""
+    """Return this rank's part of the sums of the windows of all ranks."""
     transfers = _transfers_of(mesh, axes, rows, count, size, step, offset)
     added = _add_windows(x, dim, step)
     first, last = transfers.rows
@@ -114,7 +121,7 @@ def _move(
     transfers: _HaloTransfers, x: Tensor, sends: list[list[RowRange]], out: Tensor,
     receives: list[list[RowRange]], dim: int, add: bool,
 ) -> None:  # fmt: skip
-    """Send runs of rows of x, and put those received into `out`, or add them."""
+    """Send runs of rows of x. Copy the received rows into `out`, or add them."""
     per_row = math.prod(x.shape[:dim]) * math.prod(x.shape[dim + 1 :])
     sizes = [[sum(b - a for a, b in runs) * per_row for runs in side] for side in (sends, receives)]
     flat = [x.narrow(dim, a, b - a).reshape(-1) for runs in sends for a, b in runs]
@@ -147,7 +154,7 @@ def _transfers_of(
 
 
 def _rows_of(windows: RowRange, size: int, step: int, offset: int) -> list[RowRange]:
-    """The rows in windows [first, last), in order, each once."""
+    """Return the rows of a range of windows, as runs in order, without repetition."""
     runs: list[RowRange] = []
     for p in range(*windows):
         start = p * step + offset
@@ -159,6 +166,6 @@ def _rows_of(windows: RowRange, size: int, step: int, offset: int) -> list[RowRa
 
 
 def _intersect(runs: list[RowRange], part: RowRange, first: int) -> list[RowRange]:
-    """The intersection of runs with a part of the rows, relative to row `first`."""
+    """Return the intersection of runs with a range of rows, relative to row `first`."""
     cut = [(max(a, part[0]) - first, min(b, part[1]) - first) for a, b in runs]
     return [(a, b) for a, b in cut if a < b]

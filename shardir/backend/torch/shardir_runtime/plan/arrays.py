@@ -1,11 +1,11 @@
-"""Arrays in files: where their elements are, read from headers alone.
+"""Arrays in files: their types, shapes and offsets, read from headers alone.
 
     x.npy
-    x.npz                    an array of that name; stored, not compressed (np.savez)
-    x.safetensors            the same
+    x.npz                    an array by its name; stored, not compressed (np.savez)
+    x.safetensors            an array by its name
     x.bin                    tokens of one type, without a header
 
-It needs only Python.
+This file needs only Python.
 """
 
 import ast
@@ -32,16 +32,16 @@ NPY = {"<f4": "f32", "<f8": "f64", "<f2": "f16", "<i8": "i64", "<i4": "i32", "<i
 SAFETENSORS = {name.upper(): name for name in BYTES} | {"BOOL": "i1"}
 HEADER_BYTES = 10_000
 SAFETENSORS_BYTES = 100_000_000
-"""The longest header that safetensors itself reads."""
+"""The longest header of a .safetensors file, as in the safetensors library."""
 
 
 class ArrayError(ValueError):
-    """A file that has not the array that is expected of it."""
+    """A file without the expected array."""
 
 
 @dataclass(frozen=True)
 class FileArray:
-    """An array in a file, in C's order: its element type, its shape, and its first byte."""
+    """An array in a file, in C order: its element type, its shape, and the offset of its bytes."""
 
     path: Path
     dtype: str
@@ -50,14 +50,14 @@ class FileArray:
 
     @property
     def end(self) -> int:
-        """The byte after the last one."""
+        """The offset of the end of its bytes."""
         return self.offset + math.prod(self.shape) * BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class DividedArray:
-    """An array of which files have parts: its element type, its shape, and of each part the index
-    of its first element in each dimension, with its elements."""
+    """An array in parts in several files: its element type, its shape, and for each part the index
+    of its first element in each dimension, and its array."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,11 +65,11 @@ class DividedArray:
 
 
 def array_in(path: Path, entry: str = "") -> FileArray:
-    """Return the array of a file; `entry` is its name in an .npz or .safetensors, or the type of
-    the tokens in a .bin.
+    """Return the array of a file. `entry`: its name in an .npz or .safetensors, or the type of the
+    tokens of a .bin.
 
     Raises:
-        ArrayError: there is none, or it is damaged.
+        ArrayError: there is no such array, or the file is damaged.
     """
     kinds = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".bin": _bin}
     with _open(path) as file:
@@ -85,12 +85,11 @@ def array_in(path: Path, entry: str = "") -> FileArray:
 
 
 def sequences(tokens: FileArray, shape: Sequence[int], shift: int) -> FileArray:
-    """Return the rows of this shape that tokens are packed into, each next to the one before,
-    `shift` (0 or 1) tokens further on: the targets of a sequence are its tokens shifted by one, so
-    the last token is a target alone.
+    """Return adjacent rows of a shape into which tokens are packed, from token `shift` (0 or 1) on.
+    The targets of a sequence are its tokens shifted by one, so the last token is only a target.
 
     Raises:
-        ArrayError: there are no more tokens than one row has, or the array is none of tokens.
+        ArrayError: there are too few tokens for a row, or the array does not have tokens.
     """
     if len(tokens.shape) != 1 or tokens.dtype not in TOKENS or shift not in (0, 1):
         raise ArrayError(
@@ -110,7 +109,7 @@ def sequences(tokens: FileArray, shape: Sequence[int], shift: int) -> FileArray:
 
 @contextmanager
 def _open(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, and raise what goes wrong with it as an ArrayError that names it."""
+    """Open a file. Errors in the block become an ArrayError that names the file."""
     try:
         with path.open("rb") as file:
             yield file
@@ -124,7 +123,7 @@ def _open(path: Path) -> Iterator[BinaryIO]:
 
 
 def _npy(path: Path, file: BinaryIO, entry: str = "") -> FileArray:
-    """Read the header that begins where the file stands."""
+    """Read the header at the current position of the file."""
     start = file.read(8)
     if start[:6] != b"\x93NUMPY" or len(start) < 8:
         raise ValueError("not an .npy file")
@@ -182,7 +181,7 @@ def _safetensors(path: Path, file: BinaryIO, entry: str) -> FileArray:
 
 
 def _header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Read the header of a .safetensors file, and the first byte after it."""
+    """Return the header of a .safetensors file, and the offset of its end."""
     (size,) = struct.unpack("<Q", file.read(8))
     if size > SAFETENSORS_BYTES:
         raise ValueError("not a .safetensors file")

@@ -1,7 +1,5 @@
-"""The axes of a plan: of groups, of the splits of dimensions, and of transfers.
-
-It needs only Python, as program.py does, which reads them.
-"""
+"""The axes in a plan: of groups, of the splits of dimensions, and of transfers. This file needs
+only Python."""
 
 import math
 
@@ -31,7 +29,7 @@ class Sized(tuple):
 
 
 def axes_of(field: Field, sizes: dict[str, int]) -> Axes:
-    """Return the axes of a dimension or group; each is a name of the mesh or [name, pre, size]."""
+    """Return the axes of a dimension or group: each a name of the mesh, or [name, pre, size]."""
     axes = []
     for item in field.items():
         if isinstance(item.value, str):
@@ -53,7 +51,7 @@ def axes_of(field: Field, sizes: dict[str, int]) -> Axes:
 
 
 def split_of(field: Field, sizes: dict[str, int]) -> Axes:
-    """Return the axes of a dimension, perhaps with the sizes of its shards."""
+    """Return the axes of a dimension, with the sizes of its shards if they are explicit."""
     if not isinstance(field.value, dict):
         return axes_of(field, sizes)
     return Sized(axes_of(field.get("axes"), sizes), field.get("sizes").ints(0))

@@ -1,4 +1,4 @@
-"""Values of JSON, each with its path for messages. It needs only Python."""
+"""Values of JSON with their paths, for messages. This file needs only Python."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class PlanError(Exception):
-    """An error of a directory or its plan, for users."""
+    """An error in a directory or its plan, for users."""
 
 
 class Field:
@@ -19,7 +19,7 @@ class Field:
         return PlanError(f"{self.path}: {message}" if self.path else message)
 
     def get(self, name: str, kind: Any = object, **default: Any) -> "Field":
-        """Return a field of this object; where it is missing, the `default`, if there is one."""
+        """Return a field of this object, or its `default`. Raises PlanError without either."""
         if not isinstance(self.value, dict):
             raise self.fail(f"expected an object, got {short_json(self.value)}")
         path = f"{self.path}.{name}" if self.path else name
@@ -51,7 +51,7 @@ class Field:
 
 
 def several(names: Sequence[str]) -> str:
-    """The first names of several, and the number of the others."""
+    """Return the first three names, and the number of further names."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

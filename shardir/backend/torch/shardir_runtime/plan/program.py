@@ -14,18 +14,18 @@
 
 `python` is the function's name in program.py. Shapes are global; `dims` has the axes that split
 each dimension, an axis being a name or [name, pre, size]; with `"host": true` shards are in host
-memory. Arguments and results are in the order of
-the program's function. A `step` is trained: its results with `updates` become that state; its first
-other result is the loss. A `function` is run once after training. `init` is one of
-normal (mean, std), uniform (low, high), integers (low, high), constant (value), values (data),
-and file (file: an .npy, as a path in the directory; shuffle: true unless it is false there;
-shift: 0 or 1, of tokens that are packed into rows).
-A file input of a step is a batch of the file's rows at each step; of a function, its first rows.
-`states` are values of some, as .npy files, with which a run begins in place of their `init`.
-With `microbatches` a function reads that many batches, which are in dimension 0 of this input; a
-result with `microbatches` has those in its dimension 0.
+memory. Arguments and results are in the order of the program's function.
 
-It needs only Python: the launcher imports it as a module of shardir, and a program from beside it.
+A `step` is trained: its results with `updates` become the named state; its first other result is
+the loss. A `function` is run once after training. `init` is one of normal (mean, std), uniform
+(low, high), integers (low, high), constant (value), values (data), and file (file: the path of an
+.npy in the directory; shuffle: by default true; shift: 0 or 1, of packed tokens). A file input has
+a batch of the file's rows at each step; in a function, the first rows. `states`: .npy files with
+initial values of states, in place of their `init`. With `microbatches`, dimension 0 of an input or
+a result has that number of batches.
+
+This file needs only Python: the launcher imports it as a module of shardir, and a program as a
+module of the package beside it.
 """
 
 import json
@@ -65,7 +65,7 @@ _INITS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class PlanValue:
-    """The type of an argument or result: its global shape, and the axes that split it."""
+    """The type of an argument or result: its global shape, and the axes of each dimension."""
 
     name: str
     shape: tuple[int, ...]
@@ -77,11 +77,16 @@ class PlanValue:
 
 @dataclass(frozen=True)
 class PlanArgument(PlanValue):
-    """An argument. role: input, parameter or state; key: the name of the state, or the seed of an
-    input's random values; source: the array of a file, of an input its rows, of a state parts of
-    it in several; or the number of a pipe of its batches; at: the positions along the axis of the
-    stages of the ranks that have it, None: of all; last: see Epochs; masked: the rows that a mask
-    is 1 for."""
+    """An argument.
+
+    Attributes:
+        role: input, parameter or state.
+        key: the name of the state, or the seed of an input's random values.
+        source: the array in files with its values or rows, or the number of a pipe of batches.
+        last: the policy for the incomplete last batch (see Epochs).
+        at: the positions of the ranks that have it along the axis of stages; None for all ranks.
+        masked: the batches whose rows the argument is a mask of.
+    """
 
     role: str
     key: str
@@ -93,22 +98,22 @@ class PlanArgument(PlanValue):
 
     @property
     def of_replica(self) -> bool:
-        """Whether each replica has its own value, where a function runs on those of several."""
+        """Whether each replica has its own value, in a function that runs on several replicas."""
         return self.role == "input" or self.key.endswith(f".{REPLICA}")
 
     @property
     def copies(self) -> str | None:
-        """The key of the state whose value it begins with; None: it has one of its own."""
+        """The key of the state that its initial value is a copy of; None for its own value."""
         return self.init["of"] if self.init["kind"] == "copy" and self.source is None else None
 
     @property
     def microbatches(self) -> int | None:
-        """The number of batches that a step reads; None: one, without a dimension for it."""
+        """The number of batches that a step reads; None for one, without a dimension for it."""
         return self.init.get("microbatches")
 
     @property
     def batch(self) -> int:
-        """The rows of a batch: of a scalar one, a number of a one-dimensional array."""
+        """The number of rows of a batch; 1 for a scalar, a number of a one-dimensional array."""
         return [*self.shape, 1][self.microbatches is not None]
 
     @property
@@ -117,14 +122,14 @@ class PlanArgument(PlanValue):
         return self.shape[1 + (self.microbatches is not None) :]
 
     def batches_of(self, x: "Tensor") -> "Tensor":
-        """Return a global value with the dimension of microbatches, which may be one after
-        another."""
+        """Return a global value with the dimension of microbatches, also from the concatenation of
+        the microbatches."""
         rows = (self.batch * (self.microbatches or 1), *self.row)
         return x.reshape(self.shape) if self.microbatches and tuple(x.shape) == rows else x
 
     @property
     def epochs(self) -> Epochs | None:
-        """The batches of an input that has rows of a file; None of any other."""
+        """The batches of an input with rows of a file; None for other arguments."""
         if self.role != "input" or not isinstance(self.source, FileArray) or not self.batch:
             return None
         return Epochs(self.source.shape[0], self.batch, self.last)
@@ -132,9 +137,14 @@ class PlanArgument(PlanValue):
 
 @dataclass(frozen=True)
 class PlanResult(PlanValue):
-    """A result. partial: (op, axes) of a reduction that is still due; updates: the state that it
-    becomes; microbatches: the number of them in dimension 0, None: it has no such dimension;
-    weighs: the result, by its place, whose weight it is in a mean over several batches."""
+    """A result.
+
+    Attributes:
+        partial: the (op, axes) of a reduction that is still due.
+        updates: the key of the state that it becomes.
+        microbatches: their number in dimension 0; None without such a dimension.
+        weighs: the index of the result whose weight it is in a mean over batches.
+    """
 
     partial: tuple[str, Axes] | None
     updates: str | None
@@ -142,15 +152,21 @@ class PlanResult(PlanValue):
     weighs: int | None = None
 
     def batch_of(self, x: "Tensor") -> "Tensor":
-        """Return its global value without that dimension: the microbatches one after another."""
+        """Return its global value as the concatenation of the microbatches."""
         return x if self.microbatches is None or x.dim() < 2 else x.flatten(0, 1)
 
 
 @dataclass(frozen=True)
 class PlanFunction:
-    """A function. python: its name in the program; kind: `step` or `function`; narrowest: the
-    element type of the lowest precision in it; replicas: the number of those on whose values it
-    runs one by one; every: the steps after which it runs."""
+    """A function.
+
+    Attributes:
+        python: its name in the program.
+        kind: `step` or `function`.
+        narrowest: the element type of the lowest precision in it.
+        replicas: the number of replicas, on whose values it runs one by one.
+        every: the number of steps after which it runs.
+    """
 
     name: str
     python: str
@@ -174,7 +190,7 @@ class ProgramPlan:
     single: str | None
     channels: tuple[tuple[Axes, int, int], ...] = ()
     arena: int | None = None
-    """The bytes of the arena (arena.py), if it has one."""
+    """The bytes of the arena (arena.py), if the program has one."""
 
     @property
     def size(self) -> int:
@@ -245,7 +261,7 @@ def _plan(top: Field, directory: Path) -> ProgramPlan:
 def _with_states(
     functions: tuple[PlanFunction, ...], states: Field, directory: Path
 ) -> tuple[PlanFunction, ...]:
-    """Return the functions whose states begin with the values of these files."""
+    """Return the functions with files as the initial values of their states."""
     retained = {a.key: a for f in functions for a in f.args if a.role != "input"}
     found = {}
     for key in states.value:
@@ -316,7 +332,7 @@ def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -
 
 
 def _check_replicas(field: Field, f: PlanFunction) -> None:
-    """Check that dimension 0 of what each replica has of its own is that of the replicas."""
+    """Check that values of replicas have the replicas in dimension 0."""
     if f.replicas is None:
         return
     own = [("args", i, a) for i, a in enumerate(f.args) if a.of_replica]
@@ -371,7 +387,7 @@ def _check_states(functions: tuple[PlanFunction, ...]) -> None:
 
 
 def _check_init(field: Field, arg: PlanArgument, kind: str, directory: Path) -> FileArray | None:
-    """Check an initial value; return its array, if it is one of a file."""
+    """Check an initial value; return its array if it is in a file."""
     for name, types in _INITS[field.get("kind").one_of(_INITS)].items():
         field.get(name, types)
     init = field.value
@@ -396,7 +412,7 @@ def _check_init(field: Field, arg: PlanArgument, kind: str, directory: Path) -> 
 
 
 def fitting(source: FileArray, arg: PlanArgument, kind: str = "step") -> str:
-    """Return why an array does not fit the argument that it fills; "" where it does."""
+    """Return why an array does not fit an argument; "" if it does."""
     have, want = list(source.shape), list(arg.shape)
     if arg.dtype.startswith("i") and source.dtype in ("f64", "f32", "f16", "bf16"):
         return f"expected {arg.dtype}, got {source.dtype}; convert one of them"
