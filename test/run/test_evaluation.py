@@ -132,7 +132,8 @@ def test_an_evaluation_is_over_all_tokens(tmp_path):
 
 def test_inputs_of_an_evaluation_have_as_many_batches(tmp_path):
     _data(tmp_path, vt=np.zeros((13, 2), np.float32))
-    with pytest.raises(RunError, match=r"valid: expected inputs of as many batches each, got 2 of"):
+    error = r"valid: expected the same number of batches in every input, got 2 of"
+    with pytest.raises(RunError, match=error):
         shardir.run(_compiled(tmp_path), steps=1)
 
 

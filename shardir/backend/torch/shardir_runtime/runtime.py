@@ -5,9 +5,9 @@ A program calls it like this:
     from shardir_runtime import runtime as rt
     y = rt.all_reduce(rt_mesh, y, "sum", ("tp",))
 
-* An axis is a mesh axis' name, or `(name, pre, size)`: the axis seen as [pre, size, rest], major to
-  minor, of which the middle is meant. Axes are given as a tuple, major to minor.
-* A group is the ranks that differ only in those axes, in row-major order of the axes as listed; a
+* An axis is the name of a mesh axis, or `(name, pre, size)`: the middle part of the axis seen as
+  [pre, size, rest], major to minor. Axes are a tuple, major to minor.
+* A group has the ranks that differ only in its axes, in row-major order of the axes as listed; a
   `root`, `source` or `target` is a position in that order.
 * A dimension of size N over n ranks has shards of c = ceil(N / n): rank k holds the elements
   [min(k*c, N), min((k+1)*c, N)). The last shards may be short or empty, in every collective.

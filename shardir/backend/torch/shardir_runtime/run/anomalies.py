@@ -1,4 +1,4 @@
-"""Values that are not finite: where they come from."""
+"""The origin of values that are not finite."""
 
 import math
 import re
@@ -13,34 +13,35 @@ from ..compat import TorchDispatchMode, schema_of, tree_leaves
 from ..plan.program import PlanFunction
 
 CHECKED_STEPS = 16
-"""The number of steps after which losses are read from a GPU, and checked."""
+"""The number of steps after which losses are read from a GPU and checked: one copy in place of 16,
+each of which waits for the GPU."""
 
 
 _SOURCE = re.compile(r"(?:^|\s)# (\S+:\d+)$")
-"""The comment of what is computed of a line of the source, on its first line or before it."""
+"""The comment with the source line of a statement, on its first line or before it."""
 
 
 class NotFiniteError(Exception):
-    """A value that is not finite, of the program or its data: an error for users."""
+    """A value of the program or its data that is not finite: an error for users."""
 
 
 def not_finite(losses: Sequence[float], steps: int) -> tuple[int, float] | None:
-    """Return the first of the losses of the last of so many steps that is not finite, with the
-    number of its step; None if all are."""
+    """Return the first loss that is not finite, with the number of its step; None if all are
+    finite. `losses`: of the last of `steps` steps."""
     numbered = enumerate(losses, steps - len(losses) + 1)
     return next(((step, loss) for step, loss in numbered if not math.isfinite(loss)), None)
 
 
 class Watch(TorchDispatchMode):
-    """Checks the result of each op of torch: the first NaN is an error, which names the op and its
-    line. It is slow.
+    """Checks the result of each op of torch: the first NaN is an error that names the op and its
+    line. The check is slow.
 
-    Infinite values, such as those of a mask, are allowed; where one comes from finite operands, the
-    error names that op too. Not checked are views, and memory that is written later: that of
-    `torch.empty`, and that into which a collective receives.
+    Infinite values, for instance of a mask, are allowed; the error also names the first op that
+    makes one from finite operands. Views are not checked, nor memory that is written later: the
+    result of `torch.empty`, and the memory into which a collective receives.
 
     Args:
-        fails: whether the first NaN is an error; else it is recorded alone.
+        fails: whether the first NaN is an error; else it is only recorded.
     """
 
     def __init__(self, program: Path, rank: int, fails: bool = True):
@@ -55,7 +56,7 @@ class Watch(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         given = tree_leaves((args, kwargs))
         in_place = schema_of(func).is_mutable
-        # Of an op in place this has to be asked before it.
+        # Before the op, which may overwrite its operands.
         from_finite = in_place and not self.infinite and _are_finite(given)
         out = func(*args, **(kwargs or {}))
         found = [x for x in tree_leaves(out) if _is_float(x)]
@@ -69,7 +70,7 @@ class Watch(TorchDispatchMode):
         return out
 
     def of_step(self, step: int) -> Self:
-        """Return this, for a step that is counted from 0."""
+        """Return this watch, set to a step counted from 0."""
         self.step = step
         return self
 
@@ -99,7 +100,7 @@ class Watch(TorchDispatchMode):
         self.infinite_step = self.step
 
     def _place(self) -> str:
-        """The line of the program that runs now, and the comment with its line of the source."""
+        """Return the current line of the program, with its source line from the comments."""
         frame = sys._getframe(1)
         while frame is not None and Path(frame.f_code.co_filename).name != self.program.name:
             frame = frame.f_back
@@ -123,7 +124,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _are_finite(given: Sequence[Any]) -> bool:
-    """Whether the operands of an op are finite, scalars too; and whether it has a tensor."""
+    """Whether an op has a tensor as operand, and all its operands are finite."""
     numbers = all(math.isfinite(x) for x in given if isinstance(x, float))
     tensors = [x for x in given if _is_float(x)]
     return numbers and bool(tensors) and all(bool(x.isfinite().all()) for x in tensors)

@@ -1,7 +1,7 @@
-"""The functions of a program through torch.compile (`--compile`).
+"""`--compile`: the functions of a program through torch.compile.
 
-The ops between two collectives are a graph. Collectives and updates of parameters are called as
-they are, and so are the stages of a pipeline, which its schedule calls.
+The ops between two collectives become a graph. Collectives and updates of parameters are called
+directly, and so are the functions of stages, which a schedule calls.
 """
 
 import functools
@@ -17,20 +17,21 @@ from ..plan.program import PlanError, ProgramPlan
 from .program_module import ROOT
 
 AS_THEY_ARE = ("runtime", "collectives.exchange", "collectives.position", "ops.updates")
-"""The modules whose functions are called as they are, where a program imports them: collectives,
-their positions, and updates, each of which is one kernel of torch already."""
+"""The modules whose functions are called directly: collectives, their positions, and updates, which
+are single kernels of torch already."""
 
 CONSTANT = (("ops.attention", "chosen_of_forms"),)
-"""The functions that are called while a graph is made. They are marked here, not where they are
-defined: torch's mark imports its compiler, for which a rank takes longer than for its start."""
+"""The functions that torch.compile calls while it traces a graph. They are marked here, not at
+their definition: torch's decorator imports the compiler, which takes longer than the start of a
+rank."""
 
 
 def compile_functions(plan: ProgramPlan, functions: dict[str, Callable]) -> dict[str, Callable]:
-    """Return the functions of a program as torch.compile makes them at their first call.
+    """Return the functions of a program, to be compiled by torch.compile at their first call.
 
     Raises:
-        PlanError: torch.compile does not run here, or the program has an arena; so do the
-            functions, where torch.compile fails.
+        PlanError: torch.compile does not run here, or the program has an arena. The returned
+            functions raise it if torch.compile fails.
     """
     if plan.arena is not None:
         raise PlanError("--compile: expected a program without an arena; compile it without")

@@ -1,4 +1,4 @@
-"""Functions beside the steps, such as an accuracy: over all batches of their data."""
+"""Functions beside the steps, such as an accuracy, over all batches of their data."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,8 @@ from .states import DTYPES, States
 
 
 def batches_of(function: PlanFunction) -> int:
-    """Return the number of batches that a function's data has: complete ones, and one that is
-    padded; 1 without data. Those of several microbatches count as one. A file of one batch is the
-    same in all of them.
+    """Return the number of batches of a function's data, with a padded batch; 1 without data. The
+    microbatches of a call count as one batch. A file with a single batch is used in all batches.
 
     Raises:
         PlanError: its files have different numbers of batches.
@@ -24,20 +23,22 @@ def batches_of(function: PlanFunction) -> int:
     several = sorted(found.keys() - {0, 1})
     if len(several) > 1:
         each = ", ".join(f"{n} of {found[n]}" for n in several)
-        raise PlanError(f"{function.name}: expected inputs of as many batches each, got {each}")
+        raise PlanError(
+            f"{function.name}: expected the same number of batches in every input, got {each}"
+        )
     return several[0] if several else 1
 
 
 def evaluate(
     states: States, function: PlanFunction, batches: int, call: Callable[[int], list[Tensor]]
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Run a function on all batches of its data; `call` runs it on one, by its number.
+    """Run a function on all batches of its data; `call` runs it on a batch, by its number.
 
     Returns:
-        This rank's results of the first batch; and of scalars of floats, by their places among the
-        results, the mean over all batches: by the numbers of tokens where the result is a mean over
-        these, else by those of rows, of which a padded batch has fewer. It is in double precision
-        where there are several batches.
+        This rank's results of the first batch; and, by their index among the results, the means of
+        scalars of floats over all batches. They are weighted by the numbers of tokens if a result
+        is a mean over tokens, else by the numbers of rows, without padding. The mean of several
+        batches is in double precision.
     """
     masked = next((arg.masked for arg in function.args if arg.masked is not None), None)
     results = list(enumerate(function.results))

@@ -1,5 +1,5 @@
-"""Events of a run: to the launcher as JSON lines, or to people as sentences (main.py has
-their fields). It needs only Python."""
+"""Events of a run, as JSON lines for the launcher or as sentences for people (main.py has their
+fields). This file needs only Python."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 FINISH = signal.SIGUSR1
-"""The launcher's signal that the present step of the training is to be the last one."""
+"""The launcher's signal to end the training after the current step."""
 
 MAY_FINISH = "SHARDIR_MAY_FINISH"
-"""The variable of the environment that says that this signal may come."""
+"""The environment variable that announces that this signal may come."""
 
 TRACE = "SHARDIR_TRACE"
-"""The variable of the environment by which the launcher asks for a trace (trace.py)."""
+"""The environment variable by which the launcher requests a trace (trace.py)."""
 
 
 def _text(value: object) -> bool:
@@ -69,7 +69,7 @@ _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
 
 
 def event_of(line: bytes, ranks: int) -> dict[str, Any] | None:
-    """Return the event of a line; None if it is none of one of these ranks."""
+    """Return the event in a line; None if it is not an event of one of the ranks."""
     try:
         event = json.loads(line)
         fields = {"rank": _count, "time": _number, **_FIELDS[event["event"]]}
@@ -92,7 +92,7 @@ class Events:
             self.fd = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def send(self, always: bool = False, **event: Any) -> None:
-        """Send an event of rank 0; `always`: of any rank."""
+        """Send an event from rank 0; with `always`, from any rank."""
         if self.rank and not always:
             return
         if self.fd is None:
@@ -110,7 +110,7 @@ class Events:
 
 
 def repeat_sentence(event: dict[str, Any]) -> str:
-    """Return the sentence of steps that begin to run again; empty for a sign of life."""
+    """Return the sentence about steps that run again; empty for a sign of life."""
     first, last = event["first"], event["step"]
     if event["done"] >= first:
         return ""

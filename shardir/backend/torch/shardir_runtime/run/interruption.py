@@ -1,4 +1,4 @@
-"""Requests that the training end after the present step, on which all ranks agree."""
+"""Requests to end the training after the current step, on which all ranks agree."""
 
 import os
 import signal
@@ -11,11 +11,11 @@ from ..collectives import position
 from .events import MAY_FINISH
 
 INTERRUPT = (signal.SIGTERM, signal.SIGINT)
-"""The signals that the run is to end."""
+"""The signals that end a run."""
 
 
 def may_finish() -> bool:
-    """Whether the launcher may ask for the last step."""
+    """Whether the launcher may request the end of the training."""
     return MAY_FINISH in os.environ
 
 
@@ -23,13 +23,13 @@ def own_group(mesh: Any, name: str = "beside the steps") -> Any:
     """Return a process group of all ranks on CPUs, for work beside the steps."""
     if mesh.size == 1:
         return None
-    backend = "gloo" if mesh.device.type == "cuda" else None  # else that of the run
+    backend = "gloo" if mesh.device.type == "cuda" else None  # else the run's
     return dist.new_group(backend=backend, group_desc=name)
 
 
 class Interruption:
-    """Requests by signals. Each step exchanges a flag while it computes. Before the first one there
-    is nothing to save, and a signal ends the process."""
+    """Requests by signals. Each step exchanges a flag during its computation. Before the first step
+    nothing is to be saved, and a signal ends the process."""
 
     def __init__(self, mesh: Any, signals: tuple[signal.Signals, ...]):
         self._group, self._size = own_group(mesh, "interruptions"), mesh.size
@@ -50,7 +50,7 @@ class Interruption:
             )
 
     def agreed(self) -> int:
-        """Return the signal that a rank had when the exchange began; 0 if none had."""
+        """Return a signal that a rank had received before the exchange; else 0."""
         if self._work is not None:
             position.begin()
             self._work.wait()

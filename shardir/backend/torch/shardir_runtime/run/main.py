@@ -1,8 +1,7 @@
-"""The run of an emitted program on one rank: states are filled, steps are run, results reported.
+"""The run of an emitted program on one rank: initialize states, run steps, report results.
 
-Ranks are started by torchrun or shard-run, or by plain python where the mesh has one rank. Rank 0
-reports: to people on stdout, or as JSON lines to the launcher that SHARDIR_EVENTS names (`fd:N`, or
-a path):
+torchrun or shard-run starts the ranks; plain python does for a mesh of one rank. Rank 0 reports, to
+people on stdout, or as JSON lines to the launcher that SHARDIR_EVENTS names (`fd:N`, or a path):
 
     {"event": "start", "ranks": 4, "backend": "gloo"}
     {"event": "steps", "function": "step", "first": 1, "losses": [2.3, 2.1], "seconds": 0.4,
@@ -10,14 +9,14 @@ a path):
                                      (since the start, without evaluations; bytes of rank 0's peak)
     {"event": "evaluated", "of": "step", "step": 50, "function": "accuracy", "name": "acc",
      "value": 0.91}
-    {"event": "checkpoint", "step": 50, "folder": "checkpoints"}    (it is begun)
+    {"event": "checkpoint", "step": 50, "folder": "checkpoints"}    (its writing begins)
     {"event": "repeat", "function": "step", "step": 50, "loss": NaN, "first": 41, "done": 40}
-                     (steps 41 to 50 run again before the run ends; as a sign of life with others)
+            (steps 41 to 50 run again before the run ends; later ones are signs of life)
     {"event": "stopped", "step": 50, "signal": 15}
     {"event": "trained", "function": "step", "steps": 100, "seconds": 1.2, "steps_per_second": 83.0}
     {"event": "result", "function": "accuracy", "name": "acc", "shape": [], "dtype": "f32",
      "value": 0.97}                                        (null where there are over 4096 elements)
-and each rank how it ended: {"event": "done"}, or
+Each rank reports its end: {"event": "done"}, or
     {"event": "error", "kind": "plan" | "program" | "late" | "lost", "message": "ValueError: ..."}
 """
 
@@ -54,7 +53,8 @@ REPORTED_ELEMENTS = 4096
 """The size of the largest result whose values are reported."""
 
 REPORT_SECONDS = 0.1
-"""The minimum time between two reports of losses, in seconds."""
+"""The minimum time between two reports of losses, in seconds: it bounds the work of the
+launcher."""
 
 
 def main(directory: Path, functions: dict[str, Callable], single: bool = False) -> None:
@@ -87,7 +87,7 @@ def main(directory: Path, functions: dict[str, Callable], single: bool = False) 
 
 
 def _unsplit(plan: ProgramPlan) -> ProgramPlan:
-    """Return the plan of the same program on one device."""
+    """Return the plan of a program on one device."""
 
     def unsplit(value: Any, **other: Any) -> Any:
         return replace(value, dims=((),) * len(value.shape), **other)
@@ -104,16 +104,15 @@ def _unsplit(plan: ProgramPlan) -> ProgramPlan:
 
 
 def _scalars(function: PlanFunction) -> dict[int, PlanResult]:
-    """Return the scalars of a step, by their places among its results: the first is the loss, the
-    others are metrics."""
+    """Return the scalars of a step by their index among its results: the loss, then metrics."""
     return {i: r for i, r in enumerate(function.results) if not r.updates and not r.shape}
 
 
 class Runner(Session):
-    """A session whose functions run on the inputs of the plan, and that reports.
+    """A session that runs functions on the inputs of the plan, and reports.
 
     Args:
-        eager: the functions without torch.compile; by default those that are called.
+        eager: the functions without torch.compile; by default `functions`.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class Runner(Session):
         """Run all training steps, then all other functions, and report both.
 
         Returns:
-            The signal at which the run has ended, after a checkpoint; 0 if it is complete.
+            The signal that ended the run after a checkpoint; 0 if the run is complete.
         """
         self.events.send(event="start", ranks=self.mesh.size, backend=options.backend)
         dump: dict[str, Tensor] = {}
@@ -193,7 +192,7 @@ class Runner(Session):
             saves = saved.is_due(step + 1, is_last)
             evaluates = bool(options.eval_every) and (step + 1) % options.eval_every == 0
             if step % read_every == 0 or is_last or evaluates or saves:
-                # One copy off the device for many.
+                # One copy off the device for several steps.
                 unsent += (new := self._rows(scalars, waiting))
                 waiting = []
                 if (is_last or not skips) and not options.allow_nan:
@@ -237,7 +236,7 @@ class Runner(Session):
     def train_step(
         self, function: PlanFunction, step: int, inputs: list[Tensor], check: bool = False
     ) -> list[Tensor]:
-        """Run a step, counted from 0, and the functions that belong to it; return its results."""
+        """Run a step, counted from 0, and the periodic functions after it. Return its results."""
         position.at_step(step + 1)
         outputs = self.call(function, inputs, check)
         for other in self.periodic:
@@ -251,7 +250,7 @@ class Runner(Session):
         return self._rows({place: result}, [outputs[place].double()])[0][0]
 
     def _rows(self, scalars: dict[int, PlanResult], waiting: list[Tensor]) -> list[list[float]]:
-        """Return the loss and the metrics of several steps, from this rank's parts of them."""
+        """Return the loss and the metrics of several steps, from this rank's parts."""
         columns = torch.stack(waiting).view(-1, len(scalars)).unbind(1)
         complete = [
             gather_global(self.mesh, x, ((),), r.partial, tuple(x.shape))
@@ -268,7 +267,7 @@ class Runner(Session):
         )
 
     def report(self, step_function: PlanFunction, steps: int) -> None:
-        """Run the functions that are no steps, and report their scalars."""
+        """Run the functions beside the steps, and report their scalars."""
         for function, batches in self.evaluations:
             for i, mean in self.evaluated(function, batches)[1].items():
                 self.events.send(
@@ -284,7 +283,8 @@ class Runner(Session):
         self, function: PlanFunction, outputs: list[Tensor], means: dict[int, Tensor],
         dump: dict, dumping: Any, report: bool,
     ) -> None:  # fmt: skip
-        """Gather the results that are small, or wanted in a file. `means` are gathered ones."""
+        """Gather and report small results, and all results for a file. `means`: results that are
+        gathered already."""
         for i, (result, output) in enumerate(zip(function.results, outputs, strict=True)):
             count = torch.Size(result.shape).numel()
             small = report and count <= REPORTED_ELEMENTS

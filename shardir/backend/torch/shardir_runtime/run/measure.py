@@ -1,20 +1,20 @@
-"""The times of functions of emitted programs, on one rank: all programs in one start, in turns.
+"""The times of functions of emitted programs on one rank: all programs in one start, in turns.
 
 `main` is called by a script of the launcher (launch/measure.py), which has turns.json beside it:
 
     {"programs": ["/where/one", "/where/other"], "rounds": 5, "seconds": 0.02,
      "traced": [true, false]}
 
-Programs are emitted directories. In each round each function has a turn of about `seconds`:
-as many calls as fit, at least four, in sequence. A step that reads rows of files takes its inputs
-as a run does, those of the first step on; any other has the same inputs in all calls. Rank 0
-reports, beside what main.py does,
+Programs are emitted directories. In each round, each function has a turn of about `seconds`, with
+at least four calls in sequence. A step that reads rows of files takes its inputs as a run does,
+from the first step on; other functions have equal inputs in all calls. Besides the events of
+main.py, rank 0 reports
 
     {"event": "round", "done": 3, "of": 5}
     {"event": "times", "program": 0, "function": "step", "seconds": [0.0031, 0.003]}
 
-a call's mean of each round. A program that is `traced` has two more calls in each round, with the
-times of its lines: trace0/rank0.json, ... beside turns.json (trace.py).
+with the mean time of a call in each round. A program that is `traced` has two more calls in each
+round, with the times of its lines in trace0/rank0.json, ... beside turns.json (trace.py).
 """
 
 import json
@@ -38,12 +38,11 @@ from .program_module import program_module
 from .trace import Recorder
 
 MIN_CALLS, MAX_CALLS = 4, 2000
-"""The number of calls in a turn, at least and at most. A turn is from the first rank that begins to
-the last that ends, after a barrier, which ranks that share cores leave milliseconds apart: of
-several calls, as of a run of steps, that is a smaller part."""
+"""The bounds of the number of calls in a turn. Ranks that share cores leave a barrier milliseconds
+apart: in several calls, as in a run, this is a smaller part of the time."""
 
 TRIES = 3
-"""The number of single calls whose minimum time decides the number of calls in a turn."""
+"""The number of single calls; the shortest determines the number of calls in a turn."""
 
 
 class Timed:
@@ -70,8 +69,8 @@ class Timed:
         return time.perf_counter() - begun
 
     def turn(self) -> float:
-        """Return the mean time of a call, from the first rank that begins to the last that ends, in
-        seconds: where ranks share cores, one may begin when another has ended."""
+        """Return the mean time of a call in seconds, from the begin on the first rank to the end on
+        the last: ranks that share cores may run one after the other."""
         mesh = self.runner.mesh
         _finish(mesh)
         if mesh.size > 1:
@@ -82,7 +81,7 @@ class Timed:
 
 
 class Traced:
-    """The calls of a program in which the times of lines are recorded."""
+    """The calls of a program that record the times of its lines."""
 
     def __init__(self, folder: Path, runner: Runner, calls: int):
         self.runner = runner
@@ -108,7 +107,7 @@ def _finish(mesh: Mesh) -> None:
 
 
 def _most(mesh: Mesh, numbers: list[float]) -> list[float]:
-    """Return the maximum of each over all ranks."""
+    """Return the maximum of each number over all ranks."""
     found = torch.tensor(numbers, dtype=torch.float64, device=mesh.device)
     if mesh.size > 1:
         dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -116,8 +115,8 @@ def _most(mesh: Mesh, numbers: list[float]) -> list[float]:
 
 
 def work(folder: Path, options: RunOptions, events: Events) -> None:
-    """Measure all programs of turns.json in a folder; those on meshes of the same axes share their
-    process groups."""
+    """Measure all programs of turns.json in a folder. Programs on equal meshes share their process
+    groups."""
     turns = json.loads((folder / "turns.json").read_text())
     meshes: dict[tuple, Mesh] = {}
     first: Mesh | None = None

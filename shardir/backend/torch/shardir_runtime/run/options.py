@@ -15,10 +15,10 @@ from typing import Any, Self
 from ..plan.epochs import LAST
 
 MAX_SECONDS = 1e6
-"""The longest time-out: the system's waits take milliseconds in 32 bits."""
+"""The longest time-out: system calls take milliseconds in 32 bits."""
 
 OptionCheck = Callable[[Any], str]
-"""Returns what is expected in place of a value; "" where it is right."""
+"""Returns the expected kind of value; "" for a right value."""
 
 
 def option(
@@ -33,8 +33,8 @@ def option(
     """Return a field that is an option.
 
     Args:
-        help: what it is; the default follows in parentheses, unless it is none.
-        kind: the type of its values; of a bool it is a flag.
+        help: its meaning; a default is appended in parentheses.
+        kind: the type of its values; bool for a flag.
     """
     about = {"help": help, "kind": kind, "check": check, "choices": choices, "metavar": metavar}
     return field(default=default, metadata=about)
@@ -66,8 +66,8 @@ def new_file(suffix: str = "") -> OptionCheck:
 
 
 class DataFiles(tuple):
-    """The words of `--data`: NAMES=FILE or NAMES=FILE:ENTRY (data/sources.py says what they
-    mean). From Python also a mapping from names to files."""
+    """The words of `--data`: NAMES=FILE or NAMES=FILE:ENTRY (data/sources.py). From Python also a
+    mapping from names to files."""
 
     ACCEPTED = (str, Mapping, list, tuple)
 
@@ -83,7 +83,7 @@ class DataFiles(tuple):
 
 
 PIPE = re.compile(r"fd:(\d+)")
-"""What a launcher writes in place of a file: the pipe through which a rank gets its batches."""
+"""A pipe of batches, which a launcher writes in place of a file."""
 
 
 def parts_of(word: str) -> tuple[list[str], Path, str]:
@@ -111,7 +111,7 @@ def last_rows(value: str) -> str:
 
 
 class OptionError(Exception):
-    """An option that a run does not have, or with a wrong value."""
+    """An unknown option of a run, or a wrong value."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class RunOptions:
         metavar="K",
     )  # fmt: skip
     backend: str = option(
-        "gloo", "gloo on CPUs; shm on those of one machine, by shared memory: faster; nccl on GPUs",
-        kind=str, choices=("gloo", "shm", "nccl"),
+        "gloo", "gloo on CPUs; shm on the CPUs of one machine, by shared memory: faster; nccl on "
+        "GPUs", kind=str, choices=("gloo", "shm", "nccl"),
     )  # fmt: skip
     device: str | None = option(
         None, "by default cuda with nccl, else cpu; with gloo and cuda ranks share GPUs",
@@ -242,11 +242,11 @@ class RunOptions:
 
     @property
     def on_cpus(self) -> bool:
-        """Whether ranks of the backend have a core each: one thread, and memory of the host."""
+        """Whether the ranks of the backend run on CPUs, with one thread each."""
         return self.backend != "nccl"
 
     def refused(self, machines: int) -> str:
-        """Return why the backend cannot be, on so many machines; "" if it can."""
+        """Return why the backend cannot run on this number of machines; "" if it can."""
         if self.backend == "nccl" and self.device == "cpu":
             return "--device cpu: expected --backend gloo or shm, got nccl, which is for GPUs"
         if self.backend != "shm":
@@ -260,7 +260,7 @@ class RunOptions:
         return ""
 
     def words(self) -> list[str]:
-        """Return the options that are not as by default, as words of a command line."""
+        """Return the options that differ from their defaults, as words of a command line."""
         found = []
         for f in _options(RunOptions):
             value = getattr(self, f.name)
@@ -281,11 +281,11 @@ def _options(kind: type[RunOptions]) -> list[Any]:
 _ACCEPTED: dict[type, Any] = {
     float: (int, float), Path: (str, Path)
 }  # fmt: skip
-"""What is accepted for an option of a type, if not the type alone; a type of ours has ACCEPTED."""
+"""The types that Python may pass for an option of a type; DataFiles has its own ACCEPTED."""
 
 
 def _check(what: str, about: Mapping[str, Any], value: Any) -> None:
-    """Check a value that Python gives. Raises OptionError."""
+    """Check a value from Python. Raises OptionError."""
     kind, choices = about["kind"], about["choices"]
     right = isinstance(value, getattr(kind, "ACCEPTED", _ACCEPTED.get(kind, kind)))
     if not right or (isinstance(value, bool) and kind is not bool):
@@ -298,7 +298,7 @@ def _check(what: str, about: Mapping[str, Any], value: Any) -> None:
 
 
 def reading(kind: type, check: OptionCheck) -> Callable[[str], Any]:
-    """Return the function that reads a value of the command line, as argparse wants it."""
+    """Return the function by which argparse reads a value."""
 
     def read(text: str) -> Any:
         value = kind(text)
@@ -306,5 +306,5 @@ def reading(kind: type, check: OptionCheck) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
         return value
 
-    read.__name__ = kind.__name__  # argparse names it where the text is no such value
+    read.__name__ = kind.__name__  # argparse names the type in its error
     return read

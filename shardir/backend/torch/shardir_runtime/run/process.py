@@ -26,22 +26,22 @@ _OTHERS = {
     "late": ("timed out", "timeout"),
     "lost": ("closed by peer", "reset by peer", "broken pipe", "refused"),
 }
-"""The kinds of errors whose cause is another rank, by parts of torch's messages: it did not answer
-in time, or its connection was lost."""
+"""Errors caused by another rank, by parts of torch's messages: it did not answer in time, or its
+connection was lost."""
 
 _ON_DEVICE = "device-side assert"
-"""What torch says where a check of an emitted program fails on a GPU: those are of indices."""
+"""A part of torch's message after a failed check on a GPU; emitted programs check only indices."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
 
 
 def as_rank(work: Callable[[RunOptions, Events], int | None]) -> None:
-    """Do the work of one rank, without gradients, and end the process. The last event is how it
-    ended. The work returns the signal that has ended it early, if one has.
+    """Run the work of one rank, without gradients, and end the process. The last event reports the
+    end. The work returns the signal that ended it early, if any.
 
-    The interpreter is not finalized: a thread of a process group that outlives it aborts the
-    process, and leaving in good order after an error would wait for the other ranks.
+    The interpreter is not finalized: a thread of a process group that outlives it would abort the
+    process, and a clean end after an error would wait for other ranks.
     """
     events = Events(int(os.environ.get("RANK", "0")))
     code = 1
@@ -83,7 +83,7 @@ def as_rank(work: Callable[[RunOptions, Events], int | None]) -> None:
 
 
 def error_kind(error: BaseException) -> str:
-    """Return whose error it is: of the program, or of another rank (see _OTHERS)."""
+    """Return the origin of an error: the program, or another rank (see _OTHERS)."""
     text = str(error).lower() if isinstance(error, RuntimeError) else ""
     found = (kind for kind, parts in _OTHERS.items() if any(part in text for part in parts))
     return next(found, "program")
@@ -99,7 +99,8 @@ def _options() -> RunOptions:
 
 
 def _behave(options: RunOptions) -> None:
-    """End with the launcher, and use one thread on a CPU. On Linux ps and top show the rank."""
+    """End this process with its launcher, and use one thread on a CPU. On Linux, ps and top show
+    the rank."""
     launcher = os.environ.get("SHARDIR_LAUNCHER")
     if sys.platform == "linux":
         name = f"rank {os.environ.get('RANK', '0')}"
@@ -115,14 +116,13 @@ def _behave(options: RunOptions) -> None:
 
 
 def retain_memory() -> None:
-    """Let glibc retain the memory of freed tensors of up to 32 MiB for the next ones.
+    """Let glibc keep the memory of freed tensors of up to 32 MiB for later tensors.
 
-    It would return the end of its heap to the system where more than twice the largest of them is
-    free, which in every step has to map and clear each page again: about a microsecond a page.
-    Larger tensors are mapped by themselves: among others they would leave gaps. So would the 2,000
-    records that torch's flight recorder retains of collectives: the free memory between them is too
-    small for tensors of a few MiB, which get new pages. NCCL's watchdog writes the records to a
-    file; on CPUs nothing reads them, unless TORCH_FR_BUFFER_SIZE asks for some.
+    By default it returns the end of its heap to the system when it is large enough; every step then
+    maps and clears each page again, about a microsecond a page. Larger tensors have mappings of
+    their own, since they would leave gaps in the heap. So would the 2,000 records of collectives
+    that torch's flight recorder keeps. NCCL's watchdog writes them to a file, but on CPUs nothing
+    reads them, unless TORCH_FR_BUFFER_SIZE is set.
 
     Call it before the first process group is made.
     """
@@ -134,20 +134,19 @@ def retain_memory() -> None:
 
 
 def _share_cores() -> None:
-    """Take longer turns on a core where ranks share cores: small collectives are five times
-    faster."""
+    """Take longer turns on a core that ranks share: small collectives are five times faster."""
     if hasattr(os, "SCHED_BATCH") and ranks_of_a_core() > 1:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def ranks_of_a_core() -> float:
-    """Return the number of ranks of this machine that share a core, at least 1."""
+    """Return the number of ranks per core of this machine, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1.0, int(os.environ.get("LOCAL_WORLD_SIZE", "1")) / (cores or 1))
 
 
 def memory(device: torch.device) -> int:
-    """Return the peak of this rank's memory in bytes: of tensors on a GPU, of the process else."""
+    """Return this rank's peak memory in bytes: of tensors on a GPU, else of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -155,8 +154,8 @@ def memory(device: torch.device) -> int:
 
 
 def join_ranks(plan: ProgramPlan, options: RunOptions) -> Mesh:
-    """Join the other ranks, unless this process has, and make the process groups and channels,
-    in the same order on all of them."""
+    """Join the other ranks, unless this process has joined them, and make the process groups and
+    channels of a plan. Raises PlanError for a wrong number of ranks, or an unusable backend."""
     joined = dist.is_initialized()
     given = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
     rank = dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
@@ -174,7 +173,7 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> Mesh:
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=options.timeout)
     if plan.size > 1 and not joined:
-        _share_cores()  # before threads are started, which inherit it
+        _share_cores()  # before threads start, which inherit the scheduling
         if options.backend == "shm":
             from .. import shm
 
@@ -189,7 +188,7 @@ def join_ranks(plan: ProgramPlan, options: RunOptions) -> Mesh:
 
 
 def make_groups(plan: ProgramPlan, mesh: Mesh) -> None:
-    """Make the process groups and channels of a plan, on all ranks at the same time."""
+    """Make the process groups and channels of a plan, together with all ranks."""
     for axes in plan.groups:
         mesh.group(axes)
     for channel in plan.channels:
@@ -197,10 +196,10 @@ def make_groups(plan: ProgramPlan, mesh: Mesh) -> None:
 
 
 def device_of(options: RunOptions, local: int, gpus: int) -> torch.device:
-    """Return the device of a rank, by its number on its machine, which has so many GPUs.
+    """Return the device of a rank, by its number on its machine and the machine's number of GPUs.
 
     Raises:
-        PlanError: it has too few.
+        PlanError: the machine has too few GPUs.
     """
     kind = options.device or ("cuda" if options.backend == "nccl" else "cpu")
     if kind == "cpu":
@@ -216,8 +215,8 @@ def device_of(options: RunOptions, local: int, gpus: int) -> torch.device:
 
 
 def _launchers_store(rank: int, size: int) -> Any:
-    """Return the store in which all ranks meet, however late the last one is; None for torchrun's.
-    Rank 0 serves it on the socket that the launcher opened, so that the port cannot be taken."""
+    """Return the store of the launcher, where all ranks meet; None for torchrun's. Rank 0 serves it
+    on the socket that the launcher opened, so that no other process takes the port."""
     socket = os.environ.get("SHARDIR_STORE_FD")
     if socket is None:
         return None

@@ -1,4 +1,4 @@
-"""program.py as a module of a process that has a runtime already."""
+"""program.py as a module of a process that already has a runtime."""
 
 import re
 from pathlib import Path
@@ -7,22 +7,22 @@ from types import ModuleType
 from ..plan.program import PlanError
 
 ROOT = __name__.removesuffix(".run.program_module")
-"""The name of the runtime in this process: `shardir_runtime`, or that within shardir."""
+"""The name of the runtime in this process: `shardir_runtime`, or its name within shardir."""
 
 IMPORTS = re.compile(rb"^from shardir_runtime\b", re.MULTILINE)
 OLDER = re.compile(rb"^import runtime as rt$", re.MULTILINE)
 
 
 def with_this_runtime(text: bytes) -> bytes:
-    """Return the text of a program with imports of the runtime of this process."""
+    """Return the text of a program that imports the runtime of this process."""
     return IMPORTS.sub(f"from {ROOT}".encode(), text)
 
 
 def program_module(directory: Path) -> ModuleType:
-    """Return program.py of a directory, under a name of its own, with the runtime of this process.
+    """Return program.py of a directory as a new module, with the runtime of this process.
 
     Raises:
-        PlanError: it is of a version whose runtime was no package.
+        PlanError: the program is of an earlier version, whose runtime was not a package.
     """
     path = directory / "program.py"
     text = path.read_bytes()

@@ -1,13 +1,13 @@
-"""The steps before a loss that is not finite, run again to find the first value that is not.
+"""The search for the first value that is not finite: steps before such a loss run again.
 
-1. All ranks know such a loss at the same time, so they go back together: to the last checkpoint of
-   this run, or to where it began. Steps are deterministic, and so are their inputs.
-2. Each op of the last two steps is checked (`Watch`): a NaN may come from the backward part or the
-   update of the step before. A state that has a NaN before these leads to an earlier step, from
-   which on ops are checked then.
-3. Each rank reports what it finds, and ends the run; the launcher shows the first report.
+1. All ranks see the loss in one step, so they go back together: to the last checkpoint of the run,
+   or to its beginning. Steps and their inputs are deterministic.
+2. Each op of the last two steps is checked (`Watch`), since a NaN may come from the backward part
+   or the update of the previous step. If a state has a NaN before these steps, ops are checked from
+   an earlier step on.
+3. A rank reports its error and ends the run; the launcher shows the first report.
 
-Nothing is written, evaluated or reported by steps that run again.
+Steps that run again write, evaluate and report nothing.
 """
 
 import math
@@ -26,7 +26,8 @@ from .anomalies import NotFiniteError, Watch
 from .states import States
 
 MAX_SECONDS = 600.0
-"""The longest time that steps run again, by the time that they took."""
+"""The longest time that steps may take again, estimated by their first run; a longer search is
+refused, since a user waits for it."""
 
 SIGN_SECONDS = 5.0
 """The time between two signs of life, in seconds."""
@@ -38,9 +39,9 @@ class Replay:
     """A search for the first value that is not finite.
 
     Args:
-        runner: runs steps: a `main.Runner`.
-        saved: has the beginnings from which they can run again.
-        step: the number of that with the loss, counted from 1.
+        runner: a `main.Runner`, which runs steps.
+        saved: has the beginnings from which steps can run again.
+        step: the step with the loss, counted from 1.
     """
 
     def __init__(self, runner: Any, function: PlanFunction, saved: Saving, step: int, loss: float):
@@ -54,18 +55,18 @@ class Replay:
         """Run steps again.
 
         Args:
-            seconds: those that a step took.
+            seconds: the time of a step.
             skips: whether a step whose gradients are not finite changes no state.
 
         Raises:
-            NotFiniteError: always; it names the first value, where it is found.
+            NotFiniteError: always; it names the first value if the search finds it.
         """
         if any(isinstance(arg.source, int) for arg in self.function.args):
             self._fail(f"batches of Python come once; {FINDS}")
         seconds = self._all_reduce(seconds, dist.ReduceOp.MAX)
         first = self._first_with_nan(self.step if skips else max(1, self.step - 1), seconds)
         program = self.states.plan.directory / "program.py"
-        # A NaN after an infinite loss is not its cause.
+        # A NaN does not cause an infinite loss.
         watch = Watch(program, self.mesh.rank, fails=math.isnan(self.loss))
         self.runner.functions = self.runner.eager
         outputs: list[Tensor] = []
@@ -84,8 +85,8 @@ class Replay:
         self.conclude(watch)
 
     def _first_with_nan(self, first: int, seconds: float) -> int:
-        """Run the steps before the step `first`, or before the first one after which a state of
-        some rank has a NaN; return the number of the step to which the run has come."""
+        """Run to the step `first`, or to the first step after which a state of a rank has a NaN.
+        Return the number of the step before which the run has stopped."""
         beginnings = self.saved.beginnings()
         while beginnings:
             at = next((b for b in beginnings if b.step < first), beginnings[-1])
@@ -107,7 +108,7 @@ class Replay:
         """Raise the error of the rank with the first infinite value, after a step without a NaN.
 
         Raises:
-            NotFiniteError: on that rank, and where no rank has one on all.
+            NotFiniteError: on that rank; on all ranks if none has an infinite value.
         """
         first = self._all_reduce(watch.infinite_step, dist.ReduceOp.MIN)
         if watch.infinite and watch.infinite_step == first:
@@ -117,7 +118,7 @@ class Replay:
         self._fail(watch.nan or "no op of a rank makes such a value of finite ones")
 
     def _restore(self, at: Beginning, seconds: float) -> None:
-        """Go back to a beginning, unless it is too far away."""
+        """Restore a beginning, unless its steps would take too long."""
         count = self.step - at.step
         if count * seconds > MAX_SECONDS:
             since = "the start" if at.path is None else str(at.path)
@@ -128,8 +129,8 @@ class Replay:
         at.restore()
 
     def _run_to(self, done: int, first: int) -> int | None:
-        """Run the steps after `done` and before the step `first`; return the first of them after
-        which a state of some rank has a NaN, if there is one."""
+        """Run the steps after `done` and before `first`. Return the first of these steps after
+        which a state of a rank has a NaN; None without such a step."""
         found = math.inf
         steps = range(done, first - 1)
         for step, inputs in zip(steps, self.inputs.ahead(steps), strict=True):
@@ -145,11 +146,11 @@ class Replay:
         return next((k for k, x in values if x.is_floating_point() and bool(x.isnan().any())), "")
 
     def _has_nan(self) -> bool:
-        """Whether a state of some rank has a NaN."""
+        """Whether a state of any rank has a NaN."""
         return bool(self._all_reduce(float(bool(self._state_with_nan())), dist.ReduceOp.MAX))
 
     def _fail_with_state(self, at: Beginning) -> NoReturn:
-        """Raise the error of a rank whose state has a NaN from the beginning."""
+        """Raise the error of a rank with a NaN in a state of a beginning."""
         found = self._state_with_nan()
         if not found:
             self._all_reduce(0.0, dist.ReduceOp.MAX)  # until a rank that has one ends the run
@@ -157,7 +158,7 @@ class Replay:
         self._fail(f"rank {self.mesh.rank}: nan in {found} of {of}")
 
     def _live(self, done: int) -> None:
-        """Give a sign of life after a step; end where that is asked for."""
+        """Send a sign of life after a step; end the run if a signal requests it."""
         if self.saved.asked():
             self._fail(FINDS)
         if time.monotonic() - self._signed > SIGN_SECONDS:
@@ -171,7 +172,7 @@ class Replay:
         )  # fmt: skip
 
     def _all_reduce(self, value: float, op: Any) -> float:
-        """Return the minimum or maximum of the numbers of all ranks."""
+        """Return the minimum or maximum of a number over all ranks."""
         x = torch.tensor([value], dtype=torch.float64, device=self.mesh.device)
         if self.mesh.size > 1:
             position.begin()

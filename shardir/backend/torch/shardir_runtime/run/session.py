@@ -1,4 +1,4 @@
-"""The functions of a program on one rank, and the states that they use and change."""
+"""The functions of a program on one rank, and the states that they read and update."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,8 +15,9 @@ class Session:
     """The functions of a program, to be called on this rank's shards.
 
     Args:
-        functions: those of program.py, by their names in the plan.
-        seed: of the initial values of states; `broadcasts`: those of rank 0.
+        functions: the functions of program.py by their names in the plan.
+        seed: of the initial values of states.
+        broadcasts: whether rank 0 sends the initial values to all ranks.
         recorder: of the times of calls, if any (trace.py).
     """
 
@@ -36,8 +37,8 @@ class Session:
     def call(
         self, function: PlanFunction, inputs: Sequence[Tensor], check: bool = False
     ) -> list[Tensor]:
-        """Run a function on this rank's shards of its inputs, in their order; the states become
-        those that it returns. No other result is a part of a larger storage.
+        """Run a function on this rank's shards of its inputs, in their order, and set the states
+        that it returns. Other results have storages of their own.
 
         Args:
             check: whether to compare the results with the plan.
@@ -73,8 +74,8 @@ class Session:
         return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
     def _of_replicas(self, function: PlanFunction, replicas: int, args: list) -> list[Tensor]:
-        """Run a function on the values of each replica that this rank has: of one, but of all where
-        there is one device. Of scalars that are reported return the mean over these."""
+        """Run a function on the values of each replica of this rank: one replica, or all on one
+        device. Reported scalars are means over these replicas."""
         here = replicas // self.mesh.axes.get(REPLICA, 1)
         runs = []
         for k in range(here):
@@ -93,8 +94,8 @@ class Session:
         return outputs
 
     def _check(self, function: PlanFunction, outputs: list[Tensor]) -> None:
-        """Raise PlanError unless the results have the types of the plan: a later error would be
-        hard to trace."""
+        """Raise PlanError unless the results have the types of the plan, before a later error that
+        would be hard to trace."""
         if len(outputs) != len(function.results):
             raise PlanError(
                 f"{function.name} returns {len(outputs)} results, not {len(function.results)}"
@@ -112,6 +113,6 @@ class Session:
 
 
 def _separate(x: Tensor) -> Tensor:
-    """Return a tensor whose storage has nothing else. A loss that was reduced with the gradients is
-    a view of their buffer, all of which would live as long as the loss."""
+    """Return a tensor with a storage of its own. A loss that was reduced with the gradients is a
+    view of their buffer, which would live as long as the loss."""
     return x.clone() if x.untyped_storage().nbytes() > x.nbytes else x

@@ -1,4 +1,4 @@
-"""The parameters and states of a program on one rank: their shards, with their present layouts."""
+"""The parameters and states of a program on one rank: their shards and current layouts."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -33,7 +33,7 @@ class States:
 
     Args:
         seed: of the initial values.
-        broadcasts: whether rank 0 makes all initial values, and the others get them from it.
+        broadcasts: whether rank 0 makes all initial values and sends them to all ranks.
     """
 
     def __init__(self, plan: ProgramPlan, mesh: Mesh, seed: int, broadcasts: bool = False):
@@ -41,12 +41,12 @@ class States:
         self.broadcasts = broadcasts and mesh.size > 1
         self.values: dict[str, Tensor] = {}
         self.types: dict[str, PlanValue] = {}
-        """Of all states: the layouts change with the functions that make them."""
+        """The types of all states; a layout changes with the function that made the state."""
         self.places: dict[str, tuple[int, ...]] = {
             a.key: a.at for f in plan.functions for a in f.args
             if a.role != "input" and a.at is not None
         }  # fmt: skip
-        """Of states that some stages have, the positions of these; others have no value."""
+        """The positions of the stages that have a state, if not all have it."""
         self.initialize()
 
     def initialize(self) -> None:
@@ -69,8 +69,8 @@ class States:
         return self.is_among(self.places.get(key), rank)
 
     def is_among(self, places: Sequence[int] | None, rank: int | None = None) -> bool:
-        """Whether a rank, by default this one, has one of these positions along the axis of the
-        stages; None: of all."""
+        """Whether a rank, by default this one, has one of these positions along the axis of stages;
+        None for all positions."""
         if places is None or STAGE not in self.mesh.axes:
             return True
         if rank is None:
@@ -78,7 +78,7 @@ class States:
         return self.mesh.members((STAGE,), rank).index(rank) in places
 
     def bounds(self, value: PlanValue) -> list[tuple[int, int]]:
-        """Return the range [start, stop) of each dimension of a value that this rank has."""
+        """Return the range [start, stop) of each dimension of this rank's shard."""
         return local_bounds(self.mesh, value.shape, value.dims)
 
     def gathered(self, x: Tensor, value: PlanValue, partial: Any = None) -> Tensor:
@@ -91,7 +91,7 @@ class States:
         return self.gathered(self._everywhere(key), self.types[key])
 
     def _everywhere(self, key: str) -> Tensor:
-        """Return this rank's shard of a state, also where other stages have the state."""
+        """Return this rank's shard of a state, even if only other stages have the state."""
         if self.places.get(key) is None or STAGE not in self.mesh.axes:
             return self.values[key]
         type, first = self.types[key], self.mesh.index((STAGE,)) == self.places[key][0]
@@ -101,8 +101,8 @@ class States:
         return all_reduce(self.mesh, x, "sum", (STAGE,))
 
     def shard(self, arg: PlanArgument) -> Tensor | None:
-        """Return a state with the layout that a function expects; usually it has it already. None
-        where the function needs it on other stages alone."""
+        """Return a state in the layout that a function expects, usually its current one; None if
+        only other stages need it."""
         if arg.at is not None and not self.is_here(arg.key):
             return None
         if self.types[arg.key].dims == arg.dims and (arg.at or arg.key not in self.places):
@@ -117,7 +117,7 @@ class States:
         """Return this rank's shard of a global value.
 
         Raises:
-            PlanError: it has another shape or dtype.
+            PlanError: the value has another shape or dtype.
         """
         dtype = DTYPES[value.dtype]
         if tuple(x.shape) != value.shape or x.dtype != dtype:
@@ -129,7 +129,7 @@ class States:
         return move_to(self.mesh, x, value.host)
 
     def put(self, arg: PlanArgument, x: Tensor) -> None:
-        """Let a state be a global value, converted to its type."""
+        """Set a state to a global value, converted to its type."""
         self.types[arg.key] = arg
         if not self.is_here(arg.key):
             return
@@ -142,7 +142,7 @@ class States:
                 self.values[copy.key], self.types[copy.key] = shard, copy
 
     def filled(self, arg: PlanArgument) -> Tensor:
-        """Return this rank's shard of an initial value, which is the same on any mesh."""
+        """Return this rank's shard of an initial value, which does not depend on the mesh."""
         bounds = self.bounds(arg)
         if arg.copies is not None:
             return self._copy_state(arg, bounds)
@@ -154,7 +154,7 @@ class States:
         return move_to(self.mesh, x, arg.host)
 
     def _initial(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
-        """Return the initial values in a range, in host memory."""
+        """Return a part of an initial value, in host memory."""
         dtype = DTYPES[arg.dtype]
         if isinstance(arg.source, FileArray | DividedArray):
             return read_part(arg.source, bounds).to(dtype)
@@ -162,7 +162,7 @@ class States:
         return random.fill(arg.init["kind"], arg.init, arg.shape, bounds, key, dtype)
 
     def _copy_state(self, arg: PlanArgument, bounds: list[tuple[int, int]]) -> Tensor:
-        """Return this rank's shard of the copies of another state."""
+        """Return this rank's shard of a state that begins as a copy of another."""
         of = arg.init["of"]
         more = len(arg.shape) - len(self.types[of].shape)
         x = self.values[of]
@@ -174,7 +174,7 @@ class States:
 
 
 def part(x: Tensor, bounds: Iterable[tuple[int, int]]) -> Tensor:
-    """Return the elements in a range [start, stop) of each dimension: a view."""
+    """Return a view of the range [start, stop) of each dimension."""
     for dim, (start, stop) in enumerate(bounds):
         x = x.narrow(dim, start, stop - start)
     return x

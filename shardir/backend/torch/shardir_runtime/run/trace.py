@@ -8,15 +8,14 @@ each function the last K calls are written to rank0.json, rank1.json, ... of the
                              "work": [20, 50], "own": [18, 41],
                              "spans": [["part", "F", 0, 1, 18, 55]]}]}}
 
-Times are in nanoseconds of the machine's clock: a mark's is that at which its line begins. `work`
-is what each line takes while all ranks work: where they share cores, the time that the processor
-works for this rank, in all threads, times the number of ranks of a core; else that time, and at
-most the line's. `own` is the same of the threads that compute: where torch has one, of the thread
-that calls it alone, since threads of the library move meanwhile what is in flight. Spans are those
-of steps in stages: `part` with kind, stage and microbatch; `send`, and `arrival`, the wait for a
-value, with its name, the other rank, and the microbatch. On a GPU times are those of its stream,
-and there is neither. The work of the marks themselves is subtracted, since a run without a trace
-has none: clocks of work may take microseconds.
+Times are in nanoseconds of the machine's clock; the time of a mark is the begin of its line. `work`
+is the CPU time of a line in all threads of this rank: times the number of ranks per core if ranks
+share cores, else at most the time of the line. `own` is the work of the threads that compute: if
+torch has one thread, the calling thread alone, since threads of the library move data in flight
+meanwhile. `spans` are parts of steps in stages: `part` with kind, stage and microbatch; `send` and
+`arrival` (the wait for a value) with its name, the peer rank, and the microbatch. On a GPU, times
+are those of its stream, without `work` and `own`. The work of the marks is subtracted: reading the
+clocks may take microseconds.
 """
 
 import ast
@@ -38,19 +37,19 @@ from .events import TRACE
 from .process import ranks_of_a_core
 
 MARKED, SIDE = 40, 256
-"""The number of times that ops are called with marks and without, to find the work of a mark, and
-the side of the squares that they take."""
+"""The number of calls of ops with marks and without, to measure the work of a mark, and the side of
+their square operands: small, so that a mark is a measurable part of a call."""
 
 MARK = "the mark of a line"
-"""The global name of the function that a mark calls: no identifier, so no program has it."""
+"""The global name of the function that a mark calls; not an identifier, so no program has it."""
 
 
 class Recorder:
     """The times of the last calls of each function.
 
     Args:
-        calls: their number.
-        folder: where they are written to.
+        calls: the number of calls to keep.
+        folder: the folder of the files.
     """
 
     def __init__(self, calls: int, folder: Path, device: torch.device):
@@ -65,7 +64,7 @@ class Recorder:
         self._of_mark = self._work_of_mark() if device.type == "cpu" else [0.0, 0.0]
 
     def functions(self, plan: ProgramPlan, path: Path) -> dict[str, Callable]:
-        """Return the functions of a program, which is in a file, with marks."""
+        """Return the functions of a program file, with marks."""
         tree = _Marks().visit(ast.parse(path.read_text(encoding="utf-8", errors="surrogateescape")))
         made: dict[str, Any] = {"__name__": "program", "__file__": str(path), MARK: self._mark()}
         exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), made)
@@ -86,8 +85,8 @@ class Recorder:
         return mark
 
     def _work_of_mark(self) -> list[float]:
-        """Return the work of a mark, by each clock, between ops of several kinds: twice of what it
-        is where marks follow each other, and find their code in caches."""
+        """Return the work of a mark by each clock, between ops of several kinds: twice the work of
+        marks in sequence, whose code stays in caches."""
         x, mark = torch.ones(SIDE, SIDE), self._mark()
         kinds = (torch.neg, torch.relu, torch.exp, torch.square, torch.sigmoid, torch.t)
         taken: tuple[list[tuple[int, ...]], ...] = [], []
@@ -141,8 +140,7 @@ class Recorder:
 
 
 class _HostClock:
-    """The time of the host, and that which the process has run, in all threads and in those that
-    compute."""
+    """The time of the host, and the CPU time of the process and of its computing threads."""
 
     now = staticmethod(time.perf_counter_ns)
 
@@ -154,8 +152,8 @@ class _HostClock:
         return time.process_time_ns(), self._own()
 
     def spent(self, marks: Sequence[int], taken: Sequence[int], of_mark: float) -> list[float]:
-        """Return the work of lines by a clock of it, without that of their marks, and at most what
-        they have taken where each rank has a core."""
+        """Return the work of lines from a clock's marks, without the work of the marks; at most the
+        time of the line if each rank has a core."""
         spent = [max(0.0, b - a - of_mark) for a, b in pairwise(marks)]
         if (share := ranks_of_a_core()) > 1:
             return [share * s for s in spent]
@@ -166,7 +164,7 @@ class _HostClock:
 
 
 class _StreamClock:
-    """The time at which the present stream of a GPU reaches a mark."""
+    """The time at which the current stream of a GPU reaches a mark."""
 
     def __init__(self) -> None:
         torch.cuda.synchronize()
@@ -207,6 +205,6 @@ def _mark_of(statement: ast.stmt) -> ast.stmt:
 
 
 def requested_recorder(device: torch.device) -> Recorder | None:
-    """Return a recorder if the launcher asks for a trace."""
+    """Return a recorder if the launcher requests a trace."""
     calls, _, folder = os.environ.get(TRACE, "").partition(":")
     return Recorder(int(calls), Path(folder), device) if folder else None

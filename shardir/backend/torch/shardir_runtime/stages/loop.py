@@ -60,7 +60,7 @@ class RankLoop:
         self.sums = [name for run in loop.runs for x in run.makes for name in sums[x.name]]
         names = {value.name for value in last if value.microbatch is not None}
         self.slices = {name: x for name, x in tables.slices.items() if name in names}
-        """The arguments of which this rank reads microbatches, by the names of these."""
+        """The arguments whose microbatches this rank reads, by the names of the microbatches."""
 
 
 def _by_addend(totals: Mapping[str, str]) -> dict[str, list[str]]:

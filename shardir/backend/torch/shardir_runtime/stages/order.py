@@ -76,7 +76,7 @@ class StepOrder:
         loops: the runs of each rank in the loop, in order.
         totals: the sums over the microbatches, each with the rank that has it.
         last: the values of the loop that each rank reads after it: states of the last microbatch.
-        targets: the other ranks that read a value, by its name; none of other values.
+        targets: the receivers of a value, by its name, if any.
         in_flight: the most sends of one value to one rank that are in flight.
     """
 

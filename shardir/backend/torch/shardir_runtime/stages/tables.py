@@ -1,4 +1,4 @@
-"""The tables of a step in stages: its parts, and what each rank runs and sends, in order."""
+"""The tables of a step in stages: its parts, their values, and the schedule of each rank."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,8 +26,8 @@ class StageAction(NamedTuple):
 
 
 class StagePart(NamedTuple):
-    """A function of a stage, with the names of what it reads and makes; the function itself is
-    there once it is defined (`StageTables.part`)."""
+    """A function of a stage, with the names of its operands and results; `function` is set once it
+    is defined (`StageTables.part`)."""
 
     kind: str
     stage: int
@@ -38,8 +38,8 @@ class StagePart(NamedTuple):
 
 
 class StageValue(NamedTuple):
-    """A value that other stages read than the one that makes it: its global shape, and the axes
-    that split each dimension."""
+    """A value that passes from a stage to other stages: its global shape, and the axes that split
+    each dimension."""
 
     source: int
     targets: tuple[int, ...]
@@ -57,23 +57,24 @@ class CarriedState(NamedTuple):
 
 
 class StageTables:
-    """The parts of a step in stages, what they read and make, and the order of each rank.
+    """The parts of a step in stages, their values, and the schedule of each rank.
 
     Args:
-        schedule: the actions of each rank, in their order.
-        slices: the microbatch's slices, by name, of arguments.
-        carried: the states that pass from one microbatch to the next: of each the name that parts
-            read, the argument that it is for the first microbatch, what parts make that it is for
-            the next one, and its name after the last.
-        parts: kind, stage, names of the function, of what it reads, of what it makes; in an order
-            in which they can run. "F" is the forward part, "B" the backward part, which may be two:
-            "I", the gradients of inputs, and "W", those of weights; those of OUTSIDE run once.
-        sums: over all microbatches, by name, of what parts make.
-        collected: the values of all microbatches, in a new dimension 0, by name, of what parts
-            make.
+        schedule: the actions of each rank, in order.
+        slices: the arguments by the names of their microbatches.
+        carried: the states that pass from one microbatch to the next. Each has four names: that
+            parts read, of the argument for the first microbatch, of the result for the next
+            microbatch, and after the last.
+        parts: (kind, stage, function, operands, results), in an order in which they can run. "F" is
+            a forward part, "B" a backward part, or "I", the gradients of inputs, and "W", the
+            gradients of weights. Parts of the kinds OUTSIDE run once.
+        transfers: the types of the values that pass between stages, by name.
+        sums: the addends of sums over all microbatches, by the names of the sums.
         in_flight: the most sends of a value to a rank that are in flight at once.
-        results: the names of what the step returns; a value that no function makes is an argument.
-        shapes: of the results that are not states, the type: that of other ranks are zeros.
+        results: the names of the results; a value that no part makes is an argument.
+        shapes: the types of results that are not states, which are zeros on ranks without them.
+        collected: the values whose microbatches are stacked in a new dimension 0, by the names of
+            the stacks.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class StageTables:
         """The names of the values of microbatches."""
 
     def part(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Let a function, which is returned, be that of the parts of its name: a decorator."""
+        """Define the function of the parts with its name: a decorator."""
         named = function.__name__
         self.parts = [p._replace(function=function) if p.name == named else p for p in self.parts]
         self.index()

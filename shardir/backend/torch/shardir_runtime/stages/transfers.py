@@ -21,15 +21,14 @@ STAGE = "stage"
 
 
 class StageTransfer:
-    """A send or a receive that has started: its work, None of an empty tensor, the tensor, and the
-    other rank."""
+    """A started send or receive: its work (None for an empty tensor), its tensor, and the peer."""
 
     def __init__(self, work: Any, x: Tensor, peer: int):
         self.work, self.x, self.peer = work, x, peer
 
     def wait(self, line: int = 0) -> Tensor:
-        """Wait until it is over, and return the tensor, which it holds no longer. `line`: that of
-        the program that waits, by default the one that runs now."""
+        """Wait for the end, and return the tensor, which the transfer releases. `line`: the line of
+        the program that waits, by default the current one."""
         if self.work is not None:
             position.begin(self.peer, line)
             self.work.wait()
