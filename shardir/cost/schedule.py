@@ -34,8 +34,6 @@ collective counts for its first.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
-from heapq import heappop, heappush
-from itertools import count
 from math import sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -259,67 +257,3 @@ def cut_points(
     for previous in reversed(before[: count - 1]):
         points.append(int(previous[points[-1]]))
     return points[::-1]
-
-
-class Flight(NamedTuple):
-    """A chain of collectives that run one after the other.
-
-    Attributes:
-        after: the index of the op after which it can start; -1 for the begin of the program.
-        before: the index of the op before which it must have ended.
-        moves: of each collective the level, the seconds, and the seconds of its latency.
-    """
-
-    after: int
-    before: int
-    moves: tuple[tuple[str, float, float], ...]
-
-
-def seconds_at_best(seconds: Sequence[float], flights: Iterable[Flight], mesh: Mesh) -> float:
-    """Return the makespan if each collective starts as soon as its operands are available and its
-    links are free. Of several, the collective that is needed first starts first.
-
-    Args:
-        seconds: of each op, in program order.
-    """
-    on = mesh.cluster_or_default
-    starting: dict[int, list[Flight]] = {}
-    for flight in flights:
-        starting.setdefault(flight.after, []).append(flight)
-    now, free, last = 0.0, dict[str, float](), [0.0]
-    pending: list[tuple[int, int, float, Flight]] = []  # a heap by the op that needs the result
-    started: list[tuple[int, float]] = []  # a heap of the op that needs the result, and the end
-    number = count()
-
-    def offer(op: int) -> None:
-        for flight in starting.get(op, []):
-            heappush(pending, (flight.before, next(number), now, flight))
-
-    def start(at: float, flight: Flight) -> float:
-        """Occupy the links from `at` on at the earliest, and return the end."""
-        for level, duration, latency in flight.moves:
-            at = max(at, free.get(level, 0.0)) + duration
-            free[level] = at - (1 - on.gap) * latency
-            last.append(at)
-        return at
-
-    offer(-1)
-    for i, duration in enumerate(seconds):
-        while pending and pending[0][0] <= i:
-            _, _, ready, flight = heappop(pending)
-            now = max(now, start(ready, flight))
-        while started and started[0][0] <= i:
-            now = max(now, heappop(started)[1])
-        end = now + duration
-        while pending:
-            needed, _, ready, flight = pending[0]
-            if max(ready, free.get(flight.moves[0][0], 0.0)) >= end:
-                break
-            heappop(pending)
-            heappush(started, (needed, start(ready, flight)))
-            end += sum(on.lost(s, latency) for _, s, latency in flight.moves)
-        now = end
-        offer(i)
-    for _, _, ready, flight in sorted(pending, key=lambda w: w[:2]):
-        start(ready, flight)
-    return max(now, *last)

@@ -20,7 +20,7 @@ from shardir.search.elimination import Solution
 from shardir.search.graph_bytes import argument_bytes, live_bytes
 from shardir.search.memory import live
 from shardir.search.memory_limit import solve_within
-from shardir.search.preset_plans import PresetPlans, with_overlap
+from shardir.search.preset_plans import PresetPlans
 from shardir.search.problem import CostProblem
 from shardir.search.solver import solve
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
@@ -70,7 +70,7 @@ def search_plan(
     """
     presets = PresetPlans(lowered)
     plan = _searched(lowered, presets, ties, limit, cap, gap, report)
-    best = with_overlap(plan, presets, limit, report) if overlap else plan
+    best = presets.fastest(plan, limit, report) if overlap else plan
     found = lowered.measured(best)
     if best is not plan:
         smallest = min(p.solution.objective for p in (lowered.measured(plan), found))

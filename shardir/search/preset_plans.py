@@ -1,17 +1,16 @@
-"""The plans of presets, compared with the searched plan by their sums and by the time with overlap.
+"""The plans of presets, compared with the searched plan by their lowered programs.
 
 The plans of presets are solved in the cost graph (preset_solutions.py). Where the gap is large, the
 search goes on from the one of the smallest sum, if that is smaller than its own: many small tensors
-may be in one bucket in it. Another plan than that of the smallest sum may hide more of its
-communication. Those that may be faster have their time with overlap estimated (overlapped.py), and
-where programs are small enough the fastest of these are lowered and measured. So no preset is
-faster than the result, as far as the estimates are right.
+may be in one bucket in it. A plan of a larger sum may hide more of its communication. So the plans
+of the smallest sums and those of the smallest bounds with overlap are lowered, in turns, and the
+fastest program is chosen.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.search.bucket_prices import TransferPrices
@@ -20,28 +19,26 @@ from shardir.search.cost_graph import CostGraph
 from shardir.search.elimination import Solution
 from shardir.search.graph_bytes import argument_bytes
 from shardir.search.memory import live
-from shardir.search.overlapped import StepTimeline
 from shardir.search.preset_solutions import GroupedSolution, PresetSolutions
 from shardir.search.presets import ProductOfPresets, Structure, axes_of, products
 from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
 
-MAX_ESTIMATED = 12
-"""How many plans of presets have their time estimated: those of the smallest sums."""
-
-MAX_ESTIMATED_OPS = 20_000
-"""The ops of these plans together."""
-
-MAX_LOWERED = 8
-"""How many plans of presets are lowered: those of the smallest estimates."""
-
-MAX_LOWERED_OPS = 4000
-"""The ops of all functions that are lowered to be measured; with more, the estimates decide."""
+MAX_OFFERED = 12
+"""How many plans of presets the search may go on from: those of the smallest sums."""
 
 MARGIN = 1.05
-"""The ratio of estimates up to which the larger one may be of the faster program."""
+"""The ratio of its sum to that of the searched plan up to which the search may go on from one."""
 
-MAX_SHORT = 1.3
-"""How much longer a program takes than its estimate, at most, as far as is known."""
+MAX_LOWERED = 8
+"""How many plans of presets are lowered. Of 11 models on clusters (GPT, BERT, experts; h100,
+ascend910, shm, pod2048) the fastest was among the first five of the smallest sums, or among the
+first four of the smallest bounds."""
+
+MAX_LOWERED_OPS = 4000
+"""The ops of all functions that are lowered to be measured; of a large function, FEW_LOWERED."""
+
+FEW_LOWERED = 2
+"""How many plans of presets are lowered of a large function: the first one by each order."""
 
 SolvedProduct = tuple[GroupedSolution, ProductOfPresets]
 
@@ -73,37 +70,39 @@ class PresetPlans:
             self._in_graphs[graph] = solutions, solved
         return self._in_graphs[graph]
 
-    def choices(
+    def solved(
         self, graph: CostGraph, seconds: Callable[[GroupedSolution], float], longest: float
-    ) -> Iterator[tuple[list[int], ProductOfPresets]]:
-        """Yield the different choices of products that take less than `longest` by `seconds`, as
-        they are and improved, in the order of their sums. Of products with the same choice the
-        first one counts."""
+    ) -> list[SolvedProduct]:
+        """Return the solutions of products, as they are and improved, that take less than `longest`
+        by `seconds`, in the order of their sums. Of equal choices the first product counts."""
         if not self._products:
-            return
-        solutions, solved = self._in(graph)
-        found = [(each, presets) for each, presets in solved if seconds(each) < longest]
-        found += [(solutions.improved(each), presets) for each, presets in found]
-        seen = set[tuple[int, ...]]()
-        for solution, presets in sorted(found, key=lambda each: each[0].objective):
-            choice = solutions.choice(solution)
-            if seconds(solution) < longest and tuple(choice) not in seen:
-                seen.add(tuple(choice))
-                yield choice, presets
+            return []
+        solutions, every = self._in(graph)
+        near = [(each, presets) for each, presets in every if seconds(each) < longest]
+        near += [(solutions.improved(each), presets) for each, presets in near]
+        different = dict[tuple[int, ...], SolvedProduct]()
+        for solved in sorted(near, key=lambda solved: solved[0].objective):
+            different.setdefault(solved[0].choices, solved)
+        return [*different.values()]
 
     def of_sum(self, graph: CostGraph, seconds: float) -> list[list[int]]:
         """Return the choices of which the sum may be less than so many seconds."""
-        every = self.choices(graph, lambda found: found.objective, MARGIN * seconds)
-        return [choice for choice, _ in islice(every, MAX_ESTIMATED)]
+        near = self.solved(graph, lambda each: each.objective, MARGIN * seconds)
+        return [self._in(graph)[0].choice(each) for each, _ in near[:MAX_OFFERED]]
 
     def plans(
         self, plan: StrategyPlan, limit: int | None, longest: float
     ) -> Iterator[StrategyPlan]:
-        """Yield the plans in the graph of a plan that may take less than `longest` with overlap,
-        but that plan; if the graph counts memory, those that keep to the limit."""
+        """Yield the plans in the graph of a plan, but that plan, that may take less than `longest`
+        with overlap: in turns the one of the smallest sum and the one of the smallest bound. If the
+        graph counts memory, those that keep to the limit."""
         graph = plan.graph
         held = argument_bytes(graph, self.lowered.hosted) if limit is not None else []
-        for choice, presets in self.choices(graph, _shortest, longest):
+        by_sum = self.solved(graph, bound_with_overlap, longest)
+        by_bound = sorted(by_sum, key=lambda solved: bound_with_overlap(solved[0]))
+        in_turns = chain.from_iterable(zip(by_sum, by_bound, strict=True))
+        for solution, presets in dict.fromkeys(in_turns):
+            choice = self._in(graph)[0].choice(solution)
             if choice == plan.solution.choice:
                 continue
             if limit is not None and live(held, choice).max() > limit:
@@ -111,45 +110,29 @@ class PresetPlans:
             p = plan_of(graph, choice, plan.solution.bound, str(presets))
             yield replace(p, live_bytes=plan.live_bytes, budget=plan.budget)
 
-
-def with_overlap(
-    plan: StrategyPlan, presets: PresetPlans, limit: int | None, report: Callable[[str], object]
-) -> StrategyPlan:
-    """Return the fastest of a searched plan and those of presets, with overlap, within a limit of
-    memory."""
-    lowered = presets.lowered
-    timeline = StepTimeline(lowered.f.body.block, lowered.mesh)
-
-    def estimate(p: StrategyPlan) -> float:
-        return timeline.seconds(p.candidates, p.layouts, p.shares)
-
-    base, ops = estimate(plan), max(len(plan.candidates), 1)
-    programs = min(MAX_LOWERED, MAX_LOWERED_OPS // ops - 1)  # beside the plan's own
-    many = min(MAX_ESTIMATED, 1 + MAX_ESTIMATED_OPS // ops)
-    longest = (MAX_SHORT if programs > 0 else MARGIN) * base
-    estimated = ((estimate(p), p) for p in islice(presets.plans(plan, limit, longest), many))
-    near = sorted((e for e in estimated if e[0] < longest), key=lambda e: e[0])
-    if near and programs > 0:
-        base = max(base, lowered.cost(plan).seconds)
-        near = [(s, p) for s, p in near[:programs] if s < MARGIN * base]
-    elif near:
-        near = [(s, p) for s, p in near[:1] if s < base * IMPROVEMENT]
-        if near and limit is None:
-            ((seconds, best),) = near
-            report(f"{best.presets}: about {seconds:.6g} s with overlap, not {base:.6g} s")
-            return best
-    best = plan
-    for _, p in near:
-        cost = lowered.cost(p)
-        report(f"{p.presets}: {cost.seconds:.6g} s with overlap")
-        fits = limit is None or lowered.bytes(p) <= limit
-        if fits and cost.seconds < lowered.cost(best).seconds * IMPROVEMENT:
-            best = p
-    return best
+    def fastest(
+        self, plan: StrategyPlan, limit: int | None, report: Callable[[str], object]
+    ) -> StrategyPlan:
+        """Return the plan of the fastest program with overlap, of a searched plan and those of
+        presets, within a limit of memory. Where the plan's program is too large to be lowered for
+        this alone, it is that plan."""
+        lowered = self.lowered
+        if not lowered.is_measured(plan):
+            return plan
+        ops = max(len(plan.candidates), 1)
+        many = max(FEW_LOWERED, min(MAX_LOWERED, MAX_LOWERED_OPS // ops - 1))
+        best, seconds = plan, lowered.cost(plan).seconds
+        for p in islice(self.plans(plan, limit, seconds), many):
+            cost = lowered.cost(p)
+            report(f"{p.presets}: {cost.seconds:.6g} s with overlap")
+            fits = limit is None or cost.memory.peak <= limit
+            if fits and cost.seconds < seconds * IMPROVEMENT:
+                best, seconds = p, cost.seconds
+        return best
 
 
-def _shortest(solution: GroupedSolution) -> float:
-    """Return the time of a solution of which all that can be overlaps."""
+def bound_with_overlap(solution: GroupedSolution) -> float:
+    """Return the seconds of a solution whose computation and communication overlap in full."""
     return max(solution.computation, solution.objective - solution.computation)
 
 

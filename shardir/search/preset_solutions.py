@@ -63,7 +63,7 @@ class _ValueGroup(NamedTuple):
 class GroupedSolution(NamedTuple):
     """The choice of each group, the computation of its ops, and the sum of costs."""
 
-    choices: list[int]
+    choices: tuple[int, ...]
     computation: float
     objective: float
 
@@ -184,7 +184,7 @@ class PresetSolutions:
         pairs = (
             n * float(self._tables[t][chosen[g], chosen[h]]) for (t, g, h), n in self._pairs.items()
         )
-        return GroupedSolution(chosen, computation, sum(costs) + sum(pairs))
+        return GroupedSolution(tuple(chosen), computation, sum(costs) + sum(pairs))
 
     def choice(self, found: GroupedSolution) -> list[int]:
         """Return the choice of each variable."""

@@ -337,15 +337,6 @@ MUTANTS = [
         "test/search/test_buckets.py -k tables_have",
     ),
     Mutant(
-        "what is only returned is in no bucket",
-        "The estimate with overlap has a latency for each result that nothing but the return uses.",
-        "shardir/search/overlapped.py",
-        "StepTimeline._values.made",
-        "self._late([use.operation for use in v.uses])",
-        "self._is_late(users)",
-        "test/search/test_presets.py -k in_turn",
-    ),
-    Mutant(
         "results are priced in the other direction",
         "A result is redistributed from the layout of its value into that which the op makes.",
         "shardir/search/mixture_costs.py",

@@ -94,12 +94,12 @@ MUTANTS = [
         "test/search/test_presets.py -k smaller_sum",
     ),
     Mutant(
-        "presets are near to the estimate of a plan",
-        "A preset is left out that is faster than the program of the plan, not than its estimate.",
+        "presets are not lowered",
+        "The plan of the smallest sum is chosen, whatever overlaps.",
         "shardir/search/preset_plans.py",
-        "with_overlap",
-        "base = max(base, lowered.cost(plan).seconds)",
-        "pass",
-        "test/search/test_presets.py -k estimate_of_the_plan",
+        "PresetPlans.fastest",
+        "islice(self.plans(plan, limit, seconds), many)",
+        "()",
+        "test/search/test_presets.py -k compared_by_programs",
     ),
 ]
