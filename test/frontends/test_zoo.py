@@ -23,9 +23,7 @@ import shardir
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import CollectiveOp
 
-SAMPLE = [
-    ("GPT-2", "megatron", False), ("nn.TransformerEncoder", "fsdp", True),
-]  # fmt: skip
+SAMPLE = [("GPT-2", "megatron", False)]
 """What the default form tests."""
 
 

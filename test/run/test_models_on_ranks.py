@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 from architectures import ZOO
-from support.extent import extent
+from support.extent import long_form
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -89,8 +89,9 @@ SAMPLE = tuple((*each, mode) for found, mode in ((SEARCHED, "auto"), (GIVEN, "se
 open."""
 
 
+@long_form
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "plan", "mode"), extent(SAMPLE[:1], SAMPLE))
+@pytest.mark.parametrize(("name", "plan", "mode"), SAMPLE)
 def test_architectures_train_as_in_torch(name: str, plan: str | None, mode: str) -> None:
     architecture = ZOO[name]
     example = architecture.make()

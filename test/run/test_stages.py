@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.device import on_cpu
-from support.extent import LONG, extent
+from support.extent import LONG, extent, long_form
 from torch import nn
 from xdsl.dialects.func import CallOp, FuncOp
 
@@ -245,7 +245,8 @@ def test_random_values_do_not_depend_on_stages(pipeline: str, mixed: Any, tmp_pa
         np.testing.assert_allclose(found[0][1][name], w, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("pipeline", extent(PIPELINES[:1], PIPELINES))
+@long_form
+@pytest.mark.parametrize("pipeline", PIPELINES)
 def test_half_precision_and_metrics_do_not_depend_on_stages(pipeline: str, tmp_path: Path) -> None:
     """Products in bf16 are the same on each stage, and the norm of all gradients is a sum over the
     stages."""

@@ -177,7 +177,7 @@ def hints(module: ModuleOp) -> list[str | None]:
 
 
 slow = settings(
-    max_examples=extent(20, 40),
+    max_examples=extent(8, 40),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize=True,
@@ -206,7 +206,7 @@ def test_any_text_survives(module: ModuleOp) -> None:
 
 
 @given(attributes(any_text))
-@settings(max_examples=extent(90, 300), deadline=None, derandomize=True)
+@settings(max_examples=extent(30, 300), deadline=None, derandomize=True)
 def test_attributes_survive(attribute: Attribute) -> None:
     module = ModuleOp([], {"a": attribute})
     assert parse(print_module(module)).attributes == {"a": attribute}
