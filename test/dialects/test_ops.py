@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from op_cases import CASES, EVEN, REFERENCES, Case
-from support.extent import extent
+from support.extent import extent, sampled
 from support.harness import (
     ELEMENTS,
     FLOATS,
@@ -136,7 +136,7 @@ def odd_layout(draw: random.Random, shape: Shape) -> Layout:
     return Layout("m", tuple(dims))
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", sampled(OPS, 70), ids=lambda op: op.name)
 def test_sub_axes_and_explicit_sizes(op: type[TensorOp]):
     """Twelve ranks, many of them with nothing; differentiated before it is lowered or after."""
     draw = random.Random(op.name)

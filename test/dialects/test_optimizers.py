@@ -99,7 +99,7 @@ def steps_of(texts: list[str | None]) -> int:
     return 20 if texts is LAYOUTS["both"] else extent(4, 20)
 
 
-@pytest.mark.parametrize(("optimizer", "layouts"), sampled(product(TORCH, LAYOUTS), 24))
+@pytest.mark.parametrize(("optimizer", "layouts"), sampled(product(TORCH, LAYOUTS), 18))
 def test_steps_are_those_of_torch(optimizer: str, layouts: str):
     texts = LAYOUTS[layouts]
     values, parameters = start()

@@ -13,7 +13,7 @@ from math import prod
 from random import Random
 
 import pytest
-from support.extent import extent, sampled
+from support.extent import extent, long_form, sampled
 
 from shardir import compile
 from shardir.algebra.mesh import Mesh
@@ -150,6 +150,7 @@ def test_auto_is_never_slower_than_presets(cluster: str, axes: tuple, model: str
     never_slower(on(cluster, Mesh("m", axes), MODELS[model]()))
 
 
+@long_form
 def test_the_smallest_sum_is_reported_beside_that_of_presets() -> None:
     """A GPT whose plan of presets is faster with overlap: its gap is not that of the search."""
     step = compile(
