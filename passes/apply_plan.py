@@ -61,7 +61,7 @@ from shardir.rewriting.marks import resolve_markers, set_search_result
 from shardir.rewriting.options import UsageError
 from shardir.rewriting.parts import cut_products, is_cut
 from shardir.rewriting.planned_function import PlannedFunction, Target
-from shardir.search.preset_entries import FunctionPresets, by_axis, parts_of
+from shardir.search.plans.preset_entries import FunctionPresets, by_axis, parts_of
 from shardir.syntax.files import read_text
 from shardir.syntax.source import Source, remark, warn
 

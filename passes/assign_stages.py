@@ -20,7 +20,8 @@ The function is that of a `train.step` or a `train.forward` with a pipeline.
    are enough; otherwise all, of which at most 1,024 count (with several stages on each rank 96 and
    less): those that the fewest bytes cross.
 4. Where a schedule is searched for and ranks have several stages, splits whose first stages are
-   shorter than the others are tried too, each with a short search (shardir/search/chunk_shares.py).
+   shorter than the others are tried too, each with a short search
+   (shardir/search/stages/chunk_shares.py).
 5. In such a split each rank keeps to the memory of a device: what its stages hold throughout, and
    of each microbatch as many times as the schedule has it in flight there. For a schedule that is
    searched for, this is the named one with the fewest in flight.
@@ -41,16 +42,16 @@ from xdsl.ir import Operation, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import Schedule, schedule
 from shardir.analysis.functions import mesh_of, name_of, named
+from shardir.analysis.in_flight import in_flight, named_or_smallest
 from shardir.diagnostics import Failure, Located, ShardirError, coded
 from shardir.dialects import train
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.stages import complete, copy_to_readers, last, ops_of_model
-from shardir.search.chunk_shares import searched_split
-from shardir.search.in_flight import in_flight, named_or_smallest
-from shardir.search.stage_costs import UNLIMITED, UnitCosts, costs_in_memory, unit_costs
-from shardir.search.stages import Segments, StageSplit, candidate_cuts, split
+from shardir.search.stages.chunk_shares import searched_split
+from shardir.search.stages.stage_costs import UNLIMITED, UnitCosts, costs_in_memory, unit_costs
+from shardir.search.stages.stages import Segments, StageSplit, candidate_cuts, split
 
 StagedRequest = train.StepOp | train.ForwardOp
 """The requests whose ops may have stages."""

@@ -19,7 +19,7 @@
    are in another loop, in host memory, or read on another stage, are kept.
 5. It concerns training steps in the local view, and on one device. What is marked by hand was
    repeated by the pass `recompute` before. In a step with stages a budget is that of each rank, in
-   its schedule (shardir/search/rank_repetitions.py).
+   its schedule (shardir/search/recompute/rank_repetitions.py).
 6. A budget that no tried set keeps to is an error, with the smallest peak and what is in it.
 7. With `offload`, what a budget keeps may be in host memory instead: activations from their last
    read in the forward part to the first in the backward part, and the states of updates in all of
@@ -67,12 +67,12 @@ from shardir.rewriting.marks import NO_RECOMPUTE, RECOMPUTE, SEARCHED, search_bu
 from shardir.rewriting.offloading import SavedValues, save
 from shardir.rewriting.options import bytes_of, float_of
 from shardir.rewriting.registry import run_pipeline
-from shardir.search.activations import Activations
-from shardir.search.rank_repetitions import choose_on_ranks
-from shardir.search.repetition_choice import choose
-from shardir.search.repetition_policies import StepBlocks, is_product
-from shardir.search.repetitions import Simulator, repeated, saved_values
-from shardir.search.trial import lowered
+from shardir.search.measure.trial import lowered
+from shardir.search.recompute.activations import Activations
+from shardir.search.recompute.rank_repetitions import choose_on_ranks
+from shardir.search.recompute.repetition_choice import choose
+from shardir.search.recompute.repetition_policies import StepBlocks, is_product
+from shardir.search.recompute.repetitions import Simulator, repeated, saved_values
 
 FULL, DOTS = "full", "dots"
 """The policies."""

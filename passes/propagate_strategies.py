@@ -4,8 +4,8 @@
                              tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>) -> tensor<8x6xf32>
  -> %h = nn.matmul %x, %w : (...) -> tensor<8x6xf32, #dist.layout<@m, [{dp}, {tp}]>>
 
-The engine is `shardir/algebra/propagation`, with `shardir/search/reopening.py`; this pass makes a
-graph of each function, and writes the layouts that they find into the types.
+The engine is `shardir/algebra/propagation`, with `shardir/search/propagations/reopening.py`; this
+pass makes a graph of each function, and writes the layouts that they find into the types.
 
 1. An annotated layout is never changed; of a `#dist.sharding` open dimensions are split further,
    but over no axis that is to stay replicated, and dimensions of a priority take part after all of
@@ -65,8 +65,8 @@ from shardir.rewriting.autodiff.activity import Activity
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import strategy_op_sharding
-from shardir.search.reopening import reopened
-from shardir.search.trial import lowered
+from shardir.search.measure.trial import lowered
+from shardir.search.propagations.reopening import reopened
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.registry import run_pipeline
-from shardir.search.declared_mesh import check, declare, devices_of
-from shardir.search.meshes import MeshEstimate, fastest_mesh, mesh_candidates
-from shardir.search.solver import DEFAULT_GAP, MAX_TABLE_ENTRIES
+from shardir.search.meshes.declared_mesh import check, declare, devices_of
+from shardir.search.meshes.meshes import MeshEstimate, fastest_mesh, mesh_candidates
+from shardir.search.problem.solver import DEFAULT_GAP, MAX_TABLE_ENTRIES
 from shardir.syntax.source import collect_warnings
 
 BOUND_GAP = 0.03

@@ -10,8 +10,8 @@ It runs before all passes that decide on layouts: `search-stages{cluster=pod2048
 
 1. Enumerated are the numbers of ranks that divide the devices, with 1: no stages; the meshes of the
    devices of one stage, as in search-mesh; the numbers of microbatches that divide the batch; up to
-   `chunks` stages on a rank; and the named schedules. shardir/search/joint.py has the bounds by
-   which most of them are ruled out.
+   `chunks` stages on a rank; and the named schedules. shardir/search/stages/joint.py has the
+   bounds by which most of them are ruled out.
 2. Layouts are those of search-strategies, within the memory of the stages of a rank; of equal
    blocks of the model they are searched for three, and count for all.
 3. The split into stages is the best one between repeated blocks (assign-stages); the ops get marks.
@@ -47,12 +47,12 @@ from shardir.rewriting.microbatching import BatchDimensions, divisors
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.registry import run_pipeline
 from shardir.rewriting.stages import ops_of_model
-from shardir.search.declared_mesh import check, declare, devices_of
-from shardir.search.joint import JointSearch, Space, StageCandidate, StepMeasure
-from shardir.search.meshes import mesh_candidates
-from shardir.search.shortened import Shortened
-from shardir.search.stage_costs import UNLIMITED, UnitCosts, unit_costs
-from shardir.search.stages import candidate_cuts, cuts_of_blocks
+from shardir.search.meshes.declared_mesh import check, declare, devices_of
+from shardir.search.meshes.meshes import mesh_candidates
+from shardir.search.stages.joint import JointSearch, Space, StageCandidate, StepMeasure
+from shardir.search.stages.shortened import Shortened
+from shardir.search.stages.stage_costs import UNLIMITED, UnitCosts, unit_costs
+from shardir.search.stages.stages import candidate_cuts, cuts_of_blocks
 from shardir.syntax.source import collect_warnings
 
 PROGRAM = (

@@ -10,8 +10,8 @@ a training step are those of the forward and the backward part together.
    proposed; the objective is the time of the lowered program of the plan that is chosen.
 2. Annotated layouts and strategies stay, except strategies of composites, which a warning names,
    and so do redistributions, such as those of a plan's `uses`, whose time counts
-   (shardir/search/pins.py). The values of a sharding group get one layout, and barriers have no
-   effect. A barrier whose result is annotated with another layout than its operand is an error.
+   (shardir/search/graph/pins.py). The values of a sharding group get one layout, and barriers have
+   no effect. A barrier whose result is annotated with another layout than its operand is an error.
 3. The proposed plan is the one of the smallest sum among all plans of the candidates of
    docs/search.md: an axis splits one dimension of an op, evenly or nearly so, and is undivided, or
    the only one of its mesh and divided in two; or one near to it: where the solver's tables would
@@ -58,12 +58,12 @@ from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.marks import SEARCHED, resolve_markers
 from shardir.rewriting.options import Bytes, bytes_of
 from shardir.rewriting.placement import strategy_op_sharding
-from shardir.search.drawing import writer_of
-from shardir.search.picture import Described, described
-from shardir.search.plan import search_plan
-from shardir.search.solver import DEFAULT_GAP, MAX_TABLE_ENTRIES
-from shardir.search.strategy_plan import LoweredPlans, write
-from shardir.search.value_layouts import tied_values
+from shardir.search.graph.value_layouts import tied_values
+from shardir.search.measure.strategy_plan import LoweredPlans, write
+from shardir.search.plans.drawing import writer_of
+from shardir.search.plans.picture import Described, described
+from shardir.search.plans.plan import search_plan
+from shardir.search.problem.solver import DEFAULT_GAP, MAX_TABLE_ENTRIES
 from shardir.syntax.files import write_text
 from shardir.syntax.printer import value_names
 from shardir.syntax.source import warn

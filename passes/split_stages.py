@@ -51,8 +51,8 @@ from shardir.rewriting.copying import copied
 from shardir.rewriting.meshes import with_outermost_axis
 from shardir.rewriting.options import Bytes, PassOptions
 from shardir.rewriting.staged_step import StagedStep
-from shardir.search.forward_pipeline import search_forward
-from shardir.search.pipeline import breadth_first, search_schedule
+from shardir.search.stages.forward_pipeline import search_forward
+from shardir.search.stages.pipeline import breadth_first, search_schedule
 from shardir.syntax.files import write_text
 
 

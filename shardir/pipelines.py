@@ -184,7 +184,7 @@ def with_files(
         at = next((i for i, p in enumerate(found) if p.name == SEARCH), None)
         if at is None:
             raise UsageError(f"--cost-graph: no pass searches; run {SEARCH}, or --mode=auto")
-        from shardir.search.drawing import writer_of  # the search, which few commands run
+        from shardir.search.plans.drawing import writer_of  # the search, which few commands run
 
         try:
             writer_of(Path(graph))

@@ -39,7 +39,7 @@ from shardir.algebra.layout import Shape
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import estimated_seconds
 from shardir.cost.clusters import load, names
-from shardir.search.candidates import MAX_UNEVEN_AXES
+from shardir.search.graph.candidates import MAX_UNEVEN_AXES
 from shardir.syntax.parser import parse
 
 MESHES = {

@@ -27,15 +27,15 @@ from shardir.analysis.functions import mesh_of
 from shardir.rewriting.composites import expand
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import resolve_markers
-from shardir.search.candidates import CandidateSource
-from shardir.search.cost_graph import CostGraph
-from shardir.search.graph_bytes import live_bytes
-from shardir.search.latency_shares import LatencyShares
-from shardir.search.memory import LiveBytes, live, ops_of
-from shardir.search.memory_limit import solve_within
-from shardir.search.problem import CostProblem
-from shardir.search.solver import solve
-from shardir.search.value_layouts import tied_values
+from shardir.search.graph.candidates import CandidateSource
+from shardir.search.graph.cost_graph import CostGraph
+from shardir.search.graph.graph_bytes import live_bytes
+from shardir.search.graph.latency_shares import LatencyShares
+from shardir.search.graph.value_layouts import tied_values
+from shardir.search.problem.memory import LiveBytes, live, ops_of
+from shardir.search.problem.memory_limit import solve_within
+from shardir.search.problem.problem import CostProblem
+from shardir.search.problem.solver import solve
 
 BOUND, OBJECTIVE = "bound <= MILP", "objective <= 1.01 MILP"
 

@@ -39,8 +39,8 @@ from shardir.algebra.schedules import (
     schedule,
     search,
 )
-from shardir.search.chunk_shares import searched_split
-from shardir.search.stage_costs import UnitCosts, costs_of_stages
+from shardir.search.stages.chunk_shares import searched_split
+from shardir.search.stages.stage_costs import UnitCosts, costs_of_stages
 
 RANKS, MICROBATCHES, NAP, ROUNDS, TIMEOUT = 4, pipeline_models.BATCH, 0.02, 9, 900
 OVERHEAD, TRANSFER = 0.6e-3, 0.4e-3

@@ -29,7 +29,7 @@ from shardir.dialects.train import arguments
 from shardir.passes.strip_layouts import StripLayouts
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies, update_signature
-from shardir.search.presets import Product, ProductOfPresets, Structure
+from shardir.search.plans.presets import Product, ProductOfPresets, Structure
 
 Entries = tuple[Axes, ...]
 Rule = Callable[[Mesh, tuple[int, ...]], Entries]

@@ -17,7 +17,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import mesh_of
 from shardir.cost import report
 from shardir.rewriting.functions import bodies
-from shardir.search.presets import Product, ProductOfPresets, Structure, products
+from shardir.search.plans.presets import Product, ProductOfPresets, Structure, products
 
 
 def mesh_of_step(module: ModuleOp) -> Mesh:

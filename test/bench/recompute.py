@@ -27,10 +27,10 @@ from bench.started import run
 from shardir.api import compile
 from shardir.cost.functions import functions
 from shardir.cost.report import cost_of_function
-from shardir.search.activations import Activations
-from shardir.search.repetition_choice import choose
-from shardir.search.repetition_policies import StepBlocks, is_product
-from shardir.search.repetitions import Repetitions, Simulator
+from shardir.search.recompute.activations import Activations
+from shardir.search.recompute.repetition_choice import choose
+from shardir.search.recompute.repetition_policies import StepBlocks, is_product
+from shardir.search.recompute.repetitions import Repetitions, Simulator
 
 RANKS, MESH, ROUNDS, LIMIT, TIMEOUT = 4, (2, 2), 11, 60.0, 900
 

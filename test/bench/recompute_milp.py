@@ -21,7 +21,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from shardir.search.repetitions import Simulator
+from shardir.search.recompute.repetitions import Simulator
 
 Event = tuple[int, int]
 """An op, and the op that is repeated right before it; for the op itself the number of ops."""

@@ -38,8 +38,8 @@ from shardir.cost.clusters import load, names
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import RedistributeOp
 from shardir.pipelines import build
-from shardir.search.declared_mesh import declare
-from shardir.search.transfer_costs import transfer_of
+from shardir.search.graph.transfer_costs import transfer_of
+from shardir.search.meshes.declared_mesh import declare
 from shardir.syntax.parser import parse
 
 Record = dict[str, Any]

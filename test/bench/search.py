@@ -33,11 +33,11 @@ from shardir.passes import PASSES
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
-from shardir.search import plan
-from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import LateTransfer, Positions, shared_seconds
-from shardir.search.candidates import CandidateSource
-from shardir.search.transfer_costs import transfer_of
+from shardir.search.graph.bucket_prices import TransferPrices
+from shardir.search.graph.buckets import LateTransfer, Positions, shared_seconds
+from shardir.search.graph.candidates import CandidateSource
+from shardir.search.graph.transfer_costs import transfer_of
+from shardir.search.plans import plan
 from shardir.syntax.parser import parse
 
 LAYOUT = re.compile(r", #dist\.layout<[^>]*>")

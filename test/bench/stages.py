@@ -19,17 +19,17 @@ from xdsl.dialects.builtin import ModuleOp
 
 from bench.programs import PANGU, pangu
 from shardir.algebra.schedules import schedule
+from shardir.analysis.in_flight import in_flight
 from shardir.dialects.train import AccumulateAttr, StepOp
 from shardir.passes.apply_plan import ApplyPlan
 from shardir.passes.search_stages import SearchStages
 from shardir.pipelines import build
 from shardir.rewriting.copying import copied
 from shardir.rewriting.stages import ops_of_model
-from shardir.search.in_flight import in_flight
-from shardir.search.joint import step_seconds
-from shardir.search.shortened import Shortened
-from shardir.search.stage_costs import unit_costs
-from shardir.search.stages import Segments, candidate_cuts, split
+from shardir.search.stages.joint import step_seconds
+from shardir.search.stages.shortened import Shortened
+from shardir.search.stages.stage_costs import unit_costs
+from shardir.search.stages.stages import Segments, candidate_cuts, split
 from shardir.syntax.parser import parse
 
 Record = dict[str, Any]

@@ -195,7 +195,7 @@ MUTANTS = [
     Mutant(
         "all ranks repeat as much",
         "Where one rank of a step in stages is over the budget, the others repeat something too.",
-        "shardir/search/rank_repetitions.py",
+        "shardir/search/recompute/rank_repetitions.py",
         "choose_on_ranks",
         "0 if peak <= limit else len(way)",
         "len(way)",

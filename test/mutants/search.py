@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         "what repeats another value moves itself",
         "A plan's cost has redistributions of what repeats a smaller value, not of that.",
-        "shardir/search/value_moves.py",
+        "shardir/search/graph/value_moves.py",
         "MovedValue.of",
         "while (found := repeated(v)) is not None:",
         "while (found := None) is not None:",
@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(
         "each user waits for what is gathered",
         "In the search's buckets a gather comes before ops that need the value as it was made.",
-        "shardir/search/edges.py",
+        "shardir/search/graph/edges.py",
         "User.waits",
         "if self.variable is None or not _only_gathers(transfer):",
         "if True:",
@@ -24,7 +24,7 @@ MUTANTS = [
     Mutant(
         "the bound of a pipeline is that of fewer ranks",
         "A bound of the seconds of all splits into stages is above the time of some.",
-        "shardir/search/joint.py",
+        "shardir/search/stages/joint.py",
         "waiting_bound",
         "(1 - (1 - share / microbatches) ** ranks)",
         "(1 - (1 - share / microbatches) ** (ranks - 1))",
@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(
         "equal blocks read the values of one",
         "What a block and the next one read is counted for the block alone, in a longer model.",
-        "shardir/search/shortened.py",
+        "shardir/search/stages/shortened.py",
         "Shortened._shifts",
         "LAST: [b + 1]} for b in",
         "LAST: [b]} for b in",
@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "a split holds one microbatch",
         "The split of a model into stages counts the values of one microbatch on each stage.",
-        "shardir/search/stages.py",
+        "shardir/search/stages/stages.py",
         "_needs",
         "most = max(c[index] for c in counts[rank])",
         "most = 1",
@@ -51,7 +51,7 @@ MUTANTS = [
     Mutant(
         "a schedule needs what its microbatches need",
         "The schedule of a step is not measured before it is returned.",
-        "shardir/search/pipeline.py",
+        "shardir/search/stages/pipeline.py",
         "_ScheduleSearch.within",
         "if max(self.measure(found.schedule)) <= limit:",
         "if True:",
@@ -60,7 +60,7 @@ MUTANTS = [
     Mutant(
         "the default gap is 0.2",
         "A solution within a fifth of the bound counts as the best.",
-        "shardir/search/solver.py",
+        "shardir/search/problem/solver.py",
         "",
         "GAP = 5e-3",
         "GAP = 0.2",
@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant(
         "no plan of the fewest bytes",
         "Where no plan keeps to the memory, the one with the fewest bytes is not tried.",
-        "shardir/search/plan.py",
+        "shardir/search/plans/plan.py",
         "_searched",
         "for each in (*few_bytes, plan):",
         "for each in (plan,):",
@@ -78,7 +78,7 @@ MUTANTS = [
     Mutant(
         "the plan of layouts alone",
         "Within memory a search takes plans whose programs compute nothing again.",
-        "shardir/search/plan.py",
+        "shardir/search/plans/plan.py",
         "PlansWithin.offer",
         "if self.lowered.budgets:",
         "if False:",
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "eliminated variables take their worst value",
         "The values of eliminated variables are the most expensive ones.",
-        "shardir/search/elimination.py",
+        "shardir/search/problem/elimination.py",
         "Elimination.choice",
         "for f in bucket]).argmin())",
         "for f in bucket]).argmax())",
@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant(
         "the relaxation excludes the optimum",
         "Values whose bound is the best known cost are ruled out with some that are better.",
-        "shardir/search/relaxation.py",
+        "shardir/search/problem/relaxation.py",
         "Relaxation.allowed",
         "keep = bound + more <= limit",
         "keep = bound + 2 * more <= limit",
@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant(
         "a limit below all counts ends the search",
         "Plans between the fewest counted bytes and those whose programs need too much are missed.",
-        "shardir/search/plan.py",
+        "shardir/search/plans/plan.py",
         "try_within",
         "if found.best is first and allowed < low <= high < inf:",
         "if found.best is not first and allowed < low <= high < inf:",
@@ -114,7 +114,7 @@ MUTANTS = [
     Mutant(
         "equal columns have their smallest message",
         "Of values with equal costs the relaxation takes the smallest message, not the largest.",
-        "shardir/search/relaxation.py",
+        "shardir/search/problem/relaxation.py",
         "TableEnd.minima",
         "np.maximum.reduceat(message[self.other.order], self.other.begins)",
         "np.minimum.reduceat(message[self.other.order], self.other.begins)",
@@ -123,7 +123,7 @@ MUTANTS = [
     Mutant(
         "a folded layer costs once",
         "Repeated layers are solved as one, whose redistributions cost as much as those of one.",
-        "shardir/search/relaxation.py",
+        "shardir/search/problem/relaxation.py",
         "Relaxation.folded",
         "found.add(*kind.groups, kind.count * kind.rest())",
         "found.add(*kind.groups, kind.rest())",
@@ -132,7 +132,7 @@ MUTANTS = [
     Mutant(
         "a folded layer costs what it did before",
         "Costs that messages have moved from the values of a layer to its tables count twice.",
-        "shardir/search/relaxation.py",
+        "shardir/search/problem/relaxation.py",
         "Relaxation.folded",
         "len(g.members) * g.own() for g",
         "len(g.members) * g.unary for g",
@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "nothing is reopened",
         "Layouts that are refused to parameters stay refused, whatever they cost.",
-        "shardir/search/reopening.py",
+        "shardir/search/propagations/reopening.py",
         "reopened",
         "for option in [*options.values()][1:]:",
         "for option in []:",
@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(
         "reopening omits cotangents",
         "The redistributions and reductions of cotangents are not counted.",
-        "shardir/search/mixture_costs.py",
+        "shardir/search/propagations/mixture_costs.py",
         "MixtureCosts._uses",
         "return there + self._seconds(value, cotangent, layout.complete, value.is_bundled)",
         "return there",
@@ -159,7 +159,7 @@ MUTANTS = [
     Mutant(
         "reopening trusts its estimate",
         "A mixture is chosen whose lowered program is slower.",
-        "shardir/search/reopening.py",
+        "shardir/search/propagations/reopening.py",
         "reopened",
         "if found is not None and _is_faster(found, times):",
         "if found is not None:",
@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "pairs are transposed",
         "A table of costs is added with its variables exchanged.",
-        "shardir/search/problem.py",
+        "shardir/search/problem/problem.py",
         "CostProblem.add",
         "i, j, table = j, i, table.T",
         "i, j, table = j, i, table",
@@ -177,7 +177,7 @@ MUTANTS = [
     Mutant(
         "equal tables are several arrays",
         "Tables of costs are shared if they are made for one signature, not if they are equal.",
-        "shardir/search/problem.py",
+        "shardir/search/problem/problem.py",
         "CostProblem._shared",
         "self._equal.setdefault(entries, table), table",
         "table, table",
@@ -186,7 +186,7 @@ MUTANTS = [
     Mutant(
         "shares of a bucket are omitted",
         "The latency of a bucket that tensors share is not counted in full.",
-        "shardir/search/buckets.py",
+        "shardir/search/graph/buckets.py",
         "shared_seconds",
         "total += bucket.values.seconds - sum(",
         "total += 0 * sum(",
@@ -195,7 +195,7 @@ MUTANTS = [
     Mutant(
         "operands pay twice what they fill",
         "The bound counts more of a bucket's latency than its operands fill of it.",
-        "shardir/search/latency_shares.py",
+        "shardir/search/graph/latency_shares.py",
         "LatencyShares.of_operands",
         "part = filled\n",
         "part = 2 * filled\n",
@@ -204,7 +204,7 @@ MUTANTS = [
     Mutant(
         "gathers in buckets are copied",
         "The bound packs what moves without a buffer, for which a program only calls the library.",
-        "shardir/search/transfer_costs.py",
+        "shardir/search/graph/transfer_costs.py",
         "TransferCosts._call",
         "mesh.cluster_or_default.overhead if step.record.is_direct(transfer) else inf",
         "inf",
@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant(
         "buckets of the search have any size",
         "The objective counts collectives as one that fuse-communication leaves apart.",
-        "shardir/search/buckets.py",
+        "shardir/search/graph/buckets.py",
         "shared_seconds",
         "fuse(parts, MAX_BUCKET_BYTES)",
         "fuse(parts)",
@@ -231,7 +231,7 @@ MUTANTS = [
     Mutant(
         "frozen weights are replicated",
         "Presets take weights that are not trained for buffers.",
-        "shardir/search/presets.py",
+        "shardir/search/plans/presets.py",
         "Structure.__init__",
         "self.owner.update((v, v) for v in frozen)",
         "self.owner.update((v, v) for v in frozen[:0])",
@@ -240,7 +240,7 @@ MUTANTS = [
     Mutant(
         "parameters that are cut have their columns split",
         "The parts of a parameter are exchanged element by element, since its columns are split.",
-        "shardir/search/presets.py",
+        "shardir/search/plans/presets.py",
         "ProductOfPresets.retained_over",
         "            if is_cut(v):",
         "            if not is_cut(v):",
@@ -249,7 +249,7 @@ MUTANTS = [
     Mutant(
         "columns are split as their number can be",
         "Heads that devices do not divide are cut.",
-        "shardir/search/capacities.py",
+        "shardir/search/plans/capacities.py",
         "ColumnCapacities.of",
         "return self._found.get(key, (_shape(key[0])[key[1]],))",
         "return (_shape(key[0])[key[1]],)",
@@ -258,7 +258,7 @@ MUTANTS = [
     Mutant(
         "presets replicate what no axis divides",
         "Parameters are not split unevenly, so that all are replicated on 24 devices.",
-        "shardir/search/presets.py",
+        "shardir/search/plans/presets.py",
         "_retained_dim",
         "enumerate(shape) if size > 1 and not dims[d])",
         "enumerate(shape) if size < 1 and not dims[d])",
@@ -267,7 +267,7 @@ MUTANTS = [
     Mutant(
         "unsharded parameters are not named",
         "A plan does not say which large parameters a preset leaves unsharded.",
-        "shardir/search/preset_entries.py",
+        "shardir/search/plans/preset_entries.py",
         "FunctionPresets._unsharded",
         "if shards < self.mesh.extent(axes):",
         "if shards < 1:",
@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant(
         "gathers of a plan count once",
         "What a plan gathers again for the backward part has no time there.",
-        "shardir/search/pins.py",
+        "shardir/search/graph/pins.py",
         "pins.pin",
         "Pin(transfer, runs + loops.runs(ops[again]), again, unsaved)",
         "Pin(transfer, runs, again, unsaved)",
@@ -285,7 +285,7 @@ MUTANTS = [
     Mutant(
         "a forward part has the slowest schedule",
         "Of the schedules without backward parts that keep to the memory the slowest is taken.",
-        "shardir/search/forward_pipeline.py",
+        "shardir/search/stages/forward_pipeline.py",
         "search_forward",
         "min(fitting, key=lambda f: f[0])",
         "max(fitting, key=lambda f: f[0])",
@@ -294,7 +294,7 @@ MUTANTS = [
     Mutant(
         "products are beside their sums in splits",
         "A split counts the gradient of a microbatch beside the sum that it is added to in place.",
-        "shardir/search/stage_costs.py",
+        "shardir/search/stages/stage_costs.py",
         "_MarkedStep.costs",
         "if op not in self.added for",
         "for",
@@ -303,7 +303,7 @@ MUTANTS = [
     Mutant(
         "long stages are to be longer still",
         "Of the stages of a rank that which is to take more seconds counts as slower for it.",
-        "shardir/search/stages.py",
+        "shardir/search/stages/stages.py",
         "_Chunks.__init__",
         "[segments.seconds / share for share in shares]",
         "[segments.seconds * share for share in shares]",
@@ -312,7 +312,7 @@ MUTANTS = [
     Mutant(
         "a split into uneven stages takes any memory",
         "First stages are shorter where no schedule for that keeps to the memory.",
-        "shardir/search/chunk_shares.py",
+        "shardir/search/stages/chunk_shares.py",
         "searched_split",
         "if np.isfinite(limit) else None",
         "if limit < 0 else None",
@@ -321,7 +321,7 @@ MUTANTS = [
     Mutant(
         "late transfers of uneven shards are alone",
         "Transfers whose plan is in no table are in no bucket of the search.",
-        "shardir/search/bucket_prices.py",
+        "shardir/search/graph/bucket_prices.py",
         "TransferPrices.collectives",
         "steps = () if by_host else plan(shape, mesh, have, target, size)",
         "steps = ()",
@@ -330,7 +330,7 @@ MUTANTS = [
     Mutant(
         "uneven shards move alone in tables",
         "Tables of the search have transfers from and to uneven shards in no bucket.",
-        "shardir/search/transfer_costs.py",
+        "shardir/search/graph/transfer_costs.py",
         "TransferCosts._uneven_moves",
         "now, end = np.nonzero(np.isfinite(lengths))",
         "now, end = np.nonzero(even[:, None] & even & np.isfinite(lengths))",
@@ -339,7 +339,7 @@ MUTANTS = [
     Mutant(
         "results are priced in the other direction",
         "A result is redistributed from the layout of its value into that which the op makes.",
-        "shardir/search/mixture_costs.py",
+        "shardir/search/propagations/mixture_costs.py",
         "MixtureCosts._add_node.makes",
         "return self._makes(values[v], p.sharding.results[j], c.layout)",
         "return self._makes(values[v], c.layout, p.sharding.results[j])",

@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         "results of a decomposed op are complete",
         "The search has no reductions of the partial results of decomposed ops.",
-        "shardir/search/candidates.py",
+        "shardir/search/graph/candidates.py",
         "CandidateSource._lowered",
         "tuple(builder.layout(v) for v in results)",
         "tuple(builder.layout(v).complete for v in results)",
@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(
         "an only axis is not divided",
         "Candidates split no two factors over sub-axes of an only axis.",
-        "shardir/search/candidates.py",
+        "shardir/search/graph/candidates.py",
         "divisions",
         "    if len(axes) != 1:\n        return (axes,)",
         "    if axes:\n        return (axes,)",
@@ -24,7 +24,7 @@ MUTANTS = [
     Mutant(
         "dimensions are split evenly only",
         "Candidates split no dimension that no axis divides.",
-        "shardir/search/candidates.py",
+        "shardir/search/graph/candidates.py",
         "CandidateSource._splits_well",
         "return few and all(",
         "return not few and all(",
@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(
         "candidates are dominated whatever they need",
         "A candidate is left out for one that needs its operands in other layouts, at no cost.",
-        "shardir/search/domination.py",
+        "shardir/search/graph/domination.py",
         "dominated",
         "total += _between(mesh, t, mine, theirs)",
         "pass",
@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "axes are in the order of the mesh alone",
         "No candidate has the order of axes of an annotated layout.",
-        "shardir/search/candidates.py",
+        "shardir/search/graph/candidates.py",
         "CandidateSource._choices",
         "for each in (split, ordered):",
         "for each in (split,):",
@@ -51,7 +51,7 @@ MUTANTS = [
     Mutant(
         "decomposed ops have what unused results need",
         "The search has ops of a decomposition that only results without uses need.",
-        "shardir/search/candidates.py",
+        "shardir/search/graph/candidates.py",
         "CandidateSource._lowered",
         "zip(results, _used(op), strict=True) if is_used]",
         "zip(results, _used(op), strict=True)]",
@@ -60,7 +60,7 @@ MUTANTS = [
     Mutant(
         "candidates are those of other used results",
         "Ops of one signature have the same candidates, whichever of their results are used.",
-        "shardir/search/candidates.py",
+        "shardir/search/graph/candidates.py",
         "CandidateSource.of",
         "types, _used(op), tuple(",
         "types, tuple(",
@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant(
         "results without uses move to their layouts",
         "The search has redistributions of results that nothing uses.",
-        "shardir/search/cost_graph.py",
+        "shardir/search/graph/cost_graph.py",
         "CostGraph._needs_variable",
         "if not (users := self._users.get(v, [])):",
         "if (users := self._users.get(v, [])) is None:",
@@ -78,7 +78,7 @@ MUTANTS = [
     Mutant(
         "what repeats a constant that costs is not split",
         "All devices compute what costs nothing of constants, whatever these cost.",
-        "shardir/search/cost_graph.py",
+        "shardir/search/graph/cost_graph.py",
         "CostGraph._build",
         "if is_constant and not any(l.complete.used for c in candidates for l in c.results):",
         "if is_constant:",
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "the search ends without known plans",
         "A plan of presets is not gone on from, though its sum is smaller.",
-        "shardir/search/buckets.py",
+        "shardir/search/graph/buckets.py",
         "solve_with_buckets",
         "for other in others(best.objective)",
         "for other in ()",
@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant(
         "presets are not lowered",
         "The plan of the smallest sum is chosen, whatever overlaps.",
-        "shardir/search/preset_plans.py",
+        "shardir/search/plans/preset_plans.py",
         "PresetPlans.fastest",
         "islice(self.plans(plan, limit, seconds), many)",
         "()",

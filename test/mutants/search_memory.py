@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         "a search does not count on host memory",
         "States count for the limit of a search where they may be in host memory.",
-        "shardir/search/strategy_plan.py",
+        "shardir/search/measure/strategy_plan.py",
         "LoweredPlans.__init__",
         "may_be_hosted if self.offload else ()",
         "()",
@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(
         "copies do not wait for the link",
         "Copies from and to the host are all at once, in the time of a choice.",
-        "shardir/search/offloads.py",
+        "shardir/search/recompute/offloads.py",
         "exposed",
         "max(begin + late, free, ends.get(after, 0.0)) + seconds",
         "max(begin + late, ends.get(after, 0.0)) + seconds",
@@ -24,7 +24,7 @@ MUTANTS = [
     Mutant(
         "buffers of all redistributions of an op are at once",
         "Operands that are redistributed one after the other count as if all were on the way.",
-        "shardir/search/transients.py",
+        "shardir/search/graph/transients.py",
         "in_turn",
         "at = (h.span.start + 1) * n - 1 + number",
         "at = (h.span.start + 1) * n - 1",
@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(
         "a path needs the memory of its first move",
         "In the search a redistribution by way of a replicated value needs no more than its start.",
-        "shardir/search/transfer_peaks.py",
+        "shardir/search/graph/transfer_peaks.py",
         "_RoutePeaks.of",
         "            now = then\n",
         "            now = np.broadcast_to(to, now.shape)\n",
@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "states on the host are on the device too",
         "The memory of a choice counts states that are in host memory.",
-        "shardir/search/repetitions.py",
+        "shardir/search/recompute/repetitions.py",
         "Simulator._simulated",
         "peak -= sum(self.offloads[c].bytes for c in hosted)",
         "peak -= 0",
@@ -51,7 +51,7 @@ MUTANTS = [
     Mutant(
         "the bound hides no copy",
         "A bound on the time within a budget has copies in full, although computation hides them.",
-        "shardir/search/repetition_bound.py",
+        "shardir/search/recompute/repetition_bound.py",
         "bound_within",
         "link = min(1.0, float(price[-1])) if simulator.offloads else 0.0",
         "link, duration = 1.0 if simulator.offloads else 0.0, 0.0",
@@ -63,7 +63,7 @@ MUTANTS = [
             "A recomputed value is counted as freed while its first use in the backward part "
             "reads it."
         ),
-        "shardir/search/unsaved.py",
+        "shardir/search/graph/unsaved.py",
         "UnsavedValues._find",
         "Span(x.last + 1, begin - 1)",
         "Span(x.last + 1, begin)",
@@ -72,7 +72,7 @@ MUTANTS = [
     Mutant(
         "a recompute span begins one op early",
         "A recomputed value is counted as freed while its last use in the forward part reads it.",
-        "shardir/search/unsaved.py",
+        "shardir/search/graph/unsaved.py",
         "UnsavedValues._find",
         "Span(x.last + 1, begin - 1)",
         "Span(x.last, begin - 1)",
@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant(
         "values that pass to other segments are dropped",
         "The inputs of layers count as computed again, although nothing is left to do that from.",
-        "shardir/search/unsaved.py",
+        "shardir/search/graph/unsaved.py",
         "UnsavedValues._forward_value",
         "len(segments) == 1",
         "True",
@@ -90,7 +90,7 @@ MUTANTS = [
     Mutant(
         "what a value is made of is there",
         "A value is computed again for the time of its own op, whatever its operands take.",
-        "shardir/search/unsaved.py",
+        "shardir/search/graph/unsaved.py",
         "UnsavedValues._needs",
         "found[maker] = None",
         "pass",
@@ -99,7 +99,7 @@ MUTANTS = [
     Mutant(
         "what a plan saves is counted on all devices",
         "A plan is taken to need more than its program does, and its program is not made.",
-        "shardir/search/strategy_plan.py",
+        "shardir/search/measure/strategy_plan.py",
         "saved_bytes",
         "shard_bytes(unsharded_type(v), layout, mesh)",
         "shard_bytes(unsharded_type(v), layout, mesh) * mesh.size",
@@ -108,7 +108,7 @@ MUTANTS = [
     Mutant(
         "what a repetition reads may be free",
         "A kept value is counted as free after its last own read, though a repetition reads it.",
-        "shardir/search/repetitions.py",
+        "shardir/search/recompute/repetitions.py",
         "Simulator._simulated",
         "np.maximum.at(end, i[again], place[reader[again]] + op[again])",
         "pass",
@@ -117,7 +117,7 @@ MUTANTS = [
     Mutant(
         "repetitions are just in time",
         "A repeated value is counted from its own first read on, though a repetition needs it.",
-        "shardir/search/repetitions.py",
+        "shardir/search/recompute/repetitions.py",
         "Simulator._first",
         "at = min(at, again.get(m, never))",
         "pass",
@@ -126,7 +126,7 @@ MUTANTS = [
     Mutant(
         "the bound of repetitions counts twice",
         "In the bound a repeated value is live from the first op of its part on.",
-        "shardir/search/repetition_bound.py",
+        "shardir/search/recompute/repetition_bound.py",
         "_RelaxedProblem._alone",
         "ends = [min(last, a.first) for",
         "ends = [0 * min(last, a.first) for",
@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant(
         "a bound omits the price of the limit",
         "The bound with a price for memory does not subtract the price of the limit.",
-        "shardir/search/memory_limit.py",
+        "shardir/search/problem/memory_limit.py",
         "_LimitedSearch._price",
         "found.bound - float(price.sum())",
         "found.bound",
@@ -144,7 +144,7 @@ MUTANTS = [
     Mutant(
         "prices of a limit are half",
         "The prices of memory are not those of the linear program.",
-        "shardir/search/prices.py",
+        "shardir/search/problem/prices.py",
         "prices",
         "np.maximum(-dual[:rows], 0.0)",
         "np.maximum(-dual[:rows], 0.0) / 2",
@@ -153,7 +153,7 @@ MUTANTS = [
     Mutant(
         "adjusted plans exceed the limit",
         "A plan that keeps to the limit is changed beyond it where that is faster.",
-        "shardir/search/adjust.py",
+        "shardir/search/problem/adjust.py",
         "Adjuster._improve",
         "if (bytes_ + more).max() > self.limit",
         "if (bytes_ + more).max() > 2 * self.limit",
@@ -162,7 +162,7 @@ MUTANTS = [
     Mutant(
         "adjusted plans leave freed memory unused",
         "Where a change frees memory, cheaper values that need it are not tried again.",
-        "shardir/search/adjust.py",
+        "shardir/search/problem/adjust.py",
         "Adjuster._improve",
         "any(more[i] < 0 for i in ops)",
         "any(more[i] < -1e9 for i in ops)",
@@ -171,7 +171,7 @@ MUTANTS = [
     Mutant(
         "solutions within memory are not divided",
         "Where prices leave a gap, the search within memory stops.",
-        "shardir/search/memory_limit.py",
+        "shardir/search/problem/memory_limit.py",
         "_LimitedSearch.solution",
         "while parts and self.remaining > 0",
         "while parts and self.remaining < 0",

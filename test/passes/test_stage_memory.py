@@ -14,14 +14,14 @@ from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.mesh import Mesh
 from shardir.algebra.schedules import schedule
 from shardir.analysis.functions import mesh_of
+from shardir.analysis.in_flight import in_flight
 from shardir.cost.stages import memory_of_ranks, times_of_step
 from shardir.diagnostics import Failure
 from shardir.dialects import train
 from shardir.pipelines import build
-from shardir.search.declared_mesh import declare
-from shardir.search.in_flight import in_flight
-from shardir.search.stage_costs import unit_costs
-from shardir.search.stages import Segments, candidate_cuts
+from shardir.search.meshes.declared_mesh import declare
+from shardir.search.stages.stage_costs import unit_costs
+from shardir.search.stages.stages import Segments, candidate_cuts
 from shardir.syntax.parser import parse
 
 WIDTH, ROWS = 32, 64

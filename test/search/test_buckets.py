@@ -26,8 +26,8 @@ from shardir.cost.collective_work import CollectiveTimes
 from shardir.dialects import dist, nn
 from shardir.dialects.nn.types import itemsize
 from shardir.rewriting.functions import bodies
-from shardir.search.bucket_prices import TransferPrices
-from shardir.search.buckets import (
+from shardir.search.graph.bucket_prices import TransferPrices
+from shardir.search.graph.buckets import (
     LateCollective,
     LateTransfer,
     Others,
@@ -39,12 +39,12 @@ from shardir.search.buckets import (
     smallest_shares,
     solve_with_buckets,
 )
-from shardir.search.candidates import Candidate
-from shardir.search.edges import User
-from shardir.search.elimination import Solution, eliminate
-from shardir.search.latency_shares import LatencyShares
-from shardir.search.problem import CostProblem
-from shardir.search.transfer_costs import ValueTransfer, bucket_price, transfer_seconds
+from shardir.search.graph.candidates import Candidate
+from shardir.search.graph.edges import User
+from shardir.search.graph.latency_shares import LatencyShares
+from shardir.search.graph.transfer_costs import ValueTransfer, bucket_price, transfer_seconds
+from shardir.search.problem.elimination import Solution, eliminate
+from shardir.search.problem.problem import CostProblem
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

@@ -19,7 +19,7 @@ from shardir.cost import report
 from shardir.dialects.dist import StrategyAttr, with_layout
 from shardir.dialects.nn.base import TensorOp, decomposes, is_in_parts
 from shardir.dialects.nn.types import itemsize, unsharded_type
-from shardir.search.candidates import CandidateSource
+from shardir.search.graph.candidates import CandidateSource
 
 TWO, FOUR = (Mesh("m", (("d", n),)) for n in (2, 4))
 

@@ -11,7 +11,7 @@ from support.runlines import run_tool
 
 import shardir
 from shardir.cost import report
-from shardir.search.picture import edge_lines, rows
+from shardir.search.plans.picture import edge_lines, rows
 
 NET = """
 dist.cluster @c <levels [node = 4 {bandwidth = 1e+09, latency = 1e-06}], memory = 1000000000 {bandwidth = 1e+12}, flops {f32 = 1e+8}>

@@ -12,7 +12,7 @@ from shardir.cost.clusters import load
 from shardir.interpret.equivalence import check_pass
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
-from shardir.search.candidates import divisions
+from shardir.search.graph.candidates import divisions
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support.extent import sampled
 
-from shardir.search.elimination import Elimination, Solution, eliminate, fits
-from shardir.search.problem import CostProblem
-from shardir.search.relaxation import Relaxation, ends
-from shardir.search.solver import (
+from shardir.search.problem.elimination import Elimination, Solution, eliminate, fits
+from shardir.search.problem.problem import CostProblem
+from shardir.search.problem.relaxation import Relaxation, ends
+from shardir.search.problem.solver import (
     MAX_TABLE_ENTRIES,
     PAIR_NEIGHBOURS,
     search_near_bound,

@@ -16,7 +16,7 @@ from shardir.passes.search_strategies import SearchStrategies
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
-from shardir.search.preset_entries import NAMES
+from shardir.search.plans.preset_entries import NAMES
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

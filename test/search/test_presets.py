@@ -25,14 +25,14 @@ from shardir.dialects.dist import layout_of
 from shardir.rewriting.composites import expand
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
-from shardir.search.candidates import CandidateSource
-from shardir.search.cost_graph import CostGraph
-from shardir.search.latency_shares import LatencyShares
-from shardir.search.preset_plans import plan_of
-from shardir.search.preset_solutions import PresetSolutions
-from shardir.search.presets import Preset, Product, ProductOfPresets, Structure, products
-from shardir.search.strategy_plan import LoweredPlans, StrategyPlan
-from shardir.search.value_layouts import tied_values
+from shardir.search.graph.candidates import CandidateSource
+from shardir.search.graph.cost_graph import CostGraph
+from shardir.search.graph.latency_shares import LatencyShares
+from shardir.search.graph.value_layouts import tied_values
+from shardir.search.measure.strategy_plan import LoweredPlans, StrategyPlan
+from shardir.search.plans.preset_plans import plan_of
+from shardir.search.plans.preset_solutions import PresetSolutions
+from shardir.search.plans.presets import Preset, Product, ProductOfPresets, Structure, products
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.extent import sampled
 
-from shardir.search.prices import prices
+from shardir.search.problem.prices import prices
 
 
 @pytest.mark.parametrize("seed", sampled(range(60), 12))

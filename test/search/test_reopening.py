@@ -27,9 +27,9 @@ from shardir.dialects.nn.types import unsharded_type
 from shardir.passes import propagate_strategies
 from shardir.pipelines import PIPELINES
 from shardir.rewriting.functions import update_signature
-from shardir.search.mixture_costs import MixtureCosts
-from shardir.search.reopening import Price, reopened
-from shardir.search.solver import solve
+from shardir.search.problem.solver import solve
+from shardir.search.propagations.mixture_costs import MixtureCosts
+from shardir.search.propagations.reopening import Price, reopened
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

@@ -26,11 +26,11 @@ from shardir.cost.seconds import cost_of
 from shardir.passes.choose_recompute import write
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.offloading import SavedValues
-from shardir.search import repetition_choice
-from shardir.search.activations import Activations
-from shardir.search.repetition_bound import bound_within
-from shardir.search.repetition_choice import choose
-from shardir.search.repetitions import Simulator
+from shardir.search.recompute import repetition_choice
+from shardir.search.recompute.activations import Activations
+from shardir.search.recompute.repetition_bound import bound_within
+from shardir.search.recompute.repetition_choice import choose
+from shardir.search.recompute.repetitions import Simulator
 from shardir.tools import bench
 
 programs = bench.load("programs")

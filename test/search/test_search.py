@@ -22,10 +22,10 @@ from shardir.passes import PASSES
 from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.marks import found_by_search
 from shardir.rewriting.placement import strategy_op_sharding
-from shardir.search.candidates import CandidateSource
-from shardir.search.cost_graph import CostGraph
-from shardir.search.relaxation import Relaxation
-from shardir.search.value_layouts import tied_values
+from shardir.search.graph.candidates import CandidateSource
+from shardir.search.graph.cost_graph import CostGraph
+from shardir.search.graph.value_layouts import tied_values
+from shardir.search.problem.relaxation import Relaxation
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

@@ -31,19 +31,19 @@ from shardir.passes.save_strategies import SaveStrategies
 from shardir.passes.search_strategies import SearchStrategies
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import RECOMPUTE, found_by_search, search_budget
-from shardir.search import plan
-from shardir.search.adjust import Adjuster
-from shardir.search.buckets import Solve
-from shardir.search.candidates import CandidateSource
-from shardir.search.cost_graph import CostGraph
-from shardir.search.graph_bytes import value_bytes
-from shardir.search.live_bytes import shard_bytes
-from shardir.search.memory import LiveBytes, live, priced
-from shardir.search.memory_limit import solve_within
-from shardir.search.problem import CostProblem
-from shardir.search.solver import MAX_TABLE_ENTRIES, solve
-from shardir.search.strategy_plan import LoweredPlans, StrategyPlan, saved_bytes
-from shardir.search.value_layouts import tied_values
+from shardir.search.graph.buckets import Solve
+from shardir.search.graph.candidates import CandidateSource
+from shardir.search.graph.cost_graph import CostGraph
+from shardir.search.graph.graph_bytes import value_bytes
+from shardir.search.graph.live_bytes import shard_bytes
+from shardir.search.graph.value_layouts import tied_values
+from shardir.search.measure.strategy_plan import LoweredPlans, StrategyPlan, saved_bytes
+from shardir.search.plans import plan
+from shardir.search.problem.adjust import Adjuster
+from shardir.search.problem.memory import LiveBytes, live, priced
+from shardir.search.problem.memory_limit import solve_within
+from shardir.search.problem.problem import CostProblem
+from shardir.search.problem.solver import MAX_TABLE_ENTRIES, solve
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 

@@ -22,8 +22,8 @@ from shardir.passes import PASSES
 from shardir.passes.search_mesh import SearchMesh
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
-from shardir.search.meshes import MeshEstimate, fastest_mesh, shapes
-from shardir.search.solver import DEFAULT_GAP
+from shardir.search.meshes.meshes import MeshEstimate, fastest_mesh, shapes
+from shardir.search.problem.solver import DEFAULT_GAP
 from shardir.syntax.parser import parse
 from shardir.syntax.source import collect_warnings
 from shardir.tools import bench

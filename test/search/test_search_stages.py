@@ -23,10 +23,10 @@ from shardir.interpret import run
 from shardir.passes.search_stages import SearchStages, _accumulate, _Trials, step_of
 from shardir.rewriting.microbatching import BatchDimensions
 from shardir.rewriting.stages import ops_of_model
-from shardir.search import joint
-from shardir.search.joint import JointSearch, StageCandidate, StepMeasure, waiting_bound
-from shardir.search.shortened import Shortened
-from shardir.search.stage_costs import unit_costs
+from shardir.search.stages import joint
+from shardir.search.stages.joint import JointSearch, StageCandidate, StepMeasure, waiting_bound
+from shardir.search.stages.shortened import Shortened
+from shardir.search.stages.stage_costs import unit_costs
 from shardir.syntax.parser import parse
 
 NORMAL = "train.init = #train.init<normal>"

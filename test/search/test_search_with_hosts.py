@@ -17,12 +17,12 @@ from shardir.dialects.nn.types import size_of
 from shardir.passes.distributed_autodiff import DistributedAutodiff
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
-from shardir.search.candidates import CandidateSource
-from shardir.search.cost_graph import CostGraph
-from shardir.search.graph_bytes import live_bytes
-from shardir.search.memory import live
-from shardir.search.strategy_plan import LoweredPlans
-from shardir.search.value_layouts import tied_values
+from shardir.search.graph.candidates import CandidateSource
+from shardir.search.graph.cost_graph import CostGraph
+from shardir.search.graph.graph_bytes import live_bytes
+from shardir.search.graph.value_layouts import tied_values
+from shardir.search.measure.strategy_plan import LoweredPlans
+from shardir.search.problem.memory import live
 from shardir.syntax.parser import parse
 
 ROWS, WIDTH, DEVICES = 32, 64, 4

@@ -17,10 +17,10 @@ from shardir.algebra.schedules import (
     schedule,
     search,
 )
-from shardir.search.chunk_shares import searched_split
-from shardir.search.in_flight import in_flight
-from shardir.search.stage_costs import Held, UnitCosts, costs_of_stages
-from shardir.search.stages import SLACK, Segments, split
+from shardir.analysis.in_flight import in_flight
+from shardir.search.stages.chunk_shares import searched_split
+from shardir.search.stages.stage_costs import Held, UnitCosts, costs_of_stages
+from shardir.search.stages.stages import SLACK, Segments, split
 
 
 def random_costs(ops: int, chance: random.Random) -> UnitCosts:

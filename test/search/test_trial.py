@@ -7,7 +7,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
 from shardir.dialects.nn.base import TensorOp
-from shardir.search.trial import lowered
+from shardir.search.measure.trial import lowered
 from shardir.syntax.parser import parse
 
 FUNCTION = """

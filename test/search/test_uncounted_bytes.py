@@ -17,8 +17,8 @@ from shardir.api import Compiled
 from shardir.cost import memory_of
 from shardir.diagnostics import ShardirError
 from shardir.rewriting.functions import bodies
-from shardir.search.plan import PlansWithin, try_within
-from shardir.search.transfer_peaks import transfer_peaks
+from shardir.search.graph.transfer_peaks import transfer_peaks
+from shardir.search.plans.plan import PlansWithin, try_within
 from shardir.tools import bench
 
 program_laws = bench.load("program_laws")

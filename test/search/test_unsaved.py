@@ -15,12 +15,12 @@ from shardir.cost.memory import memory_of
 from shardir.dialects.train import BackwardOp
 from shardir.passes.choose_recompute import write
 from shardir.rewriting.offloading import SavedValues
-from shardir.search.candidates import CandidateSource
-from shardir.search.cost_graph import CostGraph
-from shardir.search.graph_bytes import live_bytes
-from shardir.search.live_bytes import storages_of
-from shardir.search.memory import live
-from shardir.search.value_layouts import tied_values
+from shardir.search.graph.candidates import CandidateSource
+from shardir.search.graph.cost_graph import CostGraph
+from shardir.search.graph.graph_bytes import live_bytes
+from shardir.search.graph.live_bytes import storages_of
+from shardir.search.graph.value_layouts import tied_values
+from shardir.search.problem.memory import live
 from shardir.tools import bench
 
 programs, laws = bench.load("programs"), bench.load("laws")

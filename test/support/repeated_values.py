@@ -12,9 +12,9 @@ from shardir.algebra.mesh import Mesh
 from shardir.cost.functions import functions
 from shardir.dialects.train import BackwardOp
 from shardir.passes.choose_recompute import TOGETHER
-from shardir.search.repetition_choice import choose
-from shardir.search.repetition_policies import StepBlocks
-from shardir.search.repetitions import Simulator
+from shardir.search.recompute.repetition_choice import choose
+from shardir.search.recompute.repetition_policies import StepBlocks
+from shardir.search.recompute.repetitions import Simulator
 from shardir.tools import bench
 
 laws = bench.load("laws")

@@ -24,7 +24,7 @@ from shardir.backend.interface import Origin
 from shardir.backend.torch.directory import SOURCE
 from shardir.diagnostics import Failure, ParseErrors, ShardirError
 from shardir.dialects.dist import MeshOp
-from shardir.search.declared_mesh import declare
+from shardir.search.meshes.declared_mesh import declare
 from shardir.syntax.files import read_text
 from shardir.syntax.parser import default_parser, parse
 from shardir.syntax.source import Source, collect_warnings

@@ -1,0 +1,1 @@
+"""Plans written into copies of a function, lowered, and priced."""

@@ -1,0 +1,1 @@
+"""The choice between two propagations, or a mixture of them."""
