@@ -61,8 +61,8 @@ def compile(program: "torch.nn.Module", inputs: Any, **options: Any) -> "Compile
 def compile(program: Any, *given: Any, **options: Any) -> Any:
     """Compile a program: text, a module of the IR or of `shardir.build`, or a torch.nn.Module.
 
-    Of a program of the IR the arguments are those of `shardir.api.compiled.compile_module`, of one
-    of torch those of `shardir.api.model.compile_model`. A module that is passed is not changed.
+    For a program of the IR, the arguments are those of `shardir.api.compiled.compile_module`; for a
+    module of torch, of `shardir.api.model.compile_model`. The program itself is not changed.
 
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.

@@ -17,10 +17,10 @@ from shardir.frontends.torch.weights import array_of
 
 
 def repeat_batches(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield batches with their numbers; those of a list or a loader again and again.
+    """Yield batches with their numbers. A list or a loader is repeated.
 
     Raises:
-        ShardirError: there is none.
+        ShardirError: there are no batches.
     """
     source, count = iter(batches), 0
     while True:
@@ -35,7 +35,7 @@ def repeat_batches(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def microbatches_of(module: ModuleOp) -> int:
-    """Return the number of those that a function without a backward part reads at a time."""
+    """Return the number of batches that a function without a backward part reads at once."""
     requests = [op for op in module.body.ops if isinstance(op, ForwardOp)]
     return max((op.microbatches for op in requests), default=1)
 
@@ -50,19 +50,19 @@ def parts_of(batch: Any, count: int) -> list[Any]:
 
 
 def arrays_of_all(imported: Imported, batches: Iterable[Any], local: bool) -> Iterator[list[Any]]:
-    """Yield the arrays of batches, as `arrays_of` has them; those of a list or a loader again and
-    again. `local`: a batch is a list of one for each rank."""
+    """Yield the arrays of batches (see `arrays_of`). A list or a loader is repeated. `local`: a
+    batch is a list of the parts of all ranks."""
     for count, batch in repeat_batches(batches):
         arrays = [arrays_of(imported, count, x, local) for x in (batch if local else [batch])]
         yield arrays if local else arrays[0]
 
 
 def arrays_of(imported: Imported, number: int, batch: Any, local: bool = False) -> list[Any]:
-    """Return the arrays of a batch, in the order of the inputs. `local`: it is that of one rank, of
-    another shape.
+    """Return the arrays of a batch, in the order of the inputs. `local`: the batch is the part of a
+    rank, with its own shape.
 
     Raises:
-        ShardirError: it has other inputs than the examples.
+        ShardirError: the inputs differ from the examples.
     """
     found, arrays = _inputs(imported, number, batch), []
     for name, like in imported.inputs:
@@ -88,7 +88,7 @@ def arrays_of(imported: Imported, number: int, batch: Any, local: bool = False) 
 
 
 def examples_of(imported: Imported) -> list[Any]:
-    """Return the arrays of the example inputs, as those of a batch."""
+    """Return the arrays of the example inputs as a batch."""
     return [array_of(x) for _, x in imported.inputs]
 
 
@@ -106,8 +106,8 @@ def rows_of(imported: Imported, batches: Sequence[Sequence[Any]]) -> dict[str, A
 
 
 def _inputs(imported: Imported, number: int, batch: Any) -> Mapping[str, Any]:
-    """Return the inputs of a batch, by their names. Raises ShardirError where they are others than
-    those of the examples."""
+    """Return the inputs of a batch, by their names. Raises ShardirError if they differ from the
+    examples."""
     labelled = any(name.startswith("labels") for name, _ in imported.inputs)
     pair = isinstance(batch, tuple | list) and len(batch) == 2
     inputs, labels = batch if pair and labelled else (batch, None)

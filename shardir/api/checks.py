@@ -47,12 +47,12 @@ half precision holds no values as large."""
 OTHER_RATE = 2.0**5
 
 SHARE = 1e-2
-"""The part of the largest value of all gradients below which those of a parameter are rounding."""
+"""The gradients of a parameter below this part of the largest gradient of all are rounding."""
 
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """A value of a program beside that of the module."""
+    """A value of a program, beside the value of the module."""
 
     name: str
     largest: float
@@ -81,7 +81,7 @@ class ModuleCheck:
     Attributes:
         values: losses, gradients, parameters, buffers and outputs, in this order.
         place: the first op that differs, if one does.
-        notes: what is not compared.
+        notes: the values that are not compared, with reasons.
     """
 
     values: list[ComparedValue] = field(default_factory=list)
@@ -203,7 +203,7 @@ class _Checking:
         return (batch[0], batch[1]) if is_pair and labelled else (batch, None)
 
     def _gradients(self, batches: list[Any], loss: float, theirs: dict[str, torch.Tensor]) -> None:
-        """Compare the loss and the gradients of the first step: those of the program are the
+        """Compare the loss and the gradients of the first step. The program's gradients are the
         changes of its parameters by gradient descent."""
         halves = any(x.dtype is torch.float16 for x in self.first.values.values())
         rate = OTHER_RATE if halves else LARGE_RATE
@@ -227,7 +227,7 @@ class _Checking:
         self, copy: EagerModule, taken: list[Any], each: list[Any], is_mean: bool,
         gradients: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
-        """Compare parameters and buffers after the first step, and the losses of the others."""
+        """Compare parameters and buffers after the first step, and the losses of later steps."""
         trial = replace(self.program, state=self.first.fresh())
         count = len(taken) // len(each)
         trial.run(taken[:count], steps=1, allow_nan=True)

@@ -55,7 +55,7 @@ def compile_module(
     target: str | Backend = DEFAULT,
     arena: bool = False,
 ) -> "Compiled":
-    """Run a pipeline on a program, or that of a mode. A module that is passed is not changed.
+    """Run a pipeline on a program, or the pipeline of a mode. The program itself is not changed.
 
     Args:
         pipeline: the names of passes, with options in braces.
@@ -191,8 +191,8 @@ class Compiled:
         self, directory: str | Path, base_dir: Path | None, states: Mapping[str, Array],
         per_rank: bool, straight_line: bool,
     ) -> Path:  # fmt: skip
-        """Write a directory whose states begin with these values, by their keys; others as the
-        program says."""
+        """Write a directory with initial values of some states, by their keys; the program has the
+        initial values of the rest."""
         backend = replace(self.backend, per_rank=per_rank, straight_line=straight_line)
         given = (self.context, self.module, self.original, directory, base_dir)
         origin = Origin.of(self.given, self.passes)
@@ -207,9 +207,8 @@ class Compiled:
 
     @property
     def plan(self) -> str:
-        """The layouts and marks of arguments and values as the text of a plan, which `plan=` takes:
-        those of the plan that was given, or those that propagation or a search decided on. The
-        passes run again.
+        """The layouts and marks of arguments and values as the text of a plan, for `plan=`: of the
+        plan that was given, or of propagation or a search. The passes run again.
 
         Raises:
             ShardirError: no pass decides on layouts.
@@ -242,14 +241,15 @@ class Compiled:
         return costs[function]
 
     def _is_private(self, name: str) -> bool:
-        """Whether a function is one that others run, such as that of a stage."""
+        """Whether other functions call a function, for instance the function of a stage."""
         f = find_symbol(self.module, FuncOp, name)
         visibility = None if f is None else f.sym_visibility
         return visibility is not None and visibility.data == "private"
 
     @check_arguments("explain")
     def explain(self, *names: str) -> str:
-        """Return why values have their layouts, and the costs of others. The passes run again.
+        """Return why values have their layouts, and the costs of other layouts. The passes run
+        again.
 
         Args:
             names: of values or parameters, or the paths of modules, for all that is within one that

@@ -32,9 +32,8 @@ def devices_of(
     count: int | None,
     options: Mapping[str, Any],
 ) -> Devices:
-    """Return the devices that the arguments of a compilation, and its `options`, are for. Without a
-    mesh, but with a cluster or a number of devices, they are those of a search for the mesh, in the
-    mode auto.
+    """Return the devices of a compilation, from its arguments and `options`. Without a mesh, but
+    with a cluster or a number of devices, the mode auto searches for the mesh.
 
     Raises:
         ShardirError: the arguments exclude each other, or there is no such cluster.
@@ -73,8 +72,8 @@ def devices_of(
     search = next((p for p in passes if p.name == pipelines.SEARCH), None)
     if search is None:
         raise ShardirError(
-            'expected the mode auto, in which a mesh is searched for, got another one; give mesh="'
-            'dp = 2", or drop mode'
+            "expected the mode auto without a mesh, which searches for one, got a mode without a "
+            'search; give mesh="dp = 2", or drop mode'
         )
     size = cluster_of(cluster).units[-1] if cluster is not None else count
     if count is not None and not 1 <= count <= (size or 0):

@@ -37,7 +37,7 @@ def load(
 ) -> "Loaded":
     """Load a saved program into this process, which is one of its ranks: all ranks call it.
 
-    The process joins the others by the environment that torchrun sets, unless torch.distributed is
+    The process joins the other ranks by the environment of torchrun, unless torch.distributed is
     initialized already. A program of one rank needs neither.
 
     Args:
@@ -77,9 +77,8 @@ def load(
 class Loaded:
     """The functions of a program on this rank, and its states.
 
-    Arguments and results are global values: the same on every rank, of which each takes its part,
-    and which are gathered. With `gathered=False` results are this rank's shards.
-    """
+    Arguments and results are global values: every rank passes the whole argument, and gets the
+    whole result. With `gathered=False` results are this rank's shards."""
 
     def __init__(self, session: Session):
         self._session = session
@@ -103,10 +102,10 @@ class Loaded:
 
     @check_arguments("call")
     def call(self, function: str, *inputs: Any, gathered: bool = True, **named: Any) -> Any:
-        """Call a function; the states become those that it returns.
+        """Call a function, and set the states that it returns.
 
         Returns:
-            Its other results: a tensor, or a tuple of several.
+            The other results: a tensor, or a tuple of several.
 
         Raises:
             ShardirError: there is no such function, or the inputs do not fit.
@@ -202,7 +201,7 @@ def _leave() -> None:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Raise the runtime's errors as those of shardir."""
+    """Convert errors of the runtime to errors of shardir."""
     try:
         yield
     except (PlanError, OptionError) as e:

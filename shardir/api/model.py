@@ -48,7 +48,7 @@ OF_EXPORT = {
     "dynamic_shapes": "; shapes are static: compile once for each shape of the inputs, or pad them",
     "strict": "; drop it: a module is traced as it runs (strict=False)",
 }
-"""What to do about options of torch.export."""
+"""The fix for options of torch.export."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,13 +129,13 @@ class CompiledModel(Compiled):
     def run(
         self, batches: Iterable[Any] | None = None, *, local: bool = False, **options: Any
     ) -> Report:
-        """Run the program on local processes, one for each rank; afterwards `state_dict` has the
+        """Run the program on local processes, one for each rank. Afterwards `state_dict` has the
         trained values.
 
-        A run goes on where the last one ended: parameters and buffers, the states of the optimizer,
-        its schedule, random numbers, the numbers of steps and the rows of files. `steps` are those
-        of this run, with `resume=` all from step 0 on. A run that fails, or that a signal ends,
-        changes nothing here.
+        A run continues where the previous run ended: parameters and buffers, the states of the
+        optimizer, its schedule, random numbers, the numbers of steps and the rows of files. `steps`
+        is the number of steps of this run; with `resume=`, of all steps from step 0 on. A run that
+        fails, or that a signal ends, changes nothing here.
 
         Args:
             batches: one for each step. They are taken while the ranks train, and not stored; an
@@ -170,8 +170,8 @@ class CompiledModel(Compiled):
     def check(self, batches: Sequence[Any] | None = None, *, steps: int = 2) -> ModuleCheck:
         """Compare the program, on local processes, with a copy of the module that torch trains on
         one device: the loss and the gradients of the first step, parameters and buffers after it,
-        the losses of the next ones; of a program for inference the outputs. Both begin with the
-        values with which the program was compiled, and this one goes on as if there were no check.
+        and the losses of later steps; for inference, the outputs. Both begin with the values at the
+        compilation. The check does not change the state of this program.
 
         Args:
             batches: as for `run`; by default the example inputs.
@@ -263,7 +263,8 @@ class CompiledModel(Compiled):
         weight_files.write(path, self.state_dict(), max_shard_size)
 
     def _copies(self) -> list[str]:
-        """The keys of the states that begin as copies of others, such as those of replicas."""
+        """The keys of the states that begin as copies of other states, such as states of
+        replicas."""
         roles = (a for f, _ in bodies(self.module) for a in arguments(f))
         return [a.key for a in roles if a.key and isinstance(a.init, InitAttr)
                 and a.init.kind == "copy"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reproducers of internal errors: the program before the pass that failed, with what was to run.
+"""Reproducers of internal errors: the program before the failing pass, and the remaining pipeline.
 
     // reproducer: {"passes": ["lower-to-spmd"], "target": "mlir"}
     // pass lower-to-spmd: AssertionError:
@@ -40,15 +40,15 @@ def write_reproducer(
     context: Context,
     target: str = "mlir",
 ) -> Path | None:
-    """Write a reproducer to the folder of temporary files, and return its path; None where that
-    fails too.
+    """Write a reproducer to the folder of temporary files, and return its path; None if that fails.
 
     Args:
-        error: what failed.
+        error: the internal error.
         given: makes the program before all passes.
-        text: the program where that cannot be made or printed.
-        passes, done: those of the pipeline, and the number that have run. They run again.
-        target: by which the program was to be emitted.
+        text: the program, if `given` fails or its program cannot be printed.
+        passes, done: the passes of the pipeline, and the number of passes that have run. They run
+            again.
+        target: the target of the emission.
     """
     with suppress(Exception):
         try:

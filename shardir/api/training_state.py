@@ -11,18 +11,18 @@ from shardir.frontends.torch import weights
 
 
 class TrainingState:
-    """The values of a program between its runs: a run begins with those that the last one that has
-    ended left.
+    """The values of a program between its runs: a run begins with the values after the last
+    completed run.
 
     Args:
-        values: the first value of each parameter and buffer, by the module's name for it.
-        states: those of other states that do not begin as the program says, by their keys.
+        values: the initial values of parameters and buffers, by their names in the module.
+        states: the initial values of other states that differ from the program's, by their keys.
 
     Attributes:
-        values: the present values of parameters and buffers.
-        states: those of all other states, such as moments, numbers of steps and random keys; of one
-            that is missing the first value is that of the program.
-        steps: the steps that are done.
+        values: the current values of parameters and buffers.
+        states: the current values of other states, such as moments, numbers of steps and random
+            keys; a missing state has the program's initial value.
+        steps: the number of completed steps.
     """
 
     def __init__(self, values: Mapping[str, torch.Tensor], states: Mapping[str, Array]):
@@ -36,7 +36,7 @@ class TrainingState:
         self.values, self.states, self.steps = dict(values), dict(states), 0
 
     def fresh(self) -> "TrainingState":
-        """Return another one that begins with the first values; both share them."""
+        """Return a new state with the initial values, which both share."""
         return TrainingState(*self._first)
 
     def replace(self, values: Mapping[str, torch.Tensor], copies: Iterable[str]) -> None:

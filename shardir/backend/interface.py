@@ -1,12 +1,12 @@
 """The interface of a backend: the text of a program, a directory that runs, runs, and measurements.
 
     backend.text(module)                                    the program that every rank runs
-    backend.emit_directory(context, module, None, "out")    the same with all that it needs
+    backend.emit_directory(context, module, None, "out")    a directory with all its files
     report = backend.run("out", Options(steps=100))         its ranks, on this machine
     (times,) = backend.measure(["out"], 5, 0.1, Options())  seconds of each function's calls
 
 The module is in the local view, after all passes. The compiler uses a backend only by these calls;
-`shardir/backend/torch/` is the one that it has, test/backend/test_backend.py has a small other one.
+`shardir/backend/torch/` is the torch backend; test/backend/test_backend.py has a small example.
 """
 
 from abc import ABC, abstractmethod
@@ -66,7 +66,7 @@ class Backend(Target, ABC):
         """Return the program that every rank runs.
 
         Raises:
-            Failure: the module has what the backend cannot emit.
+            Failure: the backend cannot emit the module.
         """
 
     def prepare(self, module: ModuleOp) -> None:
@@ -93,8 +93,9 @@ class Backend(Target, ABC):
         Args:
             original_module: the program before all passes, for a program on one device.
             base_dir: the folder that paths of data files are relative to; else the source file's.
-            origin: what the directory keeps, so that it can be compiled for other numbers of ranks.
-            states: values of states, by their keys, in place of those that they begin with.
+            origin: the source and passes that the directory keeps, to be compiled for other numbers
+                of ranks.
+            states: initial values of states, by their keys, in place of the program's.
 
         Raises:
             ShardirError: the module cannot be emitted, or the directory cannot be written.
@@ -111,7 +112,7 @@ class Backend(Target, ABC):
         """Run a directory that `emit_directory` wrote, on this machine, to its end.
 
         Args:
-            batches: the inputs of the steps, in place of those of the directory.
+            batches: the inputs of the steps, in place of the inputs of the directory.
 
         Raises:
             LaunchError: nothing was started; RunError: a rank failed.

@@ -19,16 +19,16 @@ WORDS = {
     float: "a number", Collection: "a list", Sequence: "a list", Iterable: "a list or an iterator",
     Callable: "a function",
 }  # fmt: skip
-"""What an annotation asks for, in words; another class by its name."""
+"""The words for classes in annotations; other classes are named."""
 
 SEVERAL = (Collection, Sequence, Iterable)
 """Annotations that a text and a dict would fit, but are not meant by."""
 
 
 def check_arguments(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function, `name` to its callers: arguments that it does not have, that are missing
-    or of another type than annotated are each a ShardirError, with what the docstring says of the
-    parameter. Annotations other than of classes are not checked."""
+    """Decorate a function, `name` to its callers: an unknown or missing argument, or one of another
+    type than its annotation, is a ShardirError with the parameter's sentence in the docstring. Only
+    annotations with classes are checked."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

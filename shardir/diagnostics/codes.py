@@ -117,8 +117,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "gather first, or use an axis that replicates",
         ),
         "C9": Code(
-            "Positions count from 0 within the group, and a `dist.send` is to another one than its "
-            "own.",
+            "Positions count from 0 within the group, and a `dist.send` is to another position than "
+            "its own.",
             "use a position of the group",
         ),
         "C10": Code(
@@ -152,8 +152,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "copy the value to the device first: dist.copy",
         ),
         "C17": Code(
-            "A product in steps is of one letter of an operand and of the result, of which each "
-            "device has as many elements.",
+            "A ring product has one einsum index of an operand and of the result that is split "
+            "evenly over the group.",
             "use the collective and the product apart",
         ),
     },

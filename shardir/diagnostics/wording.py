@@ -9,8 +9,8 @@ SHOWN = 60
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?`, or nothing when no known word is close. A word of at least three
-    letters is close to the one that begins with it, if there is one such."""
+    """Return `; did you mean X?`, or nothing if no known word is close. A word of at least three
+    letters is also close to the only known word that begins with it."""
     words = list(known)
     longer = [w for w in words if w.startswith(word)] if len(word) > 2 else []
     near = longer if len(longer) == 1 else get_close_matches(word, words, n=1, cutoff=0.7)
@@ -29,7 +29,7 @@ def one_of(names: Iterable[str]) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return what a value is, in one line: a number or a text as it is, another by its class."""
+    """Describe a value in one line: a number or a text itself, other values by their class."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, bool | int | float | str):

@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cluster: mode": (
         lambda: compiled(cluster="h200", mode="data"),
-        "expected the mode auto, in which a mesh is searched for, got another one",
+        "expected the mode auto without a mesh, which searches for one, got a mode without a",
     ),
     "cluster: twice": (
         lambda: compiled(mesh="h200", cluster="h200"),

@@ -351,10 +351,10 @@ def test_nodes_are_in_the_order_of_their_ranks():
         return [rendezvous.Peer(rank, "p", "o") for rank in ranks]
 
     assert [rendezvous.place(nodes(3, 0, 5), k) for k in range(3)] == [1, 0, 2]
-    with pytest.raises(RunError, match="expected another one on each node, got 3 twice"):
+    with pytest.raises(RunError, match="expected distinct ranks, got 3 twice"):
         rendezvous.place(nodes(3, 0, 3), 0)
     wrong = [*nodes(0, 1), rendezvous.Peer(2, "p", "other")]
-    with pytest.raises(RunError, match="got other options on node 2 than on node 0"):
+    with pytest.raises(RunError, match="got different options on node 2 and node 0"):
         rendezvous.place(wrong, 0)
 
 

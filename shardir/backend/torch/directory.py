@@ -1,4 +1,4 @@
-"""Emitted directories on disk: complete when they appear, and nothing of others is overwritten."""
+"""Emitted directories on disk: complete when they appear, and no other files are overwritten."""
 
 import json
 import os
@@ -17,7 +17,7 @@ FILES = {"program.py", "single.py", PLAN, SOURCE}
 """The names of an emitted directory, beside shardir_runtime/, data/*.npy and program_rank*.py."""
 
 RUNTIME = Path(shardir_runtime.__file__).parent
-"""The package that programs import, of which each has a copy beside it."""
+"""The package that programs import; each program has a copy beside it."""
 
 
 def copy_runtime(folder: Path) -> None:
@@ -30,13 +30,13 @@ def copy_runtime(folder: Path) -> None:
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Yield a new folder, whose files replace those of the program in `out` at the end.
+    """Yield a new folder, whose files replace the program in `out` at the end.
 
-    1. A directory that does not exist appears at once, with all its files.
-    2. An existing one has to be empty or to have a program. Its files are replaced one by one,
-       plan.json last, and those that the new program does not have are removed.
-    3. All other files in it, such as checkpoints, stay where they are.
-    4. After an error before the end nothing has changed.
+    1. A new directory appears at once, with all its files.
+    2. An existing directory is empty or has a program. The files of the program are replaced one by
+       one, plan.json last, and files that the new program lacks are removed.
+    3. All other files in it, such as checkpoints, stay.
+    4. After an error before the end, nothing has changed.
 
     Raises:
         UsageError: `out` exists and is not an emitted program, or cannot be written.
@@ -97,7 +97,7 @@ def _files_of(out: Path) -> set[Path] | None:
 
 
 def _replace(out: Path, old: set[Path], fresh: Path) -> None:
-    """Move all files of `fresh` to `out`; remove those of `old` that it does not have."""
+    """Move all files of `fresh` to `out`, and remove the files of `old` that `fresh` lacks."""
     new = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()}
     for path in sorted(new, key=lambda path: (path == Path(PLAN), path)):
         (out / path).parent.mkdir(parents=True, exist_ok=True)

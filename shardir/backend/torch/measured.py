@@ -1,13 +1,13 @@
-"""A measured run in the terms of the program: the times of lines become those of ops.
+"""A measured run: the times of lines as times of ops.
 
 Ranks record when each line of program.py begins (shardir_runtime/run/trace.py). The program is
-emitted again from its module, which says which op a line is for; of a line in a loop over equal
-blocks the k-th run is the op of the k-th block. So measured events have the ops, and the rows, of
-the simulated ones (`shardir/cost/simulator.py`):
+emitted again from its module, which has the op of each line. In a loop over equal blocks, the k-th
+run of a line is the op of the k-th block. So measured events have the ops and rows of simulated
+events (`shardir/cost/simulator.py`):
 
     a line that computes           an event on the row of computation
-    a collective, and its wait     what the device waits for, on the same row; and an event on the
-                                   links, from the begin of its line to the end of the wait for it
+    a collective, and its wait     the wait of the device, on that row; and an event on the links,
+                                   from the begin of its line to the end of its wait
 """
 
 from collections import Counter
@@ -37,13 +37,13 @@ NANO = 1e-9
 HANDED = (
     ReturnOp, train.Mark, train.CarryOp, train.CarriedOp, train.ItemOp, train.ItemsOp, nn.ConstantOp
 )  # fmt: skip
-"""Ops that no event is for: of the function, of loops over equal blocks, which the module that is
-simulated does not have, and constants, of which equal ones are one in the program."""
+"""Ops without events: ops of the function, loops over equal blocks, which the simulated module does
+not have, and constants, which the program merges."""
 
 
 class MeasuredOp(NamedTuple):
-    """An op in a call: its begin and end, and its seconds of work (`run/trace.py`), of one that
-    computes those of the threads that do; on a GPU those from its begin to its end."""
+    """An op in a call: its begin and end, and its seconds of work (`run/trace.py`): of the
+    computing threads if it computes; on a GPU, from its begin to its end."""
 
     op: Operation
     begin: float
@@ -56,9 +56,9 @@ OpRun = tuple[Operation, int]
 
 
 class MeasuredCall(NamedTuple):
-    """A call of a function on a rank: its begin and end in seconds, its events, the spans of a step
-    in stages, as they are recorded, and the seconds of work of its computation, where these are not
-    those of its events."""
+    """A call of a function on a rank: its begin and end in seconds, its events, the recorded spans
+    of a step in stages, and the seconds of work of its computation, if they differ from its
+    events."""
 
     begin: float
     end: float
@@ -75,8 +75,8 @@ class ProgramLines:
         arena: whether the program has an arena.
 
     Attributes:
-        module: the same without composites, as it is emitted: the ops are of this one.
-        text: that of the program.
+        module: the emitted module, without composites, which has the ops.
+        text: the text of the program.
     """
 
     def __init__(self, module: ModuleOp, arena: bool = False):
@@ -114,8 +114,8 @@ class ProgramLines:
             yield MeasuredCall(call["begin"] * NANO, call["end"] * NANO, events, spans, work)
 
     def _with_others(self, runs: Iterator[MeasuredOp]) -> Iterator[MeasuredOp]:
-        """Yield the ops, and those after them that have no line: what adds a bias to a product, and
-        the updates in the call of one before them."""
+        """Yield ops with the later ops that share their line: the addition of a bias to a product,
+        and updates in one call."""
         for run in runs:
             yield run
             after = run.op.next_op
@@ -159,8 +159,8 @@ class ProgramLines:
 
 
 def _run(f: FuncOp) -> Iterator[Operation]:
-    """Yield the ops of a function in the order in which they run, with those of equal blocks, in a
-    loop or not, one block after the other."""
+    """Yield the ops of a function in the order in which they run; equal blocks, in a loop or not,
+    one after the other."""
     for op, _ in executed(f.body.block.ops, train.RepeatOp):
         if not isinstance(op, HANDED):
             yield op

@@ -1,14 +1,14 @@
-"""source.ir: what a directory was compiled from, and its compilation for other numbers of ranks.
+"""source.ir: the source of a directory, and its compilation for other numbers of ranks.
 
     // passes: ["inline-calls", "assign-stages", ["apply-plan", {"plan": ["fsdp"]}], ...]
     builtin.module { dist.mesh @m <dp = 4, tp = 2> loc("net.ir":1:1) ... }
 
-1. The outermost axis of the mesh shrinks, which mostly is the data-parallel one: with half as many
-   ranks <dp = 4, tp = 2> becomes <dp = 2, tp = 2>, on a part of the cluster. All passes run again,
-   so layouts are propagated or searched for on the mesh that there is.
-2. Functions, arguments and states stay, with their global shapes: so a checkpoint fits, and steps
-   get the same batches.
-3. Arrays are those of the directory. No other file is read, but one of strategies.
+1. The outermost axis of the mesh, usually data parallel, shrinks: for half the ranks,
+   <dp = 4, tp = 2> becomes <dp = 2, tp = 2>, on a part of the cluster. All passes run again, so
+   layouts are propagated or searched for on the new mesh.
+2. Functions, arguments and states keep their global shapes, so that checkpoints fit and the batches
+   of steps do not change.
+3. Arrays are read from the directory; the only other file that is read is one of strategies.
 """
 
 from dataclasses import replace
@@ -39,11 +39,10 @@ def text_of(origin: Origin) -> str:
 
 
 def resize(directory: Path, ranks: int, of: int) -> tuple[Context, ModuleOp]:
-    """Return the program of a directory, which is for `of` ranks, for other ones.
+    """Return the program of a directory for `of` ranks, compiled for another number of ranks.
 
     Raises:
-        ShardirError: the directory does not say what it was compiled from, or this program can't
-            be.
+        ShardirError: the directory has no source, or it cannot be compiled for these ranks.
     """
     path = directory / SOURCE
     if not path.is_file():

@@ -1,5 +1,5 @@
-"""The trace of a run: measured and predicted times of each op in the same rows, and where they
-differ."""
+"""The trace of a run: measured and predicted times of each op in common rows, and their
+differences."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ SPAN_ROWS = {"arrival": ARRIVALS, "send": "sends"}
 """The rows of transfers between stages."""
 
 REST = "waits for other stages, and the runtime"
-"""What a call takes besides ops and collectives."""
+"""The time of a call besides ops and collectives."""
 
 SKEW = "waits for other ranks"
 """Of the time in a collective that until the last rank of the group begins it, and that from when
@@ -43,16 +43,16 @@ or less, while others wait."""
 COMPUTATION, EXPOSED = "computation", "exposed"
 
 PartName = tuple[str, str]
-"""A kind of op, and what it is: computation, or exposed communication."""
+"""A kind of op: computation, or exposed communication."""
 
 GroupSpan = tuple[float, float]
 """When the last rank of a group begins a collective, and when half of them have left it."""
 
 
 class PartDifference(NamedTuple):
-    """The predicted and the measured seconds of the ops of a kind in a call, the mean of all ranks
-    and calls: of ranks that share cores one op of many takes the time of others. `events` is their
-    number on a rank."""
+    """The predicted and measured seconds of the ops of a kind in a call, as means over all ranks
+    and calls, since among ranks that share cores an op may take the time of other ranks. `events`:
+    the number of ops on a rank."""
 
     what: str
     kind: str
@@ -70,8 +70,8 @@ class Differences(NamedTuple):
     predicted: float
     measured: float
     computed: tuple[float, float]
-    """The predicted and measured seconds of its computation: measured those of work, the median of
-    all calls, of each the mean of all ranks."""
+    """The predicted and measured seconds of computation. Measured are the seconds of work: the
+    median of all calls of the mean over ranks."""
     parts: list[PartDifference]
 
     @property
@@ -80,12 +80,11 @@ class Differences(NamedTuple):
         return self._beyond(self.predicted, 0), self.beyond(self.measured)
 
     def beyond(self, seconds: float) -> float:
-        """Return the seconds of a call of so many seconds beyond its computation; 0 where nothing
-        communicates."""
+        """Return the seconds of a call beyond its computation; 0 without communication."""
         return self._beyond(seconds, 1)
 
     def _beyond(self, seconds: float, which: int) -> float:
-        """Return those beyond the predicted (0) or the measured (1) computation."""
+        """Return the seconds beyond the predicted (0) or the measured (1) computation."""
         communicates = any(p.kind == EXPOSED for p in self.parts)
         return seconds - self.computed[which] if communicates else 0.0
 
@@ -107,8 +106,8 @@ class MeasuredTrace:
     """The recorded calls of all ranks, beside the simulated run of each function.
 
     Args:
-        lines: of the program that the ranks ran.
-        cluster: the devices and links of the prediction, if not those of the mesh.
+        lines: the lines of the program that the ranks ran.
+        cluster: the devices and links of the prediction; by default the mesh's.
 
     Raises:
         ShardirError: the mesh is no part of the cluster.
@@ -246,7 +245,7 @@ def _group_spans(calls: Sequence[MeasuredCall], mesh: Mesh) -> list[dict[OpRun, 
 
 
 def _number_repeats(events: Sequence[SimulatedEvent]) -> Iterator[tuple[SimulatedEvent, int]]:
-    """Yield events, each with the number of those of its op and row before it."""
+    """Yield events, each with the number of previous events of its op and row."""
     counts = Counter[tuple[Operation, bool]]()
     for e in events:
         key = e.cost.op, e.row == COMPUTE

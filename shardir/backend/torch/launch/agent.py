@@ -1,12 +1,12 @@
 """The ranks of one node: of several machines, or of a run that is started again after errors.
 
-Torch's elastic agent starts them, watches them and starts them again. It is told who meets
-(rendezvous.py), where the ranks report, and when an error is final:
+Torch's elastic agent starts, watches and restarts them. This file adds the rendezvous
+(rendezvous.py), the reports of the ranks, and the end of a run:
 
-1. The node with rank 0 gets the events of the run; each node those of the end of its ranks.
-2. A run that starts again goes on from its last checkpoint. Errors that it would have again, such
-   as those of the plan, end it; and so does a node that ends for good.
-3. All nodes end with one error, which is the cause on the node that has it.
+1. The node of rank 0 gets the events of the run; each node gets the last events of its own ranks.
+2. A restarted run continues from its last checkpoint. Errors that a restart would repeat, such as
+   errors of the plan, end the run; so does a node that leaves.
+3. All nodes end with one error; the node of its cause shows the cause.
 """
 
 import hashlib
@@ -96,8 +96,8 @@ class Agent:
         self.ranks = range(0)
         self._reached, self._rounds = False, 0
         self.events: dict[int, bytes] = {}
-        """Of the pipe of each rank of this node, what has been read of its last line. Each rank has
-        its own: what several write to one may mix."""
+        """The incomplete last line from the pipe of each rank of this node. Each rank has a pipe,
+        since the lines of several writers may mix."""
         self._last_sign = math.inf
 
     def run(self, on_event: OnEvent) -> None:
@@ -216,7 +216,7 @@ class Agent:
             raise LaunchError(f"{what}: {error}") from None
 
     def watch(self, closed: Callable[[], bool]) -> None:
-        """Read what the ranks say, until a node ends the run."""
+        """Read the events of the ranks until a node ends the run."""
         self._read()
         self.positions.watch()
         if closed():
@@ -283,7 +283,7 @@ class Agent:
         return bool(self.ranks) and self.outcome.done.issuperset(self.ranks)
 
     def _output(self, rank: int) -> bytes:
-        """The end of what a rank of this node has printed."""
+        """Return the end of the output of a rank of this node."""
         assert self.logs is not None
         local, found = self.ranks.index(rank), b""
         for files in (self.logs.stdouts, self.logs.stderrs):
@@ -313,14 +313,14 @@ ENDED = "another node has ended the run: the output of its shard-run says why"
 
 
 class Logs(DefaultLogsSpecs):
-    """The destinations of what ranks write: files for output, the agent for events."""
+    """The destinations of output and events of ranks: files for output, the agent for events."""
 
     def __init__(self, agent: Agent, folder: Path):
         super().__init__(str(folder / "logs"), redirects=Std.ALL)
         self._agent, self._folder = agent, folder
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return the files of ranks, of which these are the environments."""
+        """Return the files of ranks with these environments."""
         agent = self._agent
         first = int(envs[0]["RANK"])
         agent.ranks = range(first, first + len(envs))

@@ -31,9 +31,9 @@ class Feed:
     """The batches of a run, for all of its ranks.
 
     Args:
-        batches: global ones, of which each rank gets its part; `local`: for each batch the parts of
-            all ranks.
-        steps: the number of steps that are fed.
+        batches: global batches, which are split for the ranks; with `local`, a list of the parts of
+            all ranks for each batch.
+        steps: the number of steps.
 
     Raises:
         RunError: there are fewer batches than steps.
@@ -73,7 +73,7 @@ class Feed:
                 selector.register(writer, selectors.EVENT_WRITE)
 
     def write(self, ready: set[int]) -> None:
-        """Write what fits into the pipes that are ready."""
+        """Write to the pipes that are ready, as much as fits."""
         for rank, writer in enumerate(self._writers):
             if writer in ready:
                 try:
@@ -88,7 +88,7 @@ class Feed:
             os.close(end)
 
     def _next(self) -> list[memoryview]:
-        """Return what is due to each rank for the next step."""
+        """Return the data of each rank for the next step."""
         count = self.args[0].microbatches if self.args else None
         found = list(islice(self.batches, count or 1))
         if len(found) < (count or 1):

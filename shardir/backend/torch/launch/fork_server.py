@@ -1,18 +1,17 @@
 """A process that has imported torch and forks ranks: `python -P fork_server.py LAUNCHER FD`.
 
-A rank that is forked starts in milliseconds; one that is started imports torch first, which takes
-longer than all else before its first step. This file runs alone, and needs only torch.
+A forked rank starts in milliseconds. A new process would import torch, which takes longer than
+everything else before its first step. This file runs alone, and needs only torch.
 
-The socket FD has a JSON object on each line. The launcher (forks.py) asks for
+The socket FD has a JSON object on each line. The launcher (forks.py) sends
 
-1. {"argv", "env", "cwd", "open_files", "fds"}: a process that is as `python argv...`, in a session
-   of its own, with files that come with the line: the first is its output, the others become its
-   descriptors `fds`. Answered by {"pid"} or {"error"}. When it has ended, {"pid", "code"} follows.
-2. {"reap": pid}: until then the number of a process that has ended remains its own. Answered by
-   {"pid"}.
-3. {"import": folder}: the modules of the runtime beside a program, before its ranks are forked.
+1. {"argv", "env", "cwd", "open_files", "fds"}: start a process like `python argv...`, in a session
+   of its own. The line comes with files: the first is the output, the rest become the descriptors
+   `fds`. The answer is {"pid"} or {"error"}; {"pid", "code"} follows at the end of the process.
+2. {"reap": pid}: release the number of an ended process. The answer is {"pid"}.
+3. {"import": folder}: import the runtime beside a program, before its ranks are forked.
 
-All of them end when the other end of the socket is closed.
+All processes end when the launcher closes its end of the socket.
 """
 
 import contextlib
@@ -51,7 +50,7 @@ def be_called(name: str) -> None:
 
 
 def prepare() -> None:
-    """Import what ranks need. What fails here fails in a rank too, which reports it."""
+    """Import the modules that ranks need. A rank reports an error that occurs here."""
     gc.disable()
     if sys.platform == "linux":  # on macOS no process may fork that has used the system's libraries
         with contextlib.suppress(Exception):
@@ -117,7 +116,8 @@ def serve(requests: socket.socket) -> None:
 
 
 def _import_runtime(folder: str) -> None:
-    """Import what the ranks of a program will. What fails here fails in them too."""
+    """Import the modules that the ranks of a program will import. An error that occurs here occurs
+    in the ranks too."""
     sys.path.insert(0, folder)
     with contextlib.suppress(Exception):
         importlib.import_module("shardir_runtime.run.main")

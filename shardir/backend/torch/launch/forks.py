@@ -25,7 +25,7 @@ from shardir.backend.torch.shardir_runtime.plan.program import START_SECONDS
 
 CHUNK = 1 << 16
 END_SECONDS = 10.0
-"""The longest wait for the end of the process, which ends all others, in seconds."""
+"""The longest wait for the end of the fork server and its processes, in seconds."""
 
 _SHARED: ContextVar["Forks | None"] = ContextVar("shared", default=None)
 
@@ -64,7 +64,7 @@ def share_forks(by: "Forks") -> Iterator[None]:
 
 
 def environment(options: Options) -> dict[str, str]:
-    """Return the environment of ranks, without what each has of its own."""
+    """Return the environment that all ranks have."""
     return {
         "OMP_NUM_THREADS": "1" if options.on_cpus else "4",
         **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
@@ -73,18 +73,18 @@ def environment(options: Options) -> dict[str, str]:
 
 
 class Forks:
-    """A process that forks others.
+    """A process that forks ranks.
 
     Attributes:
-        script: what it runs.
+        script: the file that it runs.
 
     Args:
-        python: the interpreter that it runs, and they.
-        environment: in which torch is imported.
-        timeout: for the import of torch, in seconds.
+        python: the interpreter of the process and the ranks.
+        environment: the environment in which it imports torch.
+        timeout: the longest time of the import of torch, in seconds.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     script = Path(__file__).with_name("fork_server.py")
@@ -132,7 +132,7 @@ class Forks:
         return Fork(self, answer["pid"])
 
     def import_runtime(self, folder: Path) -> None:
-        """Let it import the runtime beside a program: what it forks after that is for this one."""
+        """Make the process import the runtime beside a program, whose ranks it then forks."""
         self._send({"import": str(folder.absolute())})
 
     def code(self, pid: int, seconds: float = 0.0) -> int | None:
@@ -182,7 +182,7 @@ class Forks:
             self._socket.sendall(line[sent:])
 
     def _answers(self, seconds: float) -> list[dict[str, Any]]:
-        """Read what arrives within some seconds: take exit codes, return the rest."""
+        """Read the messages of some seconds. Record exit codes, and return other messages."""
         if self._ended:
             return []
         self._socket.settimeout(max(0.0, seconds))
@@ -205,8 +205,8 @@ class Forks:
 
 
 class Fork:
-    """A process, as a `subprocess.Popen`. Until `wait` returns, its number remains that of its
-    group: no other process can get it."""
+    """A process with the interface of `subprocess.Popen`. No other process gets its number before
+    `wait` returns."""
 
     def __init__(self, forks: Forks, pid: int):
         self._forks, self.pid = forks, pid
@@ -238,7 +238,7 @@ class Fork:
         return self.returncode
 
     def kill(self) -> None:
-        """Kill it, and what it has started in its session."""
+        """Kill the process and all processes of its session."""
         if not self._reaped:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""The entries of a run's log, one for each step, evaluation and result: written as JSON lines, for
-TensorBoard, and passed to callbacks.
+"""The entries of a run's log, one for each step, evaluation and result, as JSON lines, for
+TensorBoard, and for callbacks.
 
     {"event": "start", "ranks": 4, "backend": "gloo"}
     {"event": "step", "function": "step", "step": 1, "loss": 2.3, "seconds": 0.4, "memory": 2128609,
@@ -10,10 +10,10 @@ TensorBoard, and passed to callbacks.
     {"event": "result", "function": "accuracy", "name": "share", "shape": [], "dtype": "f32",
      "value": 0.97}
 
-Steps are counted from 1. `seconds` are those since the start of the training, without evaluations,
-when the step was reported; `rates` are those per second since the report before, of samples and
-tokens where the inputs have them; `memory` is the peak of rank 0 in bytes. In JSON a number that is
-not finite is null, and so is a result of more than 4,096 elements.
+Steps are counted from 1. `seconds`: the time from the start of the training to the report of the
+step, without evaluations. `rates`: per second since the previous report, of steps, and of samples
+and tokens if the inputs have them. `memory`: the peak of rank 0 in bytes. In JSON, numbers that are
+not finite are null, and so are results of more than 4,096 elements.
 """
 
 import json
@@ -32,10 +32,10 @@ _OWN = ("rank", "time")
 
 @contextmanager
 def open_log(path: Path | None, *, append: bool) -> Iterator[OnEvent | None]:
-    """Yield what writes entries to a log; None without one.
+    """Yield a function that writes entries to a log; None without a log.
 
     Args:
-        append: whether to retain what the file has.
+        append: whether to keep the content of the file.
 
     Raises:
         LaunchError: the file cannot be written.
@@ -52,7 +52,7 @@ def open_log(path: Path | None, *, append: bool) -> Iterator[OnEvent | None]:
 
 @contextmanager
 def on_board(folder: Path | None) -> Iterator[OnEvent | None]:
-    """Yield what writes entries for TensorBoard; None without a folder.
+    """Yield a function that writes entries for TensorBoard; None without a folder.
 
     Raises:
         LaunchError: tensorboardX is not installed, or the folder cannot be written.
@@ -115,8 +115,7 @@ class Rates:
         self._before: dict[str, float] = {}
 
     def since(self, event: dict[str, Any]) -> dict[str, float]:
-        """Return the rates of the steps that an event reports, by what is counted; of a step alone
-        none where it took no time."""
+        """Return the rates of the steps in an event, by unit; none for a step that took no time."""
         name, seconds = event["function"], event["seconds"]
         before = self._before.get(name, 0.0)
         self._before[name] = seconds

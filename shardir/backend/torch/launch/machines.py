@@ -65,14 +65,15 @@ def lines_of(
 
 
 def start(lines: dict[str, str], timeout: float, out: TextIO) -> int:
-    """Run the line of each machine by ssh, to the end of all. What the first prints is printed, of
-    the others with their names before it. A signal asks all to end, as one to a single run does.
+    """Run the line of each machine by ssh, until all end. Print the output of the first machine,
+    and of the other machines with their names in front. A signal ends all, as in a run on one
+    machine.
 
     Args:
-        timeout: that of the run, in seconds.
+        timeout: the time-out of the run, in seconds.
 
     Returns:
-        The exit code: of the first machine, if it is not 0, else the first other one.
+        The exit code of the first machine if it is not 0, else the first other code.
 
     Raises:
         LaunchError: there is no ssh; RunError: it fails.
@@ -155,12 +156,12 @@ def slurm(words: Sequence[str], nnodes: str, ranks: int, gpus: bool) -> str:
     """Return a job for sbatch: one task on each machine, which runs the command.
 
     Args:
-        words: those of the command.
+        words: the words of the command.
         nnodes: the numbers of machines, `2` or `1:2`.
         ranks: of a machine; `gpus`: each has a GPU.
     """
     low, _, high = nnodes.rpartition(":")
-    # With a machine less the others go on, if they may.
+    # Without a machine the run continues on the rest, if --nnodes allows it.
     spare = bool(low) and low != high
     resources = [f"--gpus-per-node={ranks}"] if gpus else []
     resources += [f"--cpus-per-task={ranks * (4 if gpus else 1)}"]

@@ -37,9 +37,9 @@ def times(
     Args:
         programs: emitted directories, all for the same number of ranks.
         on_round: called with the number of rounds done.
-        on_traces: called with the recorded calls of the ranks of each program, in which the times
-            of lines are recorded too: two in each round. Without it there are none.
-        traced: of which programs they are recorded; by default of all.
+        on_traces: called with the recorded calls of the ranks of each program, two in each round,
+            with the times of lines. Without it no calls are recorded.
+        traced: the programs whose calls are recorded; by default all.
 
     Raises:
         LaunchError: the programs cannot run together, or a rank failed.

@@ -1,7 +1,7 @@
-"""The positions of the ranks of all nodes (positions.py), each of which reads those of its own.
+"""The positions of the ranks of all nodes (positions.py); a node reads the positions of its ranks.
 
-Nodes tell each other by the store of their rendezvous, and only where no rank has moved for a
-while: a run that goes on exchanges nothing.
+Nodes exchange positions by the store of their rendezvous, and only after a time without progress: a
+run that makes progress exchanges nothing.
 """
 
 import base64
@@ -14,7 +14,7 @@ from shardir.backend.torch.launch.positions import Records, Standing
 from shardir.backend.torch.shardir_runtime.collectives.position import RECORD
 
 Share = Callable[[str | None], list[bytes]]
-"""Publishes what a node says, unless it is None; returns what each node has said last."""
+"""Publishes a text of a node, unless it is None; returns the last text of each node."""
 
 
 class NodePositions:

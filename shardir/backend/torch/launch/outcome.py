@@ -10,7 +10,7 @@ OWN = ("plan", "program", "values")
 """The kinds of errors whose cause is the rank itself."""
 
 FINAL = ("plan", "values")
-"""Those whose message says all; a run that is started again would have them again."""
+"""The kinds of errors whose message is complete; a restarted run would repeat them."""
 
 TAIL_LINES, TAIL_BYTES = 15, 1 << 14
 
@@ -39,7 +39,7 @@ class Outcome:
         return True
 
     def left(self, codes: Mapping[int, int | None]) -> list[int]:
-        """Return the ranks that have ended, those with an exit code, before their work was done."""
+        """Return the ranks with an exit code that ended before their work was done."""
         return [r for r, code in codes.items() if code is not None and r not in self.done]
 
     def cause(self, codes: Mapping[int, int | None]) -> int | None:
@@ -59,8 +59,8 @@ class Outcome:
         return min(self.errors.values(), key=lambda error: error["time"])
 
     def places(self, cause: int, standing: Standing) -> list[str]:
-        """Return where the ranks stand, as far as it helps to understand the error of the cause:
-        all of them where they have begun different collectives."""
+        """Return the positions of ranks that explain the error of the cause: of all ranks if they
+        have begun different collectives."""
         error = self.errors.get(cause)
         if error and error["kind"] in FINAL:
             return []
@@ -72,8 +72,8 @@ class Outcome:
         """Return what happened to a rank.
 
         Args:
-            code: its exit code, -N if signal N has ended it; None while it runs.
-            output: the end of what it has printed.
+            code: its exit code, -N after signal N; None while it runs.
+            output: the end of its output.
         """
         error = self.errors.get(rank)
         if error and error["kind"] in FINAL:

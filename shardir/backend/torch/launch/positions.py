@@ -4,9 +4,9 @@
       ranks 0-2: step 12, in all-reduce of d_w2 (mlp.ir:11, program.py:36)
       rank 3: step 12, in all-reduce of d_w1 (mlp.ir:9, program.py:34)
 
-The ranks record program lines (collectives/position.py); the text of the program says what these
-are. All ranks of a stage begin the same collectives in the same order, so their numbers compare
-them.
+The ranks record program lines (collectives/position.py), whose ops are in the text of the program.
+All ranks of a stage begin their collectives in one order, so that the numbers of collectives can be
+compared.
 """
 
 import errno
@@ -42,8 +42,8 @@ class Position(NamedTuple):
         step: the step of the training, counted from 1; 0 before it.
         begun, completed: the numbers of collectives.
         peer: the rank from which it waits for a value of another stage; -1 if it does not.
-        doing: what its stage does, such as `1F0`; "" without stages.
-        lines: of the last collectives the program line, by number.
+        doing: the action of its stage, such as `1F0`; "" without stages.
+        lines: the program lines of the last collectives, by number.
     """
 
     step: int
@@ -70,7 +70,7 @@ class Position(NamedTuple):
 
     @property
     def progress(self) -> int:
-        """The number of collectives begun and of those completed, which only grows."""
+        """The number of collectives begun plus the number completed, which only grows."""
         return self.begun + self.completed
 
 
@@ -113,7 +113,7 @@ class Records:
 
 
 def ranks_of_a_stage(plan: ProgramPlan) -> int:
-    """Return the number of ranks that run the same, of all those of a plan."""
+    """Return the number of ranks of a stage: they begin equal collectives."""
     return plan.size // dict(plan.axes).get(STAGE, 1)
 
 
@@ -121,9 +121,9 @@ class Standing:
     """The positions of all ranks of a run.
 
     Args:
-        records: of the ranks that are known, by rank.
-        program: the file that they run.
-        size: the number of ranks of each stage, which run the same: ranks 0 to size - 1, and so on.
+        records: the records of known ranks, by rank.
+        program: the file that the ranks run.
+        size: the number of ranks of a stage: the first has the ranks 0 to size - 1.
     """
 
     def __init__(self, records: Mapping[int, bytes], program: Path, size: int):
@@ -135,7 +135,7 @@ class Standing:
         self.of_stages = list(of_stages.values())
 
     def has_parted(self) -> bool:
-        """Whether ranks that run the same have begun different collectives."""
+        """Whether ranks of a stage have begun different collectives."""
         return any(_parting(stage) is not None for stage in self.of_stages)
 
     def of_rank(self, rank: int) -> list[str]:
@@ -146,11 +146,11 @@ class Standing:
         return [f"  rank {rank}: {_text(position, LineTexts(self.program))}"]
 
     def report(self, stopped: Collection[int] = ()) -> list[str]:
-        """Return where all ranks stand, the one that lags first; nothing where none was in a
-        collective.
+        """Return a text of the positions of all ranks, the last rank first; empty if no rank was in
+        a collective.
 
         Args:
-            stopped: ranks that are known to do nothing.
+            stopped: the ranks that are stopped.
         """
         if not any(p.begun for p in self.positions.values()):
             return []
@@ -177,7 +177,7 @@ def _parting(positions: Mapping[int, Position]) -> int | None:
 def _difference(
     positions: Mapping[int, Position], lines: LineTexts, stopped: Collection[int]
 ) -> str:
-    """Return which ranks, of those that run the same, are not where the others are."""
+    """Return the ranks of a stage that are not at the position of the majority."""
     if (number := _parting(positions)) is not None:
         at = {rank: p.lines[number] for rank, p in positions.items() if number in p.lines}
         expected = Counter(at.values()).most_common(1)[0][0]
@@ -212,7 +212,7 @@ def _difference(
 
 
 def _awaited_ranks(positions: Mapping[int, Position], lines: LineTexts) -> Iterable[str]:
-    """Yield which ranks others wait for that wait for no other stage themselves."""
+    """Yield a text for each rank that other stages wait for, and that waits for no other stage."""
     by: dict[int, list[int]] = {}
     for rank, p in positions.items():
         if p.peer >= 0:

@@ -13,20 +13,20 @@ SOURCE = re.compile(r"\bat (\S+:\d+)\b")
 """A line of the source in the comment of a collective."""
 
 COMMENT = re.compile(r"(?:^|\s)# (\S+:\d+)$")
-"""The comment of what is computed of a line of the source, on its first line or before it."""
+"""The comment with the source line of a statement, on its first line or before it."""
 
 BETWEEN_STEPS = "the exchange between two steps"
 
 
 class LineText(NamedTuple):
-    """The text of a line: what is done, and the lines of the source it comes from."""
+    """The text of a line: its op, and the source lines of the op."""
 
     what: str
     sources: tuple[str, ...] = ()
 
 
 class LineTexts:
-    """The texts of the lines of a program file: none of one that cannot be read or parsed."""
+    """The texts of the lines of a program file; empty for a file that cannot be read or parsed."""
 
     def __init__(self, path: Path):
         self.name = path.name
@@ -39,7 +39,7 @@ class LineTexts:
         self._functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
 
     def describe(self, line: int) -> LineText:
-        """Return what a line does."""
+        """Return the text of a line."""
         function = next((f for f in self._functions if _has(f, line)), None)
         if function is None:
             return LineText(BETWEEN_STEPS if self._functions else "a collective")
@@ -110,5 +110,5 @@ def _has(node: ast.stmt, line: int) -> bool:
 
 
 def _name(node: ast.AST) -> str:
-    """The text of a variable, of an element of it, or of what is made of variables."""
+    """Return the text of a variable, of an element, or of an expression of variables."""
     return ast.unparse(node) if isinstance(node, ast.Name | ast.Subscript | ast.Attribute) else ""

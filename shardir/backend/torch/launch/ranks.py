@@ -1,13 +1,12 @@
 """The processes of a run on this machine: started, watched, and ended.
 
-1. Every rank is a process group of its own, forked by a process that has imported torch once
-   (forks.py); whatever happens, none is left when `run` returns. If the launcher itself is killed,
-   Linux kills that process, and so the ranks.
-2. The first rank that fails ends the run at once; the error names the rank that is the cause, not
-   the ones that lost their connection to it.
-3. A run is complete when every rank has said so: one that leaves early fails, whatever its exit
-   code.
-4. No wait is unbounded: a rank that stops or hangs ends the run after the time-out.
+1. Every rank is a process group, forked by a process that has imported torch (forks.py). None is
+   left when `run` returns. If the launcher is killed, Linux kills that process, and so the ranks.
+2. The first rank that fails ends the run at once. The error names the rank that is the cause, not a
+   rank that lost its connection to it.
+3. A run is complete when every rank has reported its end. A rank that exits earlier has failed,
+   whatever its exit code.
+4. Every wait is bounded: a rank that stops or hangs ends the run after the time-out.
 """
 
 import contextlib
@@ -44,10 +43,10 @@ STATES = {**STOPPED, "D": "waits for a device"}
 
 
 def allow_files(ranks: int) -> None:
-    """Raise the limit of open files to what ranks need, for this process and those that it starts.
+    """Raise the limit of open files for this process and its ranks.
 
     Raises:
-        LaunchError: the system does not allow so many.
+        LaunchError: the system does not allow the number of files that ranks need.
     """
     needed = ranks + OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -64,8 +63,8 @@ class Ranks:
     """The processes of one run.
 
     Args:
-        variables: of the environment of all ranks, beside those of this process.
-        stage: the number of ranks that run the same, by default all.
+        variables: environment variables of all ranks, besides the variables of this process.
+        stage: the number of ranks of a stage; by default all.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Ranks:
         self.program, self.count, self.options, self.feed = program, count, options, feed
         self.variables, self.stage = variables or {}, stage or count
         self.processes: list[Fork] = []
-        self.logs: list[Any] = []  # what each rank prints: files without a name
+        self.logs: list[Any] = []  # the output of each rank: files without a name
         self.outcome = Outcome()
         self._started = False  # the ranks have met
         self._unread = b""
@@ -250,8 +249,8 @@ class Ranks:
         return self.outcome.story(rank, self.processes[rank].poll(), output)
 
     def _silence(self) -> str:
-        """Return what the ranks do that have neither ended nor reported an error: those that are
-        stopped, or else all of them."""
+        """Return the states of the ranks that have neither ended nor reported an error: of stopped
+        ranks, or else of all of them."""
         states = self._states()
         chosen = {rank: states[rank] for rank in self._stopped_ranks()} or states
         return ", ".join(

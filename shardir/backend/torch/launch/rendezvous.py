@@ -1,8 +1,8 @@
 """The rendezvous of the nodes of a run: torch's over c10d, with the order of --node-rank.
 
-Torch's own orders nodes by their names. Here nodes say after each meeting which they are, and what
-they run: two that do not fit are an error before a rank starts. The ranks of each round have a
-store of their own, so that they find nothing of an earlier one.
+Torch's own rendezvous orders nodes by their names. Here nodes introduce themselves after each
+meeting, with their rank and program: a mismatch is an error before a rank starts. The ranks of each
+round have a store of their own, without entries of an earlier round.
 """
 
 import json
@@ -29,11 +29,11 @@ BACKEND = "shardir"
 
 @dataclass(frozen=True)
 class Peer:
-    """The introduction of a node to the others.
+    """The introduction of a node to other nodes.
 
     Args:
-        rank: that of its command line.
-        program, options: digests of what it runs.
+        rank: the rank of its command line.
+        program, options: digests of its program and options.
     """
 
     rank: int
@@ -50,13 +50,13 @@ class Member(Protocol):
     """Whether a node waits to take part."""
 
     def leave(self) -> None:
-        """End a round, before the next one. Raises what ends the run."""
+        """End a round before the next round. Raises the error that ends the run."""
 
     def join(self, nodes: int) -> Peer:
-        """Begin a round with so many nodes. Returns the introduction of this one."""
+        """Begin a round with a number of nodes. Returns the introduction of this node."""
 
     def watch(self, closed: Callable[[], bool]) -> None:
-        """Look after the ranks, ten times a second. Raises what ends the run."""
+        """Watch the ranks, ten times a second. Raises the error that ends the run."""
 
 
 class Rendezvous(RendezvousHandler):
@@ -109,8 +109,8 @@ class Rendezvous(RendezvousHandler):
         return waiting
 
     def share(self, text: str | None) -> list[bytes]:
-        """Tell the other nodes a text, unless it is None; return what each has told last, in the
-        order of their ranks."""
+        """Publish a text to the other nodes, unless it is None. Return the last text of each node,
+        in the order of their ranks."""
         if self._said is None:
             return []
         store, index, count = self._said
@@ -130,20 +130,20 @@ def place(nodes: list[Peer], index: int) -> int:
     """Return the place of a node in the order of their ranks.
 
     Raises:
-        RunError: two have the same rank, or do not run the same.
+        RunError: two nodes have one rank, or different programs or options.
     """
     ranks = sorted(node.rank for node in nodes)
     for rank, following in pairwise(ranks):
         if rank == following:
-            raise RunError(f"--node-rank: expected another one on each node, got {rank} twice")
+            raise RunError(f"--node-rank: expected distinct ranks, got {rank} twice")
     first = min(nodes, key=lambda node: node.rank)
     for node in nodes:
         different = [what for what in ("program", "options")
                      if getattr(node, what) != getattr(first, what)]  # fmt: skip
         if different:
             raise RunError(
-                f"expected the same program and options on all nodes, got other "
-                f"{' and '.join(different)} on node {node.rank} than on node {first.rank}"
+                f"expected the same program and options on all nodes, got different "
+                f"{' and '.join(different)} on node {node.rank} and node {first.rank}"
             )
     return ranks.index(nodes[index].rank)
 

@@ -139,7 +139,7 @@ def _value(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between the results of all ranks and those of one device."""
+    """The difference between the results of all ranks and the results of one device."""
 
     what: str
     difference: float
@@ -208,8 +208,8 @@ def compare(plan: ProgramPlan, ours: dict, theirs: dict, steps: int) -> list[Dif
 
 
 def relative_difference(a: Any, b: Any) -> float:
-    """Return the maximum difference relative to the maximum magnitude of finite numbers; infinite
-    where only one of two numbers is NaN or infinite. Equal infinities agree, and so do NaNs."""
+    """Return the maximum difference, relative to the maximum magnitude of finite numbers; infinite
+    if only one of two numbers is NaN or infinite. Two NaNs agree, as do equal infinities."""
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if a.shape != b.shape:
         return math.inf

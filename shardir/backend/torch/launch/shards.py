@@ -13,8 +13,8 @@ SAFETENSORS = ".safetensors"
 
 
 def divide_into_files(sizes: Mapping[str, int], most: int | None) -> list[list[str]]:
-    """Divide tensors of these bytes into those of files, in their order; one that is larger than
-    `most` is alone."""
+    """Divide tensors of these sizes into files of at most `most` bytes, in their order. A larger
+    tensor has a file of its own."""
     groups: list[list[str]] = [[]]
     size = 0
     for name, bytes in sizes.items():
@@ -27,7 +27,7 @@ def divide_into_files(sizes: Mapping[str, int], most: int | None) -> list[list[s
 
 
 def shard_paths(path: Path, count: int) -> list[Path]:
-    """Return the files of so many parts of `model.safetensors`."""
+    """Return the names of the files of `model.safetensors` in a number of parts."""
     stem = path.name.removesuffix(SAFETENSORS)
     return [path.with_name(f"{stem}-{i:05}-of-{count:05}{SAFETENSORS}")
             for i in range(1, count + 1)]  # fmt: skip

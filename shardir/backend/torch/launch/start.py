@@ -67,8 +67,9 @@ def run(
     """Run a program of the directory (`single.py`: on one rank) to its end.
 
     Args:
-        emit_resized: without it there are always as many machines.
-        on_trace: called after the run; a trace is recorded if there is one.
+        emit_resized: emits the program for another number of machines; without it the number of
+            machines is fixed.
+        on_trace: called after the run with its trace, which is only recorded for it.
 
     Call it from the main thread: Linux kills the ranks when the thread that started them ends.
     """
@@ -160,14 +161,14 @@ def record_lines(calls: int, on_trace: OnTrace | None) -> Iterator[dict[str, str
 
 
 def recorded_calls(folder: Path) -> list[RankCalls]:
-    """Return what the ranks have written into a folder."""
+    """Return the recorded calls of the ranks from a folder."""
     files = sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem[4:]))
     return [json.loads(path.read_text())["functions"] for path in files]
 
 
 def _steps_done(options: Options) -> int:
-    """Return the steps before the checkpoint that a run goes on from; where there is none, or one
-    that the ranks refuse, those that are done."""
+    """Return the number of steps before the checkpoint that a run resumes. Without a checkpoint
+    that the ranks accept, return the option `steps_done`."""
     if options.resume is None:
         return options.steps_done
     try:
@@ -205,8 +206,8 @@ def check_nodes(plan: ProgramPlan, options: Options) -> None:
 
 
 def _agent_class() -> Any:
-    """Import the agent. Torch, which it needs, asks at its import which of its messages to show:
-    none of those of connections that fail, since the agent has better ones."""
+    """Import the agent, and torch without its messages about failed connections, which the agent
+    reports better. Torch reads the level of messages when it is imported."""
     name = "TORCH_CPP_LOG_LEVEL"
     before = os.environ.get(name)
     os.environ[name] = "FATAL"
