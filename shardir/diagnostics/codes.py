@@ -117,8 +117,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "gather first, or use an axis that replicates",
         ),
         "C9": Code(
-            "Positions count from 0 within the group, and a `dist.send` is to another position than "
-            "its own.",
+            "Positions count from 0 within the group, and a `dist.send` is to another position "
+            "than its own.",
             "use a position of the group",
         ),
         "C10": Code(
