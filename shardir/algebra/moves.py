@@ -1,4 +1,8 @@
-"""Moves: the single steps from one layout to others."""
+"""Moves: the single steps from a layout, and their costs.
+
+redistribution.py has the table of their cases. `nests` guards the named collectives: a move along a
+dimension needs the shards of one layout to lie within those of the other.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,13 +21,16 @@ from shardir.algebra.traffic import cut, sub_axes_of_primes
 REPLICATED, SHARDED, PARTIAL, ROOT = AxisState
 
 MAX_CUT, MAX_CUT_VECTORS = 16, 64
-"""The numbers of devices up to which layouts, and those of tensors of one dimension, are cut into
-sub-axes of two: on more a search takes far longer."""
+"""Bounds the devices on which layouts of even shards, and layouts of tensors of one dimension, are
+cut into sub-axes of two: the moves, and so the time of a search, grow with the sub-axes."""
 
 
 @dataclass(frozen=True)
 class RedistributionProblem:
-    """A tensor of global `shape`, and two layouts that are cut at each other's sub-axes."""
+    """A tensor of global `shape`, and a source and a target layout.
+
+    `of` cuts both layouts at each other's sub-axes, unless these cross.
+    """
 
     mesh: Mesh
     shape: Shape
@@ -32,44 +39,51 @@ class RedistributionProblem:
 
     @staticmethod
     def of(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> "RedistributionProblem":
+        """Return the problem of two layouts of any form."""
         ends = refined(mesh, source.simplified(mesh), target.simplified(mesh))
         finer = tuple([cut(mesh, layout, _cuts(mesh, shape)) for layout in ends])
         return RedistributionProblem(mesh, shape, *(ends if crossing(mesh, *finer) else finer))
 
     @cached_property
     def runs(self) -> tuple[Axes, ...]:
-        """The groups of sub-axes over which one move splits a dimension: those that are adjacent in
-        either layout, and each alone; also the axes that neither uses, since a reduction may be
-        shared among the devices along them. And of uneven dimensions those of a full axis, since
-        shards over one sub-axis do not contain those over two."""
-        found: dict[Axes, None] = {}
+        """The groups of sub-axes over which one move splits a dimension:
+
+        1. sub-axes that are adjacent in either layout;
+        2. each single sub-axis, also of axes that neither layout uses: a reduction may be shared
+           among the devices along them;
+        3. for uneven dimensions, adjacent sub-axes of a mesh axis: shards over one sub-axis do not
+           contain shards over two.
+        """
+        runs: dict[Axes, None] = {}
         for axes in (*self.target.dims, *self.source.dims):
             for i in range(len(axes)):
-                found.update(dict.fromkeys(axes[i:j] for j in range(i + 1, len(axes) + 1)))
-        for sub_axes in self.spellings:
-            each = [self.mesh.cut((name,), sub_axes) for name in full_axes(self.mesh)]
-            found.update(((a,), None) for axes in each for a in axes)
+                runs.update(dict.fromkeys(axes[i:j] for j in range(i + 1, len(axes) + 1)))
+        for sub_axes in self.factorisations:
+            parts_of_axes = [self.mesh.cut((name,), sub_axes) for name in full_axes(self.mesh)]
+            runs.update(((a,), None) for axes in parts_of_axes for a in axes)
             if any(n % self.mesh.size for n in self.shape):
-                for axes in each:
+                for axes in parts_of_axes:
                     ends = combinations(range(len(axes) + 1), 2)
-                    found.update(dict.fromkeys(axes[i:j] for i, j in ends))
-        return tuple(found)
+                    runs.update(dict.fromkeys(axes[i:j] for i, j in ends))
+        return tuple(runs)
 
     @property
     def near(self) -> "RedistributionProblem":
-        """The problem without the dimensions of explicit sizes, which only an exchange changes."""
+        """The problem without changes of dimensions of explicit sizes, which need an exchange."""
         ends = zip(self.source.dims, self.target.dims, strict=True)
         dims = tuple(s if sizes_of(s) or sizes_of(t) else t for s, t in ends)
         target = Layout(self.target.mesh, dims, self.target.partial, self.target.reduction)
         return RedistributionProblem(self.mesh, self.shape, self.source, target)
 
     def divides(self, dim: int, axes: Axes) -> bool:
+        """Whether axes split a dimension evenly."""
         return self.shape[dim] % self.mesh.extent(axes) == 0
 
     def nests(self, dim: int, coarse: Axes, fine: Axes) -> bool:
-        """Whether shards over `fine` are within those over `coarse`, its prefix: always when both
-        divide the dimension; otherwise only from or to the unsharded dimension. Never with
-        explicit sizes."""
+        """Whether each shard over `fine` lies within a shard over `coarse`, a prefix of `fine`.
+
+        So it is if both divide the dimension, or if `coarse` is empty; never with explicit sizes.
+        """
         if self.is_even:
             return True
         if sizes_of(coarse) or sizes_of(fine):
@@ -77,11 +91,12 @@ class RedistributionProblem:
         return not coarse or (self.divides(dim, coarse) and self.divides(dim, fine))
 
     def left(self, now: Layout) -> Axes:
-        """Return the partial axes that the target does not retain."""
-        same = now.reduction == self.target.reduction
-        return tuple(a for a in now.partial if not (same and a in self.target.partial))
+        """Return the partial axes of a layout that the target does not keep."""
+        keeps = now.reduction == self.target.reduction
+        return tuple(a for a in now.partial if not (keeps and a in self.target.partial))
 
     def free(self, now: Layout, axes: Axes) -> bool:
+        """Whether a layout replicates the value along all of these axes."""
         if self.crosses:
             return not any(self.mesh.overlap(a, b) for a in axes for b in now.used)
         return now.used_set.isdisjoint(axes)
@@ -90,8 +105,15 @@ class RedistributionProblem:
         self, start: AxisState, end: AxisState, now: Layout, axes: Axes, dim: int = -1,
         concat: int = -1, reduction: str = "",
     ) -> CollectiveStep:  # fmt: skip
-        """Return the step by which axes go from one state to another. They are in the state
-        `start`, of a dimension the minor ones: the layout follows without the record's checks."""
+        """Return the step that takes `axes` from the state `start` to the state `end`.
+
+        The caller guarantees that the axes are in the state `start`, and minor in their dimension:
+        the layout is made without the checks of the collective's record.
+
+        Args:
+            dim, concat: as in `CollectiveStep`.
+            reduction: of partial values; that of the layout if empty.
+        """
         record, reduction, after = between(start, end), reduction or now.reduction, now
         if start is SHARDED:
             gathered = concat if end is SHARDED else dim
@@ -108,20 +130,20 @@ class RedistributionProblem:
         return CollectiveStep(record.name, axes, after, dim, concat, reduction)
 
     @cached_property
-    def spellings(self) -> tuple[Axes, ...]:
-        """The sub-axes at which layouts are cut; more than one where those of the source, the
-        target and the levels cross, 2 x 3 of 6 and 3 x 2, so that no layout is cut at all."""
+    def factorisations(self) -> tuple[Axes, ...]:
+        """The sub-axes at which moves cut layouts. There are several if the sub-axes of the source,
+        the target and the levels cross, as 2 x 3 and 3 x 2 of an axis of 6."""
         source, target, levels = self.source.used, self.target.used, self.mesh.level_sub_axes
         if not self.crosses:
             needed = (*source, *target, *self.mesh.cut(levels, source + target))
             more = tuple([a for a in _cuts(self.mesh, self.shape) if a.size])
-            return (_uncrossed(self.mesh, needed, more),)
+            return (_extend_uncrossed(self.mesh, needed, more),)
         orders = ((source, levels, target), (target, levels, source), (levels, source, target))
-        found: dict[frozenset[Axis], Axes] = {}
+        distinct: dict[frozenset[Axis], Axes] = {}
         for first, second, third in orders:
-            spelling = _uncrossed(self.mesh, (), first + second + third)
-            found.setdefault(frozenset(spelling), spelling)
-        return tuple(found.values())
+            sub_axes = _extend_uncrossed(self.mesh, (), first + second + third)
+            distinct.setdefault(frozenset(sub_axes), sub_axes)
+        return tuple(distinct.values())
 
     @cached_property
     def crosses(self) -> bool:
@@ -130,24 +152,25 @@ class RedistributionProblem:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether all layouts on the way have closed forms of costs: the mesh's size divides each
-        dimension, no shard has an explicit size, the sub-axes do not cross, and values are reduced
-        by all devices."""
+        """Whether the costs of all layouts between source and target have closed forms: the mesh's
+        size divides each dimension, no shard has an explicit size, the sub-axes do not cross, and
+        all devices take part in reductions."""
         if any(map(sizes_of, (*self.source.dims, *self.target.dims))):
             return False
         even = all(n and n % self.mesh.size == 0 for n in self.shape)
         return even and not self.crosses and self.source.reduction != "any"
 
-    def spelled(self, now: Layout) -> Layout:
-        """Return a layout in the form in which equal ones are equal."""
+    def normal(self, now: Layout) -> Layout:
+        """Return the form of a layout in which layouts that split equally compare equal."""
         return now.simplified(self.mesh) if self.crosses else now
 
     def moves(self, now: Layout) -> Iterator[CollectiveStep]:
         """Yield every move from a layout that a plan may need."""
-        for sub_axes in self.spellings:
+        for sub_axes in self.factorisations:
             yield from self._moves(*(cut(self.mesh, l, sub_axes) for l in (now, self.target)))
 
     def _moves(self, now: Layout, target: Layout) -> Iterator[CollectiveStep]:
+        """Yield the moves from a layout to layouts over its sub-axes."""
         yield from self.local_moves(now)
         yield from self.reductions(now)
         for dim, have in enumerate(now.dims):
@@ -164,19 +187,20 @@ class RedistributionProblem:
         yield from _exchanges(self.mesh, self.runs, target, now, self.crosses)
 
     def local_moves(self, now: Layout) -> Iterator[CollectiveStep]:
+        """Yield the moves without communication: all_slice, and to partial values."""
         for axes in self.runs:
             if self.free(now, axes):
                 for dim, have in enumerate(now.dims):
                     if self.nests(dim, have, have + axes):
                         yield self.move(REPLICATED, SHARDED, now, axes, dim)
-        # Over axes that cross those of the target, a value may be partial on the way.
+        # A value may become partial on the way over axes that cross the target's.
         others = [run[0] for run in self.runs if len(run) == 1] if self.crosses else []
         for a in dict.fromkeys((*self.target.partial, *others)):
             kind = self.target.reduction
             if self.free(now, (a,)) and (not now.partial or now.reduction == kind):
                 yield self.move(REPLICATED, PARTIAL, now, (a,), reduction=kind)
         if (now if now.partial else self.target).reduction != "sum":
-            return  # of other reductions zeros are not the identity
+            return  # zeros are the identity of sums only
         for dim, have in enumerate(now.dims):
             for n in range(1, len(have) + 1):
                 rest, axes = have[:-n], have[-n:]
@@ -184,6 +208,7 @@ class RedistributionProblem:
                     yield self.move(SHARDED, PARTIAL, now, axes, dim)
 
     def reductions(self, now: Layout) -> Iterator[CollectiveStep]:
+        """Yield the all-reduces and reduce-scatters; the broadcast of a value of one root."""
         left = now.partial
         if now.reduction == "any":
             if left := self.left(now):
@@ -232,43 +257,55 @@ class PlanCosts:
 
 @lru_cache(maxsize=256)
 def _cuts(mesh: Mesh, shape: Shape) -> Axes:
-    """Return the sub-axes at which layouts are cut beside each other's. Those of two cross no
-    others of a mesh of a power of two, so that of any three layouts all plans are over the same
-    ones; of uneven shards of several dimensions, which a search for strategies has many of, as few
-    as may be."""
-    n, found = mesh.size, parts(mesh)
+    """Return the sub-axes at which layouts are cut, besides each other's.
+
+    On a mesh of a power of two, sub-axes of two cross no other sub-axes, so all layouts are over
+    equal ones. Uneven shards of several dimensions, of which a search of strategies has many, are
+    cut as little as possible.
+    """
+    n, sub_axes = mesh.size, parts(mesh)
     even = n <= MAX_CUT and all(size % n == 0 for size in shape)
     if n & (n - 1) == 0 and (even or (len(shape) == 1 and n <= MAX_CUT_VECTORS)):
-        return tuple([prime for prime, _ in sub_axes_of_primes(mesh, found)])
-    return found
+        return tuple([prime for prime, _ in sub_axes_of_primes(mesh, sub_axes)])
+    return sub_axes
 
 
-def _uncrossed(mesh: Mesh, found: Axes, more: Axes) -> Axes:
-    """Return the axes found and more of them, without those that cross one before them."""
+def _extend_uncrossed(mesh: Mesh, sub_axes: Axes, more: Axes) -> Axes:
+    """Return `sub_axes`, and those of `more` that cross no sub-axis before them."""
     for a in more:
-        both = (*found, a)
+        both = (*sub_axes, a)
         if mesh.clash(tuple({*mesh.cut(both, both)})) is None:
-            found = both
-    return found
+            sub_axes = both
+    return sub_axes
 
 
 def _exchanges(
     mesh: Mesh, runs: tuple[Axes, ...], target: Layout, now: Layout, crosses: bool
 ) -> Iterator[CollectiveStep]:
-    """Yield exchanges. To the target's split as far as its axes are not partial, of all dimensions
-    or of one, perhaps with others at the minor end: those over which the target is partial, those
-    that the dimension has, all that are left, some of the `runs` that are not used; with the minor
-    axes of one dimension in another; and with a run that crosses axes in place of one dimension's.
-    And of one sub-axis to the minor end of a dimension."""
+    """Yield the exchanges from a layout that a plan may need.
+
+    `wanted` is the target's split without axes that are still partial. An exchange leads to
+
+    1. `wanted`, in all dimensions or in one;
+    2. 1 with further axes at the minor end of a dimension: those over which the target becomes
+       partial, those that the dimension has now, all that are left over, or an unused run;
+    3. `wanted` with minor axes of one dimension moved to another;
+    4. `wanted` with a crossing run in place of the axes of one dimension;
+    5. the present split with one sub-axis moved to the minor end of a dimension.
+
+    Args:
+        runs: `RedistributionProblem.runs`.
+        crosses: the sub-axes of source and target cross.
+    """
     new = tuple(a for a in target.partial if a not in now.partial)
     wanted = [_before(x, now.partial) for x in target.dims]
     ends = [target.with_dim(d, x + new).dims for d, x in enumerate(target.dims)]
     placed = tuple(a for x in wanted for a in x)
-    # Those over which the target is partial are major: the others are gathered before them.
-    rest = [_first(_without(y, placed), new) for y in now.dims]
+    # The axes over which the target is partial are major: other axes are gathered before them.
+    rest = [_to_front(_without(y, placed), new) for y in now.dims]
     ends.append(tuple(x + y for x, y in zip(wanted, rest, strict=True)))
     if not any(map(sizes_of, now.dims)):
-        left = _first(tuple(a for y in rest for a in y), new)
+        left = _to_front(tuple(a for y in rest for a in y), new)
         ends += [(*wanted[:d], x + left, *wanted[d + 1 :]) for d, x in enumerate(wanted)]
     for d, x in enumerate(wanted):
         elsewhere = tuple(a for e, y in enumerate(now.dims) if e != d for a in y)
@@ -302,7 +339,7 @@ def _exchanges(
     partial = frozenset(now.partial)
     for dims in dict.fromkeys(ends):
         axes = tuple([a for x, y in zip(now.dims, dims, strict=True) if x != y for a in x])
-        # Over no axes it is a slice, except with explicit sizes.
+        # An exchange over no axes is a slice, except with explicit sizes.
         if dims != now.dims and (axes or explicit or any(map(sizes_of, dims))):
             splits = [a for x in dims for a in x]
             if len(set(splits)) == len(splits) and partial.isdisjoint(splits):
@@ -312,19 +349,20 @@ def _exchanges(
 
 
 def _before(axes: Axes, others: Axes) -> Axes:
-    """Return the major axes before the first that is one of the others."""
+    """Return the axes before the first one that is among the others."""
     n = next((i for i, a in enumerate(axes) if a in others), len(axes))
     return axes if n == len(axes) else axes[:n]
 
 
-def _first(axes: Axes, some: Axes) -> Axes:
-    """Return the axes, those that are among some before the others."""
+def _to_front(axes: Axes, major: Axes) -> Axes:
+    """Return the axes, with those of `major` first; unchanged with explicit sizes."""
     if sizes_of(axes):
         return axes
-    return tuple(sorted(axes, key=lambda a: a not in some))
+    return tuple(sorted(axes, key=lambda a: a not in major))
 
 
 def _without(axes: Axes, others: Axes) -> Axes:
-    """Return the axes that are not among the others; all of them with their sizes."""
+    """Return the axes that are not among the others; the same object if there are none, so that
+    explicit sizes stay."""
     rest = tuple(a for a in axes if a not in others)
     return axes if len(rest) == len(axes) else rest

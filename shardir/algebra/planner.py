@@ -144,7 +144,7 @@ class Search:
             Whether the best plan is then proven to be the fastest.
         """
         p, serial, priced = self.problem, count(), 0
-        target, start = p.spelled(p.target), (p.spelled(p.source), self.retained())
+        target, start = p.normal(p.target), (p.normal(p.source), self.retained())
         seen = {start: 0.0}
         todo = [QueueEntry(0.0, 0, next(serial), 0.0, *start, ())]
         while todo and priced < MAX_PRICED[weight]:
@@ -204,7 +204,7 @@ class Search:
             p, costs, moves = self.problem, self.costs, []
             for step in p.moves(layout):
                 if p.crosses:
-                    step = replace(step, layout=p.spelled(step.layout))
+                    step = replace(step, layout=p.normal(step.layout))
                 if (latency := costs.latency(step)) < best:
                     rest = costs.latency_bound(step.layout, p.target)
                     if latency + rest < best:

@@ -1,6 +1,6 @@
-"""The elements received, the time and the memory of one step of a redistribution.
+"""The price of a step of a redistribution: received elements, seconds and memory.
 
-They are those of the device that has most of them.
+Each is a maximum over devices.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ def elements(mesh: Mesh, shape: Shape, layout: Layout) -> int:
 
 
 def received_by_level(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> Cases:
-    """Return the elements that a device receives in one step from each level, innermost first: the
-    distinct cases."""
+    """Return the elements that a device receives in a step from each level, innermost first: the
+    distinct cases of devices."""
     return step.record.received_by_level(Transfer(mesh, shape, before, step))
 
 
 def step_received(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> int:
-    """Return the elements that the device which receives most receives in one step."""
+    """Return the maximum number of elements that a device receives in a step."""
     return max(sum(case) for case in received_by_level(mesh, shape, before, step))
 
 
 def step_moved(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> int:
-    """Return the elements that cross a device's links in one step: those that it receives, or
-    copies from or to its host."""
+    """Return the elements that cross a device's links in a step: received elements, or elements
+    copied from or to its host."""
     if step.takes_time(mesh) and not step.communicates(mesh):
         return elements(mesh, shape, before)
     return step_received(mesh, shape, before, step)
@@ -40,17 +40,24 @@ def step_moved(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -
 
 @lru_cache(maxsize=65536)
 def step_forms(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> Forms:
-    """Return the forms of a step, by the bytes of the global tensor, with packing before it and
-    unpacking after. They are equal for all tensors of as many dimensions that both layouts split
-    evenly."""
+    """Return the forms of a step, with packing and unpacking; rates are for a byte of the global
+    tensor.
+
+    Forms are equal for all tensors of one rank that both layouts split evenly.
+    """
     if not step.takes_time(mesh):
         return NO_COMMUNICATION
     return with_transfer(step.forms(mesh), step_transfer(mesh, shape, before, step))
 
 
 class StepTransfer(NamedTuple):
-    """The costs of a step for each byte of an element: the bytes of its forms, and the seconds of
-    its packing; and the elements of the tensor."""
+    """The costs of a step, for each byte of an element.
+
+    Attributes:
+        part: bytes that the collective's forms price.
+        packing: seconds of packing and unpacking.
+        size: the elements of the global tensor.
+    """
 
     part: float
     packing: float
@@ -58,6 +65,7 @@ class StepTransfer(NamedTuple):
 
 
 def step_transfer(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep) -> StepTransfer:
+    """Return the costs of a step that do not depend on the form of its collective."""
     transfer = Transfer(mesh, shape, before, step, typical=True)
     part, packing = step.record.size(transfer), 0.0
     if mesh.cluster_or_default.memory_bandwidth:
@@ -66,7 +74,7 @@ def step_transfer(mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep
 
 
 def with_transfer(forms: Forms, transfer: StepTransfer) -> Forms:
-    """Return the forms of a collective over some axes by the bytes of a tensor."""
+    """Return the forms of a step for a byte of the global tensor, from its collective's forms."""
     part, packing, size = transfer
     return tuple([
         Form(name, latency, (rate * part + packing) / size) for name, latency, rate in forms
@@ -83,7 +91,7 @@ def step_form(
 def step_seconds(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, itemsize: int
 ) -> float:
-    """Return the time of a step, in its fastest form."""
+    """Return the seconds of a step in its fastest form."""
     if not step.takes_time(mesh):
         return 0.0
     return step_form(mesh, shape, before, step, itemsize).seconds(prod(shape) * itemsize)
@@ -92,7 +100,7 @@ def step_seconds(
 def steps_seconds(
     mesh: Mesh, shape: Shape, before: Layout, steps: Sequence[CollectiveStep], itemsize: int
 ) -> float:
-    """Return the time of consecutive steps."""
+    """Return the seconds of consecutive steps."""
     total = 0.0
     for step in steps:
         total += step_seconds(mesh, shape, before, step, itemsize)
@@ -103,11 +111,14 @@ def steps_seconds(
 def step_memory(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, retained: int
 ) -> tuple[int, int]:
-    """Return the maximum number of elements that live on a device during a step, and the number
-    that its result retains, as the runtime executes it on CPU devices, where buffers are larger.
+    """Return the maximum number of elements that live on a device during a step, and the number of
+    elements that its result retains.
 
-    `retained`: the elements that the operand retains, more than its own if it is a slice. Sent
-    elements live until the results are made: Gloo's thread releases them after it reports the end.
+    Buffers are those of the runtime on CPUs, which are larger than on GPUs. Sent elements live
+    until the results are made: Gloo's thread releases them after it reports the end.
+
+    Args:
+        retained: elements that the operand retains: more than its own if it is a slice.
     """
     if not step.record.moves(mesh.extent(step.axes)):
         return retained, retained
@@ -117,22 +128,25 @@ def step_memory(
 def step_buffers(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, alone: bool = True
 ) -> int:
-    """Return the elements of a step's buffers, without operand and result. A value that is not
-    `alone` is moved with others."""
+    """Return the elements of a step's buffers, without operand and result.
+
+    Args:
+        alone: the collective moves this value only.
+    """
     return step.record.buffers(Transfer(mesh, shape, before, step, alone))
 
 
 def step_packed(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, alone: bool = True
 ) -> int:
-    """Return the elements of a step's buffers that are freed before the runtime sums up."""
+    """Return the elements of a step's buffers that the runtime frees before it sums."""
     return step.record.packed(Transfer(mesh, shape, before, step, alone))
 
 
 def step_summed(
     mesh: Mesh, shape: Shape, before: Layout, step: CollectiveStep, alone: bool = True
 ) -> int:
-    """Return the elements that the runtime sums up after a step where it has freed no buffer."""
+    """Return the elements that the runtime sums after a step for which it frees no buffer."""
     return step.record.summed(Transfer(mesh, shape, before, step, alone))
 
 
