@@ -1,11 +1,11 @@
-"""The types of arrays of costs and of numbers of layouts."""
+"""Types of arrays: costs, masks, and indices of layouts."""
 
 from typing import Any
 
 import numpy as np
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
-"""Seconds, or parts of them."""
+"""Seconds, or seconds for each byte."""
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 

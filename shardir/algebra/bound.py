@@ -1,56 +1,55 @@
-"""Lower bounds of any redistribution: the elements that devices must receive, and their time.
+"""Lower bounds of any redistribution: elements that devices must receive, and seconds.
 
-Let the partial values of an element be on p devices (one, where nothing is partial), and let the
-devices be divided into groups, each of which must end with the full element among its members (a
-device alone, or those along the axes over which the target is partial). A group that has c of the p
-partial values lacks p - c. Before the first group has them all, at least p - c messages of the
-element are received, for each message takes at most one partial value away from the device that it
-was on. Every other group that lacked some receives one message more, not before then. So all
-devices together receive at least p - c + (groups - 1) messages. By this argument Patarasuk and Yuan
-(Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009) show 2 (n - 1) / n of a
-value for an all-reduce; for a reduce-scatter it is (n - 1) / n. Rings reach both with even shards.
+Elements. Let p devices hold partial values of an element (p = 1 of a complete value). Divide the
+devices into groups, each of which must end with the full element among its members: single devices,
+or the devices along the axes over which the target is partial. A group that has c of the p partial
+values lacks p - c. Each message takes at most one partial value away from its device. So at least
+p - c messages are received before the first group has all partial values, and each other group that
+lacks some receives one message more after that. All devices together receive at least
+p - c + (groups - 1) messages. By this argument Patarasuk and Yuan (Bandwidth optimal all-reduce
+algorithms for clusters of workstations, 2009) show 2 (n - 1) / n of a value for an all-reduce; for
+a reduce-scatter it gives (n - 1) / n. Rings reach both with even shards.
 
 The device that receives most receives at least the mean, and at least the elements that one device
-or group lacks. The same holds for the units of a level in place of devices, and the links between
-them.
+or group lacks. The argument holds for the units of a level too, and the links between them.
 
-A bound of time is the sum of two bounds, of the bytes and of the latencies of all steps of any
-plan, for a step costs the latency of a form and its bytes times the form's rate (forms.py), both
-times the cluster's factor for its kind. A plan may consist of any kinds: a complete value may
-become partial on the way, since zeros cost nothing. So the bound has the smallest of these factors.
+Seconds. A step costs the latency of a form, and its bytes times the form's rate (forms.py), both
+times the cluster's ratio for its kind. So the bound is the sum of a bound of all bytes and a bound
+of all latencies. A plan may use any kinds, since a complete value may become partial on the way at
+no cost. So the bound takes the smallest ratio.
 
-Bytes: each form costs at least the time of a program of the same step in which every device
-receives as many bytes over the links of each level. That program is the form itself, except for the
-tree of an all-reduce, where halving needs fewer bytes, and for groups of several levels in forms
-that are not hierarchical: they count all bytes at the outermost links, some of which are received
-over inner ones that are at least as fast. (Where inner links are slower, the bound counts the
-fastest links that are at least as far out.) Packing is not counted. So the sum over the steps is
-the time in which a redistribution receives its bytes, and the argument above holds.
+Bytes. Each form takes at least the time of a program of its step in which every device receives as
+many bytes over the links of each level. This program is the form itself, with two exceptions: for
+the tree of an all-reduce halving needs fewer bytes; and a form that is not hierarchical counts all
+bytes at the outermost links, though some cross inner links, which are at least as fast. (If inner
+links are slower, the bound counts the fastest links at least as far out.) Packing is not counted.
+So the sum over steps is at least the time in which a redistribution receives its bytes.
 
-Where a complete value becomes partial, one device of each group has an element, and the others have
-zeros (or all have it). By an all-reduce of n such devices, or of n units, at most n - 1 get the
-element, and it is received 2 (n - 1) times; by a reduce-scatter one gets it, and it is received
-n - 1 times. So between complete layouts the mean counts the factor of an all-reduce twice. One
-device may get as many elements as it receives (n = 2), so the device that receives most does not.
+If a complete value becomes partial, one device of each group has an element and the others have
+zeros, or all have it. By an all-reduce of n such devices, or units, at most n - 1 get the element,
+and it is received 2 (n - 1) times. By a reduce-scatter one device gets it, and it is received n - 1
+times. So between complete layouts the mean counts the ratio of an all-reduce twice. The maximum
+does not: one device may get as many elements as it receives (n = 2).
 
-Latencies: let a collective be over sub-axes of n_1, n_2, ... devices, of one level each. Its
-latency is at least the sum of log2 n_i a_i, with a_i the smallest latency from that level outwards:
-n - 1 and ceil(log2 n) are at least log2 n, a product's logarithm is the sum of logarithms, forms
-that are not hierarchical count the outermost level's latency for all, and hierarchical ones that of
-each level. If the size of the mesh is a power of two, times one odd prime at most, ceil(log2 n_i)
-takes the place of log2 n_i: the prime is in one n_i alone, so the rounds still add up. An
-all-reduce's latency is twice as much. And each plan needs some sub-axes in collectives:
+Latencies. Let a collective be over sub-axes of n_1, n_2, ... devices, each of one level. Its
+latency is at least the sum of log2 n_i a_i, where a_i is the smallest latency from that level
+outwards: n - 1 and ceil(log2 n) are at least log2 n; the logarithm of a product is a sum; and a
+form counts the outermost level's latency for all sub-axes, or, if hierarchical, the latency of each
+level. If the mesh's size is a power of two times at most one odd prime, ceil(log2 n_i) replaces
+log2 n_i: the prime is in one n_i only, so the rounds still add up. An all-reduce has twice the
+latency. Every plan has these sub-axes in collectives:
 
-    a partial one that the target splits over      a reduce-scatter, or an all-reduce
-    a partial one that the target is unsharded on  an all-reduce; or a reduce-scatter, and then
-                                                   what ends that split
-    a split that the target does not have          an all-gather or an exchange; or it becomes
-                                                   partial, and then what ends that
-    one that splits another dimension then, or     any collective: only the minor sub-axes of a
-    after the first that differ in its dimension   dimension are added or removed, except by an
-                                                   exchange, which is over all those of a dimension
+    sub-axis                                       collectives
+    partial, and the target splits over it         reduce-scatter or all-reduce
+    partial, and the target is unsharded on it     all-reduce; or reduce-scatter, and then a
+                                                   collective that ends the split
+    splits, and the target does not use it         all-gather or exchange; or the value becomes
+                                                   partial, and then a reduction
+    splits another dimension of the target, or     any: except by an exchange over all axes of a
+    stands behind the first sub-axis that          dimension, only its minor sub-axes are added or
+    differs in its dimension                       removed
 
-Local steps have no axes in a collective, and there are no other kinds of moves.
+Local steps have no axes in a collective, and there are no other moves.
 """
 
 from collections.abc import Iterator
@@ -70,69 +69,73 @@ time and in tables of paths: on more the count takes longer than it saves."""
 
 
 def refined(mesh: Mesh, source: Layout, target: Layout) -> tuple[Layout, Layout]:
-    """Return both layouts, cut at each other's sub-axes and at the boundaries of levels' units, so
-    that two sub-axes are equal or disjoint, and each is of one level."""
+    """Return both layouts, cut at each other's sub-axes and at the units of levels.
+
+    Unless sub-axes cross, any two are then equal or disjoint, and each is of one level.
+    """
     sub_axes = (*source.used, *target.used, *mesh.level_sub_axes)
     return cut(mesh, source, sub_axes), cut(mesh, target, sub_axes)
 
 
 @lru_cache(maxsize=65536)
 def bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
-    """Return the elements that the device which receives most must receive in any plan."""
+    """Return a lower bound of the elements received by the device that receives most."""
     source, target = refined(mesh, source.simplified(mesh), target.simplified(mesh))
     if crossing(mesh, source, target):
-        return 0 if source.partial or target.partial else _maximum(mesh, shape, source, target)
-    ((total, devices),) = _all(mesh, shape, source, target, (-1,))
-    return max(-(-total // devices), _maximum(mesh, shape, source, target))
+        is_partial = source.partial or target.partial
+        return 0 if is_partial else _maximum_lacking(mesh, shape, source, target)
+    ((total, devices),) = _total_received(mesh, shape, source, target, (-1,))
+    return max(-(-total // devices), _maximum_lacking(mesh, shape, source, target))
 
 
 def seconds_bound(mesh: Mesh, shape: Shape, source: Layout, target: Layout, itemsize: int) -> float:
-    """Return a lower bound of the time of any plan between two refined layouts."""
+    """Return a lower bound of the seconds of any plan between two refined layouts; 0 if their
+    sub-axes cross."""
     if crossing(mesh, source, target):
         return 0.0
-    levels, seconds = outward(mesh)
+    levels, byte_seconds = outward_links(mesh)
     counted = mesh.size <= MAX_COUNTED_DEVICES or (
         source.even(mesh, shape) and target.even(mesh, shape)
     )
-    mean = 0.0  # of the traffic of all devices, level by level
-    traffic = _all(mesh, shape, source, target, levels, counted)
-    for (total, devices), each in zip(traffic, seconds, strict=True):
+    mean = 0.0  # seconds of the mean traffic of a device, over levels
+    traffic = _total_received(mesh, shape, source, target, levels, counted)
+    for (total, devices), seconds in zip(traffic, byte_seconds, strict=True):
         if total:
-            mean += total / devices * itemsize * each
-    largest = _maximum if counted else _first
-    one = largest(mesh, shape, source, target) * itemsize * seconds[0]
+            mean += total / devices * itemsize * seconds
+    largest = _maximum_lacking if counted else _lacking_of_first
+    maximum = largest(mesh, shape, source, target) * itemsize * byte_seconds[0]
     factors = minimum_factors(mesh)
     complete = not (source.partial or target.partial)
     mean *= factors.complete if complete else factors.received
-    return max(mean, factors.received * one) + latency_bound(mesh, source, target)
+    return max(mean, factors.received * maximum) + latency_bound(mesh, source, target)
 
 
 @lru_cache(maxsize=256)
-def outward(mesh: Mesh) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the levels (-1: the device itself) outside of which the fastest links are slower than
-    outside of the level before, and by how many seconds for each byte."""
+def outward_links(mesh: Mesh) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the levels outside of which the fastest links are slower than outside of the level
+    before (-1: the device itself), and by how many seconds a byte."""
     links = mesh.cluster_or_default.levels
     best = [max(l.bandwidth for l in links[i:]) for i in range(len(links))]
-    found = [i for i in range(len(best)) if not i or best[i] < best[i - 1]]
-    seconds = (1 / best[i] - (1 / best[i - 1] if i else 0) for i in found)
-    return tuple(i - 1 for i in found), tuple(seconds)
+    slower = [i for i in range(len(best)) if not i or best[i] < best[i - 1]]
+    seconds = (1 / best[i] - (1 / best[i - 1] if i else 0) for i in slower)
+    return tuple(i - 1 for i in slower), tuple(seconds)
 
 
 @lru_cache(maxsize=65536)
 def latency_bound(mesh: Mesh, source: Layout, target: Layout) -> float:
-    """Return a lower bound of the latencies of any plan between two refined layouts: the part of
-    `seconds_bound` that is cheap to compute."""
+    """Return a lower bound of the latencies of any plan between two refined layouts, in seconds:
+    the cheap part of `seconds_bound`."""
     if crossing(mesh, source, target):
         return 0.0
     total = 0.0
-    for sub_axis, times in _in_collectives(mesh, source, target):
-        total += times * minimum_latency(mesh, sub_axis)
+    for sub_axis, factor in _collective_sub_axes(mesh, source, target):
+        total += factor * minimum_latency(mesh, sub_axis)
     return total
 
 
 @lru_cache(maxsize=4096)
 def minimum_latency(mesh: Mesh, sub_axis: Axis) -> float:
-    """Return the part of a sub-axis of one level in the latency of a collective, at least."""
+    """Return a lower bound of the share of a sub-axis in a collective's latency, in seconds."""
     levels = mesh.cluster_or_default.levels[mesh.level((sub_axis,)) :]
     n = mesh.extent((sub_axis,))
     return (rounds(n) if _has_one_odd_prime(mesh) else log2(n)) * min(l.latency for l in levels)
@@ -140,40 +143,46 @@ def minimum_latency(mesh: Mesh, sub_axis: Axis) -> float:
 
 @lru_cache(maxsize=256)
 def _has_one_odd_prime(mesh: Mesh) -> bool:
-    """Whether the mesh's size is a power of two, times an odd prime at most."""
+    """Whether the mesh's size is a power of two times at most one odd prime."""
     odd = mesh.size // (mesh.size & -mesh.size)
     return all(odd % k for k in range(3, isqrt(odd) + 1, 2))
 
 
 class MinimumFactors(NamedTuple):
-    """The minimum of the cluster's factors of bytes: of those that a device receives, and for each
-    element that the devices together get between complete layouts; then those of the latencies
-    along a sub-axis, for each doubling, by what happens to it."""
+    """Minima, over kinds of collectives, of the cluster's ratios.
+
+    Attributes:
+        received: of bytes that a device receives.
+        complete: of bytes that all devices together receive between complete layouts.
+        spread: of the latency of a broadcast, as all of the following.
+        moved: of any collective.
+        ended: of a collective that ends a split.
+        scattered: of a reduce-scatter.
+        reduced: of an all-reduce.
+    """
 
     received: float
     complete: float
     spread: float
-    """From a root."""
     moved: float
-    """In some collective."""
     ended: float
-    """In one that ends a split."""
     scattered: float
     reduced: float
 
 
 @lru_cache(maxsize=256)
 def minimum_factors(mesh: Mesh) -> MinimumFactors:
+    """Return the minimum ratios of a mesh's cluster."""
     times, bytes = mesh.cluster_or_default.times, mesh.cluster_or_default.byte_times
-    every = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
+    planned = [c for c in COLLECTIVES.values() if c.planned and c.communicates]
 
     def factor(*kinds: Collective) -> float:
         return min(times[c.name] * c.rounds for c in kinds)
 
-    kinds = [c for c in every if c.start is not AxisState.ROOT]
+    kinds = [c for c in planned if c.start is not AxisState.ROOT]
     return MinimumFactors(
-        min(bytes[c.name] for c in every),
-        min(bytes[c.name] * c.rounds for c in every),
+        min(bytes[c.name] for c in planned),
+        min(bytes[c.name] * c.rounds for c in planned),
         factor(between(AxisState.ROOT, AxisState.REPLICATED)),
         factor(*kinds),
         factor(*(c for c in kinds if c.end is not AxisState.SHARDED)),
@@ -182,8 +191,10 @@ def minimum_factors(mesh: Mesh) -> MinimumFactors:
     )
 
 
-def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tuple[Axis, float]]:
-    """Yield the sub-axes that must be in collectives, each with the sum of their factors."""
+def _collective_sub_axes(
+    mesh: Mesh, source: Layout, target: Layout
+) -> Iterator[tuple[Axis, float]]:
+    """Yield the sub-axes that must be in collectives, each with the sum of its minimum ratios."""
     factors = minimum_factors(mesh)
     if source.reduction == "any" and source.partial:
         yield from ((a, factors.spread) for a in reduced(source, target))
@@ -203,8 +214,8 @@ def _in_collectives(mesh: Mesh, source: Layout, target: Layout) -> Iterator[tupl
 
 
 def crossing(mesh: Mesh, source: Layout, target: Layout) -> bool:
-    """Whether sub-axes overlap that are not equal, 2 x 3 of 6 and 3 x 2: then they do not determine
-    which devices hold the same elements."""
+    """Whether unequal sub-axes overlap, as 2 x 3 and 3 x 2 of an axis of 6. Sub-axes then do not
+    determine which devices hold equal elements."""
     return _cross(mesh, frozenset(source.used + target.used))
 
 
@@ -214,23 +225,23 @@ def _cross(mesh: Mesh, used: frozenset[Axis]) -> bool:
 
 
 def reduced(source: Layout, target: Layout) -> Axes:
-    """Return the axes of the partial values that must be reduced."""
+    """Return the partial axes over which a plan must reduce."""
     if source.reduction != target.reduction and target.partial:
         return source.partial
     return tuple(a for a in source.partial if a not in target.partial)
 
 
-def _all(
-    mesh: Mesh,
-    shape: Shape,
-    source: Layout,
-    target: Layout,
-    levels: tuple[int, ...],
+def _total_received(
+    mesh: Mesh, shape: Shape, source: Layout, target: Layout, levels: tuple[int, ...],
     count: bool = True,
-) -> list[tuple[int, int]]:
-    """Return (messages, devices) for each level (-1: the device itself): the elements that all
-    devices together must receive from outside of their unit of the level. Without `count` 0 where
-    each device would have to be visited."""
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Return, for each level, the elements that devices together must receive from outside of their
+    unit of the level, and the number of these devices.
+
+    Args:
+        levels: -1 stands for the device itself.
+        count: visit devices one by one if necessary; otherwise such elements are not counted.
+    """
     if source.reduction == "any":  # the devices of the root have all elements
         return [(0, 1)] * len(levels)
     splits, used = tuple(a for d in target.dims for a in d), (*source.used, *target.used)
@@ -238,38 +249,38 @@ def _all(
     retained = tuple(a for a in source.partial if a not in gone)
     inner = [within(mesh, level, used) for level in levels]
     units = [mesh.cluster_or_default.units[level] if level >= 0 else 1 for level in levels]
-    found = [(0, 1)] * len(levels)
+    received = [(0, 1)] * len(levels)
     unreduced = []  # the levels outside of which nothing is reduced
     for i, (near, unit) in enumerate(zip(inner, units, strict=True)):
-        lost, stay = _outside(mesh, near, source.partial), _outside(mesh, near, retained)
-        if lost > stay:
+        before, after = _outside(mesh, near, source.partial), _outside(mesh, near, retained)
+        if before > after:
             groups = mesh.size // unit // _outside(mesh, near, splits + target.partial)
-            found[i] = prod(shape) * (lost - stay + max(groups, 1) - 1), mesh.size
+            received[i] = prod(shape) * (before - after + max(groups, 1) - 1), mesh.size
         else:
             unreduced.append(i)
     if not (count and unreduced):
-        return found
-    among = tuple(inner[i] | frozenset(target.partial) for i in unreduced)
-    cases = shares(mesh, shape, source.complete, target.complete, among)
+        return received
+    free = tuple(inner[i] | frozenset(target.partial) for i in unreduced)
+    cases = shares(mesh, shape, source.complete, target.complete, free)
     visited = sum(cases.values())
     for k, i in enumerate(unreduced):
         equal = units[i] * _outside(mesh, inner[i], target.partial)
         equal //= mesh.extent(tuple(a for a in splits if a in inner[i]))
         lacking = sum((case[0] - case[k + 1]) * n for case, n in cases.items())
-        found[i] = lacking, visited * equal
-    return found
+        received[i] = lacking, visited * equal
+    return received
 
 
 def _outside(mesh: Mesh, inner: frozenset[Axis], axes: Axes) -> int:
-    """Return the number of positions along those of the axes that are not in `inner`."""
+    """Return the number of positions along the axes that are not in `inner`."""
     return mesh.extent(tuple([a for a in axes if a not in inner]))
 
 
-def _maximum(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
-    """Return the maximum that one device must receive, or each of a group that the target is
-    partial over."""
-    among = frozenset(target.partial)
-    cases = shares(mesh, shape, source.complete, target.complete, (among,))
+def _maximum_lacking(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
+    """Return the maximum of the elements that one device must receive, or each device of a group
+    over which the target is partial."""
+    group = frozenset(target.partial)
+    cases = shares(mesh, shape, source.complete, target.complete, (group,))
     if reduced(source, target):
         lacking = (min if source.reduction == "any" else max)(want for want, _ in cases)
     else:
@@ -277,8 +288,8 @@ def _maximum(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
     return -(-lacking // mesh.extent(target.partial))
 
 
-def _first(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
-    """Return the elements that the first device must receive: its shards are the largest."""
+def _lacking_of_first(mesh: Mesh, shape: Shape, source: Layout, target: Layout) -> int:
+    """Return the elements that the first device, whose shards are the largest, must receive."""
     have, want = source.local_shape(mesh, shape), target.local_shape(mesh, shape)
     if target.partial or any(map(sizes_of, (*source.dims, *target.dims))):
         return 0

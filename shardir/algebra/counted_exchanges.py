@@ -26,8 +26,8 @@ MAX_COUNTED = 1_000_000
 """Bounds the exchanges, times devices, that are counted at once, and so memory: 8 MB an array."""
 
 Counted = tuple[Table, Indices]
-"""For one size of a dimension: the elements of a shard that a device's holders have, [device, place]
-(see `_DimensionShards`); and the range of each device's shard, [split, device, end]."""
+"""For one size of a dimension: the elements of a shard that a device's holders have (see
+`_DimensionShards`), [device, place]; and the range of each shard, [split, device, end]."""
 
 
 class CountedExchanges:

@@ -11,12 +11,12 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def minimum_cut(edges: Iterable[tuple[Node, Node, float]], source: Node, sink: Node) -> set[Node]:
-    """Return the nodes on the side of the source of a cut of minimum capacity; of several such cuts
-    that with the fewest nodes on this side.
+    """Return the source side of a cut of minimum capacity; of several, the one with the fewest
+    nodes.
 
     Args:
-        edges: from, to, and capacity: `inf` if no cut may contain the edge. Edges between the same
-            nodes are added. At least one cut contains none of `inf`.
+        edges: from, to, and capacity, which is `inf` if no cut may contain the edge. Capacities of
+            parallel edges add up. At least one cut has no edge of capacity `inf`.
     """
     left: dict[Node, dict[Node, float]] = {source: {}, sink: {}}
     for a, b, capacity in edges:
@@ -29,7 +29,7 @@ def minimum_cut(edges: Iterable[tuple[Node, Node, float]], source: Node, sink: N
 
 
 def _levels(left: dict[Node, dict[Node, float]], source: Node) -> dict[Node, int]:
-    """Return the nodes to which more can flow, each with the number of edges to it."""
+    """Return the nodes reachable in the residual graph, each with its distance in edges."""
     level, queue = {source: 0}, deque([source])
     while queue:
         a = queue.popleft()
@@ -43,8 +43,8 @@ def _levels(left: dict[Node, dict[Node, float]], source: Node) -> dict[Node, int
 def _augment(
     left: dict[Node, dict[Node, float]], level: dict[Node, int], source: Node, sink: Node
 ) -> None:
-    """Let as much flow as can over edges that lead to the next level."""
-    ways = {a: [b for b in left[a] if level.get(b) == level[a] + 1] for a in level}
+    """Send a blocking flow over edges that lead to the next level."""
+    onward = {a: [b for b in left[a] if level.get(b) == level[a] + 1] for a in level}
     path = [source]
     while path:
         a = path[-1]
@@ -55,11 +55,11 @@ def _augment(
                 left[x][y] -= amount
                 left[y][x] += amount
             path = path[: next(i for i, (x, y) in enumerate(steps) if not left[x][y]) + 1]
-        elif not ways[a]:
+        elif not onward[a]:
             path.pop()
             if path:
-                ways[path[-1]].pop()
-        elif left[a][ways[a][-1]]:
-            path.append(ways[a][-1])
+                onward[path[-1]].pop()
+        elif left[a][onward[a][-1]]:
+            path.append(onward[a][-1])
         else:
-            ways[a].pop()
+            onward[a].pop()

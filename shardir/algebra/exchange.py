@@ -1,9 +1,9 @@
 """An exchange between any two layouts: each device fetches exactly the elements that it lacks.
 
-A device fetches each piece of its new shard from the device that holds the piece and otherwise has
-the same coordinates. So the load is even over replicas, the group is that of the axes that split
-the dimensions which change, and no device receives more than it lacks: the lower bound of any
-redistribution.
+A device fetches each piece of its new shard from the device that holds the piece and has equal
+coordinates along all other axes. So the load is even over replicas; the group is over the axes that
+split, before the exchange, a dimension that changes; and no device receives more than it lacks,
+which is the lower bound of any redistribution.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from shardir.algebra.mesh import Axes, Mesh
 
 @dataclass(frozen=True)
 class Piece:
-    """A region of the global value, and the rank from which a device fetches it (or its own)."""
+    """A region of the global value, and the rank that holds it, which may be the device's own."""
 
     holder: int
     region: Slices
@@ -30,8 +30,8 @@ class Piece:
 
 
 def exchange_axes(source: Layout, target: Layout) -> Axes:
-    """Return the axes of the group of an exchange: those that split, before it, the dimensions that
-    change."""
+    """Return the axes of the group of an exchange: the axes that split, before it, each dimension
+    that changes."""
     return tuple(a for s, t in zip(source.dims, target.dims, strict=True) if s != t for a in s)
 
 
@@ -49,17 +49,17 @@ def pieces(
             low, high = max(start, want.start), min(stop, want.stop)
             if low < high:
                 cells[-1].append((k, slice(low, high)))
-    found = []
+    fetched = []
     for cell in product(*cells):
         holder = rank
         for axes, (k, _) in zip(source.dims, cell, strict=True):
             holder = mesh.moved(holder, axes, k)
-        found.append(Piece(holder, tuple(region for _, region in cell)))
-    return tuple(found)
+        fetched.append(Piece(holder, tuple(region for _, region in cell)))
+    return tuple(fetched)
 
 
 def within(region: Slices, part: Slices) -> Slices:
-    """Return a global region as a region of the part of the value that contains it."""
+    """Return a global region relative to the part of the value that contains it."""
     return tuple(
         slice(r.start - p.start, r.stop - p.start) for r, p in zip(region, part, strict=True)
     )

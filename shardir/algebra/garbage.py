@@ -1,4 +1,4 @@
-"""Garbage collection, disabled while many objects are made of which few are freed."""
+"""Garbage collection, disabled while many long-lived objects are made."""
 
 import gc
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_gc() -> Iterator[None]:
-    """Disable garbage collection: IR is one live cyclic graph, and the layouts of a search for a
-    plan are all retained, so that nothing can be freed.
+    """Disable garbage collection within a block.
 
-    Collecting while they grow costs 40% of the time.
+    An IR is one live cyclic graph, and the layouts of a search are all retained, so a collection
+    frees nothing. Collecting while they grow costs 40% of the time.
     """
     was = gc.isenabled()
     gc.disable()

@@ -15,15 +15,14 @@ from shardir.diagnostics import ShardirError, coded
 
 
 def check_dim(layout: Layout, dim: int) -> None:
-    """Raise ShardirError when there is no such dimension."""
+    """Raise ShardirError unless a layout has this dimension."""
     if not 0 <= dim < len(layout.dims):
         found = f"expected a dimension of a tensor of rank {len(layout.dims)}, got {dim}"
         raise ShardirError(coded("C6", found))
 
 
 def check_no_sizes(layout: Layout, dim: int, mesh: Mesh) -> None:
-    """Raise ShardirError where a dimension is split into shards of other sizes than the usual
-    ones."""
+    """Raise ShardirError if the shards of a dimension have explicit sizes."""
     if sizes_of(mesh.simplify(layout.dims[dim])):
         found = (
             f"expected shards of usual sizes in dimension {dim}, got {axes_text(layout.dims[dim])}"
@@ -32,7 +31,7 @@ def check_no_sizes(layout: Layout, dim: int, mesh: Mesh) -> None:
 
 
 def check_unused(layout: Layout, axes: Axes, mesh: Mesh) -> None:
-    """Raise ShardirError where the value is split or partial over one of the axes."""
+    """Raise ShardirError if the value is split or partial over one of the axes."""
     for a in axes:
         if any(mesh.overlap(a, b) for b in layout.used):
             found = f"expected an axis over which the value is replicated, got {a} of [{layout}]"
@@ -40,7 +39,7 @@ def check_unused(layout: Layout, axes: Axes, mesh: Mesh) -> None:
 
 
 def check_kind(layout: Layout, reduction: str) -> None:
-    """Raise ShardirError where the value is partial with another reduction."""
+    """Raise ShardirError if the value is partial with another reduction."""
     if layout.partial and layout.reduction != reduction:
         found = (
             f"expected a complete value or a partial {reduction}, got a partial {layout.reduction}"
@@ -49,14 +48,15 @@ def check_kind(layout: Layout, reduction: str) -> None:
 
 
 def check_reachable(source: Layout, target: Layout) -> None:
-    """Raise ShardirError where the target is a `partial any` that the source is not."""
+    """Raise ShardirError if the target is `partial any` and the source is not so over the same
+    axes."""
     if target.reduction == "any" and (source.reduction, source.partial) != ("any", target.partial):
         found = f"expected a target that a redistribution can make, got [{target}]"
         raise ShardirError(coded("L4", found))
 
 
 def without_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layout:
-    """Return the layout after the partial values over these axes are reduced."""
+    """Return the layout after a reduction over partial axes."""
     rest = _removed(layout.partial, axes, mesh)
     if rest is None:
         found = f"expected a value that is partial over {axes_text(axes)}, got [{layout}]"
@@ -68,14 +68,13 @@ def without_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> L
 
 
 def of_root(layout: Layout, axes: Axes, mesh: Mesh) -> Layout:
-    """Return the layout of the value that one device of a group holds: no longer partial over
-    `axes`, if it was."""
+    """Return the layout of the value that the root of a group holds: not partial over `axes`."""
     rest = _removed(layout.partial, axes, mesh)
     return layout if rest is None else layout.with_partial(rest, layout.reduction)
 
 
 def more_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layout:
-    """Return the layout, partial over these axes too."""
+    """Return the layout with further partial axes."""
     check_unused(layout, axes, mesh)
     check_kind(layout, reduction)
     partial = sorted((*layout.partial, *axes), key=mesh.order)
@@ -83,7 +82,7 @@ def more_partial(layout: Layout, axes: Axes, reduction: str, mesh: Mesh) -> Layo
 
 
 def gathered_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
-    """Return the layout, its dimension no longer split over these axes, its minor ones."""
+    """Return the layout without these axes at the minor end of a dimension."""
     check_dim(layout, dim)
     check_no_sizes(layout, dim, mesh)
     have = layout.dims[dim]
@@ -97,7 +96,7 @@ def gathered_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
 
 
 def split_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
-    """Return the layout, its dimension split over these axes too, on the minor side."""
+    """Return the layout with these axes added at the minor end of a dimension."""
     check_dim(layout, dim)
     check_no_sizes(layout, dim, mesh)
     check_unused(layout, axes, mesh)
@@ -105,7 +104,7 @@ def split_along(layout: Layout, dim: int, axes: Axes, mesh: Mesh) -> Layout:
 
 
 def _removed(partial: Axes, axes: Axes, mesh: Mesh) -> Axes | None:
-    """Return the partial axes without some of them; None where these are not among them."""
+    """Return `partial` without `axes`; None unless it contains all of them."""
     if len(set(axes)) == len(axes) and set(axes) <= set(partial):
         return tuple(a for a in partial if a not in axes)
     return mesh.without(partial, axes)
