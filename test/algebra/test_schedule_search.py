@@ -18,8 +18,7 @@ from shardir.algebra.schedules import (
     search,
     simulate,
 )
-from shardir.algebra.schedules.filling import Filling, split_orders
-from shardir.algebra.schedules.priorities import by_priority
+from shardir.algebra.schedules.filling import Filling, schedule_by_priority, split_orders
 from shardir.algebra.schedules.searching import PRIORITIES, placements
 from shardir.diagnostics import ShardirError
 
@@ -150,14 +149,14 @@ def test_orders_by_priorities_run_within_memory() -> None:
         costs = PipelineCosts.equal(ranks, chunks, REAL, 0.1)
         memory = [limit] * ranks
         for placement, kinds in product(placements(ranks, chunks), PRIORITIES):
-            listed = by_priority(Filling(placement, 6, costs, memory), kinds, 0.5)
+            listed = schedule_by_priority(Filling(placement, 6, costs, memory), kinds, 0.5)
             assert listed is not None, "a microbatch of all stages of a rank fits"
             found = Schedule(costs.stages, ranks, 6, placement, listed.orders)
             check(found)
             assert holds(found, costs, memory)
             assert simulate(found, costs).makespan <= listed.makespan + 1e-9
             little = [0.9] * ranks
-            assert by_priority(Filling(placement, 6, costs, little), kinds, 0.5) is None
+            assert schedule_by_priority(Filling(placement, 6, costs, little), kinds, 0.5) is None
 
 
 def test_inputs_that_a_search_cannot_have() -> None:

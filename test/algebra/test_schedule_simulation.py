@@ -128,7 +128,7 @@ def test_laws_of_named_schedules() -> None:
 
 def test_costs_that_cannot_be() -> None:
     s = schedule("1f1b", 2, 2)
-    with pytest.raises(ShardirError, match="expected costs of 2 stages, got those of 4"):
+    with pytest.raises(ShardirError, match="expected costs of 2 stages, got costs of 4"):
         simulate(s, PipelineCosts.equal(2, 2))
     with pytest.raises(ShardirError, match="expected 1 costs of transfer for 2 stages, got 2"):
         PipelineCosts((1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0), (1.0, 1.0))

@@ -194,7 +194,7 @@ def test_all_errors_of_a_schedule_are_reported() -> None:
         check(wrong)
     assert str(e.value).splitlines() == [
         "expected at least one microbatch, got 0; use 1 or more",
-        "expected 1 orders, one for each rank, got 0; write as many",
+        "expected an order for each of 1 ranks, got 0; add the missing ones or drop the others",
         "stage 1: expected a rank from 0 to 0, got 5; use one",
     ]
 

@@ -33,10 +33,10 @@ MUTANTS = [
     Mutant(
         "a gradient waits for those of weights",
         "I and W of a stage are one action also where the step takes longer.",
-        "shardir/algebra/schedules/merging.py",
+        "shardir/algebra/schedules/searching.py",
         "_MergedOrders._keep",
-        "if (end := self._end(orders)) > self.end * (1 + ROUNDING):",
-        'if (end := self._end(orders)) == float("inf"):',
+        "if (end := self._makespan(orders)) > self.end * (1 + ROUNDING):",
+        'if (end := self._makespan(orders)) == float("inf"):',
         "test/algebra/test_schedule_search.py",
     ),
     Mutant(
@@ -53,8 +53,8 @@ MUTANTS = [
         "Of some stages of a rank the way back of the last gradient is counted from the last one.",
         "shardir/algebra/schedules/costs.py",
         "lower_bound",
-        "tails[some[0]] + first_weight)",
-        "tails[some[-1]] + first_weight)",
+        "tails[last[0]] + first_weight)",
+        "tails[last[-1]] + first_weight)",
         "test/algebra/test_schedule_simulation.py -k bound",
     ),
     Mutant(
@@ -62,7 +62,7 @@ MUTANTS = [
         "The bound of a schedule's time counts the way of the last gradient as a wait.",
         "shardir/algebra/schedules/costs.py",
         "lower_bound",
-        "tail = max(0.0, tail - _most(weights, microbatches, limit))",
+        "tail = max(0.0, tail - _fitting_seconds(weights, microbatches, limit))",
         "tail = max(0.0, tail)",
         "test/algebra/test_schedule_simulation.py -k bound",
     ),

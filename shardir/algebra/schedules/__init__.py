@@ -1,30 +1,39 @@
-"""Schedules of pipeline parallel steps: which rank computes which stage for which microbatch, in
-which order. Plain values, in the grammar of torch.distributed.pipelining.
+"""Schedules of pipeline parallel steps: plain values, in the grammar of
+torch.distributed.pipelining.
+
+    schedule.py      actions, orders and schedules, and their text
+    checking.py      whether a schedule can run
+    named.py         GPipe, 1F1B, interleaved, zero bubble, V-shaped ones
+    costs.py         costs of stages, and the lower bound of a step
+    simulation.py    the time and memory of a schedule
+    filling.py       list scheduling
+    searching.py     the search for a fast schedule within memory
+    transfers.py     sends and receives, and the proof that they end
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardir.algebra.schedules.actions import (
+from shardir.algebra.schedules.checking import check, check_actions
+from shardir.algebra.schedules.named import NAMES, NamedSchedule, schedule
+from shardir.algebra.schedules.schedule import (
     COMPUTE,
     KINDS,
     OTHERS,
     TRANSFERS,
     Action,
     Orders,
+    Schedule,
     orders_text,
     parse_action,
     parse_orders,
 )
-from shardir.algebra.schedules.checking import check, check_actions
-from shardir.algebra.schedules.named import NAMES, NamedSchedule, schedule
-from shardir.algebra.schedules.schedule import Schedule
 
 if TYPE_CHECKING:
     from shardir.algebra.schedules.costs import PipelineCosts, lower_bound
-    from shardir.algebra.schedules.merging import merged
     from shardir.algebra.schedules.searching import (
         SearchedSchedule,
+        merged,
         named_schedules,
         placements,
         search,
@@ -63,12 +72,12 @@ __all__ = [
 
 _LATER = {
     "costs": ("PipelineCosts", "lower_bound"),
-    "merging": ("merged",),
-    "searching": ("SearchedSchedule", "named_schedules", "placements", "search"),
+    "searching": ("SearchedSchedule", "merged", "named_schedules", "placements", "search"),
     "simulation": ("PipelineTimeline", "simulate"),
     "transfers": ("check_transfers", "with_transfers"),
 }
-"""Names by their files, which are imported at their first use: verification needs none of them."""
+"""Names by file. A file is imported at the first use of one of its names: verification needs none
+of them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -11,14 +11,18 @@ from shardir.diagnostics import ShardirError
 
 @dataclass(frozen=True)
 class PipelineCosts:
-    """The costs of each stage for one microbatch: the seconds of its forward part and of the
-    gradients of its inputs and of its weights, and the bytes from its forward part to the end of
-    its backward part.
+    """The costs of each stage for one microbatch.
 
-    `transfer` has the seconds of results of forward parts between adjacent stages that are on
-    different ranks, one number fewer than stages; `transfer_back` those of gradients, by default
-    the same. `overhead` is the seconds of an action beside its work, which are part of the others:
-    B takes them once, I and W twice.
+    Attributes:
+        forward: seconds of F.
+        input: seconds of I, the gradients of inputs.
+        weight: seconds of W, the gradients of weights.
+        transfer: seconds of forward results between adjacent stages on different ranks: one number
+            fewer than stages.
+        memory: bytes that are held from F to the end of the backward part.
+        transfer_back: seconds of gradients between adjacent stages; equal to `transfer` if None.
+        overhead: seconds of an action besides its work. The numbers above contain it, so I and W
+            take it twice, and B once.
     """
 
     forward: tuple[float, ...]
@@ -56,13 +60,13 @@ class PipelineCosts:
 
     @property
     def saved(self) -> tuple[float, ...]:
-        """The seconds that B takes less than I and W."""
+        """The seconds by which B is shorter than I and W together."""
         pairs = zip(self.input, self.weight, strict=True)
         return tuple(min(self.overhead, i, w) for i, w in pairs)
 
     def delays(self, placement: Sequence[int]) -> tuple[list[float], list[float]]:
-        """Return the seconds from the end of each stage but the last to the begin of the next one,
-        and of a gradient in the other direction: those of transfers, where ranks differ."""
+        """Return the seconds of the transfer from each stage to the next one, and of the gradient
+        back; 0 between stages on one rank."""
         back = self.transfer if self.transfer_back is None else self.transfer_back
         moves = [a != b for a, b in pairwise(placement)]
 
@@ -79,12 +83,14 @@ class PipelineCosts:
         seconds: tuple[float, float, float] = (1.0, 1.0, 1.0),
         transfer: float = 0.0,
     ) -> Self:
-        """Return the costs of stages that are equal.
+        """Return the costs of equal stages.
 
-        `seconds` are those of F, I and W of all stages of a rank together, which hold one byte.
+        Args:
+            seconds: of F, I and W of all stages of a rank together, which hold one byte.
+            transfer: seconds between adjacent stages.
         """
         stages = ranks * chunks
-        forward, input, weight = ((each / chunks,) * stages for each in seconds)
+        forward, input, weight = ((total / chunks,) * stages for total in seconds)
         memory = (1.0 / chunks,) * stages
         return cls(forward, input, weight, (transfer,) * (stages - 1), memory)
 
@@ -95,30 +101,30 @@ def lower_bound(
     costs: PipelineCosts,
     memory: Sequence[float] | None = None,
 ) -> float:
-    """Return a time in seconds below which no schedule of stages on these ranks ends, if each rank
-    holds at most its `memory`, in bytes.
+    """Return a lower bound, in seconds, of any schedule of stages on ranks.
 
-    The first part of a microbatch begins on a rank after those on the stages before the rank's
-    first one, with the transfers between ranks (`head`). With p ranks, v equal stages on each, and
-    equal transfers, that is (p - 1) (F / v + transfer) on the last one.
+    The bound is the maximum of:
 
-    From then on the rank has all of its work before it. Up to the time at which the first gradient
-    can reach it (`back`: all forward parts, and the backward parts of the stages after the rank's
-    last one) it can only compute forward parts, at most as many as fit into its memory; so it
-    waits for the rest of that time. In the same way, after its last input gradient there remain
-    the stages before its first one (`tail`), in which the rank computes at most the weight
-    gradients that fit into its memory. The step cannot end earlier than the microbatch with all
-    stages in turn, either. W counts as what B takes more than I.
+    1. One microbatch through all stages, forward and back.
+    2. For each rank: `head`, the forward parts of the stages before its first stage, with
+       transfers; then all its work; then `tail`, the stages before its first stage on the way back.
+       Until the first gradient arrives (`back`) the rank computes only forward parts that fit into
+       its memory, and waits otherwise. In `tail` it computes only weight gradients that fit. W
+       counts as B less I. With p ranks, v equal stages on each and equal transfers, `head` is
+       (p - 1) (F / v + transfer) on the last rank.
+    3. For each rank, and its stages from any one on: F and I of these stages only, with the wait
+       for the first gradient, and the way back from the first of them. With fewer microbatches than
+       ranks this is the larger bound: the last stage computes F and I of all microbatches, and the
+       last gradient passes all other stages.
 
-    Of the rank's stages from any one on, the forward parts and input gradients alone take their
-    time too, with the wait for the first gradient, and the stages before the first of them remain
-    after the last gradient. With fewer microbatches than ranks that is the larger bound: the last
-    stage computes F and I of all microbatches, and the last gradient passes all other stages.
+    Args:
+        placement: the rank of each stage.
+        memory: the bytes that each rank may hold; unlimited if None.
     """
     stages = range(len(placement))
     weight = [w - n for w, n in zip(costs.weight, costs.saved, strict=True)]
-    hops, hops_back = ([*each, 0.0] for each in costs.delays(placement))
-    # The time at which the first microbatch can begin on each stage, and its gradient can arrive.
+    hops, hops_back = ([*delays, 0.0] for delays in costs.delays(placement))
+    # When the first microbatch can begin on each stage, and when its gradient can arrive.
     arrives = [0.0, *accumulate(f + h for f, h in zip(costs.forward, hops, strict=True))]
     returns = [arrives[-1]] * len(stages)
     for s in reversed(stages[:-1]):
@@ -127,12 +133,12 @@ def lower_bound(
     first_weight = weight[0]
     bound = returns[0] + costs.input[0] + first_weight
 
-    def end(some: Sequence[int], seconds: float, limit: float | None) -> float:
-        """The earliest end of so many seconds of a rank's work on some of its stages, gradients
-        among it."""
-        head, back = arrives[some[0]], min(returns[s] for s in some)
-        forwards = [(costs.forward[s], costs.memory[s]) for s in some]
-        return head + seconds + max(0.0, back - head - _most(forwards, microbatches, limit))
+    def end(stages: Sequence[int], seconds: float, limit: float | None) -> float:
+        """Return the earliest end of `seconds` of work, gradients included, on stages of a rank."""
+        head, back = arrives[stages[0]], min(returns[s] for s in stages)
+        forwards = [(costs.forward[s], costs.memory[s]) for s in stages]
+        computed = _fitting_seconds(forwards, microbatches, limit)
+        return head + seconds + max(0.0, back - head - computed)
 
     for rank in set(placement):
         own = [s for s in stages if placement[s] == rank]
@@ -140,23 +146,28 @@ def lower_bound(
         work = microbatches * sum(costs.forward[s] + costs.input[s] + weight[s] for s in own)
         weights = [(weight[s], costs.memory[s]) for s in own]
         tail = tails[own[0]] + (first_weight if own[0] else 0.0)
-        tail = max(0.0, tail - _most(weights, microbatches, limit))
+        tail = max(0.0, tail - _fitting_seconds(weights, microbatches, limit))
         bound = max(bound, end(own, work, limit) + tail)
-        for some in (own[k:] for k in range(len(own))):
-            work = microbatches * sum(costs.forward[s] + costs.input[s] for s in some)
-            bound = max(bound, end(some, work, limit) + tails[some[0]] + first_weight)
+        for last in (own[k:] for k in range(len(own))):
+            work = microbatches * sum(costs.forward[s] + costs.input[s] for s in last)
+            bound = max(bound, end(last, work, limit) + tails[last[0]] + first_weight)
     return bound
 
 
-def _most(parts: Sequence[tuple[float, float]], microbatches: int, memory: float | None) -> float:
-    """Return the largest time that parts with these seconds and bytes take, of each at most one for
-    each microbatch, if their bytes fit into the memory; or more, since the last counts in part."""
+def _fitting_seconds(
+    parts: Sequence[tuple[float, float]], microbatches: int, memory: float | None
+) -> float:
+    """Return an upper bound of the seconds of parts that fit into memory: the fractional knapsack.
+
+    Args:
+        parts: seconds and bytes; each part occurs at most once for each microbatch.
+    """
     if memory is None:
         return microbatches * sum(seconds for seconds, _ in parts)
-    found = 0.0
+    total = 0.0
     timed = [p for p in parts if p[0]]
     for seconds, size in sorted(timed, key=lambda p: p[1] / p[0]):
         count = min(microbatches, memory / size) if size else microbatches
-        found += count * seconds
+        total += count * seconds
         memory -= count * size
-    return found
+    return total

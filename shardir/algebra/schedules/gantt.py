@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from shardir.algebra.schedules.actions import Action
+from shardir.algebra.schedules.schedule import Action
 
 ROW, PAD, LABEL, WIDTH = 24.0, 8.0, 56.0, 960.0
 """The height of a row, a margin, the width of the names of ranks, and that of the time, in

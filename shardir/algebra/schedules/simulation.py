@@ -1,8 +1,8 @@
-"""The time of a schedule: when each rank runs each action, and what it holds.
+"""The time and memory of a schedule.
 
-A rank runs an action when the one before it has ended and the results of adjacent stages have
-arrived. A result arrives at the end of what computes it, or the seconds of the transfer later on
-another rank. Transfers take no time of ranks, and any number of them can be in flight.
+A rank runs an action once its previous action has ended and the results of adjacent stages have
+arrived. A result arrives at the end of its computation; on another rank, the seconds of a transfer
+later. Any number of transfers can be in flight; they take no time of ranks.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shardir.algebra.schedules.actions import COMPUTE, Action
 from shardir.algebra.schedules.checking import check
 from shardir.algebra.schedules.costs import PipelineCosts
 from shardir.algebra.schedules.gantt import as_svg
-from shardir.algebra.schedules.schedule import Schedule
+from shardir.algebra.schedules.schedule import COMPUTE, Action, Schedule, peak
 from shardir.diagnostics import ShardirError
 
 
@@ -36,53 +35,41 @@ class PipelineTimeline:
 
     @cached_property
     def makespan(self) -> float:
-        """The time at which the last rank ends, in seconds."""
+        """The end of the last rank, in seconds."""
         return max(run.end for rank in self.ranks for run in rank)
 
     @property
     def busy(self) -> list[float]:
-        """The time in which each rank computes, in seconds."""
+        """By rank, the seconds in which it computes."""
         return [sum(run.end - run.begin for run in rank) for rank in self.ranks]
 
     @property
     def bubbles(self) -> list[float]:
-        """The share of the makespan in which each rank waits."""
+        """By rank, the share of the makespan in which it waits."""
         return [1 - busy / self.makespan if self.makespan else 0.0 for busy in self.busy]
 
     @property
     def bubble(self) -> float:
-        """The share of the makespan in which ranks wait."""
+        """The mean of `bubbles`."""
         return sum(self.bubbles) / len(self.ranks)
 
     @property
     def peak_in_flight(self) -> list[int]:
-        """The largest number of microbatches of stages that each rank holds at a time: from the
-        begin of F to the end of B or W."""
-        return [int(each) for each in self._peaks([1.0] * self.schedule.stages)]
+        """By rank, the maximum number of microbatches of stages that it holds, from the begin of F
+        to the end of B or W."""
+        return [int(held) for held in self._peaks([1.0] * self.schedule.stages)]
 
     @property
     def peak_bytes(self) -> list[float]:
-        """The largest number of bytes that each rank holds of microbatches at a time."""
+        """By rank, the maximum bytes that it holds of microbatches."""
         return self._peaks(self.costs.memory)
 
     def svg(self) -> str:
-        """Return a drawing: a row for each rank, time to the right."""
+        """Return a drawing with a row for each rank."""
         return as_svg(self.ranks)
 
     def _peaks(self, size: Sequence[float]) -> list[float]:
         return [peak(order, size) for order in self.schedule.orders]
-
-
-def peak(order: Sequence[Action], size: Sequence[float]) -> float:
-    """Return the largest sum of what a rank holds of microbatches, where each stage has a size."""
-    found = now = 0.0
-    for a in order:
-        if a.kind == "F":
-            now += size[a.stage]
-            found = max(found, now)
-        elif a.kind != "I":
-            now -= size[a.stage]
-    return found
 
 
 def simulate(schedule: Schedule, costs: PipelineCosts) -> PipelineTimeline:
@@ -93,8 +80,8 @@ def simulate(schedule: Schedule, costs: PipelineCosts) -> PipelineTimeline:
     """
     if costs.stages != schedule.stages:
         raise ShardirError(
-            f"expected costs of {schedule.stages} stages, got those of {costs.stages}; use costs "
-            "of as many stages"
+            f"expected costs of {schedule.stages} stages, got costs of {costs.stages}; use a cost "
+            "for each stage"
         )
     check(schedule)
     model = PipelineModel(schedule.placement, schedule.microbatches, costs)
@@ -115,11 +102,13 @@ def simulate(schedule: Schedule, costs: PipelineCosts) -> PipelineTimeline:
 
 
 class PipelineModel:
-    """Stages on ranks with costs, and the times of orders, whose actions are numbers: `code`.
+    """Stages on ranks with costs, and the times of orders of action codes (`code`).
 
-    Lists are by code: `seconds`; `needs`, the result of an adjacent stage that an action takes, and
-    `makes`, the one that it computes, each the index of a result or -1; and `delay`, the seconds
-    that what it needs is in transfer.
+    Attributes:
+        seconds: of each action, by code, as all lists.
+        needs: the index of the result of an adjacent stage that the action takes; -1 if none.
+        makes: the index of the action's result; -1 if none.
+        delay: the seconds of the transfer of the needed result.
     """
 
     def __init__(self, placement: Sequence[int], microbatches: int, costs: PipelineCosts):
@@ -130,15 +119,15 @@ class PipelineModel:
         self.makes: list[int] = []
         self.delay: list[float] = []
         pairs = zip(costs.input, costs.weight, costs.saved, strict=True)
-        both = tuple(i + w - saved for i, w, saved in pairs)
+        backward = tuple(i + w - saved for i, w, saved in pairs)
         for kind, seconds in zip(
-            COMPUTE, (costs.forward, costs.input, costs.weight, both), strict=True
+            COMPUTE, (costs.forward, costs.input, costs.weight, backward), strict=True
         ):
             for stage in range(self.stages):
                 self._add(kind, stage, seconds[stage])
 
     def _add(self, kind: str, stage: int, seconds: float) -> None:
-        """Add the action of a stage for each microbatch."""
+        """Add the actions of a kind on a stage, for all microbatches."""
         m, count = self.microbatches, self.stages * self.microbatches
         forward = kind == "F"
         other = stage - 1 if forward else stage + 1
@@ -152,18 +141,24 @@ class PipelineModel:
             self.delay.append(delays[min(stage, other)] if taken else 0.0)
 
     def code(self, action: Action) -> int:
+        """Return the code of an action: an index by kind, stage and microbatch."""
         stage, kind, microbatch = action
         assert microbatch is not None
         return (COMPUTE.index(kind) * self.stages + stage) * self.microbatches + microbatch
 
     def action(self, code: int) -> Action:
+        """Return the action of a code."""
         rest, microbatch = divmod(code, self.microbatches)
         kind, stage = divmod(rest, self.stages)
         return Action(stage, COMPUTE[kind], microbatch)
 
     def ends(self, orders: Sequence[Sequence[int]]) -> list[list[float]] | None:
-        """Return the end of each action of each rank, in seconds; None if some wait for each
-        other. On its rank an action must be after those of its own stage that it needs."""
+        """Return the end of each action of each rank, in seconds; None if actions wait for each
+        other in a cycle.
+
+        Args:
+            orders: codes; an action follows the actions of its own stage that it needs.
+        """
         seconds, needs, makes, delay = self.seconds, self.needs, self.makes, self.delay
         arrived: list[float | None] = [None] * (2 * self.stages * self.microbatches)
         waiting: dict[int, int] = {}

@@ -20,7 +20,7 @@ from xdsl.ir import Block, SSAValue
 
 from shardir.algebra.mesh import axes_text
 from shardir.algebra.schedules import check_actions
-from shardir.algebra.schedules.cycles import find_cycle, shortened
+from shardir.algebra.schedules.checking import cycle_text, find_cycle
 from shardir.diagnostics import Failure, ShardirError, coded
 from shardir.dialects.dist import AxesAttr, find_mesh, layout_of
 from shardir.dialects.locations import short_location
@@ -213,7 +213,7 @@ def _cycle(order: StageOrder) -> str:
     if not cycle:
         return ""
     placed = [n if isinstance(n, StageMessage) else order.runs.rank(n.op) for n in cycle]
-    shown = shortened([_placed_text(n) for n in cycle], placed)
+    shown = cycle_text([_placed_text(n) for n in cycle], placed)
     found = f"expected a step that ends, got runs and transfers that wait for each other: {shown}"
     return coded("G16", found)
 
