@@ -1,4 +1,4 @@
-"""Offsets for buffers in one block of memory, so that those that are live at once do not overlap.
+"""Offsets of buffers in one block of memory, so that buffers that are live at once do not overlap.
 
     a = LiveBuffer(0, 2, 64); b = LiveBuffer(2, 4, 64); c = LiveBuffer(1, 3, 32)
 
@@ -6,11 +6,10 @@
     64 |   a a b b
      0 +---0-1-2-3-> time
 
-The lower bound is the maximum over times of the bytes that are live. Best fit, in several orders,
-is tried first. Where it needs more than the bound, `packing` searches for a smaller block: at the
-bound first, then by bisection between the smallest block found and the largest one not found.
-Every limit is a number of steps of the search, not a time: equal buffers have equal offsets on
-every machine.
+The lower bound is the maximum of the live bytes over time. Best fit in several orders comes first.
+If it exceeds the bound, `packing` searches for a smaller block: first at the bound, then by
+bisection between the smallest block with a solution and the largest without one. Limits are numbers
+of steps, not times, so that equal buffers have equal offsets on every machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +21,11 @@ import numpy as np
 from shardir.algebra.packing import PackingSearch
 
 GAP = 1.002
-"""The ratio to the bound at which a block is not made smaller by more search."""
+"""Bounds the ratio of a block to its lower bound at which the search ends."""
 
 MAX_WORK = 1_000_000_000
-"""The default limit of the search: its states, times the pairs of a buffer and a moment each has;
-half a minute to a minute."""
+"""Bounds the search by default: the sum over its states of pairs of a buffer and a section; half a
+minute to a minute."""
 
 
 class LiveBuffer(NamedTuple):
@@ -39,9 +38,13 @@ class LiveBuffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Allocation:
-    """The offset of each buffer, the bytes of the block, and bounds.
+    """The offsets of buffers in a block.
 
-    bound: bytes that any block has; best_fit: bytes of the block that best fit alone makes.
+    Attributes:
+        offsets: of each buffer, in bytes.
+        size: of the block, in bytes.
+        bound: a lower bound of `size`.
+        best_fit: the size of the block by best fit only.
     """
 
     offsets: tuple[int, ...]
@@ -70,7 +73,7 @@ def live_bytes_bound(buffers: Sequence[LiveBuffer], alignment: int = 1) -> int:
 
 
 def aligned(size: int, alignment: int) -> int:
-    """Return the smallest multiple of the alignment that is not below `size`."""
+    """Return `size` rounded up to a multiple of the alignment."""
     return -(-size // alignment) * alignment
 
 
@@ -80,13 +83,13 @@ def allocate(
     capacity: int | None = None,
     max_work: int = MAX_WORK,
 ) -> Allocation:
-    """Return an allocation.
+    """Allocate buffers in one block.
 
     Args:
-        buffers: each with `start` before `end`, and a size of at least 0.
+        buffers: with `start` before `end`, and sizes of at least 0.
         alignment: of all offsets, in bytes.
-        capacity: a number of bytes that is small enough; by default the bound.
-        max_work: the limit of the search, see MAX_WORK.
+        capacity: a size of the block at which the search ends; the bound if None.
+        max_work: see MAX_WORK.
     """
     bound = live_bytes_bound(buffers, alignment)
     enough = max(bound, capacity or 0)
@@ -100,11 +103,11 @@ def allocate(
         low, target = enough - 1, enough
         while size > near and search.work < max_work and low < target < size:
             share = max_work // 2 if target == enough else max_work // 8
-            found = search.run(target, share)
-            if found is None:
+            solution = search.run(target, share)
+            if solution is None:
                 low = target
             else:
-                offsets, size = found, _top(real, found)
+                offsets, size = solution, _top(real, solution)
             target = aligned((low + size) // 2, alignment)
     placed = [0] * len(buffers)
     for i, offset in zip(shown, offsets, strict=True):
@@ -113,6 +116,7 @@ def allocate(
 
 
 def _top(buffers: Sequence[LiveBuffer], offsets: Sequence[int]) -> int:
+    """Return the bytes of the block that offsets need."""
     return max((o + b.size for b, o in zip(buffers, offsets, strict=True)), default=0)
 
 
@@ -122,12 +126,12 @@ ORDERS: tuple[Callable[[LiveBuffer], tuple[int, ...]], ...] = (
     lambda b: (b.start - b.end, -b.size),
     lambda b: (b.start, -b.size),
 )
-"""The orders of best fit: by size, by area, by length of life, by start."""
+"""The orders of best fit: by size, by area, by lifetime, by start."""
 
 
 def _best_fit(buffers: Sequence[LiveBuffer], enough: int) -> tuple[list[int], int]:
-    """Return the smallest of the blocks that best fit makes in each of ORDERS: its offsets and its
-    bytes. The first that is small enough ends it."""
+    """Return the offsets and size of the smallest block of best fit over ORDERS, or of the first
+    one of at most `enough` bytes."""
     best, smallest = list[int](), -1
     for order in ORDERS:
         offsets = best_fit(buffers, sorted(range(len(buffers)), key=lambda i: order(buffers[i])))
@@ -140,7 +144,8 @@ def _best_fit(buffers: Sequence[LiveBuffer], enough: int) -> tuple[list[int], in
 
 
 def best_fit(buffers: Sequence[LiveBuffer], order: Sequence[int]) -> list[int]:
-    """Place buffers one after the other, each in the smallest gap that it fits in, else on top."""
+    """Return the offsets of buffers placed in an order, each in the smallest gap that it fits in,
+    else on top."""
     starts, ends, sizes = (np.array(x, int) for x in zip(*buffers, strict=True)) if buffers else (
         np.zeros((3, 0), int)
     )  # fmt: skip

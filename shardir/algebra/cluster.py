@@ -7,10 +7,9 @@
     call = 1e-06, packing = 1e-06, collectives {all_reduce = 0.8}, bytes {all_reduce = 1.5},
     ops {nn.gelu = 1.2}, host {bandwidth = 2.5e+10, latency = 1e-05}
 
-A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit
-of the innermost level. Devices that share a node, say, communicate over its links, and otherwise
-over those of the first level of which they share a unit. Each device copies from and to the memory
-of its host over a link of its own.
+A level is a kind of unit: a node of 8 devices, a pod of 4 nodes. Neighbouring ranks share a unit of
+the innermost level. Devices communicate over the links of the innermost level of which they share a
+unit. Each device has a link of its own to the memory of its host.
 """
 
 from dataclasses import dataclass, replace
@@ -28,8 +27,13 @@ BYTES = {name: arrays.BYTES[name] for name in ("f64", "f32", "bf16", "f16", "i64
 
 
 class Level(NamedTuple):
-    """A kind of unit: the number of units of the level below (innermost: devices) in it; the
-    bytes/s that a device receives over its links; the latency of a message over them, in s."""
+    """A kind of unit.
+
+    Attributes:
+        count: units of the level below in a unit; devices for the innermost level.
+        bandwidth: bytes/s that a device receives over the links of a unit.
+        latency: of a message over these links, in seconds.
+    """
 
     name: str
     count: int
@@ -44,20 +48,20 @@ class Level(NamedTuple):
 
 
 class HostLink(NamedTuple):
-    """The link of a device to the memory of its host: the bytes/s of a copy in one direction, and
-    the latency of a copy, in s."""
+    """The link of a device to the memory of its host: bytes/s of a copy in one direction, and its
+    latency in seconds."""
 
     bandwidth: float
     latency: float
 
 
 HOST_LINK = HostLink(2.5e10, 1e-5)
-"""The link of a cluster that has none: 16 lanes of PCIe 4.0, 31.5 GB/s, of which copies of pinned
-memory reach about 25; the latency is of the usual size, not measured."""
+"""The link of a cluster that declares none: 16 lanes of PCIe 4.0, 31.5 GB/s, of which copies of
+pinned memory reach about 25 GB/s. The latency is an estimate."""
 
 
 class TimeRatios(dict[str, float]):
-    """Factors by kind of collective or op: 1 unless given."""
+    """Ratios by kind of collective or op; 1 for a missing kind."""
 
     def __missing__(self, kind: str) -> float:
         return 1.0
@@ -71,24 +75,24 @@ class Cluster:
         levels: innermost to outermost.
         memory: of a device, in bytes; None if unknown.
         flops: flop/s by element type.
-        memory_bandwidth: in bytes/s, reads and writes together; None if unknown.
-        overhead: of an op, in seconds.
-        interference: the share of the seconds of a collective's bytes that a device loses while it
-            computes beside it (0: nothing, 1: as if it waited).
-        collectives: by kind, the ratio of its time to that of the formulas, if not 1.
-        bytes: by kind, the ratio of the time of its bytes, if it is not that of its latencies.
-        ops: by the name of an op, the ratio of its time to that of the roofline, if not 1.
-        host: the link of a device to its host; None: HOST_LINK.
-        operands: by element type, the bytes/s at which a product takes its operands and results,
-            in seconds beside those of its flops; of a type without it the roofline holds.
-        occupancy: the share of a collective's latencies in which the device itself is at work, so
-            that it loses them even if it computes beside the collective: the share of o in the
-            2 o + L of LogP (Culler et al., 1993).
-        skew: in seconds; devices are sqrt(skew c) apart, in one standard deviation, after c seconds
-            of computation since they have waited for each other: the last one begins late.
-        call: of a collective, in seconds beside those of its messages, however many these are.
-        packing: of each op, a copy or a view, by which a value comes into a buffer with others and
-            out of it, in seconds beside those of its bytes.
+        memory_bandwidth: bytes/s, reads and writes together; None if unknown.
+        overhead: seconds of an op besides its work.
+        interference: the share of the seconds of a collective's bytes that a device loses if it
+            computes beside the collective; 1 as if it waited.
+        collectives: by kind, the ratio of its seconds to the formulas' (forms.py), if not 1.
+        bytes: by kind, the ratio of the seconds of its bytes, if not that of `collectives`.
+        ops: by the name of an op, the ratio of its seconds to the roofline's, if not 1.
+        host: the link of a device to its host; HOST_LINK if None.
+        operands: by element type, bytes/s of the operands and results of a product, whose seconds
+            add to those of its flops; the roofline holds for a missing type.
+        occupancy: the share of a collective's latencies in which the device itself works, and which
+            it loses even if it computes beside the collective: o of 2 o + L in LogP (Culler et al.,
+            1993).
+        skew: seconds; after c seconds of computation without waiting for each other, the begins of
+            devices have a standard deviation of sqrt(skew c).
+        call: seconds of a collective besides its messages.
+        packing: seconds, besides its bytes, of each op (copy or view) that moves a value into or
+            out of a buffer of several values.
     """
 
     levels: tuple[Level, ...]
@@ -108,7 +112,7 @@ class Cluster:
     packing: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ShardirError for a figure that a cluster cannot have."""
+        """Raise ShardirError for a figure out of range."""
         for level in self.levels:
             if level.count < 1 or not _positive(level.bandwidth) or not 0 <= level.latency < inf:
                 raise ShardirError(
@@ -183,12 +187,12 @@ class Cluster:
 
     @cached_property
     def times(self) -> TimeRatios:
-        """The ratio of the time of each kind of collective to that of the formulas."""
+        """By kind of collective, the ratio of its seconds to the formulas'."""
         return TimeRatios(self.collectives)
 
     @cached_property
     def byte_times(self) -> TimeRatios:
-        """The ratio of the time of the bytes of each kind of collective to that of the formulas."""
+        """By kind of collective, the ratio of the seconds of its bytes to the formulas'."""
         return TimeRatios({**self.times, **dict(self.bytes)})
 
     @property
@@ -200,13 +204,13 @@ class Cluster:
         """Return the seconds that a device loses to a collective beside which it computes.
 
         Args:
-            seconds: of the collective, of which those of latencies are `latency`.
+            seconds: of the collective, of which `latency` are latencies.
         """
         return self.interference * (seconds - latency) + self.occupancy * latency
 
     @cached_property
     def op_times(self) -> TimeRatios:
-        """The ratio of the time of each op, by its name, to that of the roofline."""
+        """By the name of an op, the ratio of its seconds to the roofline's."""
         return TimeRatios(self.ops)
 
     @cached_property

@@ -3,10 +3,8 @@
     matmul   (i, k), (k, j) -> (i, j)          k is reduced
     reshape  (a, b) -> (a b)                    the result's dimension holds two factors
 
-A factor is an index of the computation. Splitting the computation along a factor splits every
-dimension that holds it; an operand's factor that a result lacks leaves that result partial; a
-factor in `replicate` is unsharded; along one in `moved` elements come from other devices, so that
-it is unsharded in the operands and may be split in the results.
+A factor is an index of the computation. To split the computation along a factor is to split every
+dimension that holds it. A result that lacks an operand's factor is partial over the factor's axes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +23,28 @@ FactorAxes = dict[str, Axes]
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors of one op; `sizes` in order of appearance."""
+    """The factors of one op.
+
+    Attributes:
+        sizes: of the factors, in the order of appearance.
+        operands, results: the factors of each dimension.
+        replicate: factors that stay unsharded.
+        reduction: of partial results.
+        linear: the partial operands from which the op computes a result that is partial over their
+            axes: "sum" if it is linear in all operands together (add, transpose), "any" if it only
+            moves data (one operand), "" if operands must be complete.
+        moved: factors along which elements come from other devices: unsharded in operands, and
+            perhaps split in results.
+        sliding: factors along which elements depend on neighbours, as in a sliding window: devices
+            may need elements of other devices (`TensorOp.exchange`). Dimensions with a sliding or
+            moved factor may differ in size, so explicit sizes of shards do not carry over.
+        repeated: factors on which results that lack them do not depend: each device that splits one
+            computes the whole result.
+        sparse: factors of a value of which the op reads few elements, at its indices: an all-gather
+            of the value may move far more elements than the op needs.
+        dealt: the order in which a strategy's numbers deal out devices to factors; the order of
+            `sizes` if empty.
+    """
 
     sizes: tuple[tuple[str, int], ...]
     operands: tuple[Dims, ...]
@@ -33,23 +52,11 @@ class Factors:
     replicate: frozenset[str] = frozenset()
     reduction: str = "sum"
     linear: str = ""
-    """The reductions of partial operands that the op maps to a partial result of the same axes:
-    "sum" when it is linear in all operands together (add, transpose), "any" when it only moves
-    data (one operand), "" when operands must be complete."""
     moved: frozenset[str] = frozenset()
     sliding: frozenset[str] = frozenset()
-    """Factors along which elements depend on their neighbours, as in a sliding window: devices may
-    need elements that others hold (`TensorOp.exchange`). Dimensions that have such a factor, or a
-    moved one, may differ in size, so explicit sizes of one's shards do not apply to the other."""
     repeated: frozenset[str] = frozenset()
-    """Factors on which the results that lack them do not depend: devices that split one of these
-    compute such a result each."""
     sparse: frozenset[str] = frozenset()
-    """Factors of a value of which the op reads few elements, those at its indices: an all-gather of
-    the value may move far more than the elements that are needed."""
     dealt: tuple[str, ...] = ()
-    """The order in which a strategy's numbers deal out devices to the factors; empty: the order of
-    `sizes`."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -92,11 +99,13 @@ class Factors:
         sparse: Sequence[str] = (),
         dealt: Sequence[str] = (),
     ) -> "Factors":
-        """Return factors from a string per dimension ("i", "a b", or "" where nothing can split),
-        or a SlicedDim.
+        """Return the factors of an op.
 
-        `shapes` are those of the operands, then of the results. The sizes of the factors of a
-        merged dimension come from the side on which they stand alone.
+        Args:
+            operands, results: for each dimension a string ("i", "a b" for a merged dimension, "" if
+                it cannot be split) or a SlicedDim.
+            shapes: of the operands, then of the results. The size of a factor of a merged dimension
+                comes from a dimension that has this factor only.
         """
         dims = tuple(
             tuple(tuple(d.split()) if isinstance(d, str) else d for d in v)
@@ -119,11 +128,11 @@ class Factors:
 
     @cached_property
     def unrestricted(self) -> "Factors":
-        """The same factors, those in `replicate` free to be split."""
+        """The factors with an empty `replicate`."""
         return replace(self, replicate=frozenset()) if self.replicate else self
 
     def with_sizes(self, sizes: Mapping[str, int]) -> "Factors":
-        """Return the same with the sizes of these factors, which no dimension has alone."""
+        """Return the factors with other sizes, of factors that stand in merged dimensions only."""
         return replace(self, sizes=tuple((f, sizes.get(f, n)) for f, n in self.sizes))
 
     @cached_property
@@ -131,6 +140,7 @@ class Factors:
         return dict(self.sizes)
 
     def size(self, factor: str) -> int:
+        """Return the size of a factor."""
         return self._sizes[factor]
 
     def dim_size(self, dim: tuple[str, ...]) -> int:
@@ -139,24 +149,24 @@ class Factors:
 
     @cached_property
     def reduced(self) -> frozenset[str]:
-        """The factors of the operands that some result lacks, and sums over."""
-        ours = {f for v in self.operands for d in v for f in d} - self.repeated
-        return frozenset(f for f in ours for v in self.results if all(f not in d for d in v))
+        """The operands' factors over which some result sums: it lacks them."""
+        return frozenset(f for factors in self.per_result for f in factors)
 
     @cached_property
     def per_result(self) -> tuple[tuple[str, ...], ...]:
-        """For each result, the operands' factors that it lacks, and sums over, in order."""
-        ours = {f for v in self.operands for d in v for f in d} - self.repeated
+        """For each result, the operands' factors over which it sums, in order."""
+        own = {f for v in self.operands for d in v for f in d} - self.repeated
         return tuple(
-            tuple(f for f, _ in self.sizes if f in ours and all(f not in d for d in v))
+            tuple(f for f, _ in self.sizes if f in own and all(f not in d for d in v))
             for v in self.results
         )
 
     def assign(self, dim: tuple[str, ...], axes: Axes, mesh: Mesh) -> tuple[FactorAxes, bool]:
-        """Return the axes of each factor of a dimension over `axes`, and whether these are all.
+        """Return the axes of each factor of a dimension over `axes`, and whether all axes are
+        assigned.
 
-        A merged dimension fills its major factor first; only when that is cut to the last element
-        can the next one be split. Axes are cut into sub-axes where that lets them fit.
+        The major factor of a merged dimension comes first; the next factor can be split only once
+        the major factor is cut into single elements. Axes are cut into sub-axes if necessary.
         """
         if isinstance(dim, SlicedDim):
             is_sliced = dim.axes(tuple(axes), mesh) == mesh.simplify(axes)
@@ -169,51 +179,56 @@ class Factors:
         out: FactorAxes = {}
         todo = list(axes)
         for f in dim:
-            left, mine = self._sizes[f], []
+            left, own = self._sizes[f], []
             while todo and left > 1:
                 n = mesh.extent((todo[0],))
                 part = gcd(n, left)
                 if part == 1:
                     break
                 if part == n:
-                    mine.append(todo.pop(0))
+                    own.append(todo.pop(0))
                 else:
                     major, todo[0] = mesh.split(todo[0], part)
-                    mine.append(major)
+                    own.append(major)
                 left //= part
-            out[f] = mesh.simplify(tuple(mine))
+            out[f] = mesh.simplify(tuple(own))
             if left > 1:
                 break
         return out, not todo
 
     def axes_of(self, layouts: Sequence[Layout], mesh: Mesh) -> FactorAxes:
-        """Return the axes that split the factors in the layouts of the operands, then of the
-        results; where layouts disagree, those of the first."""
-        found: FactorAxes = {}
-        for _, _, f, axes in self.assigned([l.dims for l in layouts], mesh):
-            if axes:
-                found.setdefault(f, axes)
-        return found
+        """Return the axes that split the factors in layouts, of which the first one counts if they
+        disagree.
 
-    def assigned(
+        Args:
+            layouts: of the operands, then of the results.
+        """
+        chosen: FactorAxes = {}
+        for _, _, f, axes in self.assignments([l.dims for l in layouts], mesh):
+            if axes:
+                chosen.setdefault(f, axes)
+        return chosen
+
+    def assignments(
         self, values: Sequence[Sequence[Axes] | None], mesh: Mesh
     ) -> Iterator[tuple[int, int, str, Axes]]:
-        """Yield the axes that each dimension of each value has for each of its factors: the value,
-        the dimension, the factor, the axes.
+        """Yield (value, dimension, factor, axes) for each factor of each dimension.
 
-        `values`: the axes of the dimensions of the operands, then of the results; None for one
-        whose layout is open.
+        Args:
+            values: the axes of the dimensions of the operands, then of the results; None for a
+                value whose layout is open.
         """
         for i, (dims, of_dims) in enumerate(
             zip((*self.operands, *self.results), values, strict=True)
         ):
             for d, (dim, axes) in enumerate(zip(dims, of_dims, strict=True) if of_dims else ()):
-                mine, _ = self.assign(dim, axes, mesh)
+                own, _ = self.assign(dim, axes, mesh)
                 for f in dim:
-                    yield i, d, f, mine.get(f, ())
+                    yield i, d, f, own.get(f, ())
 
     def compose(self, dim: tuple[str, ...], chosen: FactorAxes, mesh: Mesh) -> Axes | None:
-        """Return the axes of a dimension from those of its factors; None if no layout has them."""
+        """Return the axes of a dimension from the axes of its factors; None if no layout has
+        them."""
         if isinstance(dim, SlicedDim):
             return dim.axes(chosen.get(dim[0], ()), mesh)
         if len(dim) == 1:
@@ -232,19 +247,20 @@ class Factors:
         return mesh.simplify(tuple(out))
 
     def layout(self, dims: Dims, chosen: FactorAxes, mesh: Mesh) -> Layout | None:
-        """Return the layout of a value from the axes of its factors; None if there is none."""
+        """Return the layout of a value from the axes of its factors; None if no layout has
+        them."""
         axes = []
         for dim in dims:
-            mine = self.compose(dim, chosen, mesh)
-            if mine is None:
+            own = self.compose(dim, chosen, mesh)
+            if own is None:
                 return None
-            axes.append(mine)
+            axes.append(own)
         return Layout(mesh.name, tuple(axes))
 
 
 class OpSharding(NamedTuple):
     """The sharding of one op: the axes of its factors, the layouts that its operands must have, and
-    those of its results."""
+    the layouts of its results."""
 
     axes: FactorAxes
     operands: tuple[Layout, ...]
@@ -252,7 +268,7 @@ class OpSharding(NamedTuple):
 
     @property
     def on_host(self) -> "OpSharding":
-        """The same sharding of an op that hosts compute."""
+        """The sharding with all layouts in host memory, of an op that hosts compute."""
         ends = (tuple([l.on_host for l in end]) for end in (self.operands, self.results))
         return OpSharding(self.axes, *ends)
 
@@ -260,8 +276,12 @@ class OpSharding(NamedTuple):
 def try_op_sharding(
     factors: Factors, chosen: FactorAxes, mesh: Mesh, partial: Layout | None = None
 ) -> OpSharding | None:
-    """Return the sharding that splits factors as `chosen`; None if an axis would be used twice or a
-    merged dimension cannot be split so. `partial`: the partial axes that all operands keep."""
+    """Return the sharding that splits factors as `chosen`; None if an axis would be used twice, or
+    if a merged dimension cannot be split so.
+
+    Args:
+        partial: a layout with the partial axes that all operands keep.
+    """
     used = [a for axes in chosen.values() for a in axes]
     retained = partial.partial if partial is not None else ()
     for i, a in enumerate(used):

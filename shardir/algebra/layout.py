@@ -3,14 +3,13 @@
     #dist.layout<@m, [{dp}, {tp, ep}], partial sum {x}>
     #dist.layout<@m, [{dp}, {}], on host>
 
-One entry per dimension: the axes that split it, major to minor; `{}` is unsharded. The tensor is
-replicated over an axis that does not occur. Over partial axes every device holds a partial value,
-and the tensor is their reduction. A layout `on host` is that of a tensor whose shards are in the
-memory of the devices' hosts, not in their own; a copy moves it.
-
-A dimension of size N over axes of total extent n is cut into n shards of ceil(N / n), the last
-ones shorter or empty: shard k is [min(k c, N), min((k + 1) c, N)) with c = ceil(N / n).
-Other sizes are explicit: `{tp} sizes [40, 20, 4, 0]`.
+1. Each dimension has an entry: the axes that split it, major to minor; `{}` is unsharded.
+2. The tensor is replicated over axes that do not occur.
+3. Over partial axes each device holds a partial value; the tensor is the reduction of these values.
+4. `on host` shards are in the memory of the devices' hosts, and `dist.copy` moves them.
+5. A dimension of size N over axes of extent n is cut into n shards of c = ceil(N / n), the last
+   ones shorter or empty: shard k is [min(k c, N), min((k + 1) c, N)). Other sizes are explicit:
+   `{tp} sizes [40, 20, 4, 0]`.
 """
 
 from collections.abc import Sequence
@@ -25,11 +24,11 @@ from shardir.diagnostics import ShardirError, coded
 Shape = tuple[int, ...]
 
 MOST_ELEMENTS = "2^59 elements"
-"""The elements of the largest tensor: its bytes are an i64 with any element type."""
+"""Bounds the elements of a tensor, so that its bytes fit into an i64 with any element type."""
 
 
 def is_countable(shape: Sequence[int]) -> bool:
-    """Whether a tensor has no more elements than that; a size of 0 counts as 1, as in strides."""
+    """Whether a tensor has at most MOST_ELEMENTS; a size of 0 counts as 1, as in strides."""
     return prod(max(n, 1) for n in shape) <= 1 << 59
 
 
@@ -42,8 +41,15 @@ combines; only a collective with a root (broadcast, scatter) selects one."""
 
 @dataclass(frozen=True)
 class Layout:
-    """The axes that split each dimension, the axes over which the value is partial, and whether
-    shards are in host memory."""
+    """The layout of a tensor on a mesh.
+
+    Attributes:
+        mesh: its name.
+        dims: the axes that split each dimension, major to minor.
+        partial: the axes over which the value is partial.
+        reduction: of partial values: one of REDUCTIONS.
+        host: shards are in host memory.
+    """
 
     mesh: str
     dims: tuple[Axes, ...]
@@ -75,23 +81,25 @@ class Layout:
 
     @cached_property
     def complete(self) -> "Layout":
-        """The same split without partial axes."""
+        """The layout without partial axes."""
         return replace(self, partial=(), reduction="sum") if self.partial else self
 
     @cached_property
     def on_device(self) -> "Layout":
-        """The same split in device memory."""
+        """The layout in device memory."""
         return replace(self, host=False) if self.host else self
 
     @cached_property
     def on_host(self) -> "Layout":
-        """The same split in host memory."""
+        """The layout in host memory."""
         return self if self.host else replace(self, host=True)
 
     def with_partial(self, axes: Axes, reduction: str = "sum") -> "Layout":
+        """Return the layout with these partial axes."""
         return Layout(self.mesh, self.dims, axes, reduction if axes else "sum", self.host)
 
     def with_dim(self, dim: int, axes: Axes) -> "Layout":
+        """Return the layout with a dimension split over these axes."""
         dims = (*self.dims[:dim], axes, *self.dims[dim + 1 :])
         return Layout(self.mesh, dims, self.partial, self.reduction, self.host)
 
@@ -107,7 +115,7 @@ class Layout:
             check_sizes(mesh, axes, n, f"dimension {d}")
 
     def check_rank(self, shape: Shape) -> None:
-        """Raise ShardirError where the tensor has another number of dimensions."""
+        """Raise ShardirError unless a tensor of this shape has as many dimensions (L1)."""
         if len(self.dims) != len(shape):
             message = (
                 f"expected a layout of {len(shape)} dimensions, as the tensor has, got "
@@ -117,7 +125,7 @@ class Layout:
             raise ShardirError(coded("L1", message, use=fix))
 
     def check_axes(self, mesh: Mesh) -> None:
-        """Raise ShardirError where no tensor can have this layout on the mesh."""
+        """Raise ShardirError if no tensor can have this layout on the mesh (L2, L3, L4)."""
         places = [(f"dimension {d}", a) for d, axes in enumerate(self.dims) for a in axes]
         places += [("partial", a) for a in self.partial]
         for where, a in places:
@@ -143,8 +151,11 @@ class Layout:
         )
 
     def global_shape(self, mesh: Mesh, local: Shape) -> Shape:
-        """Return the global shape, where all shards are `local` or of explicit sizes. Raises
-        ShardirError where the layout is of another rank."""
+        """Return the global shape of a tensor whose shards are all `local`, or of explicit sizes.
+
+        Raises:
+            ShardirError: the layout has another rank.
+        """
         self.check_rank(local)
         return tuple(
             sum(sizes_of(axes)) or n * mesh.extent(axes)
@@ -152,11 +163,11 @@ class Layout:
         )
 
     def even(self, mesh: Mesh, shape: Shape) -> bool:
-        """Whether all shards have one shape."""
+        """Whether all shards have equal shapes."""
         return all(mesh.even(n, axes) for n, axes in zip(shape, self.dims, strict=True))
 
     def slices(self, mesh: Mesh, shape: Shape, rank: int) -> Slices:
-        """Return the slices of the global tensor that `rank` holds (or has a partial value of)."""
+        """Return the slices of the global tensor, or of its partial value, that `rank` holds."""
         return _slices(self, mesh, shape, rank)
 
     def tensor_map(self, mesh: Mesh) -> str:
@@ -173,7 +184,11 @@ class Layout:
 
 
 def check_sizes(mesh: Mesh, axes: Axes, size: int, what: str) -> None:
-    """Raise ShardirError where explicit sizes of shards do not add up to a dimension of `size`."""
+    """Raise ShardirError unless explicit sizes of shards add up to `size` (L6).
+
+    Args:
+        what: the dimension, for messages.
+    """
     sizes, n = sizes_of(axes), mesh.extent(axes)
     if sizes and len(sizes) != n:
         message = f"{what}: expected {n} sizes, one for each shard, got {len(sizes)} in "
@@ -204,7 +219,7 @@ def _simplified(layout: Layout, mesh: Mesh) -> Layout:
 def _device_matrix(mesh: Mesh, used: Axes) -> tuple[Shape, dict[Axis, int]]:
     """Return the mesh cut at the sub-axes in use, and each sub-axis's index from the right."""
     matrix: list[int] = []
-    found: dict[Axis, int] = {}
+    places: dict[Axis, int] = {}
     for name, size in mesh.axes:
         sub_axes = sorted((a for a in used if a.name == name), key=lambda a: a.pre)
         at = 1
@@ -212,12 +227,12 @@ def _device_matrix(mesh: Mesh, used: Axes) -> tuple[Shape, dict[Axis, int]]:
             pre, end = mesh.span(a)
             if pre > at:
                 matrix.append(pre // at)
-            found[a] = len(matrix)
+            places[a] = len(matrix)
             matrix.append(end // pre)
             at = end
         if at < size or not sub_axes:
             matrix.append(size // at)
-    return tuple(matrix), {a: len(matrix) - 1 - i for a, i in found.items()}
+    return tuple(matrix), {a: len(matrix) - 1 - i for a, i in places.items()}
 
 
 def replicated(mesh: str, rank: int) -> Layout:
@@ -232,8 +247,11 @@ def _replicated(mesh: str, rank: int) -> Layout:
 
 @dataclass(frozen=True)
 class LocalLayout:
-    """The layout of a tensor of the local view, and its global shape where that is not the local
-    shape times the extents (uneven shards)."""
+    """The layout of a tensor of the local view.
+
+    Attributes:
+        shape: the global shape, for uneven shards; otherwise it follows from the local shape.
+    """
 
     layout: Layout
     shape: Shape | None = None
@@ -250,6 +268,7 @@ class LocalLayout:
         return f"{self.layout}{of}"
 
     def global_shape(self, mesh: Mesh, local: Shape) -> Shape:
+        """Return the global shape of a tensor of this local shape."""
         return self.shape if self.shape is not None else self.layout.global_shape(mesh, local)
 
     @staticmethod

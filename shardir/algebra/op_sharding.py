@@ -46,7 +46,7 @@ def choose_op_sharding(
     partial = _kept_partial(factors, operands)
     wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
     dims = [None if l is None else l.dims for l in (*operands, *hints)]
-    for _, _, f, axes in factors.assigned(dims, mesh):
+    for _, _, f, axes in factors.assignments(dims, mesh):
         proposal = () if f in factors.replicate else axes
         if proposal not in wanted[f]:
             wanted[f].append(proposal)

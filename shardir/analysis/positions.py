@@ -18,9 +18,9 @@ from shardir.algebra.affine import (
     NOWHERE,
     Affine,
     IntegerSet,
-    compared,
-    flattened,
-    unflattened,
+    compare,
+    flatten,
+    unflatten,
 )
 from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of
@@ -137,7 +137,7 @@ def _remainder(of: _ElementForms, op: nn.RemainderOp, index: AffineIndex) -> Pos
     x, y = of.broadcast(op, index)
     if not isinstance(x, Affine) or not isinstance(y, Affine) or y.terms or y.constant < 1:
         return None
-    parts = x.divided(y.constant, of.sizes)
+    parts = x.divide(y.constant, of.sizes)
     return parts and parts[1]
 
 
@@ -164,7 +164,7 @@ def _compare(of: _ElementForms, op: nn.CompareOp, index: AffineIndex) -> Positio
     x, y = of.broadcast(op, index)
     if not isinstance(x, Affine) or not isinstance(y, Affine):
         return None
-    return compared(op.how.data, x, y, of.sizes)
+    return compare(op.how.data, x, y, of.sizes)
 
 
 def _and(of: _ElementForms, op: nn.AndOp, index: AffineIndex) -> PositionForm:
@@ -204,7 +204,7 @@ def _convert(of: _ElementForms, op: nn.ConvertOp, index: AffineIndex) -> Positio
     if isinstance(x, IntegerSet) and not is_truth:
         return {EVERYWHERE: Affine((), 1), NOWHERE: Affine()}.get(x)
     if isinstance(x, Affine) and is_truth:
-        return compared("ne", x, Affine(), of.sizes)
+        return compare("ne", x, Affine(), of.sizes)
     return x
 
 
@@ -216,8 +216,8 @@ def _same(of: _ElementForms, op: nn.StopGradientOp, index: AffineIndex) -> Posit
 
 
 def _reshape(of: _ElementForms, op: nn.ReshapeOp, index: AffineIndex) -> PositionForm:
-    position = flattened(index, unsharded_type(op.out).get_shape())
-    before = unflattened(position, unsharded_type(op.x).get_shape(), of.sizes)
+    position = flatten(index, unsharded_type(op.out).get_shape())
+    before = unflatten(position, unsharded_type(op.x).get_shape(), of.sizes)
     return None if before is None else of.at(op.x, before)
 
 
@@ -263,8 +263,8 @@ def _replaced(form: PositionForm, index: Affine, by: Affine) -> PositionForm:
         return form
     ((dim, _),) = index.terms
     if isinstance(form, Affine):
-        return form.replaced(dim, by)
-    return IntegerSet(frozenset(e.replaced(dim, by) for e in form.constraints))
+        return form.substitute(dim, by)
+    return IntegerSet(frozenset(e.substitute(dim, by) for e in form.constraints))
 
 
 def _agrees(x: PositionForm, form: PositionForm, at: Affine, size: int) -> bool:

@@ -12,9 +12,9 @@ from shardir.algebra.affine import (
     NOWHERE,
     Affine,
     IntegerSet,
-    compared,
-    flattened,
-    unflattened,
+    compare,
+    flatten,
+    unflatten,
 )
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -45,9 +45,9 @@ def test_operations_are_those_of_each_index(seed: int) -> None:
     x, y, by = expression(), expression(), draw.randint(1, 5)
     found = [value(x, i) for i in indices(shape)]
     assert x.bounds(sizes)[0] <= min(found) and max(found) <= x.bounds(sizes)[1]
-    parts, inserted = x.divided(by, sizes), x.replaced(1, y)
+    parts, inserted = x.divide(by, sizes), x.substitute(1, y)
     sets = [(how, s, s and s.complement(sizes)) for how in COMPARISONS
-            for s in [compared(how, x, y, sizes)]]  # fmt: skip
+            for s in [compare(how, x, y, sizes)]]  # fmt: skip
     for i in indices(shape):
         a, b = value(x, i), value(y, i)
         assert (value(x + y, i), value(x - y, i), value(x.times(3), i)) == (a + b, a - b, 3 * a)
@@ -63,10 +63,10 @@ def test_operations_are_those_of_each_index(seed: int) -> None:
 def test_sets_have_one_form() -> None:
     sizes, (i, j) = {0: 8, 1: 8}, (Affine.dim(0), Affine.dim(1))
     lower = IntegerSet.of([i - j], sizes)
-    assert compared("lt", j.times(4), i.times(4) + 3, sizes) == lower
-    assert compared("gt", j, i, sizes) == lower.complement(sizes)
-    assert compared("ge", i, Affine(), sizes) == EVERYWHERE
-    assert compared("lt", i + j, Affine(), sizes) == NOWHERE
+    assert compare("lt", j.times(4), i.times(4) + 3, sizes) == lower
+    assert compare("gt", j, i, sizes) == lower.complement(sizes)
+    assert compare("ge", i, Affine(), sizes) == EVERYWHERE
+    assert compare("lt", i + j, Affine(), sizes) == NOWHERE
     assert EVERYWHERE.complement(sizes) == NOWHERE and NOWHERE.complement(sizes) == EVERYWHERE
 
 
@@ -74,9 +74,9 @@ def test_sets_have_one_form() -> None:
 def test_positions_are_row_by_row(shape: tuple[int, ...]) -> None:
     sizes = dict(enumerate(shape))
     index = tuple(map(Affine.dim, range(len(shape))))
-    position = flattened(index, shape)
+    position = flatten(index, shape)
     assert [value(position, i) for i in indices(shape)] == list(range(len([*indices(shape)])))
-    back = unflattened(position, shape, sizes)
+    back = unflatten(position, shape, sizes)
     assert back is not None
     for i in indices(shape):
         assert tuple(value(e, i) for e in back) == i
@@ -84,6 +84,6 @@ def test_positions_are_row_by_row(shape: tuple[int, ...]) -> None:
 
 def test_a_remainder_is_below_the_divisor() -> None:
     i, sizes = Affine.dim(0), {0: 4}
-    assert i.divided(4, sizes) == (Affine(), i) and i.divided(3, sizes) is None
-    assert (i.times(3) + 2).divided(3, sizes) == (i, Affine((), 2))
-    assert (i + -1).divided(4, sizes) is None
+    assert i.divide(4, sizes) == (Affine(), i) and i.divide(3, sizes) is None
+    assert (i.times(3) + 2).divide(3, sizes) == (i, Affine((), 2))
+    assert (i + -1).divide(4, sizes) is None

@@ -253,7 +253,7 @@ MUTANTS = [
         "a remainder may be the divisor",
         "An affine expression is divided where its remainder can be as large as the divisor.",
         "shardir/algebra/affine.py",
-        "Affine.divided",
+        "Affine.divide",
         "if rest.bounds(sizes)[1] >= by:",
         "if rest.bounds(sizes)[1] > by:",
         "test/algebra/test_affine.py",

@@ -56,7 +56,7 @@ def update(
     """Return the refinement of the values of a node with these factors, operands first."""
     names = (*factors.operands, *factors.results)
     proposed: tuple[dict[str, dict[Axes, tuple[int, int, Axes]]], ...] = ({}, {})
-    for i, d, f, axes in factors.assigned([s.dims for s in states], mesh):
+    for i, d, f, axes in factors.assignments([s.dims for s in states], mesh):
         if axes and d not in states[i].silent:
             proposed[states[i].is_parameter].setdefault(f, {}).setdefault(
                 axes, (i, d, states[i].dims[d])

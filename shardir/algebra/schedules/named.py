@@ -222,7 +222,7 @@ def _repeat_pattern(ranks: int, microbatches: int, hops: Hops) -> Orders:
     """Return the orders in which the pattern of a microbatch starts every PERIOD units."""
     pattern = _best_pattern(ranks, hops)
     orders: list[list[Action]] = []
-    limits: list[int] = []
+    limits: list[float] = []
     for rank in range(ranks):
         stages = (rank, 2 * ranks - 1 - rank)
         timed = sorted(

@@ -240,7 +240,7 @@ class CandidateSource:
         layouts = [layout_of(v) for v in (*op.operands, *op.results)]
         if not any(layouts):
             return {}
-        annotated = factors.assigned([l.dims if l else None for l in layouts], self.mesh)
+        annotated = factors.assignments([l.dims if l else None for l in layouts], self.mesh)
         return {(f, frozenset(axes)): axes for _, _, f, axes in annotated if len(axes) > 1}
 
     def _partial_axes(self, op: TensorOp, factors: Factors, axes: Axes) -> Iterator[Axes]:
