@@ -1,4 +1,4 @@
-"""Meshes and their axes: how ranks are numbered, and which of them form a group.
+"""Meshes and their axes: the numbers of ranks, and the groups of ranks along axes.
 
 A mesh has named axes, major to minor, and a rank is the row-major index of its coordinates. A
 sub-axis `d:(pre)size` is a part of its axis: with `n` the size of `d`, the coordinate along `d`
@@ -17,8 +17,7 @@ from shardir.diagnostics import ShardirError, coded
 
 
 class Axis(NamedTuple):
-    """An axis, or the part of it (a sub-axis) that `pre` and `size` select; `size` 0 is the full
-    axis."""
+    """An axis, or its sub-axis `pre`, `size`; size 0 stands for the full axis."""
 
     name: str
     pre: int = 1
@@ -32,8 +31,13 @@ Axes = tuple[Axis, ...]
 
 
 class SizedAxes(Axes):
-    """Axes that split a dimension into shards of explicit sizes, in the order of the shards, as
-    MindSpore's `manual_split` does. A slice or a concatenation of them is ordinary axes again."""
+    """Axes that split a dimension into shards of explicit sizes, as MindSpore's `manual_split`.
+
+    A slice or concatenation of them is a plain tuple of axes, without sizes.
+
+    Attributes:
+        sizes: of the shards, in their order.
+    """
 
     sizes: tuple[int, ...]
 
@@ -58,11 +62,12 @@ class SizedAxes(Axes):
 
 
 def sizes_of(axes: Axes) -> tuple[int, ...]:
-    """Return the explicit sizes of shards; empty where they follow from the number of shards."""
+    """Return the explicit sizes of shards; empty if they follow from the number of shards."""
     return axes.sizes if isinstance(axes, SizedAxes) else ()
 
 
 def axes_text(axes: Axes) -> str:
+    """Return the text of axes in a layout: `{dp, tp:(1)2}`."""
     sizes = f" sizes [{', '.join(map(str, axes.sizes))}]" if isinstance(axes, SizedAxes) else ""
     return "{" + ", ".join(map(str, axes)) + "}" + sizes
 
@@ -75,8 +80,8 @@ def shard_bounds(size: int, parts: int, k: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Mesh:
-    """`@name <a = 2, b = 4>`: axis names and sizes, major to minor, and the cluster of its
-    devices, if one is declared."""
+    """`@name <a = 2, b = 4>`: axis names and sizes, major to minor, and the cluster of the devices,
+    if the mesh declares one."""
 
     name: str
     axes: tuple[tuple[str, int], ...]
@@ -94,32 +99,33 @@ class Mesh:
 
     @cached_property
     def size(self) -> int:
+        """The number of devices."""
         return prod(s for _, s in self.axes)
 
     @cached_property
     def cluster_or_default(self) -> Cluster:
-        """The cluster that prices communication: the declared one, or one level of all devices."""
+        """The cluster that prices communication: the mesh's, or one level of default devices."""
         return self.cluster or default(self.size)
 
     @cached_property
     def without_memory(self) -> "Mesh":
-        """The mesh of devices of unknown memory, on which no price depends."""
+        """The mesh with devices of unknown memory: no price depends on it."""
         if self.cluster is None or self.cluster.memory is None:
             return self
         return replace(self, cluster=replace(self.cluster, memory=None))
 
     @cached_property
     def level_sub_axes(self) -> Axes:
-        """The sub-axes that begin where the units of a level end, and end where those of the level
-        within end, or the axis: no two overlap."""
-        found, inner = list[Axis](), dict[str, int]()
+        """The minor sub-axes of each axis between the units of one level and the next one within,
+        or the end of the axis. They do not overlap."""
+        sub_axes, inner = list[Axis](), dict[str, int]()
         for unit in self.cluster_or_default.units:
             for name, size in self.axes:
                 minor, rest = divmod(unit, self.stride(Axis(name)))
                 if 1 < minor < size and not rest:
-                    found.append(Axis(name, size // minor, minor // inner.get(name, 1)))
+                    sub_axes.append(Axis(name, size // minor, minor // inner.get(name, 1)))
                     inner[name] = minor
-        return tuple(found)
+        return tuple(sub_axes)
 
     def level(self, axes: Axes) -> int:
         """Return the level, counted from the innermost, over whose links a group over `axes`
@@ -141,8 +147,8 @@ class Mesh:
         raise ShardirError(self._no_axis(axis.name))
 
     def check_cluster(self) -> None:
-        """Raise ShardirError when the cluster has another number of devices than the mesh, or a
-        unit is not made up of the minor axes and a minor sub-axis of the next one."""
+        """Raise ShardirError unless the cluster has as many devices as the mesh, and each unit
+        consists of minor axes and a minor sub-axis of the next one (M5)."""
         if self.cluster is None:
             return
         units = self.cluster.units
@@ -210,7 +216,7 @@ class Mesh:
         return -(-size // self.extent(axes)) if axes else size
 
     def even(self, size: int, axes: Axes) -> bool:
-        """Whether all shards of a dimension of `size` have one size."""
+        """Whether all shards of a dimension of `size` have equal sizes."""
         return len(set(sizes_of(axes))) <= 1 and size % self.extent(axes) == 0
 
     def span(self, axis: Axis) -> tuple[int, int]:
@@ -218,15 +224,15 @@ class Mesh:
         return axis.pre, axis.pre * (axis.size or self.full(axis.name))
 
     def overlap(self, a: Axis, b: Axis) -> bool:
-        """Whether two axes share coordinates of devices: both are of one axis, and neither ends
-        where the other one can begin. So `d:(1)2` and `d:(3)2` overlap where `d` is 6."""
+        """Whether two sub-axes overlap: they are of one axis, and neither lies entirely before the
+        other. So `d:(1)2` and `d:(3)2` overlap if `d` is 6."""
         if a.name != b.name:
             return False
         (a0, a1), (b0, b1) = self.span(a), self.span(b)
         return b0 % a1 != 0 and a0 % b1 != 0
 
     def clash(self, axes: Axes) -> tuple[Axis, Axis] | None:
-        """Return the first two of the axes that overlap, or None."""
+        """Return the first two axes that overlap; None if there are none."""
         for i, a in enumerate(axes):
             for b in axes[:i]:
                 if self.overlap(a, b):
@@ -234,7 +240,7 @@ class Mesh:
         return None
 
     def check_axis(self, axis: Axis) -> None:
-        """Raise ShardirError when the axis or the sub-axis does not exist."""
+        """Raise ShardirError unless the axis or sub-axis exists."""
         full = self.full(axis.name)
         if axis.size and (axis.pre < 1 or axis.size < 1 or full % (axis.pre * axis.size)):
             raise ShardirError(
@@ -243,12 +249,12 @@ class Mesh:
             )
 
     def order(self, axis: Axis) -> tuple[int, int]:
-        """Return a sort key: mesh order, then major sub-axis first."""
+        """Return a sort key: the mesh's order, then major sub-axes first."""
         return [n for n, _ in self.axes].index(axis.name), axis.pre
 
     def simplify(self, axes: Axes) -> Axes:
-        """Return the normal form: adjacent sub-axes merged, a full axis without `pre` and `size`,
-        sub-axes of size 1 dropped, and explicit sizes dropped where they are the usual ones."""
+        """Return the normal form: adjacent sub-axes are merged, a full axis has no `pre` and
+        `size`, and sub-axes of size 1 and default sizes of shards are dropped."""
         out: list[Axis] = []
         for a in axes:
             pre, end = self.span(a)
@@ -260,8 +266,8 @@ class Mesh:
             out.append(Axis(a.name) if is_full else Axis(a.name, pre, end // pre))
         if isinstance(axes, SizedAxes):
             total, n = sum(axes.sizes), len(axes.sizes)
-            usual = [shard_bounds(total, n, k) for k in range(n)]
-            if [stop - start for start, stop in usual] != list(axes.sizes):
+            default_bounds = [shard_bounds(total, n, k) for k in range(n)]
+            if [stop - start for start, stop in default_bounds] != list(axes.sizes):
                 return SizedAxes(tuple(out), axes.sizes)
         return tuple(out)
 
@@ -277,7 +283,7 @@ class Mesh:
         return i
 
     def moved(self, rank: int, axes: Axes, index: int) -> int:
-        """Return the rank at `index` along `axes` whose other coordinates are those of `rank`."""
+        """Return the rank at `index` along `axes`, with the other coordinates of `rank`."""
         for a in reversed(axes):
             size = self.extent((a,))
             rank += (index % size - self.coordinate(rank, a)) * self.stride(a)
@@ -285,77 +291,79 @@ class Mesh:
         return rank
 
     def groups(self, axes: Axes) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of ranks that differ in `axes` alone, each in row-major order."""
+        """Return the groups of ranks that differ along `axes` only, each in row-major order."""
         return _groups(self, axes)
 
     def split(self, axis: Axis, first: int) -> tuple[Axis, Axis]:
-        """Return an axis as two sub-axes, the major one of size `first` (which must divide it)."""
+        """Return an axis as two sub-axes, the major one of size `first`, which divides the axis."""
         pre, end = self.span(axis)
         size = end // pre
         return Axis(axis.name, pre, first), Axis(axis.name, pre * first, size // first)
 
     def without_minor(self, axes: Axes, minor: Axes) -> Axes | None:
-        """Return `axes` without `minor` at its minor end, cutting an axis where needed; None when
-        `axes` does not end with `minor`."""
-        have, gone = list(self.simplify(axes)), list(self.simplify(minor))
-        while gone:
-            if not have or have[-1].name != gone[-1].name:
+        """Return `axes` without `minor` at the minor end, cutting an axis if necessary; None unless
+        `axes` ends with `minor`."""
+        rest, removed = list(self.simplify(axes)), list(self.simplify(minor))
+        while removed:
+            if not rest or rest[-1].name != removed[-1].name:
                 return None
-            (h0, h1), (g0, g1) = self.span(have[-1]), self.span(gone[-1])
-            if h1 != g1:
+            (a0, a1), (b0, b1) = self.span(rest[-1]), self.span(removed[-1])
+            if a1 != b1:
                 return None
-            name = have[-1].name
-            if g0 >= h0:
-                gone.pop()
+            name = rest[-1].name
+            if b0 >= a0:
+                removed.pop()
             else:
-                gone[-1] = Axis(name, g0, h0 // g0)
-            have.pop()
-            if g0 > h0:
-                if g0 % h0:
+                removed[-1] = Axis(name, b0, a0 // b0)
+            rest.pop()
+            if b0 > a0:
+                if b0 % a0:
                     return None
-                have.append(Axis(name, h0, g0 // h0))
-        return self.simplify(tuple(have))
+                rest.append(Axis(name, a0, b0 // a0))
+        return self.simplify(tuple(rest))
 
-    def without(self, axes: Axes, gone: Axes) -> Axes | None:
-        """Return `axes`, as a set, without `gone`; None when `gone` is not a subset."""
+    def without(self, axes: Axes, removed: Axes) -> Axes | None:
+        """Return the set `axes` without `removed`, in mesh order; None unless it is a subset."""
         axes = self.simplify(tuple(sorted(axes, key=self.order)))
-        gone = self.simplify(gone)
-        have = list(self.cut(axes, gone))
-        for d in self.cut(gone, axes):
-            if d not in have:
+        removed = self.simplify(removed)
+        rest = list(self.cut(axes, removed))
+        for a in self.cut(removed, axes):
+            if a not in rest:
                 return None
-            have.remove(d)
-        return self.simplify(tuple(sorted(have, key=self.order)))
+            rest.remove(a)
+        return self.simplify(tuple(sorted(rest, key=self.order)))
 
     def cut(self, axes: Axes, others: Axes) -> Axes:
-        """Return `axes` cut where those of `others` begin and end, so that they compare. An axis
-        stays uncut where sub-axes would cross: 2 x 3 of 6, and 3 x 2."""
+        """Return `axes` cut where `others` begin and end. An axis stays whole if sub-axes would
+        cross, as 2 x 3 and 3 x 2 of an axis of 6."""
         return _cut(self, axes, others)
 
     def take(self, counts: tuple[int, ...]) -> tuple[Axes, ...] | None:
         """Return axes for each number of slices, dealing out the mesh's devices major first.
 
-        This is MindSpore's device matrix: devices left over on the minor side compute redundantly.
-        None when the axes' sizes can't be cut so.
+        This is MindSpore's device matrix: devices left over at the minor end compute redundantly.
+
+        Returns:
+            None if the axes cannot be cut so.
         """
         rest = list(self.names)
         taken: list[Axes] = []
         for count in counts:
-            mine: list[Axis] = []
+            own: list[Axis] = []
             while count > 1:
                 if not rest:
                     return None
                 size = self.extent((rest[0],))
                 part = gcd(size, count)
                 if part == size:
-                    mine.append(rest.pop(0))
+                    own.append(rest.pop(0))
                 elif part == count:
                     major, rest[0] = self.split(rest[0], part)
-                    mine.append(major)
+                    own.append(major)
                 else:
                     return None
                 count //= part
-            taken.append(self.simplify(tuple(mine)))
+            taken.append(self.simplify(tuple(own)))
         return tuple(taken)
 
 

@@ -1,4 +1,4 @@
-"""The sharding of an op: how it is computed, from the layouts of its operands."""
+"""The choice of an op's sharding from the layouts of its operands."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -12,7 +12,8 @@ from shardir.algebra.mesh import Axes, Mesh, sizes_of
 from shardir.algebra.redistribution import estimated_seconds
 
 MAX_CHOICES = 256
-"""The maximum number of shardings of an op that are compared where its layouts disagree."""
+"""Bounds the shardings of an op that are compared if layouts disagree: each costs the plans of
+all operands and results."""
 
 
 @lru_cache(maxsize=65536)
@@ -28,20 +29,21 @@ def choose_op_sharding(
 ) -> OpSharding:
     """Return the cheapest sharding of an op.
 
+    1. A factor on which all layouts agree is split so.
+    2. For other factors, combinations of the proposed axes are compared by the estimated seconds of
+       redistributions: of operands to the layouts that the op needs, and of results to their hints
+       (without a hint, partial results are reduced).
+    3. Partial operands of a linear op stay partial or are reduced first. Partial operands of a
+       conversion stay partial: the program chooses the type in which they are added.
+    4. Among equal times the finest split wins, then the one that keeps partial operands.
+
     Args:
         operands: the current layouts of the operands.
-        hints: per result, the desired layout, or None.
+        hints: for each result, the desired layout or None.
         shapes: global shapes of the operands, then of the results.
-        itemsizes: the bytes of an element of each.
-        shared: per operand, the layouts to which it is redistributed in any case, for other ops.
-        converts: whether operands and results have several element types.
-
-    A factor on which all layouts agree is split so. For the others, combinations of the proposed
-    axes are compared by the estimated time of redistributions: of operands to the layouts that the
-    op needs, and of results to the hints (without a hint, a partial result is reduced). Partial
-    operands of a linear op may stay partial, or are reduced before it; those of a conversion stay
-    partial, since the program chooses the type in which they are added. Of equal ones the most
-    finely split is chosen, then the one that keeps partial operands.
+        itemsizes: bytes of an element of each.
+        shared: for each operand, layouts to which other ops have it redistributed anyway.
+        converts: operands and results have several element types.
     """
     partial = _kept_partial(factors, operands)
     wanted: dict[str, list[Axes]] = {f: [] for f, _ in factors.sizes}
@@ -86,7 +88,7 @@ def choose_op_sharding(
 
 
 def _kept_partial(factors: Factors, operands: tuple[Layout, ...]) -> Layout | None:
-    """Return the partial axes that pass through the op, as a layout that has them."""
+    """Return a layout with the partial axes that pass through the op; None if none do."""
     if not factors.linear or not operands or not operands[0].partial:
         return None
     first = operands[0]
@@ -97,18 +99,20 @@ def _kept_partial(factors: Factors, operands: tuple[Layout, ...]) -> Layout | No
 
 
 def _choices(factors: Factors, mesh: Mesh, wanted: dict[str, list[Axes]]) -> Iterator[FactorAxes]:
-    """Yield the combinations of the factors' proposals. A factor with several proposals or none may
-    stay unsharded. One with a single proposal does not: redundant computation costs more than the
-    communication that it saves. But a factor of a sparse value and one of the others may give up
-    an axis for each other."""
+    """Yield the combinations of the factors' proposals.
+
+    A factor with several proposals or none may stay unsharded. A factor with one proposal is split:
+    redundant computation costs more than the communication that it saves. But a sparse and another
+    factor may give up an axis for each other.
+    """
     choices: dict[str, list[Axes]] = {}
-    ours, theirs = (
+    of_sparse, of_others = (
         [
             a
-            for f, some in wanted.items()
+            for f, proposals in wanted.items()
             if (f in factors.sparse) == sparse
-            for x in some
-            for a in x
+            for axes in proposals
+            for a in axes
         ]
         for sparse in (True, False)
     )
@@ -120,7 +124,7 @@ def _choices(factors: Factors, mesh: Mesh, wanted: dict[str, list[Axes]]) -> Ite
             options = {()}
         elif len(proposals) == 1:
             (agreed[f],) = proposals
-            others = theirs if f in factors.sparse else ours
+            others = of_others if f in factors.sparse else of_sparse
             if not any(mesh.overlap(a, b) for a in agreed[f] for b in others):
                 options = {agreed[f]}
         choices[f] = sorted(options, key=lambda a: (-mesh.extent(a), a, sizes_of(a)))

@@ -1,9 +1,9 @@
-"""Annotations: layouts that propagation may still refine.
+"""Annotations: layouts that propagation may refine.
 
     #dist.sharding<@m, [{dp}, {?}p1], replicated {tp}>
 
-Dimension 0 is split over dp, and is closed. Dimension 1 is open: once propagation is at priority 1
-it may be split, but not over tp.
+Dimension 0 is split over dp, and closed. Dimension 1 is open: from priority 1 on propagation may
+split it, but not over tp.
 """
 
 from collections.abc import Collection
@@ -19,15 +19,19 @@ DimAxes = tuple[Axes, ...]
 
 @dataclass(frozen=True)
 class Sharding:
-    """A layout, and how propagation may refine it."""
+    """A layout, and how propagation may refine it.
+
+    Attributes:
+        open: the dimensions that may be split further; other dimensions are closed.
+        priorities: the priority from which on each dimension takes part in propagation; 0 for all
+            if empty.
+        replicated: the axes that may not split an open dimension.
+    """
 
     layout: Layout
     open: frozenset[int] = frozenset()
-    """The dimensions that may be split further; the others are closed."""
     priorities: tuple[int, ...] = ()
-    """The priority at which each dimension takes part in propagation, 0 first; empty: 0 for all."""
     replicated: Axes = ()
-    """The axes that may split no open dimension."""
 
     def __str__(self) -> str:
         dims = []
@@ -42,10 +46,11 @@ class Sharding:
         return ", ".join(parts)
 
     def priority(self, dim: int) -> int:
+        """Return the priority of a dimension."""
         return self.priorities[dim] if self.priorities else 0
 
     def simplified(self, mesh: Mesh) -> "Sharding":
-        """Return the canonical form: layout and axes simplified, only priorities with an effect."""
+        """Return the normal form, which has only priorities with an effect."""
         layout = self.layout.simplified(mesh)
         priorities = tuple(
             self.priority(i) if axes or i in self.open else 0 for i, axes in enumerate(layout.dims)
@@ -55,13 +60,15 @@ class Sharding:
 
     def allows(self, layout: Layout, mesh: Mesh) -> bool:
         """Whether a value with this annotation may have `layout`."""
-        mine, layout = self.simplified(mesh), layout.simplified(mesh)
-        dims = refine(mine.layout.dims, layout.dims, mine.open, mine.replicated, mesh)
-        return replace(mine.layout, dims=dims) == layout
+        own, layout = self.simplified(mesh), layout.simplified(mesh)
+        dims = refine(own.layout.dims, layout.dims, own.open, own.replicated, mesh)
+        return replace(own.layout, dims=dims) == layout
 
     def meet(self, other: "Sharding", mesh: Mesh) -> "Sharding | None":
-        """Return the annotation of a value that has both: a dimension is open if it is in both,
-        at the later of their priorities. None where they contradict each other."""
+        """Return the annotation that satisfies both; None if they contradict each other.
+
+        A dimension is open if it is open in both, at the later of the two priorities.
+        """
         dims = []
         for d, (a, b) in enumerate(zip(self.layout.dims, other.layout.dims, strict=True)):
             if a == b or (d in other.open and refines(a, b, mesh)):
@@ -79,7 +86,7 @@ class Sharding:
         return both if mesh.clash((*both.layout.used, *both.replicated)) is None else None
 
     def check(self, mesh: Mesh) -> None:
-        """Raise ShardirError for the first error, with the number of its invariant."""
+        """Raise ShardirError for the first violated invariant, with its code."""
         rank = len(self.layout.dims)
         self.layout.check_axes(mesh)
         for a in self.replicated:
@@ -110,7 +117,7 @@ class Sharding:
 
 
 def refines(axes: Axes, coarser: Axes, mesh: Mesh) -> bool:
-    """Whether a dimension over `coarser` is split further by being split over `axes`."""
+    """Whether `axes` split a dimension further than `coarser`, or equally."""
     if not coarser:
         return True
     if sizes_of(axes) or sizes_of(coarser):
@@ -122,8 +129,11 @@ def refines(axes: Axes, coarser: Axes, mesh: Mesh) -> bool:
 def refine(
     dims: DimAxes, proposed: DimAxes, open: Collection[int], excluded: Axes, mesh: Mesh
 ) -> DimAxes:
-    """Return `dims` with each proposal that splits an open dimension further, over axes neither
-    in use nor `excluded`; the same object where nothing changes."""
+    """Return `dims`, refined by each proposal that splits an open dimension further.
+
+    A proposal is ignored if its axes are `excluded`, or split another dimension. The result is the
+    object `dims` if nothing changes.
+    """
     new = list(dims)
     for d, axes in enumerate(proposed):
         if d not in open or not axes or axes == new[d]:

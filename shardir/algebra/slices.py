@@ -1,6 +1,6 @@
 """Dimensions that consist of slices, one for each element of a factor.
 
-a table of 73 rows, of four fields: slices <40, 24, 7, 2>
+a table of 73 rows with four fields: slices <40, 24, 7, 2>
 the fields over {d} of 4 devices, so the rows over {d} sizes [40, 24, 7, 2]
 """
 
@@ -9,8 +9,12 @@ from shardir.algebra.mesh import Axes, Mesh, SizedAxes, sizes_of
 
 
 class SlicedDim(tuple[str, ...]):
-    """A dimension that consists of a slice for each element of its factor, or for the elements of
-    an equal part of it, as a table's rows are those of several fields: `slices` are their sizes."""
+    """A dimension that consists of one slice for each element of its factor, or for each equal part
+    of the factor, as the rows of a table consist of fields.
+
+    Attributes:
+        slices: their sizes.
+    """
 
     slices: Shape
 
@@ -33,13 +37,13 @@ class SlicedDim(tuple[str, ...]):
         return hash((tuple(self), self.slices))
 
     def axes(self, axes: Axes, mesh: Mesh) -> Axes | None:
-        """Return the axes of the dimension from those of its factor; None if their shards are not
-        made of an equal number of slices."""
+        """Return the axes of the dimension from the axes of its factor; None unless each shard has
+        an equal number of slices."""
         n = mesh.extent(axes)
         if n == 1:
             return ()
         if sizes_of(axes) or len(self.slices) % n:
             return None
-        each = len(self.slices) // n
-        sizes = tuple(sum(self.slices[k * each : (k + 1) * each]) for k in range(n))
+        count = len(self.slices) // n
+        sizes = tuple(sum(self.slices[k * count : (k + 1) * count]) for k in range(n))
         return mesh.simplify(SizedAxes(axes, sizes))

@@ -13,7 +13,7 @@ from shardir.algebra.mesh import shard_bounds
 
 
 class Run(NamedTuple):
-    """Elements [start, stop), which the device at position `holder` has."""
+    """Elements [start, stop) on the device at position `holder`."""
 
     holder: int
     start: int
@@ -37,12 +37,12 @@ class Windows:
         return start, start + (last - first - 1) * self.step + self.size if last > first else start
 
     def needed(self, parts: int, k: int) -> tuple[Run, ...]:
-        """Return the elements of part k of the windows, in order, each once, with their holders
-        when the elements are split into as many parts."""
+        """Return the elements of part k of the windows, in order and without repetition, with their
+        holders if the elements are split into `parts` too."""
         return _needed(self, parts, k)
 
     def count_needed(self, parts: int, k: int, low: int, high: int) -> int:
-        """Return the number of the elements of [low, high) that are needed by part k."""
+        """Return the number of elements of [low, high) that part k of the windows needs."""
         first, last = shard_bounds(self.count, parts, k)
         start, stop = self.span(parts, k)
         if self.step <= self.size:
@@ -55,7 +55,7 @@ class Windows:
         return below(high) - below(low)
 
     def halo(self, parts: int) -> int:
-        """Return the maximum number of elements that a device needs and others have."""
+        """Return the maximum number of elements that a device needs from other devices."""
         return _halo(self, parts)
 
 
@@ -71,7 +71,7 @@ def _halo(w: Windows, parts: int) -> int:
 
 @lru_cache(maxsize=65536)
 def _needed(w: Windows, parts: int, k: int) -> tuple[Run, ...]:
-    found: list[Run] = []
+    runs: list[Run] = []
     done = 0
     shard = max(-(-w.rows // parts), 1)
     for p in range(*shard_bounds(w.count, parts, k)):
@@ -80,9 +80,9 @@ def _needed(w: Windows, parts: int, k: int) -> tuple[Run, ...]:
         while low < high:
             holder = low // shard
             stop = min(high, (holder + 1) * shard)
-            if found and found[-1].holder == holder and found[-1].stop == low:
-                found[-1] = found[-1]._replace(stop=stop)
+            if runs and runs[-1].holder == holder and runs[-1].stop == low:
+                runs[-1] = runs[-1]._replace(stop=stop)
             else:
-                found.append(Run(holder, low, stop))
+                runs.append(Run(holder, low, stop))
             low = done = stop
-    return tuple(found)
+    return tuple(runs)
