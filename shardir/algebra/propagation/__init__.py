@@ -6,28 +6,27 @@
 
 A graph of plain values (`graph.py`) to a fixed point, by a worklist (`worklist.py`):
 
-1. Closed dimensions are never changed; open ones are refined: split further, but over no axis that
-   the annotation excludes, and over none that splits another dimension of the value. A node's
-   strategy determines its results where they have no annotation.
-2. Axes propagate along factors, forward and backward. First activations propose them, to a fixed
-   point, then parameters too, so that a weight that is split over the batch's axis does not
-   displace the batch; or the other way round. This is done for each priority in turn, with the
-   dimensions up to it.
-3. Where proposals conflict, at a node or for a value, the cheapest compatible ones are granted
+1. Closed dimensions never change. Open dimensions are refined: split further, except over axes that
+   the annotation excludes or that split another dimension of the value. A node's strategy
+   determines its results unless they are annotated.
+2. Axes propagate along factors, forward and backward. First activations propose axes, to a fixed
+   point, then parameters too: so a weight that is split over the batch's axis does not displace the
+   batch. With `parameters_first` the order is reversed. This is repeated for each priority in turn,
+   with the dimensions up to it.
+3. If proposals conflict, at a node or for a value, the cheapest compatible ones are granted
    (`conflicts.py`).
-4. Values of a group have one sharding. Values that are tied have one where they can: their shapes
-   are equal, and their annotations don't contradict each other.
-5. Inputs that nothing reaches are split along dimension 0 over the axes that nothing uses, one
-   input after the other.
-6. Results of strategies that are not annotated get the layout, of those in which they are made and
-   needed, of minimum redistribution (`results.py`): what a user needs otherwise is not reduced or
-   gathered first.
-7. A value for which nothing proposes axes stays replicated.
-8. The result is a fixed point: no node refines it further. It depends on which node uses which
-   value, not on the order of nodes, and on that of values only by 5. Propagated again it is itself,
-   if there are neither priorities nor parameters.
+4. Values of a group have one sharding. Tied values have one if their shapes are equal and their
+   annotations do not contradict each other.
+5. Inputs that no axes reach are split along dimension 0 over unused axes, one input after the
+   other (`inputs.py`).
+6. Results of strategies without an annotation get the layout of minimum redistribution among the
+   layouts in which they are computed and used (`results.py`).
+7. Values for which no node proposes axes stay replicated.
+8. The result is a fixed point: no node refines it further. It does not depend on the order of
+   nodes; it depends on the order of values only by 5. Without priorities and parameters, to
+   propagate it again changes nothing.
 
-The result has the provenance of each dimension's axes, and the alternatives of each conflict.
+The result has the provenance of the axes of each dimension, and the alternatives of each conflict.
 """
 
 from shardir.algebra.propagation.annotations import annotate
@@ -39,8 +38,10 @@ from shardir.algebra.propagation.worklist import Worklist
 
 
 def propagate(graph: PropagationGraph, parameters_first: bool = False) -> PropagationState:
-    """Propagate a graph's annotations and strategies to all of its values: those of activations
-    first, or those of parameters.
+    """Propagate a graph's annotations and strategies to all of its values.
+
+    Args:
+        parameters_first: parameters propose axes before activations do.
 
     Raises:
         ContradictionError: annotations of a group's values contradict each other.

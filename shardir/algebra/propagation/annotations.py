@@ -10,14 +10,17 @@ from shardir.algebra.sharding import DimAxes, Sharding
 from shardir.diagnostics import ShardirError
 
 Given = dict[int, tuple[Sharding, Provenance]]
-"""The annotation of each value that has one, and its provenance."""
+"""The annotations of values, with their provenance."""
 
 
 class Contradiction(NamedTuple):
-    """Two values of a group whose annotations contradict each other."""
+    """Two values of a group whose annotations contradict each other.
+
+    Attributes:
+        node: the node that puts `value` into the group.
+    """
 
     node: int
-    """The node that puts the first of them into the group."""
     value: int
     annotation: Sharding
     other: int
@@ -45,8 +48,8 @@ def annotate(state: PropagationState) -> None:
         for v, value in enumerate(graph.values)
         if value.annotation is not None
     }
-    for n, of_op in strategies:  # they determine results without an annotation
-        for v, layout in zip(graph.nodes[n].results, of_op.results, strict=True):
+    for n, op_sharding in strategies:  # they determine results without an annotation
+        for v, layout in zip(graph.nodes[n].results, op_sharding.results, strict=True):
             sharding = Sharding(Layout(state.mesh.name, layout.dims))
             given.setdefault(v, (sharding, Provenance("strategy", n)))
     contradictions = []
@@ -57,45 +60,49 @@ def annotate(state: PropagationState) -> None:
         state.grouped_by.update(members)
         of_members = {v: given.pop(v) for v in members if v in given}
         if of_members:
-            found = _agreed(state, members, of_members)
-            if isinstance(found, Contradiction):
-                contradictions.append(found)
+            common = _meet_group(state, members, of_members)
+            if isinstance(common, Contradiction):
+                contradictions.append(common)
             else:
-                _set(state, first, found, of_members)
+                _set_annotation(state, first, common, of_members)
     if contradictions:
         raise ContradictionError(contradictions)
     for v, (sharding, provenance) in given.items():
-        _set(state, v, sharding, {v: (sharding, provenance)})
+        _set_annotation(state, v, sharding, {v: (sharding, provenance)})
     _tie(state)
     _propose(state, strategies)
 
 
-def _agreed(
+def _meet_group(
     state: PropagationState, members: Mapping[int, int], given: Given
 ) -> Sharding | Contradiction:
-    """The annotation of a group."""
+    """Return the annotation of a group, or the first contradiction of its members'."""
     first, *others = given
-    both = given[first][0]
+    common = given[first][0]
     for i, v in enumerate(others):
         sharding = given[v][0]
-        met = both.meet(sharding, state.mesh)
+        met = common.meet(sharding, state.mesh)
         if met is None:
             before = [first, *others[:i]]
-            against = (w for w in before if given[w][0].meet(sharding, state.mesh) is None)
-            w = next(against, before[-1])
+            contradicting = (w for w in before if given[w][0].meet(sharding, state.mesh) is None)
+            w = next(contradicting, before[-1])
             return Contradiction(members[v], v, sharding, w, given[w][0])
-        both = met
-    return both
+        common = met
+    return common
 
 
-def _set(state: PropagationState, v: int, sharding: Sharding, given: Given) -> None:
-    """Annotate a value, and so its group; `given`: the annotations that it follows from."""
+def _set_annotation(state: PropagationState, v: int, sharding: Sharding, given: Given) -> None:
+    """Annotate a value and its group.
+
+    Args:
+        given: the annotations from which `sharding` follows.
+    """
     members, dims = state.members[v], sharding.layout.dims
     for w in members:
         state.annotations[w] = sharding
     state.assign(v, dims)
-    for w, (mine, provenance) in given.items():
-        for d, axes in enumerate(mine.layout.dims):
+    for w, (annotation, provenance) in given.items():
+        for d, axes in enumerate(annotation.layout.dims):
             if axes and axes == dims[d]:
                 state.provenance[w, d] = provenance
     for d, axes in enumerate(dims):
@@ -107,7 +114,7 @@ def _set(state: PropagationState, v: int, sharding: Sharding, given: Given) -> N
 
 
 def _tie(state: PropagationState) -> None:
-    """Group the values that are tied, where their shapes and annotations allow it."""
+    """Group tied values if their shapes and annotations allow it."""
     values = state.graph.values
     for v, w, node in state.graph.ties:
         if w in state.members[v] or values[v].shape != values[w].shape:
@@ -120,18 +127,18 @@ def _tie(state: PropagationState) -> None:
         for x in state.members[v]:
             state.is_parameter[x] = True
         if both is not None:
-            _set(state, v, both, {})
+            _set_annotation(state, v, both, {})
 
 
 def _propose(state: PropagationState, strategies: list[tuple[int, OpSharding]]) -> None:
-    """Propose the axes that strategies need of operands that are not closed."""
+    """Propose the axes in which strategies need operands that are not closed."""
     proposals: dict[int, dict[DimAxes, tuple[int, int]]] = {}
-    for n, of_op in strategies:
-        for v, layout in zip(state.graph.nodes[n].operands, of_op.operands, strict=True):
+    for n, op_sharding in strategies:
+        for v, layout in zip(state.graph.nodes[n].operands, op_sharding.operands, strict=True):
             if not state.is_closed(v):
                 proposals.setdefault(state.members[v][0], {}).setdefault(layout.dims, (v, n))
     for first, by in proposals.items():
-        state.assign(first, state.granted(first, [*by]))
+        state.assign(first, state.grant(first, [*by]))
         for dims, (v, n) in by.items():
             for d, axes in enumerate(dims):
                 if axes and axes == state.dims[v][d] and (v, d) not in state.provenance:

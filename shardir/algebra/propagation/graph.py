@@ -1,4 +1,4 @@
-"""The graph that propagation runs on: values and nodes, which are named by their indices."""
+"""The graph of a propagation: values and nodes, which other records name by index."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,24 @@ from shardir.algebra.sharding import Sharding
 
 
 class GraphValue(NamedTuple):
-    """A tensor."""
+    """A tensor.
+
+    Attributes:
+        is_input: it may be split along dimension 0 if no axes reach it.
+        is_parameter: it proposes axes after activations, or before them.
+        itemsize: the bytes of an element.
+        is_active: its cotangent is computed.
+        is_bundled: it is a gradient that is reduced in a bucket with others; or a parameter whose
+            cotangent is one.
+    """
 
     shape: Shape
     annotation: Sharding | None = None
     is_input: bool = False
-    """Whether it may be split along dimension 0 where nothing reaches it."""
     is_parameter: bool = False
-    """Whether it proposes axes only after activations have, or before them."""
     itemsize: int = 4
-    """The bytes of an element."""
     is_active: bool = False
-    """Whether its cotangent is to be computed."""
     is_bundled: bool = False
-    """Whether it is a gradient that is reduced in a bucket with others; of a parameter with a
-    cotangent, whether that is."""
 
 
 def _no_time(axes: FactorAxes) -> float:
@@ -34,25 +37,29 @@ def _no_time(axes: FactorAxes) -> float:
 
 
 class Node(NamedTuple):
-    """An op on values. Without factors nothing propagates through it."""
+    """An op on values.
+
+    Attributes:
+        factors: None for an op through which no axes propagate.
+        strategy: instead of factors, the sharding that the node's strategy determines.
+        forward: operands propose axes.
+        backward: results propose axes.
+        decomposes: other ops replace it, and redistribute its operands for themselves.
+        seconds: axes of factors -> seconds of its computation.
+    """
 
     operands: tuple[int, ...]
     results: tuple[int, ...]
     factors: Factors | None = None
     strategy: OpSharding | None = None
-    """In place of factors: the sharding that the node's strategy determines."""
     forward: bool = True
-    """Whether its operands propose axes."""
     backward: bool = True
-    """Whether its results do."""
     decomposes: bool = False
-    """Whether it is replaced by others, which redistribute its operands for themselves alone."""
     seconds: Callable[[FactorAxes], float] = _no_time
-    """The time to compute it with these axes."""
 
 
 class Tie(NamedTuple):
-    """Two values that have one sharding where they can, by a node."""
+    """Two values to which a node gives one sharding if their annotations allow it."""
 
     value: int
     other: int
@@ -61,28 +68,31 @@ class Tie(NamedTuple):
 
 @dataclass(frozen=True)
 class PropagationGraph:
-    """Values and nodes; a node stands after those that produce its operands."""
+    """Values and nodes. A node stands after the producers of its operands.
+
+    Attributes:
+        groups: disjoint sets of values with one sharding, each value with the node that puts it
+            into the group.
+    """
 
     mesh: Mesh
     values: Sequence[GraphValue]
     nodes: Sequence[Node]
     groups: Sequence[Mapping[int, int]] = ()
-    """Values that have one sharding, each with the node that puts it into the group; no value is in
-    two groups."""
     ties: Sequence[Tie] = ()
 
     @cached_property
     def touching(self) -> list[list[int]]:
-        """Per value, the node that produces it, then those that use it."""
-        found: list[list[int]] = [[] for _ in self.values]
+        """By value, its producer and its users."""
+        nodes: list[list[int]] = [[] for _ in self.values]
         for i, node in enumerate(self.nodes):
             for v in dict.fromkeys((*node.results, *node.operands)):
-                found[v].append(i)
-        return found
+                nodes[v].append(i)
+        return nodes
 
     @cached_property
     def levels(self) -> list[int]:
-        """Per node, the number of nodes on the longest path to it."""
+        """By node, the number of nodes on the longest path to it."""
         producer: dict[int, int] = {}
         levels: list[int] = []
         for i, node in enumerate(self.nodes):

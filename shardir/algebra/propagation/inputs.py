@@ -1,19 +1,20 @@
-"""Inputs that nothing reaches: data parallel along dimension 0."""
+"""Inputs that no axes reach: data parallel along dimension 0."""
 
 from shardir.algebra.propagation.state import PropagationState, Provenance
 
 
 def split_inputs(state: PropagationState) -> list[int]:
-    """Split the inputs that nothing has reached; return the nodes that touch them.
+    """Split the inputs that no axes have reached, and return the nodes that touch them.
 
-    They are split over the axes that nothing uses; over all, where no node that touches them has
-    values that are split either. The last axes are left out until they divide the dimension. A
-    node with a strategy reaches its operands, also where it needs them unsharded.
+    1. An input is split over the unused axes, or, if all axes are used and no node at the input has
+       a split value, over all axes. Minor axes are dropped until the rest divides the dimension.
+    2. Operands of a node with a strategy count as reached, even if the strategy keeps them
+       unsharded.
     """
     mesh, values = state.mesh, state.graph.values
     used = [a for dims in state.dims for axes in dims for a in axes]
-    every = mesh.simplify(mesh.names)  # an axis of size 1 splits nothing
-    free = tuple(a for a in every if not any(mesh.overlap(a, b) for b in used))
+    all_axes = mesh.simplify(mesh.names)  # without axes of size 1
+    free = tuple(a for a in all_axes if not any(mesh.overlap(a, b) for b in used))
     affected: list[int] = []
     for v, value in enumerate(values):
         members = state.members[v]
@@ -24,7 +25,7 @@ def split_inputs(state: PropagationState) -> list[int]:
         touching = [n for w in members for n in state.graph.touching[w]]
         if any(state.graph.nodes[n].strategy is not None for n in touching):
             continue
-        axes = free if any(_is_reached(state, n) for n in touching) else free or every
+        axes = free if any(_is_reached(state, n) for n in touching) else free or all_axes
         while axes and value.shape[0] % mesh.extent(axes):
             axes = axes[:-1]
         if axes:

@@ -1,8 +1,7 @@
-"""The fixed point: nodes are visited level by level, as long as one refines a value.
+"""The fixed point: nodes are visited level by level, as long as one of them refines a value.
 
-First all nodes forward, then those that touch a value that was refined. The nodes of a level find
-the same values, and what they propose for one value is granted together: so it does not matter
-which of them stands first.
+All nodes are visited forward, then the nodes at refined values. The nodes of a level see one state,
+and their proposals for a value are granted together, so their order does not matter.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,23 +15,26 @@ from shardir.algebra.sharding import DimAxes
 
 
 class Proposal(NamedTuple):
-    """The axes that a node proposes for a value."""
+    """The axes that a node proposes for a value.
+
+    Attributes:
+        position: the index of the value among the node's operands and results.
+    """
 
     dims: DimAxes
     node: int
     position: int
-    """Which of the node's values it is for, operands first."""
     update: NodeUpdate
 
 
 class Worklist:
-    """Iterates a state to its fixed point."""
+    """The iteration of a state to its fixed point."""
 
     def __init__(self, state: PropagationState):
         self.state, self.graph = state, state.graph
 
     def run(self, nodes: Iterable[int]) -> None:
-        """Visit these nodes, then whatever they have an effect on."""
+        """Visit nodes, and then all nodes that their refinements affect."""
         levels, touching = self.graph.levels, self.graph.touching
         todo = dict.fromkeys(nodes)
         while todo:
@@ -48,8 +50,8 @@ class Worklist:
                             sweep.add(n)
 
     def visit(self, nodes: Iterable[int]) -> list[tuple[int, int | None]]:
-        """Return the values that these nodes refine, each with the node that need not be visited
-        again for it."""
+        """Visit nodes of a level, and return the values that they refine, each with the node that
+        need not be visited again for it."""
         state, proposals = self.state, dict[int, list[Proposal]]()
         for n in nodes:
             node = self.graph.nodes[n]
@@ -61,14 +63,14 @@ class Worklist:
                 state.node_conflicts[n] = found.conflict
             touched = (*node.operands, *node.results)
             for i, (v, dims) in enumerate(zip(touched, found.dims, strict=True)):
-                mine = state.dims[v]
-                if dims is not mine and dims != mine:
+                present = state.dims[v]
+                if dims is not present and dims != present:
                     first = state.members[v][0]
                     proposals.setdefault(first, []).append(Proposal(dims, n, i, found))
         refined: list[tuple[int, int | None]] = []
         for first, of_value in proposals.items():
             members, before = state.members[first], state.dims[first]
-            dims = state.granted(first, [p.dims for p in of_value])
+            dims = state.grant(first, [p.dims for p in of_value])
             state.assign(first, dims)
             for p in of_value:
                 for d, axes in enumerate(dims):
@@ -80,20 +82,19 @@ class Worklist:
 
     def operands(self, node: Node) -> tuple[OperandState, ...]:
         """Return the states of a node's values, operands first."""
-        found = tuple([self.state.operand_state(v) for v in (*node.operands, *node.results)])
+        states = [self.state.operand_state(v) for v in (*node.operands, *node.results)]
         if node.forward and node.backward:
-            return found
-        found = list(found)
-        for i, s in enumerate(found):
-            mine, theirs = node.forward, node.backward
+            return tuple(states)
+        for i, s in enumerate(states):
+            proposes, changes = node.forward, node.backward
             if i >= len(node.operands):
-                mine, theirs = theirs, mine
-            silent = s.silent if mine else frozenset(range(len(s.shape)))
-            found[i] = s._replace(silent=silent, open=s.open if theirs else frozenset())
-        return tuple(found)
+                proposes, changes = changes, proposes
+            silent = s.silent if proposes else frozenset(range(len(s.shape)))
+            states[i] = s._replace(silent=silent, open=s.open if changes else frozenset())
+        return tuple(states)
 
     def record(self, proposal: Proposal, d: int) -> None:
-        """Record the provenance of the axes that are granted for dimension d."""
+        """Record the provenance of the axes granted for dimension d."""
         node = self.graph.nodes[proposal.node]
         assert node.factors is not None
         touched = (*node.operands, *node.results)
@@ -101,13 +102,13 @@ class Worklist:
         names = dims[proposal.position][d]
         sources = proposal.update.sources
         proposed_by = [sources[f] for f in names if f in sources]
-        found = dict.fromkeys(SourceDim(touched[i], e, axes) for i, e, axes in proposed_by)
-        provenance = Provenance("factors", proposal.node, tuple(found))
+        origins = dict.fromkeys(SourceDim(touched[i], e, axes) for i, e, axes in proposed_by)
+        provenance = Provenance("factors", proposal.node, tuple(origins))
         self.state.record(touched[proposal.position], d, provenance)
 
 
 class _Sweep:
-    """Nodes by their level, the lowest first; others may be added above that."""
+    """A queue of nodes by level, the lowest first. Nodes of higher levels may be added."""
 
     def __init__(self, levels: list[int], nodes: Iterable[int]):
         self.levels = levels
