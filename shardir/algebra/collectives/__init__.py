@@ -1,11 +1,11 @@
-"""The collectives: one record each, which planner, cost, dialect, interpreter and emitter read.
+"""The collectives: one record each, for planner, cost, dialect, interpreter and emitter.
 
     all_gather dim 0 over <dp>       [{tp, dp}, {}]  ->  [{tp}, {}]
 
-Most of them change the state of a value along their axes: replicated, sharded along a dimension,
-partial, or held by a root. From the states before and after, which the record has, follow the
-layout of the result and the errors. The op of the dialect (`dist.<name>`), numpy and torch are
-registered by the record's name. docs/how-to-add-a-collective.md adds one.
+Most collectives change the state of a value along their axes: replicated, sharded along a
+dimension, partial, or held by a root. A record has the states before and after, from which the
+layout of the result and the errors follow. The op of the dialect (`dist.<name>`), numpy and torch
+are registered by the record's name. docs/how-to-add-a-collective.md adds one.
 """
 
 from functools import lru_cache
@@ -41,13 +41,13 @@ __all__ = [
 ]  # fmt: skip
 
 PRICED = (*(name for name, c in COLLECTIVES.items() if c.communicates), "recv")
-"""The keys of a cluster's `collectives`: all that communicates."""
+"""The keys of a cluster's `collectives`: every kind that communicates."""
 
 _BETWEEN = {(c.start, c.end): c for c in COLLECTIVES.values() if c.start and c.planned}
 
 
 def between(start: AxisState, end: AxisState) -> Collective:
-    """Return the collective by which redistributions change one state to another."""
+    """Return the collective by which redistributions change the state of axes."""
     return _BETWEEN[start, end]
 
 
@@ -59,7 +59,7 @@ def move(
     """Return the step from the layout `before` that changes the state of axes.
 
     Args:
-        reduction: that of a new partial value, if not that of the value.
+        reduction: of a new partial value; the value's own if empty.
 
     Raises:
         ShardirError: the axes are not in the state `start`, or cannot get to `end`.

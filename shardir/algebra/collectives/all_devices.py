@@ -20,9 +20,9 @@ from shardir.algebra.traffic import fetched, sent, within
 from shardir.diagnostics import ShardirError, coded
 
 MAX_PACKED = 1 << 16
-"""The maximum number of elements, of all devices of a group, that the runtime copies into a buffer
-with other values that are gathered or scattered at once; larger ones have messages of their own,
-where their blocks are contiguous."""
+"""Bounds the elements, over all devices of a group, of a value that the runtime packs with other
+gathered or scattered values; a larger contiguous value has messages of its own. `shardir_runtime`
+has the same number, which a test compares."""
 
 
 @record
@@ -80,7 +80,7 @@ class ReduceScatter(Collective):
 
 @record
 class AllGather(Collective):
-    """Every device gets the shards along `dim` of all devices."""
+    """Each device gets the shards along `dim` of all devices."""
 
     name = "all_gather"
     fusible = True
@@ -102,7 +102,7 @@ class AllGather(Collective):
         return 10  # three views of its place and a copy; four views, a result and a copy
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        blocks, views = t.n * t.have, self.is_direct(t)  # what is sent is packed in its block
+        blocks, views = t.n * t.have, self.is_direct(t)  # the operand is packed into its block
         return held + blocks + (0 if views else t.after), blocks if views else t.after
 
 
@@ -120,8 +120,8 @@ class AllSlice(Collective):
 
 
 class Pairwise(Collective):
-    """A collective in which each device fetches the elements that it lacks, over the links of the
-    level at which their holder is."""
+    """A collective in which each device fetches the elements that it lacks, over the links between
+    it and their holder."""
 
     forms: ClassVar[GroupForms] = staticmethod(forms.pairwise)
 
@@ -161,12 +161,12 @@ class AllToAll(Pairwise):
             return super().received_by_level(t)
         part = t.after // t.n  # from each device
         sub_axes = t.mesh.cut(t.step.axes, t.mesh.level_sub_axes)
-        found, reached = [], 1
+        received, devices = [], 1
         for level in range(len(t.mesh.cluster_or_default.levels)):
             near = t.mesh.extent(tuple(within(t.mesh, level, sub_axes)))
-            found.append((near - reached) * part)
-            reached = near
-        return (tuple(found),)
+            received.append((near - devices) * part)
+            devices = near
+        return (tuple(received),)
 
     def packing_ops(self, n: int) -> int:
         return 6 * n + 2  # of each block five views and a copy; a result, and its copy
@@ -181,8 +181,8 @@ class AllToAll(Pairwise):
 
 @record
 class ReplicatedToPartial(Collective):
-    """A replicated value becomes partial: the first device of each group keeps it, the others hold
-    zeros (sum) or the same (max, min, mean)."""
+    """A replicated value becomes partial: the first device of each group keeps it; the other
+    devices hold zeros for a sum, and the value for max, min and mean."""
 
     name = "replicated_to_partial"
     start, end = AxisState.REPLICATED, AxisState.PARTIAL
@@ -204,7 +204,7 @@ class ShardedToPartial(Collective):
 
 @record
 class Exchange(Pairwise):
-    """From any split to any other: each device fetches exactly the elements that it lacks."""
+    """From any split to any other split: each device fetches exactly the elements that it lacks."""
 
     name = "exchange"
 

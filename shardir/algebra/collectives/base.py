@@ -37,9 +37,18 @@ GroupForms = Callable[[Levels], Forms] | None
 
 @dataclass(frozen=True)
 class CollectiveStep:
-    """The effect of a collective on one value. `layout` is the one after it; `dim` the dimension
-    that is gathered, scattered or sliced. An all-to-all splits `dim` and concatenates `concat`.
-    `root` and `pairs` are positions in a group, row-major over `axes`."""
+    """The effect of a collective on one value.
+
+    Attributes:
+        kind: the name of its record.
+        layout: after the step.
+        dim: the dimension that is gathered, scattered or sliced; that an all-to-all splits.
+        concat: the dimension that an all-to-all concatenates.
+        reduction: of partial values.
+        root: a position in a group, row-major over `axes`.
+        pairs: positions of sender and receiver of a permute, alternating.
+        windows: of a halo exchange.
+    """
 
     kind: str
     axes: Axes
@@ -58,9 +67,11 @@ class CollectiveStep:
 
     @property
     def record(self) -> "Collective":
+        """The record of the collective."""
         return COLLECTIVES[self.kind]
 
     def communicates(self, mesh: Mesh) -> bool:
+        """Whether devices communicate in the step."""
         return self.record.communicates and mesh.extent(self.axes) > 1
 
     def takes_time(self, mesh: Mesh) -> bool:
@@ -74,11 +85,12 @@ class CollectiveStep:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A step of a tensor of global `shape` and layout `before`: the numbers that its cost depends
-    on.
+    """A step of a tensor of global `shape` and layout `before`, with the numbers of its cost.
 
-    `alone`: no other value is moved with it. `typical`: the cost is that of a large
-    tensor, whose shards have several elements in each dimension."""
+    Attributes:
+        alone: the collective moves no other value.
+        typical: count as for a large tensor, whose shards have several elements in each dimension.
+    """
 
     mesh: Mesh
     shape: Shape
@@ -99,7 +111,7 @@ class Transfer:
 
     @cached_property
     def local_after(self) -> Shape:
-        """The shape of the largest shard after it."""
+        """The shape of the largest shard after the step."""
         return self.step.layout.local_shape(self.mesh, self.shape)
 
     @cached_property
@@ -109,7 +121,7 @@ class Transfer:
 
     @cached_property
     def after(self) -> int:
-        """The number of elements of the largest shard after it."""
+        """The number of elements of the largest shard after the step."""
         return prod(self.local_after)
 
     def is_packed(self, dim: int, of: Shape) -> bool:
@@ -130,23 +142,23 @@ class Collective(ABC):
     name: ClassVar[str]
     start: ClassVar[AxisState | None] = None
     end: ClassVar[AxisState | None] = None
-    """The states along its axes before and after it; None where it defines `after` itself."""
+    """The states along its axes before and after it; None if the class defines `after`."""
     transposed: ClassVar[str] = ""
-    """The collective that computes the transposed linear map, from the data of all devices after it
-    to their data before it; empty where that takes several."""
+    """The collective of the transposed linear map, from the data of all devices after it to the
+    data before it; empty if that takes several collectives."""
     planned: ClassVar[bool] = True
     """Whether redistributions are planned with it."""
     fusible: ClassVar[bool] = False
-    """Whether one may move several values at once."""
+    """Whether one op may move several values."""
     keeps_value: ClassVar[bool] = True
-    """Whether the global value is the same after it."""
+    """Whether it keeps the global value."""
 
     result: ClassVar[str] = "new"
-    """The memory of its result: `new`, a `view` of the operand, or the `operand` itself where the
-    data does not change."""
+    """The memory of its result: `new`, a `view` of the operand, or the `operand` itself if the data
+    does not change."""
     forms: ClassVar[GroupForms] = None
     rounds: ClassVar[int] = 1
-    """The minimum latency of its forms, in units of log2 n messages one after the other."""
+    """The minimum latency of its forms, in units of log2 n consecutive messages."""
 
     @property
     def communicates(self) -> bool:
@@ -154,7 +166,7 @@ class Collective(ABC):
         return self.forms is not None
 
     def moves(self, n: int) -> bool:
-        """Whether it does anything in groups of n devices."""
+        """Whether it moves data in groups of n devices."""
         return n > 1
 
     def forms_on(self, mesh: Mesh, axes: Axes) -> Forms:
@@ -171,7 +183,7 @@ class Collective(ABC):
     # ---- layouts ----
 
     def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
-        """Return the layout of the result, from that of the operand.
+        """Return the layout of the result from the layout of the operand.
 
         Raises:
             ShardirError: the collective cannot be applied to a value with this layout.
@@ -189,33 +201,31 @@ class Collective(ABC):
         if self.end is AxisState.SHARDED:
             return split_along(rest, step.dim, axes, mesh)
         if self.end is AxisState.PARTIAL:
-            kind = (
-                step.reduction if self.start is AxisState.REPLICATED else "sum"
-            )  # zeros elsewhere
-            return more_partial(rest, axes, kind, mesh)
+            is_replicated = self.start is AxisState.REPLICATED  # otherwise zeros elsewhere: a sum
+            return more_partial(rest, axes, step.reduction if is_replicated else "sum", mesh)
         return rest
 
     def check(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> None:
-        """Raise ShardirError when the step's layout does not follow from that before it."""
+        """Raise ShardirError unless the step's layout follows from the layout before it (C3)."""
         expected = self.after(mesh, before, step)
         if step.layout.simplified(mesh) != expected.simplified(mesh):
             found = f"expected a result with layout [{expected}], got [{step.layout}]"
             raise ShardirError(coded("C3", found))
 
     def transpose(self, step: CollectiveStep, before: Layout) -> CollectiveStep:
-        """Return the transpose of a step: from the cotangent of its result to that of its operand,
-        which has the layout `before`."""
+        """Return the transpose of a step, from the cotangent of its result to the cotangent of its
+        operand, which has the layout `before`."""
         return replace(step, kind=self.transposed, layout=before)
 
     def passes(self, step: CollectiveStep, n: int) -> Iterator[tuple[int, int]]:
-        """Yield the positions in a group of n of which the second gets the shard of the first."""
+        """Yield pairs of positions in a group of n: the second gets the shard of the first."""
         return iter(())
 
     # ---- cost ----
 
     def received(self, t: Transfer) -> int:
-        """Return the elements that a device receives, all from the outermost level that its group
-        spans, as a device at the edge of a unit does in a ring."""
+        """Return the elements that a device receives, all over the outermost level that its group
+        spans, as at the edge of a unit in a ring."""
         return 0
 
     def received_by_level(self, t: Transfer) -> Cases:
@@ -225,40 +235,43 @@ class Collective(ABC):
         return (tuple(received if i == outermost else 0 for i in range(levels)),)
 
     def size(self, t: Transfer) -> float:
-        """Return the number of elements of which its forms take the bytes."""
+        """Return the number of elements whose bytes its forms price."""
         return t.have
 
     def memory(self, t: Transfer, held: int) -> tuple[int, int]:
-        """Return the peak number of elements that are live on a device during the step, and the
-        number that the result keeps alive, by the runtime on CPU devices. The operand keeps `held`
-        elements alive."""
+        """Return the peak of the elements that live on a device during the step, and the elements
+        that the result keeps alive, for the runtime on CPUs.
+
+        Args:
+            held: elements that the operand keeps alive.
+        """
         return held + t.after, t.after
 
     def is_direct(self, t: Transfer) -> bool:
-        """Whether the value is moved without a buffer that it shares with others."""
+        """Whether the value moves without a buffer shared with other values."""
         return t.alone
 
     def buffers(self, t: Transfer) -> int:
-        """Return the elements of the step's buffers beside its operand and result: to pack what is
-        not contiguous, and to unpack what arrives."""
+        """Return the elements of the step's buffers besides operand and result, for packing and
+        unpacking."""
         if t.n == 1:
             return 0
         peak, _ = self.memory(t, t.have)
         return max(0, peak - t.have - t.after)
 
     def packing_ops(self, n: int) -> int:
-        """Return the number of ops by which the runtime brings each of several values into their
-        buffer and out of it in groups of n devices: views, copies, and new tensors. What it copies
-        for all values at once is none of one."""
+        """Return the number of ops (views, copies, new tensors) by which the runtime moves one of
+        several values into their buffer and out of it, in groups of n devices. Ops for all values
+        together do not count."""
         return 0
 
     def packed(self, t: Transfer) -> int:
-        """Return the elements of its buffers that are freed before the runtime sums up."""
+        """Return the elements of its buffers that the runtime frees before it sums."""
         return 0
 
     def summed(self, t: Transfer) -> int:
-        """Return the elements that the runtime sums up, of floats shorter than f32 in f32, where no
-        buffer has been freed for that."""
+        """Return the elements that the runtime sums, f16 and bf16 in f32, without a buffer that was
+        freed before."""
         return 0
 
 
@@ -273,7 +286,7 @@ def record(kind: type[Collective]) -> type[Collective]:
 
 
 def check_position(position: int, n: int) -> None:
-    """Raise ShardirError when a group of n devices has no such position."""
+    """Raise ShardirError unless a group of n devices has this position (C9)."""
     if not 0 <= position < n:
         found = f"expected a position in a group of {n} devices, got {position}"
         raise ShardirError(coded("C9", found, use=f"use 0 to {n - 1}"))

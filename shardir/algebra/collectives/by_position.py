@@ -1,4 +1,4 @@
-"""Collectives that name single devices of a group, by their positions in it."""
+"""Collectives that name single devices of a group by position."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,7 +35,8 @@ class Broadcast(Collective):
 
 @record
 class Gather(Collective):
-    """The root gets the shards along `dim` of all devices, the others zeros: a partial sum."""
+    """The root gets the shards along `dim` of all devices, the other devices zeros: a partial
+    sum."""
 
     name = "gather"
     start, end = AxisState.SHARDED, AxisState.PARTIAL

@@ -1,4 +1,4 @@
-"""Halo exchanges: the windows of a split dimension, of which neighbours hold elements."""
+"""Halo exchanges: windows of a split dimension whose elements are partly on neighbours."""
 
 from dataclasses import replace
 from math import prod
@@ -13,14 +13,14 @@ from shardir.diagnostics import ShardirError, coded
 
 
 class Halo(Collective):
-    """On one side a dimension `dim`; on the other `dim`, its windows, and `dim` + 1, the elements
-    of each. The dimension and its windows are split over the same axes."""
+    """The collective between a dimension `dim` and its windows, with their elements in dimension
+    `dim` + 1. The dimension and the windows are split over the same axes."""
 
     planned = False
     keeps_value = False
     forms = staticmethod(forms.direct)
     width: ClassVar[int]
-    """The number of the operand's dimensions that are exchanged: 1, or 2 for windows."""
+    """The number of the operand's dimensions that take part: 1, or 2 for windows."""
 
     def after(self, mesh: Mesh, before: Layout, step: CollectiveStep) -> Layout:
         check_dim(before, step.dim)
@@ -46,8 +46,7 @@ class Halo(Collective):
 
 @record
 class HaloUnfold(Halo):
-    """The windows of a split dimension: each device fetches the elements of its windows that it
-    lacks."""
+    """The windows of a split dimension: each device fetches missing elements of its windows."""
 
     name = "halo_unfold"
     transposed = "halo_fold"
@@ -63,8 +62,8 @@ class HaloUnfold(Halo):
 
 @record
 class HaloFold(Halo):
-    """Windows added onto their elements: each device sends the elements of its windows that others
-    hold."""
+    """Windows added onto their elements: each device sends the elements of its windows that lie on
+    other devices."""
 
     name = "halo_fold"
     transposed = "halo_unfold"
