@@ -93,11 +93,11 @@ def _can_exchange(
     return is_equal and layout.even(problem.mesh, problem.shape)
 
 
-Frontier = list[tuple[Layout, Path]]
+PathEnds = list[tuple[Layout, Path]]
 
 
 def _join(
-    problem: RedistributionProblem, itemsize: int, heads: Frontier, tails: Frontier, best: Path
+    problem: RedistributionProblem, itemsize: int, heads: PathEnds, tails: PathEnds, best: Path
 ) -> Path:
     """Return the fastest plan of a head, an exchange and a tail; `best` if none is faster."""
     mesh, size = problem.mesh, prod(problem.shape) * itemsize
@@ -121,7 +121,7 @@ def _join(
     return best
 
 
-def _split_numbers(frontier: Frontier) -> tuple[list[Axes], Indices]:
+def _split_numbers(frontier: PathEnds) -> tuple[list[Axes], Indices]:
     """Return the distinct splits of a dimension, and their numbers: [layout, dimension]."""
     numbers: dict[Axes, int] = {}
     rows = [[numbers.setdefault(axes, len(numbers)) for axes in l.dims] for l, _ in frontier]

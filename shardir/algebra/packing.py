@@ -1,27 +1,26 @@
 """The search for offsets of buffers in a block of given bytes.
 
-A section is a set of buffers that are all live at one time, and in no larger such set. Every buffer
-is live in consecutive sections, and two buffers overlap in time if they share a section. A state
-has, for each section, the height up to which it is decided on, and the buffers that are not placed.
-The steps from a state to the next:
+A section is a maximal set of buffers that are live at one time. A buffer is live in consecutive
+sections; two buffers overlap in time if they share a section. A state has, for each section, the
+height up to which it is decided, and the buffers that are not placed. Steps of the search:
 
-1. Heights rise. A buffer is not below the heights of its sections, and a section is empty up to the
-   lowest of its buffers. A section whose height and remaining bytes exceed the block has no
-   solution.
-2. A section is chosen beside which no section is lower. One of its buffers is at its height, or
-   none is: then it is empty up to the next height on which a buffer can rest. In a solution in
-   which no buffer can be moved down, each is at 0 or rests on another one, so these are all cases.
-3. Equal buffers are tried once, and states that had no solution are not entered again.
+1. Heights rise. A buffer lies above the heights of its sections, and a section is empty up to its
+   lowest buffer. A section whose height and remaining bytes exceed the block has no solution.
+2. A section beside which no section is lower is chosen. Either one of its buffers is placed at its
+   height, or the section stays empty up to the next height on which a buffer can rest. These are
+   all cases: in a solution in which no buffer can move down, each buffer is at 0 or rests on
+   another one.
+3. Equal buffers are tried once, and states without a solution are not entered again.
+4. A failure is explained by a set of sections, since each height has the set of sections that
+   caused it. A step that changed none of these sections did not cause the failure, and is undone
+   without its other choices. So parts of the program that do not touch each other are searched one
+   after the other, not in all combinations.
 
-The ideas are those of MiniMalloc (Moffitt, ASPLOS 2023): buffers that rest on one another, bounds
-of sections, dominated placements, decomposition in time. The choice of a section is our own, and so
-is the next: a failure is explained by sections. To a section's height belongs the set of sections
-that caused it; a step that changed none of the sections of an explanation did not cause the
-failure, and is undone without trying its other choices. So parts of the program that do not touch
-each other at this height are searched one after the other, not in all combinations.
+Resting buffers, bounds of sections, dominated placements and decomposition in time are ideas of
+MiniMalloc (Moffitt, ASPLOS 2023); the choice of a section, and 4, are our own.
 
-The searches in turn differ in the section and the buffer that they choose first, and end after a
-number of states: a search that is lucky needs little more than one state for each buffer.
+Searches with different orders run in turn, each for a limited number of states: a lucky search
+needs little more than one state for each buffer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,22 +37,25 @@ NEVER = 1 << 60
 """The height of a section without buffers to place: above all heights."""
 
 STATES = (3, 10, 30)
-"""The numbers of states for each buffer after which another search begins, by rounds."""
+"""Bounds the states, for each buffer, of each search of a round."""
 
 FIXED_WORK = 2000
-"""The work for a state besides that for its pairs of a buffer and a section."""
+"""The work of a state besides its pairs of a buffer and a section, in the time of a pair."""
 
 Skip = tuple[int, int]
-"""A section that is empty up to a height."""
+"""A section, and the height up to which it stays empty."""
 
 
 class SearchOrder(NamedTuple):
     """The order in which a search tries sections and buffers.
 
-    section: `forced`, with the fewest choices; `near`, the same, then the one nearest to the last;
-    `low`, the lowest. Buffers with a large length ** wide * size ** (1 - wide) come first, times
-    1 + flush for each end at which they end where the flat part around the section does, times a
-    random factor of up to 1 + noise.
+    Buffers come by descending length ** wide * size ** (1 - wide), times 1 + flush for each end
+    that coincides with an end of the flat part around the section, times a random factor of up to
+    1 + noise.
+
+    Attributes:
+        section: `low` takes the lowest section; `forced` the section with the fewest choices;
+            `near` breaks ties of `forced` by the distance to the last section.
     """
 
     section: str
@@ -68,12 +70,18 @@ ORDERS = tuple(
         (0.75, 0.25, 1.0, 0.0, 0.5), (0.0, 3.0), ("low", "forced", "near")
     )
 )
-"""The orders of the searches of a round; after the rounds of STATES with noise."""
+"""The orders of the searches of a round. After the rounds of STATES they have noise."""
 
 
 class PackingState(NamedTuple):
-    """Heights of sections (and 0 past the last one), which buffers are not placed, the bytes of
-    those in each section, and for each section the set of those that caused its height, as bits."""
+    """A state of the search.
+
+    Attributes:
+        heights: of sections, and 0 past the last one.
+        alive: the mask of the buffers that are not placed.
+        left: by section, the bytes of these buffers.
+        causes: by section, the sections that caused its height, as bits.
+    """
 
     heights: np.ndarray
     alive: np.ndarray
@@ -83,8 +91,13 @@ class PackingState(NamedTuple):
 
 @dataclass
 class Branch:
-    """A state with its choices: buffers at `height`, and perhaps to skip. `conflict` is the set of
-    sections that explain why the choices before `tried` failed."""
+    """A state with its choices.
+
+    Attributes:
+        height: at which a buffer is placed.
+        choices: buffers, and perhaps a Skip.
+        conflict: the sections, as bits, that explain the failure of the choices before `tried`.
+    """
 
     state: PackingState
     key: bytes
@@ -95,9 +108,10 @@ class Branch:
 
 
 class PackingSearch:
-    """The search for one set of buffers (their start, end and size; sizes above 0).
+    """The search for offsets of one set of buffers.
 
     Args:
+        buffers: start, end and size of each; sizes are above 0.
         max_work: the limit of all runs together; see FIXED_WORK.
     """
 
@@ -108,7 +122,7 @@ class PackingSearch:
         sections = [a for a, b in pairwise(times) if a in begins and b in stops]
         self.first: list[int] = np.searchsorted(sections, starts).tolist()
         self.last: list[int] = np.searchsorted(sections, ends).tolist()
-        """The first section of each buffer, and the one after its last."""
+        """The first section of each buffer, and the section after its last one."""
         self.sizes: list[int] = list(sizes)
         self.unit = gcd(*sizes)
         self.number = len(sections)
@@ -131,7 +145,7 @@ class PackingSearch:
         self._failed: dict[bytes, int] = {}
 
     def run(self, capacity: int, max_work: int) -> list[int] | None:
-        """Return offsets in a block of `capacity` bytes, or None: there are none, or the limits of
+        """Return offsets in a block of `capacity` bytes; None if there are none, or if a limit of
         work ended the search."""
         if max(sum(self.sizes[b] for b in section) for section in self.live) > capacity:
             return None
@@ -141,15 +155,15 @@ class PackingSearch:
             self._order = order
             spans = (self._lasts - self._firsts).astype(float)
             self._priority = spans**order.wide * self._sizes ** (1 - order.wide)
-            found = self._search(states, until)
-            if found is not None:
-                return found or None
+            offsets = self._search(states, until)
+            if offsets is not None:
+                return offsets or None
             if self.work >= until:
                 return None
         raise AssertionError("searches do not end")
 
     def _searches(self) -> Iterator[tuple[SearchOrder, int]]:
-        """Yield the searches: their orders, and the number of states of each."""
+        """Yield the order and the number of states of each search."""
         for states in STATES:
             for order in ORDERS:
                 yield order, states * len(self.sizes)
@@ -159,7 +173,7 @@ class PackingSearch:
                 yield noisy, STATES[-1] * len(self.sizes)
 
     def _search(self, states: int, until: int) -> list[int] | None:
-        """Return offsets; none, `[]`, if there are none; None at one of the limits."""
+        """Return offsets; [] if the block has no solution; None at a limit."""
         self._near = 0
         offsets = [0] * len(self.sizes)
         left = np.add.reduceat(self._sizes[self._flat], self._begins)
@@ -203,7 +217,8 @@ class PackingSearch:
         return []
 
     def _fail(self, branch: Branch, conflict: int) -> None:
-        """The last choice of a branch failed. If it changed nothing that explains it, so do all."""
+        """Record that the last choice of a branch failed. If it changed no section of the conflict,
+        all choices fail."""
         choice = branch.choices[branch.tried - 1]
         if isinstance(choice, tuple):
             changed = 1 << choice[0]
@@ -215,7 +230,7 @@ class PackingSearch:
             branch.conflict, branch.tried = conflict, len(branch.choices)
 
     def _enter(self, state: PackingState) -> Branch | int:
-        """Return the choices in a state; if it has no solution, the sections that explain it."""
+        """Return the branch of a state; if it has no solution, the conflict, as bits."""
         self.work += len(self._flat) + FIXED_WORK
         raised = self._raise(state)
         if isinstance(raised, int):
@@ -231,7 +246,7 @@ class PackingSearch:
         here = [b for b in self.live[section] if alive[b]]
         height, bottom = int(heights[section]), bottoms.tolist()
         levels = heights.tolist()
-        choices = self._sorted([b for b in here if bottom[b] == height], section, levels)
+        choices = self._sort([b for b in here if bottom[b] == height], section, levels)
         above = [b for b in here if bottom[b] > height]
         conflict = causes[section] | self._blocking(levels, section, height + 1, above, causes)
         slack = self._capacity - height - int(left[section])
@@ -247,8 +262,8 @@ class PackingSearch:
         return Branch(state, key, height, choices, conflict)
 
     def _raise(self, state: PackingState) -> tuple[PackingState, np.ndarray] | int:
-        """Return the state with heights raised as far as its buffers require, and the height above
-        which each buffer is; if there is no solution, the sections that explain it."""
+        """Return the state with heights raised as far as its buffers require, and the minimum
+        offset of each buffer; if there is no solution, the conflict, as bits."""
         heights, alive, left, causes = state
         while True:
             bottoms = np.maximum.reduceat(heights, self._ranges)[::2]
@@ -270,7 +285,7 @@ class PackingSearch:
             heights = np.append(np.maximum(lowest, heights[:-1]), 0)
 
     def _choose(self, state: PackingState, bottoms: np.ndarray) -> int:
-        """Return the section to decide on, beside which no section is lower."""
+        """Return the section to decide on: no section beside it is lower."""
         heights = state.heights[:-1]
         low = np.minimum.reduceat(state.heights, self._ranges)[::2]
         low[~state.alive] = NEVER
@@ -288,8 +303,8 @@ class PackingSearch:
         self._near = int(allowed[best])
         return self._near
 
-    def _sorted(self, buffers: list[int], section: int, levels: list[int]) -> list[int | Skip]:
-        """Return the buffers in the order in which to try them, equal ones once."""
+    def _sort(self, buffers: list[int], section: int, levels: list[int]) -> list[int | Skip]:
+        """Return buffers in the order of trials, without repetitions of equal buffers."""
         height = levels[section]
         left, right = section, section + 1
         while left and levels[left - 1] <= height:
@@ -309,8 +324,8 @@ class PackingSearch:
     def _blocking(
         self, levels: list[int], section: int, up: int, buffers: list[int], causes: list[int]
     ) -> int:
-        """Return what explains that each of the buffers, live in a section, is not below `up`: the
-        nearest sections that are so high, on one side if they suffice, else on both."""
+        """Return the sections, as bits, that explain why no buffer of a section is below `up`: the
+        causes of the nearest section as high as that, on one side if it suffices, else on both."""
         if not buffers:
             return 0
         first, last = min(self.first[b] for b in buffers), max(self.last[b] for b in buffers)

@@ -116,15 +116,15 @@ def to_placements(
     placements = tuple(found.get(a, Replicate()) for a in dims)
     cuts = [*zip(dims, placements, strict=True)]
     for i, (size, axes) in enumerate(zip(shape, layout.dims, strict=True)):
-        ours, theirs = _shards(mesh, size, axes), _held(mesh, size, axes, cuts, i)
-        if ours != theirs:
-            k = next(k for k, ranges in enumerate(ours) if ranges != theirs[k])
-            sized = _sized(mesh, size, tuple(axes), theirs)
+        own, dtensor = _layout_ranges(mesh, size, axes), _held_ranges(mesh, size, axes, cuts, i)
+        if own != dtensor:
+            k = next(k for k, ranges in enumerate(own) if ranges != dtensor[k])
+            sized = _with_sizes(mesh, size, tuple(axes), dtensor)
             raise ShardirError(
                 f"dimension {i} of size {size} over {axes_text(axes)}: expected "
-                f"{_ranges_text(ours[k])} on rank {mesh.moved(0, axes, k)}, got "
-                f"{_ranges_text(theirs[k])} by DTensor, which cuts by one mesh dim after another; "
-                f"use a size that {len(ours)} divides"
+                f"{_ranges_text(own[k])} on rank {mesh.moved(0, axes, k)}, got "
+                f"{_ranges_text(dtensor[k])} by DTensor, which cuts by one mesh dim after another; "
+                f"use a size that {len(own)} divides"
                 + (f", or DTensor's shards, {axes_text(sized)}" if sized is not None else "")
             )
     return dims, placements
@@ -172,9 +172,9 @@ def from_placements(
     split: list[Axes] = []
     cuts = [*zip(dims, placements, strict=True)]
     for i, (size, axes) in enumerate(zip(shape, map(tuple, orders), strict=True)):
-        held = _held(mesh, size, axes, cuts, i)
-        if (sized := _sized(mesh, size, axes, held)) is None:
-            shards = _shards(mesh, size, axes)
+        held = _held_ranges(mesh, size, axes, cuts, i)
+        if (sized := _with_sizes(mesh, size, axes, held)) is None:
+            shards = _layout_ranges(mesh, size, axes)
             k = next(k for k, ranges in enumerate(shards) if ranges != held[k])
             raise ShardirError(
                 f"dimension {i} of size {size}: expected ranges in the order of {axes_text(axes)}, "
@@ -189,7 +189,7 @@ def from_placements(
 
 
 def _cut(mesh: Mesh, axes: Axes, dims: Axes) -> Axes:
-    """Return axes as dims of the device mesh."""
+    """Return axes cut into dims of the device mesh."""
     cut = mesh.cut(mesh.simplify(axes), dims)
     cut = tuple(mesh.simplify((a,))[0] for a in cut)
     if missing := [a for a in cut if a not in dims]:
@@ -201,8 +201,8 @@ def _cut(mesh: Mesh, axes: Axes, dims: Axes) -> Axes:
 
 
 def _insert(mesh: Mesh, order: list[Axis], a: Axis, split_factor: int, n: int) -> None:
-    """Put the axis of mesh dim `n` where `split_factor` parts are major to it among the axes of
-    later mesh dims, cutting one of them at a sub-axis where that is needed."""
+    """Insert the axis of mesh dim `n` behind axes of later mesh dims with `split_factor` parts,
+    cutting one of them into sub-axes if necessary."""
     extents = [mesh.extent((b,)) for b in order]
     major = [*accumulate(extents, mul, initial=1)]
     for k, parts in enumerate(major):
@@ -234,7 +234,7 @@ def dtensor_ranges(
     ranges: Ranges = [(0, size)] if size else []
     for (p, parts), k in zip(placements, coordinates, strict=True):
         pieces = [_chunk(ranges, p.split_factor, i) for i in range(p.split_factor)]
-        ranges = _joined([r for piece in pieces for r in _chunk(piece, parts, k)])
+        ranges = _merge([r for piece in pieces for r in _chunk(piece, parts, k)])
     return ranges
 
 
@@ -252,7 +252,8 @@ def _chunk(ranges: Ranges, parts: int, k: int) -> Ranges:
     return out
 
 
-def _joined(ranges: Ranges) -> Ranges:
+def _merge(ranges: Ranges) -> Ranges:
+    """Return ranges with adjacent ones merged."""
     out: Ranges = []
     for a, b in ranges:
         if out and out[-1][1] == a:
@@ -261,26 +262,27 @@ def _joined(ranges: Ranges) -> Ranges:
     return out
 
 
-def _held(
+def _held_ranges(
     mesh: Mesh, size: int, axes: Axes, cuts: Sequence[tuple[Axis, DTensorPlacement]], dim: int
 ) -> list[Ranges]:
     """Return the ranges of a dimension that DTensor assigns to each position along `axes`."""
-    mine = [(a, p) for a, p in cuts if isinstance(p, Shard) and p.dim == dim]
-    steps = [(p, mesh.extent((a,))) for a, p in mine]
+    own = [(a, p) for a, p in cuts if isinstance(p, Shard) and p.dim == dim]
+    steps = [(p, mesh.extent((a,))) for a, p in own]
     ranks = [mesh.moved(0, axes, k) for k in range(mesh.extent(axes))]
-    return [dtensor_ranges(size, steps, [mesh.coordinate(r, a) for a, _ in mine]) for r in ranks]
+    return [dtensor_ranges(size, steps, [mesh.coordinate(r, a) for a, _ in own]) for r in ranks]
 
 
-def _shards(mesh: Mesh, size: int, axes: Axes) -> list[Ranges]:
+def _layout_ranges(mesh: Mesh, size: int, axes: Axes) -> list[Ranges]:
     """Return the ranges that a layout assigns to each position along `axes`."""
     bounds = [mesh.bounds(size, axes, k) for k in range(mesh.extent(axes))]
     return [[(a, b)] if a < b else [] for a, b in bounds]
 
 
-def _sized(mesh: Mesh, size: int, axes: Axes, held: list[Ranges]) -> Axes | None:
-    """Return `axes` with explicit sizes that have these shards; None if there are none."""
+def _with_sizes(mesh: Mesh, size: int, axes: Axes, held: list[Ranges]) -> Axes | None:
+    """Return `axes` with explicit sizes whose shards are the ranges `held`; None if no sizes
+    give them."""
     sized = SizedAxes(axes, tuple(sum(b - a for a, b in ranges) for ranges in held))
-    return sized if _shards(mesh, size, sized) == held else None
+    return sized if _layout_ranges(mesh, size, sized) == held else None
 
 
 def _ranges_text(ranges: Ranges) -> str:

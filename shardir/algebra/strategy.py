@@ -22,8 +22,15 @@ Cut = int | Axes
 
 @dataclass(frozen=True)
 class Strategy:
-    """One tuple of cuts per operand, optionally one per result; `mesh` None is the only mesh. The
-    operands of a linear op may be `partial`; its results then are."""
+    """The cuts of an op's operands.
+
+    Attributes:
+        mesh: its name; None stands for the only mesh.
+        operands: a cut for each dimension of each operand.
+        results: the same for results; None if not given.
+        partial: axes over which the operands of a linear op, and so its results, are partial.
+        reduction: of partial operands.
+    """
 
     mesh: str | None
     operands: tuple[tuple[Cut, ...], ...]
@@ -38,10 +45,10 @@ class Strategy:
         return f"{mesh}{_cuts_text(self.operands)}{results}{partial}"
 
     def op_sharding(self, factors: Factors, mesh: Mesh) -> OpSharding:
-        """The sharding of an op with this strategy.
+        """Return the sharding of an op with this strategy.
 
         Raises:
-            ShardirError: it does not fit the op or the mesh.
+            ShardirError: the strategy does not fit the op or the mesh.
         """
         chosen = self.factor_axes(factors, mesh)
         partial = None
@@ -50,7 +57,7 @@ class Strategy:
             partial = Layout(mesh.name, (), self.partial, self.reduction).simplified(mesh)
         found = try_op_sharding(factors, chosen, mesh, partial)
         if found is None:
-            self._check_twice(factors, chosen, mesh)
+            self._check_overlap(factors, chosen, mesh)
             where, names = next(
                 (where, names)
                 for where, names in _dimensions(factors)
@@ -63,7 +70,8 @@ class Strategy:
             raise ShardirError(coded("S6", message, use=fix))
         return found
 
-    def _check_twice(self, factors: Factors, chosen: FactorAxes, mesh: Mesh) -> None:
+    def _check_overlap(self, factors: Factors, chosen: FactorAxes, mesh: Mesh) -> None:
+        """Raise ShardirError if two factors use overlapping axes (S9)."""
         uses = [(_first_dimension(factors, f), a) for f, axes in chosen.items() for a in axes]
         uses += [(f"partial {self.reduction}", a) for a in self.partial]
         for (first, a), (second, b) in combinations(uses, 2):
@@ -75,6 +83,7 @@ class Strategy:
                 raise ShardirError(coded("S9", message))
 
     def _check_partial(self, factors: Factors, mesh: Mesh) -> None:
+        """Raise ShardirError unless the op may have partial operands (S10)."""
         for a in self.partial:
             _check_axis(mesh, a, "partial")
         if not (factors.linear and (factors.linear == "any" or self.reduction == "sum")):
@@ -85,11 +94,11 @@ class Strategy:
             raise ShardirError(coded("S10", message))
 
     def factor_axes(self, factors: Factors, mesh: Mesh) -> FactorAxes:
-        """The axes of each factor of an op.
+        """Return the axes of each factor of an op.
 
         Raises:
-            ShardirError: the arity is wrong, an axis is unknown, entries of one factor disagree,
-                or the slices exceed (or do not fit) the devices.
+            ShardirError: a number of groups or entries is wrong, an axis is unknown, entries of one
+                factor disagree, or the slices do not fit the devices.
         """
         counts: dict[str, int] = {}
         axes: dict[str, Axes] = {}
@@ -103,8 +112,8 @@ class Strategy:
             raise ShardirError(coded("S1", message))
         if axes:
             return axes
-        every = factors.dealt or [f for f, _ in factors.sizes]
-        order = tuple(f for f in every if counts.get(f, 1) > 1)
+        dealt = factors.dealt or [f for f, _ in factors.sizes]
+        order = tuple(f for f in dealt if counts.get(f, 1) > 1)
         total = 1
         for f in order:
             total *= counts[f]
@@ -211,7 +220,7 @@ def _check_axis(mesh: Mesh, a: Axis, where: str) -> None:
 
 
 def _dimensions(factors: Factors) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each dimension of an op's values, as messages call it, with its factors."""
+    """Yield each dimension of an op's values, as text for messages, with its factors."""
     for what, values in (("operand", factors.operands), ("result", factors.results)):
         for i, dims in enumerate(values):
             for d, names in enumerate(dims):
@@ -219,7 +228,7 @@ def _dimensions(factors: Factors) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _first_dimension(factors: Factors, factor: str) -> str:
-    """Return the first dimension that has a factor, as messages call it."""
+    """Return the first dimension that has a factor, as text for messages."""
     return next(where for where, names in _dimensions(factors) if factor in names)
 
 
@@ -234,7 +243,7 @@ def _cannot_split(factors: Factors, names: tuple[str, ...], where: str, got: str
         return coded("S6", message, use="leave it unsharded")
     if isinstance(names, SlicedDim):
         slices = ", ".join(map(str, names.slices))
-        message = f"{where}: expected shards of as many of its slices <{slices}> each, got {got}"
+        message = f"{where}: expected equally many of its slices <{slices}> per shard, got {got}"
         return coded("S6", message, use="write a number, or the sizes of the shards")
     sizes = " x ".join(str(factors.size(f)) for f in names)
     message = f"{where}: expected a split of its factors {sizes} in this order, got {got}"
