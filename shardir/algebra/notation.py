@@ -36,10 +36,10 @@ NamedOptions = tuple[str, tuple[tuple[str, Any], ...]]
 
 
 def _figure(at: "Word", name: str, figure: Any) -> Any:
-    """Return a figure of a cluster, which stands at a word.
+    """Return a figure of a cluster. `at` is its place, for messages.
 
     Raises:
-        NotationError: a cluster cannot have it.
+        NotationError: the figure is out of range.
     """
     figures: dict[str, Any] = {"levels": (), name: figure}
     try:
@@ -50,15 +50,15 @@ def _figure(at: "Word", name: str, figure: Any) -> Any:
 
 
 def _number_of(name: str) -> Callable[[Any, list[Any]], float]:
-    """Return the value of a rule for a figure of a cluster that is one number."""
+    """Return the reduction of a rule whose figure is one number."""
     return lambda values, c: _figure(c[0], name, float(c[0]))
 
 
 def _rate(what: str, c: list[Any], names: tuple[str, ...]) -> tuple[Any, float]:
-    """Return one of the names with its number.
+    """Return a name with its number.
 
     Raises:
-        NotationError: it is none of them, or a cluster cannot have the number.
+        NotationError: `names` does not have the name, or the number is out of range.
     """
     name, number = c[0], float(c[1])
     if name not in names:
@@ -99,7 +99,7 @@ def check_sizes(axes: Sequence[tuple[Any, int]]) -> None:
 
 
 class Word(str):
-    """A terminal, which begins at `start_pos`."""
+    """A terminal, and its offset in the text."""
 
     start_pos: int
 
@@ -297,7 +297,7 @@ def grammar(file: str) -> str:
 
 
 def read(machine: Machine, text: str, start: str, what: str) -> Any:
-    """Return the value of a text; messages call it `what`. Raises NotationError."""
+    """Return the value of a text. `what` names it in messages. Raises NotationError."""
     try:
         return machine.run(text, start)
     except UnexpectedError as e:
@@ -355,7 +355,7 @@ def parse_strategy(text: str) -> Strategy:
     """`((2, 4), (4, 1))`, `@m, (({tp}, {}), ...) -> ((...)), partial sum {dp}` -> Strategy.
 
     Raises:
-        NotationError: the text is no strategy.
+        NotationError: the text is not a strategy.
     """
     return _parse(text, "strategy", "a strategy: ((2, 4), (4, 1)) or (({dp}, {tp}), ({tp}, {}))")
 

@@ -10,10 +10,12 @@
     @step values "h" : [{dp}], strategy <(({dp}, {}), ({}, {}))>    // of one function
     @step : search<objective = 0.00015, bound = 0.00015, gap = 0.0>  // as a search left it
 
-A layout with fewer dimensions than the value is of the leading ones; the others are unsharded. Of
-the lines that match a name, the first with a layout decides on the layout, the first with `uses` on
-that, and so on. In a pattern `*` is any text, `?` any character, `{a,b}` one of several texts, and
-a character in brackets, `[*]`, stands for itself. Text after `//` or `#` is a comment.
+1. A layout with fewer dimensions than the value is of the leading dimensions; the rest is
+   unsharded.
+2. Each field of a name comes from the first matching line that has it: the layout from the first
+   line with a layout, `uses` from the first line with `uses`, and so on.
+3. In a pattern `*` is any text, `?` any character, `{a,b}` one of several texts, and a character in
+   brackets, `[*]`, stands for itself. Text after `//` or `#` is a comment.
 """
 
 import json
@@ -42,19 +44,18 @@ class NameKind(StrEnum):
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """The layouts and marks that a plan has for a value; None for those that it has not. Layouts
-    are of the leading dimensions, and of no mesh in particular.
+    """The layouts and marks of a value in a plan; None for a missing field. Layouts are of the
+    leading dimensions, and of no mesh in particular.
 
     Attributes:
-        uses: that of an argument where it is used; it is redistributed to it.
-        states: that of the optimizer's states of a parameter.
-        recompute: whether the value, or the argument as it is used, is made again in the backward
-            part.
-        parts: those of the parts that a parameter is cut in, in place of its product; one is that
-            of all parts.
+        uses: the layout to which an argument is redistributed before its uses.
+        states: the layout of the optimizer's states of a parameter.
+        recompute: the value, or the argument in the layout `uses`, is rematerialised in the
+            backward part.
+        parts: the layouts of the parts of a parameter whose product is cut; one layout serves all.
         fusion: the index of the buffer of a parameter's gradient.
-        stage: that of a value's op, in a pipelined step.
-        strategy: that of a value's op; of several results the first has it.
+        stage: of a value's op, in a pipelined step.
+        strategy: of a value's op; the first of several results has it.
     """
 
     layout: Layout | None = None
@@ -85,12 +86,12 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class UnshardedParameter:
-    """A large parameter that devices along some axes of presets all hold.
+    """A large parameter that is replicated along axes of presets.
 
     Attributes:
         bytes: of the parameter.
-        reason: why it is not split there.
-        is_meant: whether the presets split such parameters.
+        reason: why it is not split over these axes.
+        is_meant: the presets should split such parameters.
     """
 
     bytes: int
@@ -103,7 +104,7 @@ class UnshardedParameter:
 
 @dataclass(frozen=True)
 class PlanLine:
-    """A pattern of names, and what the plan says of them."""
+    """A pattern of names, and its entry."""
 
     kind: NameKind
     pattern: str
@@ -125,7 +126,7 @@ class PlanLine:
         return f"{scope}{head} : {self.entry}"
 
     def says(self, function: str, kind: NameKind, name: str) -> PlanEntry | None:
-        """Return what the line says of a name; None if its pattern is not of that name."""
+        """Return the entry for a name; None unless the pattern matches it."""
         if self.function not in (None, function):
             return None
         matches = kind is self.kind and self._regex.fullmatch(name) is not None
@@ -138,7 +139,7 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class SearchLine:
-    """A function that is as a search left it, and the results that the search reported."""
+    """The record of a search: its function, and the figures that it reported."""
 
     function: str
     found: tuple[tuple[str, Any], ...]
@@ -150,7 +151,7 @@ class SearchLine:
 
 @dataclass(frozen=True)
 class PresetLine:
-    """A product of presets, each with its axes; with none where the text names none."""
+    """A product of presets, each with its axes; empty if the text names none."""
 
     factors: tuple[tuple[str, tuple[str, ...]], ...]
     number: int = field(default=1, compare=False)
@@ -164,7 +165,7 @@ Line = PlanLine | SearchLine | PresetLine
 
 @dataclass(frozen=True)
 class ExpandedLine:
-    """A line of presets, with the entry of each name of a program, and parameters that it leaves
+    """A line of presets for a program: the entry of each name, and the parameters that it leaves
     unsharded."""
 
     entries: Mapping[tuple[NameKind, str], PlanEntry]
@@ -190,8 +191,11 @@ class LayoutPlan:
     def of(
         entries: Mapping[NameKind, Mapping[str, PlanEntry]], function: str | None = None
     ) -> "LayoutPlan":
-        """Return a short plan that says of these names what the entries are: of the names of all
-        functions, or of one."""
+        """Return a short plan with these entries.
+
+        Args:
+            function: of the names; all functions if None.
+        """
         lines = [line for kind, of in entries.items() for line in _short(kind, of)]
         return LayoutPlan(tuple([replace(line, function=function) for line in lines]))
 
@@ -206,13 +210,13 @@ class LineError:
 
 
 def padded(layout: Layout, mesh: str, shape: Shape) -> Layout:
-    """Return the layout of a value of a shape on a mesh, of a layout of its leading dimensions."""
+    """Return the layout of a value on a mesh from a layout of its leading dimensions."""
     unsplit = ((),) * (len(shape) - len(layout.dims))
     return replace(layout, mesh=mesh, dims=(*layout.dims, *unsplit))
 
 
 def trimmed(layout: Layout) -> Layout:
-    """Return a layout of no mesh in particular, up to the last dimension that is split."""
+    """Return a layout up to the last dimension that is split, of no mesh in particular."""
     dims = layout.dims
     while dims and not dims[-1]:
         dims = dims[:-1]
@@ -220,7 +224,7 @@ def trimmed(layout: Layout) -> Layout:
 
 
 def one_if_equal(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
-    """Return the layouts of parts as a plan has them: one, if all are equal."""
+    """Return the layouts of parts for a plan: one if all are equal."""
     return tuple(layouts[:1] if len({*layouts}) == 1 else layouts)
 
 
@@ -259,8 +263,8 @@ def _parts(pattern: str) -> Iterator[str]:
 
 
 def exactly(name: str) -> str:
-    """Return the pattern of a name: it matches another one only where a pattern can't be written
-    in quotes."""
+    """Return the pattern of a name. It matches only this name, unless the name has a character that
+    a quoted pattern cannot have."""
     escaped = re.sub(r"[*?\[{]", lambda m: f"[{m[0]}]", name)
     return re.sub(r'["\\\n]', "?", escaped)
 
@@ -275,14 +279,17 @@ _PLAIN = re.compile(r"((?:.*\.)?)([\w*]+)", re.DOTALL)
 
 
 def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLine]:
-    """Yield lines for the names: one for names that differ in their numbers or after the last dot
-    only, if their entries are equal; at the end one for the names of the shortest entry, if they
-    are several and no other line says less."""
-    found: dict[str, PlanEntry] = {}
+    """Yield short lines for entries.
+
+    1. Names with equal entries that differ only in numbers or after the last dot share a line.
+    2. The last line, `*`, has the shortest entry, if several names have it and no entry has fewer
+       fields.
+    """
+    by_pattern: dict[str, PlanEntry] = {}
     refused = set[str]()
     for name, entry in entries.items():
         if entry.said:
-            found[_pattern(name, entries, found, refused)] = entry
+            by_pattern[_pattern(name, entries, by_pattern, refused)] = entry
     counts = Counter(entry for entry in entries.values() if entry.said)
     rest = min(counts, key=lambda entry: len(str(entry)), default=None)
     if rest is not None and (
@@ -290,13 +297,13 @@ def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLin
         or not all(rest.said <= entry.said for entry in entries.values())
     ):
         rest = None
-    together: dict[tuple[str, PlanEntry], list[str]] = {}
-    for pattern, entry in found.items():
+    by_prefix: dict[tuple[str, PlanEntry], list[str]] = {}
+    for pattern, entry in by_pattern.items():
         if entry != rest:
             m = _PLAIN.fullmatch(pattern)
             before, last = (m[1], m[2]) if m else (pattern, "")
-            together.setdefault((before, entry), []).append(last)
-    for (before, entry), all_ends in together.items():
+            by_prefix.setdefault((before, entry), []).append(last)
+    for (before, entry), all_ends in by_prefix.items():
         ends = [e for e in all_ends if not any(e != f and _regex(f).fullmatch(e) for f in all_ends)]
         pattern = before + (f"{{{','.join(ends)}}}" if len(ends) > 1 else ends[0])
         yield PlanLine(kind, pattern, entry)
@@ -305,21 +312,26 @@ def _short(kind: NameKind, entries: Mapping[str, PlanEntry]) -> Iterator[PlanLin
 
 
 def unsharded_texts(of: Mapping[str, UnshardedParameter | None]) -> list[str]:
-    """Return a text for the names of parameters that have an entry, one for those that differ in
-    their numbers only, if their entries are equal."""
-    found: dict[str, UnshardedParameter] = {}
+    """Return texts for the parameters that have an entry. Names with equal entries that differ only
+    in numbers share a text."""
+    by_pattern: dict[str, UnshardedParameter] = {}
     refused = set[str]()
     for name, entry in of.items():
         if entry is not None:
-            found[_pattern(name, of, found, refused)] = entry
-    return [f"{pattern} {entry}" for pattern, entry in found.items()]
+            by_pattern[_pattern(name, of, by_pattern, refused)] = entry
+    return [f"{pattern} {entry}" for pattern, entry in by_pattern.items()]
 
 
 def _pattern(
     name: str, entries: Mapping[str, object], found: Mapping[str, object], refused: set[str]
 ) -> str:
-    """Return a pattern of a name, of others that differ in numbers too if no entry contradicts.
-    `refused` has those of which two names have different entries."""
+    """Return a pattern of a name that also matches names with other numbers, unless their entries
+    differ.
+
+    Args:
+        found: the patterns so far.
+        refused: patterns of names whose entries differ; extended.
+    """
     exact = exactly(name)
     for numbers in _NUMBERS:
         pattern = "*".join(map(exactly, numbers.split(name)))

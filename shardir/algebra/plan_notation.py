@@ -1,7 +1,7 @@
 """The text of plans: text -> the lines of shardir/algebra/plan.py, by plan.lark.
 
-In Python a plan may be a mapping of what lines have before the colon to what they have after it, or
-a list of such pairs and of lines: `{"*.weight": "[{dp}]", "inputs": "[{dp}]"}`.
+In Python a plan may be a mapping from the text before the colon of each line to the text after it,
+`{"*.weight": "[{dp}]", "inputs": "[{dp}]"}`, or a list of such pairs and of lines.
 """
 
 import json
@@ -39,7 +39,7 @@ ITEMS = {
     NameKind.INPUT: ("layout", "uses", "recompute"),
     NameKind.VALUE: ("layout", "strategy", "recompute", "stage"),
 }
-"""What a line of each kind may say."""
+"""The items that a line of each kind may have."""
 
 FORMS = 'a text, a path, a dict {"*.weight": "[{dp}]"} or a list of such pairs as plan'
 
@@ -48,7 +48,7 @@ INSTEAD = {
     "stage": 'stages are of values: values "PATTERN" : stage = 1',
     "strategy": 'strategies are of the ops of values: values "PATTERN" : strategy <...>',
 }
-"""What to write in place of an item that there is not, or not of these names."""
+"""The fix for an item that does not exist, or not for these names."""
 
 
 def read(text: str) -> tuple[LayoutPlan, list[LineError]]:
@@ -66,7 +66,7 @@ def read(text: str) -> tuple[LayoutPlan, list[LineError]]:
 
 
 def _coded(content: str, error: NotationError) -> str:
-    """Return the message of a line that does not parse; of an unknown item with its word."""
+    """Return the message of a line that does not parse, with the word of an unknown item."""
     item = re.match(r"[A-Za-z_]\w*", content[error.offset :])
     if item is None or not re.search(r"[:,]\s*$", content[: error.offset]):
         return coded("N1", error.message) if "[N1]" not in error.message else error.message
@@ -77,8 +77,7 @@ def _coded(content: str, error: NotationError) -> str:
 
 
 def is_plan(text: str) -> bool:
-    """Whether a text is a plan, and not the name of a file: it has a `:`, several lines, or
-    presets."""
+    """Whether a text is a plan, not the name of a file: it has a `:`, several lines, or presets."""
     if ":" in text or "\n" in text:
         return True
     try:
@@ -96,7 +95,7 @@ def text_of(plan: Any) -> str:
     """Return the text of a plan in Python.
 
     Raises:
-        ShardirError: it is no mapping of texts, and no list of pairs and texts.
+        ShardirError: the plan is neither a mapping of texts nor a list of pairs and texts.
     """
     lines = list(plan.items()) if isinstance(plan, Mapping) else plan
     if not isinstance(lines, list | tuple):

@@ -29,10 +29,10 @@ NAME = re.compile(r"[A-Za-z_][\w$.]*")
 
 
 def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
-    """Return the text of a sharding. That of a layout has closed dimensions of priority 0.
+    """Return the text of a sharding. A layout has closed dimensions of priority 0.
 
     Raises:
-        ShardirError: it does not fit the mesh, or Shardy cannot express it.
+        ShardirError: the sharding does not fit the mesh, or Shardy cannot express it.
     """
     if isinstance(sharding, Layout):
         sharding = Sharding(sharding)
@@ -68,11 +68,11 @@ def to_sdy(sharding: Layout | Sharding, mesh: Mesh) -> str:
 
 
 def from_sdy(text: str, mesh: Mesh) -> Sharding:
-    """Return the sharding of a text, `#sdy.sharding<...>` or `<...>` alone, in its canonical form.
+    """Return the sharding of a text, `#sdy.sharding<...>` or only `<...>`, in normal form.
 
     Raises:
         NotationError: the text does not parse, or has no equivalent here.
-        ShardirError: it does not fit the mesh.
+        ShardirError: the sharding does not fit the mesh.
     """
     found: Sharding = _parse(
         text, "sharding", 'a sharding: #sdy.sharding<@mesh, [{"axis", ?}, ...], replicated={...}>'

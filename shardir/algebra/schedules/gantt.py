@@ -6,10 +6,11 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from shardir.algebra.schedules.schedule import Action
 
 ROW, PAD, LABEL, WIDTH = 24.0, 8.0, 56.0, 960.0
-"""The height of a row, a margin, the width of the names of ranks, and that of the time, in
-pixels."""
+"""The height of a row, a margin, the width of the names of ranks, and the width of the time axis,
+in pixels."""
 MIN_TEXT = 7.0
-"""The width of an action per character from which its microbatch is written into it."""
+"""The minimum width of an action, in pixels a character, for its microbatch to be written into
+it."""
 
 COLOURS = {"F": "#9ecae1", "I": "#a1d99b", "W": "#fdd0a2", "B": "#c7e9c0"}
 """The colours of actions. The stages of a rank have darker ones from the second on."""
