@@ -24,7 +24,6 @@ before the peak, which is where gradients and the buffers of their reductions ar
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
@@ -65,8 +64,8 @@ def needless_gathers(f: FuncOp, mesh: Mesh) -> list[tuple[dist.AllGatherOp, list
     if not any(RECOMPUTE in op.attributes for op in gathers):
         return []
     live = LiveStorages(f, mesh)
-    at, needed, loops = live.at, np.array(live.needed), Loops(live.ops)
-    peak = needed.max()
+    at, needed, loops = live.at, list(live.needed), Loops(live.ops)
+    peak = max(needed)
     first: dict[object, SSAValue] = {}
     needless: list[tuple[dist.AllGatherOp, list[SSAValue]]] = []
     for op in gathers:
@@ -77,11 +76,15 @@ def needless_gathers(f: FuncOp, mesh: Mesh) -> list[tuple[dist.AllGatherOp, list
             first |= zip(keys, op.outs, strict=True)
         elif all(key in first for key in keys):
             values = [first[key] for key in keys]
-            more = np.zeros_like(needed)
-            for root in live.spans.keys() & map(live.root, values):
-                more[live.spans[root].end + 1 : at[op]] += live.sizes[root]
-            if (needed + more).max() <= peak:
-                needed += more
+            roots = live.spans.keys() & map(live.root, values)
+            lives = [(live.spans[root].end + 1, live.sizes[root]) for root in roots]
+            start = min((begin for begin, _ in lives), default=at[op])
+            grown = [
+                needed[i] + sum(size for begin, size in lives if begin <= i)
+                for i in range(start, at[op])
+            ]
+            if max(grown, default=0) <= peak:
+                needed[start : at[op]] = grown
                 needless.append((op, values))
     return needless
 
