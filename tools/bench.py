@@ -21,16 +21,16 @@ from shardir.tools.commands import command
 Record = dict[str, Any]
 
 FOLDER = Path(__file__).resolve().parent.parent / "test" / "bench"
-"""The folder of the benchmarks: a file each, with a docstring and `records(log)`. One with options
-has `add_options(parser)`, and `records` a parameter for each of them. One whose records are no rows
-of one table has `tables(records)`: titles, with the rows of each. SMOKE are names of the file with
-the values that they have for `--smoke`: small sizes, few rounds."""
+"""The folder of the benchmarks. Each is a file with a docstring and `records(log)`. Options: a file
+has `add_options(parser)`, and `records` a parameter for each. Several tables: a file has
+`tables(records)`, which returns titles with rows. SMOKE: values of names of the file for `--smoke`,
+with small sizes and few rounds."""
 
 PATH = FOLDER.parent, FOLDER.parents[1] / "docs" / "examples"
 """The folders whose modules benchmarks import, on the path of Python as pytest has them."""
 
 RECORDS = FOLDER / "records"
-"""The records of which tables of the documentation are made, as `--json` has written them."""
+"""The records, written by `--json`, from which tables of the documentation are made."""
 
 EXTRAS = {"scipy": "calibrate"}
 """The extra of a package that benchmarks require; `torch` of any other."""

@@ -46,8 +46,8 @@ LARGEST_MESSAGE = {"gloo": 1 << 22, "shm": 1 << 22, "nccl": 1 << 28}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Calibrate. Exit codes: 0 success, 1 a rank failed, 2 no start, or no output, 3 the machine
-    was too busy; its file is written all the same."""
+    """Calibrate. Exit codes: 0 success, 1 a rank failed, 2 no start or no output, 3 the machine was
+    too busy (the file is still written)."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if (options.ranks == 1) != (options.links is not None):

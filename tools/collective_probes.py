@@ -1,10 +1,9 @@
-"""The probes of collectives: functions that call each between ops that sweep caches, one after the
-other, with several values, beside products, and late.
+"""Microbenchmarks of collectives: cold cache, back to back, fused, overlapped with a matmul, with a
+late rank.
 
-Called one after the other collectives find their code and buffers in caches, and no rank has to be
-woken: they take half of the time that they take in a program, or less. So others are called between
-ops of several kinds, and what counts is what a call takes beyond its computation (`exposed`, as in
-traces).
+Back to back, collectives find their code and buffers in caches, and no rank sleeps: they take at
+most half of their time in a program. So other probes call them between ops of several kinds, and
+count the time of a call beyond its computation (`exposed`, as in traces).
 """
 
 from collections.abc import Iterator
@@ -43,8 +42,8 @@ IN_FLIGHT = 8
 """The number of gathers that are in flight together."""
 
 APART, LATE = (1, 4, 16), 3
-"""The numbers of products before a collective after which ranks are apart, and the number of such
-collectives: no two products have the same weight, as in a program."""
+"""The number of products before a collective after which ranks are apart, and the number of such
+collectives. All products have different weights, as in a program."""
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
@@ -68,8 +67,9 @@ def groups(ranks: int) -> list[int]:
 
 
 def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
-    """Yield each collective in all groups of n neighbours at once. The size is that of the largest
-    shape of a value: before an all-reduce, after an all-gather."""
+    """Yield each collective in all groups of n neighbours at once. The size is the largest shape of
+    a
+    value: before an all-reduce, after an all-gather."""
     axes = "r" if n == ranks else f"r:({ranks // n}){n}"
     wide = type_text((WIDE, WIDE))
     for size in sizes(most):
@@ -161,9 +161,9 @@ def _loss(f: ProbeFunction, square: str) -> None:
 
 
 def _in_flight(n: int, axes: str, gathered: tuple[str, str]) -> Probe:
-    """Return gathers of a value each that are in flight together after other ops, as those of the
-    parameters of a layer; nothing is computed meanwhile, so that threads that move them are at work
-    in their lines alone."""
+    """Return gathers of one value each that are in flight together after other ops, like gathers of
+    the parameters of a layer. Nothing is computed meanwhile, so that the threads that move the data
+    work only during these lines."""
     by_rows, full = gathered
     xs = [f"x{i}" for i in range(IN_FLIGHT)]
     f = ProbeFunction(f"flight_{n}", [*((x, by_rows) for x in xs), ("w", SQUARE)])
@@ -181,7 +181,7 @@ def _in_flight(n: int, axes: str, gathered: tuple[str, str]) -> Probe:
 
 
 def _late(n: int, products: int, axes: str, gathered: tuple[str, str], square: str) -> Probe:
-    """Return gathers of a value each of which begins after products that take longer than the wait
+    """Return gathers of one value each that begin after products, which take longer than the wait
     for the last rank."""
     weights = [f"w{i}" for i in range(products * LATE)]
     by_rows, full = gathered

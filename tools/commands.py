@@ -1,7 +1,7 @@
 """The commands `shard-opt`, `shard-run`, `shard-bench` and `shard-calibrate`: their start and end.
 
 1. An interrupt ends a command with exit code 130, SIGTERM and SIGHUP with 128 plus their number.
-   What it was writing is removed, and its ranks are ended.
+   Incomplete files are removed, and its ranks are ended.
 2. Output that cannot be written is an error with exit code 2. If its reader has left (`| head`),
    the exit code is 141, without a message.
 3. None of this shows a traceback, at any moment: the modules of a command are imported here.
@@ -117,8 +117,8 @@ def _exit_code(main: Callable[[], int]) -> int:
 
 
 def _failing(error: OSError) -> str:
-    """Return what an error of the system is about: its file, the output, or the line of ours that
-    asked for something else."""
+    """Return the subject of an error of the system: its file, the output, or the line of our code
+    that made the call."""
     if error.filename is not None:
         return str(error.filename)
     place, trace = "", error.__traceback__

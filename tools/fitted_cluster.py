@@ -25,7 +25,7 @@ NO_BYTES = ("", "overhead", "interference", "occupancy", "skew", "f64", "bf16", 
 """The subjects of probes that the relative model is not fitted to."""
 
 LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
-"""The collective with the latency and bandwidth of the level; the others have a fitted factor."""
+"""The collective with the latency and bandwidth of the level; other collectives have a factor."""
 
 IMPLAUSIBLE_RATE = 1e17
 """Bytes/s or flop/s, above those of any device: the rate had no influence on the fit."""
@@ -36,8 +36,7 @@ OF_LINKS = (
 """The fields of a cluster that only devices that communicate have an influence on."""
 
 OPERANDS = ("f64", "f32")
-"""The element types whose products are measured in sizes at which the flops count more than the
-operands, and in those at which they count less."""
+"""The element types whose products are measured with sizes bound by flops, and bound by memory."""
 
 UNMEASURED_SKEW = 5e-4
 """The start value of the skew, in seconds."""
@@ -74,8 +73,8 @@ def fit_cluster(
     whose result has its name.
 
     Args:
-        at_work: those in which a device is itself at work in the collectives of a function
-            (`working`). Without it they are hidden by what the device computes.
+        at_work: the seconds in which a device itself works in the collectives of a function
+            (`working`). Without it, computation of the device hides them.
     """
     from shardir.cost.fit import fit, predict_functions
 
@@ -170,8 +169,7 @@ def relative(
 
 
 def initial_cluster(ranks: int, memory: int, links: Cluster | None = None) -> Cluster:
-    """Return the cluster at which the fit begins; of a device without others, whose links are those
-    of `links`."""
+    """Return the cluster at which the fit begins. A single device has the links of `links`."""
     like = clusters.load("gloo")
     device = replace(
         like, memory=memory,

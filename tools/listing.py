@@ -15,8 +15,8 @@ WIDTH = 96
 
 
 def describe(passes: Loaders) -> str:
-    """Return the list: the first sentence of each pass, and its options with their defaults and
-    meanings; those of xDSL by name."""
+    """Return the list of passes: the first sentence of each, and its options with defaults and
+    meanings; passes of xDSL by name only."""
     of_xdsl = get_all_passes()
     lines: list[str] = []
     for name in pipelines.in_order(passes):

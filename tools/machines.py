@@ -9,7 +9,7 @@ from dataclasses import replace
 from shardir.backend.runs import LaunchError, Nodes, Options
 
 OWN = ("hosts", "start", "slurm", "nnodes", "node_rank", "rdzv", "nproc")
-"""The options that say where the command runs: those of each machine follow from them."""
+"""The options of where the command runs, from which the options of each machine follow."""
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 def on_machines(
     program: Sequence[str], parser: argparse.ArgumentParser, given: argparse.Namespace
 ) -> int | None:
-    """Print or start what the options ask for. Returns the exit code; None where they ask nothing.
+    """Print or start the lines of all machines. Returns the exit code; None without these options.
 
     Args:
         program: the words that start shard-run on a machine.
@@ -74,7 +74,7 @@ def on_machines(
 def words_of(
     parser: argparse.ArgumentParser, given: argparse.Namespace, without: Collection[str]
 ) -> list[str]:
-    """Return the words that parse to what was given, without some options."""
+    """Return the words of the given options, without some options."""
     places, found = [], []
     for action in parser._actions:
         value = getattr(given, action.dest, action.default)

@@ -5,7 +5,7 @@
 
 It is xDSL's driver with our parser, and with every error at its location. Exit codes: 0, 1 for
 errors of the input, 2 for a wrong command line or output that cannot be written, 70 for an
-internal error; commands.py has those of signals.
+internal error; commands.py has the codes of signals.
 """
 
 import dataclasses
@@ -257,8 +257,8 @@ class Driver(OptArguments):
         )  # fmt: skip
 
     def prepare(self, module: ModuleOp) -> "dict[str, Origin]":
-        """Bring a module to the form in which our backends emit it, and return what they keep of
-        the source, as an argument."""
+        """Bring a module to the form in which our backends emit it. Return the origin that they
+        keep of its source."""
         from shardir.backend.interface import Backend, Origin
 
         if not isinstance(self.target, Backend):

@@ -1,9 +1,9 @@
 """The programs that shard-calibrate measures, as text: one module.
 
-Those of collectives are in collective_probes.py. The probes of computation are ops of one function,
-OPS, in an order in which neighbours are of other kinds and have other operands, of about the same
-size: an op that is called again and again finds its code and its operands in caches, and is up to
-three times as fast as in a program. The first operand is made by an op before it, as in a program.
+The probes of collectives are in collective_probes.py. The probes of computation are ops of one
+function, OPS. Adjacent ops differ in kind and operands, and are about equal in size: a repeated op
+finds its code and operands in caches, and is up to three times as fast as in a program. An earlier
+op makes the first operand, as in a program.
 
 All ranks run them at once, as they run a program, so a probe measures a rank's share of cores,
 caches and links.
@@ -53,7 +53,7 @@ REDUCE, REDUCED = "nn.reduce", ((0, "w"), (1, "c"))
 loss; those that make the results of OPS are of this kind."""
 
 VIEWED = {"transpose": ("{0} perm <1, 0>", "x", "t"), "reshape": ("{0}", "x", "f")}
-"""Views, whose time is that of a call."""
+"""Views, whose time is the time of a call."""
 
 SMALL, SMALL_OPS = (8, 8), 12
 """The shape of values of negligible work, and the number of ops of each kind on them: they weigh as
@@ -74,7 +74,7 @@ def probes(ranks: int, most: int, cpu: bool = True) -> list[Probe]:
 
 
 def against(probes: Sequence[Probe]) -> dict[int, int]:
-    """Return the indices of probes against others, with the indices of these."""
+    """Return the indices of probes with a reference, with the indices of the references."""
     indices = {p.name: i for i, p in enumerate(probes)}
     return {i: indices[p.against] for i, p in enumerate(probes) if p.against}
 

@@ -30,7 +30,7 @@ class InternalLaunchError(LaunchError):
 
 
 def program_words() -> list[str]:
-    """Return the words that start shard-run on a machine that has it at the same place."""
+    """Return the words that start shard-run on a machine with an equal installation path."""
     program = os.path.abspath(sys.argv[0])
     if os.path.basename(program) == "shard-run":
         return [program]
@@ -200,8 +200,8 @@ def _emit_resized(directory: Path, ranks: int, of: int, out: Path) -> None:
 
 
 def _on_trace(directory: Path, options: Options, out: list[Any]) -> OnTrace:
-    """Return what writes the trace of a run (`TorchBackend.on_trace`), for which alone the run of a
-    directory needs the compiler too."""
+    """Return the function that writes the trace of a run (`TorchBackend.on_trace`). Only a trace
+    needs the compiler for the run of a directory."""
     from shardir.backend.torch.backend import TorchBackend
 
     return TorchBackend().on_trace(directory, options, out)

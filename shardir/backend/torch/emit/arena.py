@@ -4,14 +4,14 @@
     for i in range(4):              for i in range(4):
         a = b.exp()                     a = torch.exp(b, out=slots.a[i])
 
-A slot is the memory of a value in the block. A value that is made in a loop over layers has one for
-each run; a collective has one for each result, of a reduction one for all, and one for its buffers.
-A slot is live from the op that makes its value to the last one that may read its memory, by the
+A slot is the memory of a value in the block. A value of a loop over layers has a slot for each run.
+A collective has a slot for each result (a reduction has one for all) and one for its buffers. A
+slot is live from the op that makes its value to the last op that may read its memory, by the
 relation by which the emitter writes in place (`Storages.joined`); lists and collectives in flight
-extend it. Outside are
+extend it. Outside the arena are
 
-1. results of functions, which outlive the call, and what a loop over microbatches hands on;
-2. values of ops that torch cannot write into given memory (out_forms.py), scalars, and what is in
+1. results of functions, which outlive the call, and values that pass between microbatches;
+2. values of ops that torch cannot write into given memory (out_forms.py), scalars, and values in
    host memory.
 """
 
@@ -70,8 +70,8 @@ class Life:
 
 
 class FunctionRun:
-    """One run of a function, op by op: the memory that it makes. Loops over layers run as often as
-    they do, those over microbatches once."""
+    """One run of a function, op by op, with the memory that it makes. Loops over layers run all
+    their iterations, loops over microbatches one."""
 
     def __init__(self, s: LoopScope, placed: Collection[SSAValue]):
         """`placed`: the values that have slots."""
@@ -84,11 +84,11 @@ class FunctionRun:
         self._memory: dict[SSAValue, frozenset[Life]] = {}
         """What a value may be in."""
         self._flying: dict[SSAValue, frozenset[Life]] = {}
-        """What a collective in flight needs, by its results."""
+        """The memory that a collective in flight needs, by its results."""
         self._begun: int | None = None
         """The begin of the loop over microbatches."""
         self._crossing: set[Life] = set()
-        """What is from before that loop and is read in it."""
+        """The values from before the loop that it reads."""
         for self.now, (op, run) in enumerate(executed(s.ops, train.RepeatOp)):
             for v in (op.values[run],) if isinstance(op, train.ItemOp) else reads(op):
                 self._read(v)
@@ -130,8 +130,7 @@ class FunctionRun:
                 self._results(op)
 
     def _collective(self, op: dist.CollectiveOp) -> None:
-        """Make the memory of the results, which is one buffer of a reduction, and that of the
-        buffers."""
+        """Make the memory of the results (one buffer for a reduction) and of the buffers."""
         assert self.s.mesh is not None
         first, sizes = op.outs[0], [aligned(size_of(v), ALIGNMENT) for v in op.outs]
         reduces = isinstance(op, dist.FusibleOp) and op.record.reduces

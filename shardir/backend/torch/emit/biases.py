@@ -12,9 +12,9 @@ from shardir.rewriting.copying import copied
 
 
 def with_biases(module: ModuleOp) -> ModuleOp:
-    """The module with each product right before the op that adds a vector to it: the vector exists
-    there, and bits do not depend on what a schedule of collectives puts between. Itself if they
-    are."""
+    """Return the module with each product right before the op that adds a vector to it, where the
+    vector exists, so that bits do not depend on the schedule of collectives. Return the module
+    itself if all products are there."""
     if not list(_apart(module)):
         return module
     module = copied(module)

@@ -1,4 +1,4 @@
-"""Bundles: the values that a run of a loop leaves for a run of another one, in one list of tuples.
+"""Bundles: the values that a run of a loop passes to a run of another loop, in a list of tuples.
 
 saved = [(x, first_a)]                  the values of a block that is not in the loop
 for i in range(3):
@@ -21,8 +21,8 @@ MIN_BUNDLE = 2
 
 @dataclass(eq=False)
 class Bundle:
-    """Values of a loop, each read by one item of another loop, which takes those of the runs from
-    the last to the first."""
+    """Values of a loop, each read by one item of another loop, which takes the runs from the last
+    to the first."""
 
     made: list[train.ItemsOp] = field(default_factory=list)
     read: list[train.ItemOp] = field(default_factory=list)

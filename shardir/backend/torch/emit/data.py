@@ -24,7 +24,7 @@ from shardir.dialects.nn.base import Array
 from shardir.dialects.train import InitAttr, Role
 
 WIDE = {"f": "<f8", "d": "<f8", "i": "<i8", "u": "<i8", "b": "|b1"}
-"""The dtypes of .npy files for those that the runtime does not read."""
+"""The dtypes that .npy files have in place of dtypes that the runtime does not read."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ def _open(path: str, stamp: tuple[int, int]) -> Any:
 
 
 def _load(path: Path) -> Any:
-    """An .npz file; the same one is opened once while it does not change."""
+    """Return an .npz file, opened once until it changes."""
     stat = path.stat()
     if not is_zipfile(path):
         raise ValueError("expected an .npz file of named arrays, got another one; use np.savez")
@@ -118,8 +118,8 @@ def initial_value(
     f: FuncOp, value: dict[str, Any], role: Role, init: Attribute | None, kind: str, data: Data,
     batches: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """The initial value of an argument as JSON; `batches`: those that a function reads of an
-    input."""
+    """Return the initial value of an argument as JSON. `batches`: the number of batches of an input
+    that a function reads."""
     if not isinstance(init, InitAttr):
         if role is not Role.INPUT or init is not None:
             what = Role.INPUT.attribute if role is Role.INPUT else "train.init"
@@ -205,7 +205,7 @@ def _beyond(values: Array, element: str) -> tuple[int, ...] | None:
 
 
 def _base(f: FuncOp, data: Data) -> Path:
-    """The folder to which paths of files are relative: that of the source file."""
+    """Return the folder of relative paths of files: the folder of the source file."""
     if data.base is not None:
         return data.base
     places = [file_location(a.location) for a in f.body.block.args]

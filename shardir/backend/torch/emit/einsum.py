@@ -1,10 +1,9 @@
 """Contractions as an expert writes them: `x @ w`, `x.mT @ dy`, and torch.einsum for the rest.
 
 The letters of a contraction are of four kinds: batch (in both operands and the result), left and
-right (in one operand and the result), and summed (in both operands only). Where the letters of
-each kind stand side by side, in one order everywhere, they can be flattened into one, and what
-is left is a product of matrices.
-"""
+right (in one operand and the result), and summed (in both operands only). If the letters of each
+kind are adjacent, in one order everywhere, they flatten into one dimension, and the contraction is
+a matrix product."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,7 +66,7 @@ def addition_call(equation: tuple[str, str, str], names: tuple[str, str]) -> str
 def _product(
     kinds: Letters, equation: tuple[str, str, str], names: tuple[str, str], sizes: dict[str, str]
 ) -> str | None:
-    """`a @ b` with what the operands and the result need; None when it is no product."""
+    """Return `a @ b` with the views of its operands and result; None if it is no matrix product."""
     x, y, z = equation
     batch, left, right, summed = kinds.batch, kinds.left, kinds.right, kinds.summed
     if not summed or not left or z != batch + left + right:

@@ -36,7 +36,7 @@ NAMES = frozenset({*MODULES, *SHORTHANDS, MESH})
 
 
 def import_lines(used: Iterable[str]) -> list[str]:
-    """The import lines for these names: torch's modules, then those of the runtime."""
+    """Return the import lines for these names: torch's modules, then modules of the runtime."""
     torch_lines, runtime_lines = [], []
     for module, name in sorted((MODULES[name], name) for name in used if name in MODULES):
         package, _, last = module.rpartition(".")

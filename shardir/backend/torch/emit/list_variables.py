@@ -115,8 +115,8 @@ class ListScope(VariableScope):
         self._write_described(line, self._describe_list(part) if variable.argument else "")
 
     def _describe_list(self, part: ValueList) -> str:
-        """The type of the arguments of a list; of states, where it is another than that of their
-        parameters."""
+        """Return the type of the arguments of a list; for states, only if it differs from the type
+        of their parameters."""
         if part.of is None:
             return f"each {self.describe(part.values[0])}"
         others: dict[str, list[str]] = {}
@@ -148,7 +148,7 @@ class ListScope(VariableScope):
         self.line(line)
 
     def texts(self, values: Sequence[SSAValue]) -> list[str]:
-        """The texts of values one after the other; those of a list have one."""
+        """Return the texts of values in order; the values of a list have one text."""
         spots = [self._spot(v) for v in values]
         return texts_of(spots, lambda i: self.operand(values[i]))
 

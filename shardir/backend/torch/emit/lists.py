@@ -1,8 +1,8 @@
-"""The lists of a function: values of equal blocks, of which a loop reads or makes one in each run.
+"""The lists of a function: values of equal blocks, one for each run of a loop.
 
 train.item %w0, %w1, %w2        arguments at equal distances      w = arguments[2:8:2]; w[i]
                                 results of train.items            hs.pop(), hs[i]
-                                any others                        xs = [a, b, c] before the loop
+                                other values                      xs = [a, b, c] before the loop
 train.items %h                  hs = [] before the loop           hs.append(h)
 """
 
@@ -25,8 +25,8 @@ MIN_RESULTS = 8
 
 
 def columns_of(f: FuncOp) -> list["ValueList"]:
-    """The lists of a function's states that have one for each parameter, or for some: those of one
-    name, `exp_avg`, that are at equal distances among its arguments."""
+    """Return the lists of a function's states with one state for each parameter, or for some:
+    states of one name, such as `exp_avg`, at equal distances among its arguments."""
     found: dict[str, list[tuple[BlockArgument, SSAValue]]] = {}
     parameters: dict[str, BlockArgument] = {}
     for v, argument in zip(f.body.block.args, arguments(f), strict=True):
@@ -60,7 +60,7 @@ class ValueList:
     """The distance of two among the arguments, or among the results of an op; 0: a list of its
     own."""
     name: str | None = None
-    """Its name, where that does not follow from those of its values."""
+    """Its name, if it does not follow from the names of its values."""
     of: list[SSAValue] | None = None
     """Of states the parameters."""
 

@@ -20,8 +20,8 @@ MIN_TOGETHER = 4
 
 
 def followers(ops: Iterable[Operation], mesh: Mesh | None) -> set[SSAValue]:
-    """The results of started collectives but the first of each, which have no variables: what the
-    first one's holds is waited for, and has all of them."""
+    """Return the results of started collectives without variables: all but the first. The variable
+    of the first result holds the pending collective, which returns all results."""
     found: set[SSAValue] = set()
     for op in ops:
         if isinstance(op, dist.CollectiveOp) and dist.is_started(op):
@@ -128,7 +128,7 @@ class LoopScope(ListScope):
     # ---- what enters a loop ----
 
     def gather(self, items: Iterable[train.ItemOp]) -> None:
-        """Write the lists of the values of a loop's items before it, of those that no list has."""
+        """Write lists before a loop for the values of its items that no list has."""
         dead, added = list[str](), set[Bundle]()
         for op in items:
             if (bundle := self._bundles.get(op)) is not None:
@@ -277,10 +277,10 @@ class LoopScope(ListScope):
     def _order(
         self, of: ValueList, unread: Collection[int]
     ) -> tuple[str, train.Loop | None, int] | None:
-        """The text that takes the next value out of a list, if each has one reader, an op or a
-        loop, and those read the list from one end to the other; None if they do not. With it the
-        last loop that takes values, if some are left then, which nothing reads; and the number of
-        those that nothing reads before the first."""
+        """Return the text that pops the next value of a list; None unless each value has one
+        reader, an op or a loop, and the readers read the list from one end to the other. Return
+        also the last loop that pops values, if unread values are left after it, and the number of
+        unread values before the first."""
         where, order = self.storages.at, dict[int, list[int]]()
         around = self.loops[-2].op if len(self.loops) > 1 else None
         items: dict[train.Loop, dict[train.ItemOp, None]] = {}

@@ -22,7 +22,7 @@ MAX_NAME = 60
 MAX_COMMENT = 600
 
 RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *NAMES})
-"""The names that no value or function of a program has: those that its text uses, and Python's."""
+"""The reserved names of programs: names that their text uses, and Python's."""
 
 
 _OTHER = re.compile(r"[^0-9A-Za-z]+")
@@ -121,7 +121,7 @@ def _between_items(text: str, indent: int) -> list[str]:
 
 
 def return_lines(items: Sequence[str]) -> list[str]:
-    """The lines of a return of values, of which one text may have several: `*values`."""
+    """Return the lines of a return statement; a text may have several values: `*values`."""
     if len(items) == 1 and items[0].startswith("*"):
         items = [f"{items[0]},"]
     text = f"    return {', '.join(items) or '()'}"
@@ -172,7 +172,7 @@ def _wrap_text(text: str, indent: int) -> list[str]:
 
 
 def listed_names(items: list[str], most: int = 3) -> str:
-    """The items; the first ones and the number of others where there are more than `most`."""
+    """Return the items; of more than `most` items, the first and the number of further items."""
     first = min(most, 2)
     shown = items if len(items) <= most else [*items[:first], f"{len(items) - first} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -4,10 +4,9 @@
     F.gelu(h, approximate="tanh")   ->  aten.gelu.out(h, approximate="tanh", out=slots.a)
     (a.mT @ b).unflatten(0, sizes)  ->  torch.matmul(a.mT, b, out=slots.d).unflatten(0, sizes)
 
-A form computes the same bits, with the same strides: `out` is a tensor without elements, to which
-torch gives the shape and the strides of a new result. Calls that torch computes elsewhere and then
-copies have no form here, such as layer norms and attention.
-"""
+A form computes equal bits with equal strides: `out` is a tensor without elements, which torch
+resizes to the shape and the strides of a new result. Calls whose result torch computes elsewhere
+and copies, such as layer norms and attention, have no form."""
 
 import ast
 
@@ -27,7 +26,7 @@ METHODS = frozenset({
     "round", "rsqrt", "sigmoid", "sign", "sin", "softmax", "sqrt", "square", "std", "sum", "tan",
     "tanh", "tril", "triu", "trunc", "var",
 })  # fmt: skip
-"""The methods of tensors that torch has as functions of the same name, with an argument `out`."""
+"""The methods of tensors that torch also has as functions with an argument `out`."""
 
 OVER_DIMENSIONS = frozenset({"mean", "std", "sum", "var"})
 """Those that have no such form over all dimensions."""
@@ -50,7 +49,7 @@ CALLS: dict[str, tuple[str, str]] = {
 """By function that of its form, and the name of the argument."""
 
 VIEWS = frozenset({"mT", "permute", "squeeze", "transpose", "unflatten", "unsqueeze", "view"})
-"""What is taken of a result afterwards, and is a view of all its elements."""
+"""Views of all elements of a result that may follow a call."""
 
 
 def out_form(text: str, out: str) -> str | None:

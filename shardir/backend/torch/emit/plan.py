@@ -45,13 +45,13 @@ def plan_of(
     module: ModuleOp, base_dir: Path | None = None, copied: Path | None = None,
     states: Mapping[str, Array] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], Data]:  # fmt: skip
-    """The plan (but for `single`), and the data files that it names; those that the directory
-    `copied` has are not read elsewhere. `states` are values of states in place of those that they
-    begin with; others than the program's are left out.
+    """Return the plan (but for `single`), and the data files that it names. Files in the directory
+    `copied` are read from there. `states`: initial values of states of the program, in place of its
+    own; other states are ignored.
 
     Raises:
-        Failure: something in the program cannot be run: a file that is not there, a state of two
-            shapes, a step without a loss.
+        Failure: the program cannot run: a missing file, a state of two shapes, a step without a
+            loss.
     """
     module = with_weights(expanded(module))
     mesh, functions = mesh_of(module), public_functions(module)
@@ -85,8 +85,8 @@ def states_in(directory: Path) -> dict[str, Array]:
 
 
 def _check_states(functions: list[FuncOp], plans: dict[str, Any]) -> None:
-    """Raise Failure unless a parameter or state has one type in all functions, and is on the same
-    ranks in those that are in stages."""
+    """Raise Failure unless a parameter or state has one type in all functions, and one set of ranks
+    in all functions in stages."""
     types: dict[str, tuple[str, str]] = {}
     places: dict[str, tuple[list[int], str]] = {}
     for f in functions:
@@ -207,7 +207,7 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
 
 
 def _result_of_stage(f: FuncOp, r: dict[str, Any]) -> dict[str, Any]:
-    """A result of a step in stages: other ranks than those that make it have zeros."""
+    """Return a result of a step in stages, which is zeros on ranks that do not make it."""
     if r["updates"]:
         return r
     partial = r["partial"] or {"op": "sum", "axes": []}
@@ -218,8 +218,8 @@ def _result_of_stage(f: FuncOp, r: dict[str, Any]) -> dict[str, Any]:
 
 
 def _argument_of_replicas(a: dict[str, Any], count: int) -> dict[str, Any]:
-    """An argument with the values of all replicas in dimension 0, unless they are the same; an
-    input has the microbatches of one after those of another."""
+    """Return an argument with the values of all replicas in dimension 0, unless they are equal; an
+    input has the microbatches of the replicas one after the other."""
     if a["role"] != "input" and not is_of_replica(a["key"]):
         return a
     if "microbatches" in a["init"]:

@@ -65,8 +65,8 @@ def outline_copy(module: ModuleOp) -> ModuleOp:
 
 
 def outline(module: ModuleOp) -> None:
-    """Let the equal blocks of a module be loops, unless what is emitted is another module: one
-    without composites, or, if equal blocks are in private functions alone, with them."""
+    """Turn the equal blocks of a module into loops, unless another module is emitted: one without
+    composites, or, if only private functions have equal blocks, one with them."""
     functions = [op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks]
     if emittable(module) is module and functions == public_functions(module):
         _outline(module)
@@ -83,7 +83,7 @@ def _outlining() -> list[ModulePass]:
 
 
 def public_functions(module: ModuleOp) -> list[FuncOp]:
-    """The functions that become part of a program: those with a body that are not private."""
+    """Return the functions of a program: public functions with a body."""
     return [
         op
         for op in module.body.ops
@@ -94,10 +94,10 @@ def public_functions(module: ModuleOp) -> list[FuncOp]:
 
 
 def mesh_of(module: ModuleOp) -> Mesh | None:
-    """The one mesh of a program: the one that its layouts name, else the only one declared.
+    """Return the mesh of a program: the mesh of its layouts, else the only declared mesh.
 
     Raises:
-        Failure: there are two, or the module is not ready to be emitted.
+        Failure: the program has two meshes, or the module is not ready to be emitted.
     """
     meshes = meshes_of(module)
     used: dict[str, Operation] = {}
@@ -138,7 +138,7 @@ def source_of(module: ModuleOp) -> str | None:
 
 
 def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
-    """The name of each function in the program, also of those of stages."""
+    """Return the name of each function in the program, functions of stages included."""
     every = [
         *functions,
         *(g for f in functions if train.schedule_of(f) for g in called_functions(f)),
@@ -148,8 +148,8 @@ def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
 
 
 class Emitted(NamedTuple):
-    """The text of a program, and the op that each line is for, of those that an op made, by number
-    from 1 on; and by function its arena, if it has one."""
+    """The text of a program; the op of each line that an op made, by the number of the line from 1
+    on; and the arenas of its functions, if it has one."""
 
     text: str
     lines: dict[int, Operation]
@@ -174,7 +174,7 @@ def emit(
     straight_line: bool = False,
     arena: bool = False,
 ) -> Emitted:
-    """The program: for all ranks, or with everything about one rank folded in.
+    """Return the program for all ranks, or for one rank with its constants folded.
 
     Args:
         straight_line: whether the runs and transfers of steps in stages are plain calls on each
@@ -182,7 +182,7 @@ def emit(
         arena: whether values have slots in one block of memory (arena.py).
 
     Raises:
-        Failure: the module holds what the backend has no text for.
+        Failure: the backend has no text for an op of the module.
     """
     return emit_outlined(outline_copy(emittable(module)), rank, single, straight_line, arena)
 

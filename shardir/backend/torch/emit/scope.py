@@ -61,8 +61,8 @@ class Program:
 def function_text(
     program: Program, f: FuncOp, name: str, totals: Sequence[SSAValue] = ()
 ) -> list[str]:
-    """Return the lines of a function; with an arena it is written twice, since what shares memory
-    is known at the end."""
+    """Return the lines of a function. With an arena it is written twice, since the values that
+    share memory are known at the end."""
     constants = dict(program.constants)
     scope = EmissionScope(program, f, name, totals)
     lines = scope.text()
@@ -190,8 +190,8 @@ class EmissionScope(LoopScope):
         )
 
     def _is_row_major(self, v: SSAValue) -> bool:
-        """Whether the memory that a value is a view of surely is in row-major order, so that it is
-        known which reshapes copy: that of a product or of a collective."""
+        """Whether a value is a view of memory in row-major order (of a product or a collective), so
+        that the reshapes that copy are known."""
         while others := self.storages.joined.get(v):
             v = others[0]
         is_product = isinstance(v.owner, nn.Contraction) and v in self.placeable
@@ -285,7 +285,7 @@ class EmissionScope(LoopScope):
         return isinstance(op, train.AdamOp | train.AdamWOp)
 
     def _free(self) -> None:
-        """Write the line that frees what nothing reads."""
+        """Write the line that frees values without readers."""
         if self._dead:
             self.lines += join_items("del ", self._dead, "", self.indent)
             self._dead = []

@@ -1,4 +1,4 @@
-"""Sequences of values in the text, of which many are elements of lists, one after the other.
+"""Sequences of values in the text, many of them elements of lists.
 
 x, hs[0], hs[1], hs[2]               x, *hs
 hs[2], hs[1], hs[0]                  *reversed(hs)
@@ -41,7 +41,7 @@ class _RowText(NamedTuple):
 
 
 def texts_of(spots: Spots, one: Callable[[int], str]) -> list[str]:
-    """The texts of values; `one` returns that of the value of an index alone."""
+    """Return the texts of values; `one` returns the text of a single value by its index."""
     out: list[str] = []
     i = 0
     while i < len(spots):
@@ -91,7 +91,7 @@ class _ListParts(NamedTuple):
 
 
 def _parts(spots: Spots, starts: range, distance: int, minimum: int) -> _ListParts | None:
-    """The columns that begin at some values, if they have as many rows as are required."""
+    """Return the columns that begin at some values, if they have enough rows."""
     extents = [_extent(spots, i, distance) for i in starts]
     rows = min(n for n, _ in extents)
     if rows < minimum:
@@ -129,7 +129,7 @@ def _part(spot: Spot, rows: int, step: int) -> str:
 
 
 def _zip_lists(names: Sequence[str]) -> str:
-    """The elements of one list, or those of several in turn."""
+    """Return the elements of one list, or the elements of several lists in turn."""
     if len(names) == 1:
         return f"*{names[0]}"
     return f"*(x for of_each in zip({', '.join(names)}) for x in of_each)"

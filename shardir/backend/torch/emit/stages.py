@@ -1,4 +1,4 @@
-"""A step in stages: the table of its schedule and of what its functions read and make, and these.
+"""A step in stages: the table of its schedule and its values, and its functions.
 
 STEP = stages.Pipeline(
     schedule=["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"],
@@ -135,8 +135,8 @@ class StagesScope:
     def _straight_line(
         self, arguments: Sequence[str], results: Sequence[SSAValue], shapes: Sequence[str]
     ) -> list[str]:
-        """Return the lines of straight-line form: the schedule, the types of what is received or is
-        zeros, the functions of the stages, those of the ranks, and the step."""
+        """Return the lines of straight-line form: the schedule, the types of received values and
+        zeros, the functions of the stages and of the ranks, and the step."""
         order, name = train.proven_order(self.f), self.called[self.f]
         functions = {n: self.called[g] for n, g in self.functions.items()}
         shown = StageText(name, self.table, functions, self.known, self.added)

@@ -24,8 +24,8 @@ from shardir.dialects.train import StageMessage, StageOrder, StageRun, StepValue
 
 
 class StageText(NamedTuple):
-    """The names in the functions of ranks: that of the step, that of the table of types, and those
-    of functions and of values; and the results of functions that add to their sums."""
+    """The names in the functions of ranks: of the step, the table of types, functions and values;
+    and the results of functions that add to their sums."""
 
     name: str
     table: str
@@ -178,7 +178,8 @@ class RankText:
         return self.variables[value]
 
     def _result(self, v: SSAValue, key: str | None) -> str:
-        """Return the text of a result: what this rank has of it, or zeros, or None of a state."""
+        """Return the text of a result: its variable on this rank, else zeros, or None for a
+        state."""
         found: SSAValue | None = v
         while found is not None and isinstance(found.owner, train.TransferOp):
             found = found.owner.x

@@ -23,11 +23,10 @@ DTYPES = {
 
 
 class LocalTypes:
-    """The types of a function's values, for all ranks or for the rank that is folded in.
+    """The types of a function's values, for all ranks or for one folded rank.
 
-    Texts of sizes are numbers where all ranks have the same; else variables of `head_lines`, with
-    which the function begins.
-    """
+    The text of a size is a number if it is equal on all ranks, else a variable of `head_lines`,
+    with which the function begins."""
 
     def __init__(
         self, f: FuncOp, mesh: Mesh | None, rank: int | None, names: Names, used: set[str]
@@ -59,7 +58,7 @@ class LocalTypes:
         return "f" in self.element(v)
 
     def shape_of(self, v: SSAValue) -> Shape:
-        """The local shape in the type: that of the largest shard."""
+        """Return the local shape in the type, the shape of the largest shard."""
         return self.type(v).get_shape()
 
     def global_shape(self, v: SSAValue) -> Shape:

@@ -1,4 +1,4 @@
-"""Updates by torch's fused kernels: one call for those of a kind in a row."""
+"""Updates by torch's fused kernels: one call for adjacent updates of a kind."""
 
 from collections.abc import Iterator
 

@@ -157,8 +157,8 @@ class VariableScope(LocalTypes):
         return var
 
     def result(self, v: OpResult, op: Operation) -> Variable:
-        """Return the variable of a result: that of the value which it is in the next run of a loop,
-        or of an operand of its name, without later uses; or a new one."""
+        """Return the variable of a result: the variable of the value that it becomes in the next
+        run of a loop, or of an operand with its name and without later uses; or a new variable."""
         variable = self.variables.get(self._becomes.get(v, v))
         if variable is not None and self.is_free(variable, op):
             return self.hold(variable, v)
@@ -214,7 +214,7 @@ class VariableScope(LocalTypes):
     # ---- numbers ----
 
     def number(self, v: SSAValue) -> Number | None:
-        """The value of a scalar that is folded; None for others."""
+        """Return the value of a folded scalar; None for other values."""
         return self.numbers.get(v)
 
     def scalar(self, v: SSAValue) -> str | None:
@@ -229,7 +229,7 @@ class VariableScope(LocalTypes):
         return text
 
     def device(self, v: SSAValue) -> str:
-        """The device of a value's tensor: the rank's, or that of host memory."""
+        """Return the device of a value's tensor: the rank's device, or the host."""
         layout = dist.layout_of(v)
         return '"cpu"' if layout is not None and layout.host else "mesh.device"
 
