@@ -63,7 +63,7 @@ def _scatter(s: EmissionScope, op: dist.ScatterFromRootOp) -> Text:
 def _permute(s: EmissionScope, op: dist.PermuteOp) -> Text:
     ends = zip(op.pairs.data[::2], op.pairs.data[1::2], strict=True)
     pairs = tuple_text([f"({a}, {b})" for a, b in ends])
-    explain(s, op, "permute", f"{needed_by(s, op)} what another rank has")
+    explain(s, op, "permute", f"{needed_by(s, op)} the value of another rank")
 
     def text(v: SSAValue, out: SSAValue) -> str:
         tail = f"{pairs}, {axes_text(op.axes.data)}"

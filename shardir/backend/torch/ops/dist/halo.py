@@ -17,7 +17,7 @@ def _windows(s: EmissionScope, op: dist.HaloOp) -> Text:
         op.windows(v, o, mesh).halo(mesh.extent(op.axes.data))
         for v, o in zip(op.values, op.outs, strict=True)
     )
-    what = "send rows of others, to be added" if away else "fetch rows of others"
+    what = "send sums for rows of other ranks" if away else "fetch rows of other ranks"
     explain(s, op, f"halo exchange, {halo} rows at most",
          f"{needed_by(s, op)} windows of dimension {dim}; {what}")  # fmt: skip
 

@@ -9,11 +9,11 @@ from shardir.dialects import dist
 
 
 def _gathered_product(s: EmissionScope, op: dist.GatheredProductOp) -> Text:
-    return _product(s, op, "gathered_product", "with each shard when it arrives")
+    return _product(s, op, "gathered_product", "with each shard as it arrives")
 
 
 def _scattered_product(s: EmissionScope, op: dist.ScatteredProductOp) -> Text:
-    return _product(s, op, "scattered_product", "of each shard when the others' sum arrives")
+    return _product(s, op, "scattered_product", "of each shard, added to the sum that arrives")
 
 
 def _product(s: EmissionScope, op: dist.RingProductOp, call: str, how: str) -> Text:
