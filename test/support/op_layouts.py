@@ -266,9 +266,9 @@ def with_partial(rank: int, axes: Axes, reduction: str, draw: random.Random) -> 
 
 
 def partials(op: type[TensorOp]) -> list[tuple[Case, list[tuple[Layout, ...]]]]:
-    """The layouts with partial operands that each case of an op is tried with: three rows of the
-    cases with as many operands, dealt to them in turn; in the long form each has all, three
-    times."""
+    """The layouts with partial operands that each case of an op is tried with: the rows of the
+    cases with as many operands are dealt to them in turn, one to each and at least three; in the
+    long form each has all, three times."""
     found: list[tuple[Case, list[tuple[Layout, ...]]]] = []
     by_number: dict[int, list[Case]] = {}
     for case in cases_of(op):
@@ -278,8 +278,9 @@ def partials(op: type[TensorOp]) -> list[tuple[Case, list[tuple[Layout, ...]]]]:
         draw = random.Random(f"{op.name} {number}")
         each = [[r for _ in range(3 if LONG else 1) for r in partial_rows(c, draw)] for c in cases]
         if not LONG:
-            turns = sampled(range(len(each[0])), 3)
-            each = [[r[t] for t in turns[k :: len(cases)]] for k, r in enumerate(each)]
+            few = sampled(range(len(each[0])), 3)
+            turns = few if len(cases) <= len(few) else range(len(cases))
+            each = [[r[t % len(r)] for t in turns[k :: len(cases)]] for k, r in enumerate(each)]
         found += [(c, some) for c, some in zip(cases, each, strict=True) if some]
     return found
 
