@@ -2,7 +2,7 @@
 
     passes/inline_calls.py:  inline-calls: a call becomes the ops of ...  ->  PASSES["inline-calls"]
 
-PIPELINES has which passes run one after another.
+PIPELINES has the sequences of passes.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ from xdsl.passes import ModulePass
 from shardir.rewriting.registry import PASSES, PIPELINES
 
 
-def _names() -> Iterator[tuple[str, str]]:
-    """The name of each pass, with that of its file."""
+def _pass_names() -> Iterator[tuple[str, str]]:
+    """Yield the name of each pass, and of its file."""
     for path in sorted(Path(__file__).parent.glob("*.py")):
         name = path.stem.replace("_", "-")
         with path.open(encoding="utf-8") as file:
@@ -27,15 +27,15 @@ def _names() -> Iterator[tuple[str, str]]:
 def _loader(name: str, stem: str) -> Callable[[], type[ModulePass]]:
     @cache
     def load() -> type[ModulePass]:
-        for found in vars(import_module(f"shardir.passes.{stem}")).values():
-            if isinstance(found, type) and getattr(found, "name", None) == name:
-                return found
+        for member in vars(import_module(f"shardir.passes.{stem}")).values():
+            if isinstance(member, type) and getattr(member, "name", None) == name:
+                return member
         raise ImportError(f"passes/{stem}.py: expected a class with name = {name!r}, got none")
 
     return load
 
 
-PASSES.update({name: _loader(name, stem) for name, stem in _names()})
+PASSES.update({name: _loader(name, stem) for name, stem in _pass_names()})
 
 _LAID_OUT = "insert-redistributions,distributed-autodiff,recompute"
 _LOWERED = (

@@ -9,20 +9,20 @@ Runs after inline-calls, and before layouts are decided on. docs/plans.md has th
 
 1. Parameters and states have the names of `train.parameter` and `train.state`, inputs and values
    those of the printed text.
-2. A layout of the plan annotates the value, in all functions. Where the program annotates the value
-   too, the plan may split open dimensions; any other layout is an error.
-3. An argument with `uses` is redistributed to that layout before its first use, of the value that
-   it is converted to if that is its only use.
-4. A parameter with `parts` is cut in place of its products, in all functions in which these are cut
+2. A layout of the plan annotates the value, in all functions. If the program annotates the value
+   too, the plan may only split open dimensions; a different layout is an error.
+3. An argument with `uses` is redistributed to that layout before its first use. If its only use is
+   a conversion, the converted value is redistributed instead.
+4. A parameter with `parts` is cut in place of its products, in all functions that cut the products
    (rewriting/parts.py), and its parts are redistributed before their first use.
-5. A value with `strategy` has an op, which gets the strategy.
+5. A `strategy` goes to the op that makes the value.
 6. A function of a line with `search` is as search-strategies leaves it: without composites,
    barriers and groups, and with the attribute `search`.
 7. A pattern that matches no name of any function is an error. All errors are reported at once, each
    at its line of the plan.
-8. Where the pass runs before differentiation and again after it (`lines`), the second run is for
-   lines of one function, which the first has not changed if differentiation makes it, or if a
-   search left it: its gradient was made before that search, and has layouts of its own.
+8. Where the pass runs before and after differentiation (`lines`), the second run applies the lines
+   that name a function. The first run skips functions that differentiation makes, and functions
+   that a search left: their gradient was made before that search, and has layouts of its own.
 """
 
 import re
@@ -78,9 +78,9 @@ class ApplyPlan(GlobalPass):
     plan: str = ""
     """The text of the plan, in place of a file."""
     lines: str = ALL
-    """Where layouts are decided on after differentiation: `before` it all lines but those of
-    functions that it makes or that a line with `search` is of; `after` it those of one
-    function."""
+    """The lines to apply, where layouts are decided on after differentiation: `before` it all lines
+    except lines of functions that it makes or that a line with `search` names; `after` it the lines
+    of one function."""
 
     def check(self, f: Function) -> Iterator[Located]:
         if f.mesh is None and self.lines != AFTER:
@@ -98,7 +98,7 @@ class ApplyPlan(GlobalPass):
         source = Source(read_text(Path(self.file)) if self.file else self.plan, self.file or "plan")
         plan, errors = read(source.text)
         errors += _unknown_functions(plan, functions, self.lines)
-        planned = _PlannedProgram(_selected(plan, functions, self.lines), functions)
+        planned = _PlannedProgram(_select_lines(plan, functions, self.lines), functions)
         errors += planned.errors
         if errors:
             raise ParseErrors([source.at_line(error) for error in sorted(set(errors))])
@@ -110,23 +110,23 @@ class ApplyPlan(GlobalPass):
 def _unknown_functions(
     plan: LayoutPlan, functions: Sequence[Function], lines: str
 ) -> Iterator[LineError]:
-    """Yield the errors of lines of functions that the program does not have."""
+    """Yield an error for each line of a function that the program lacks."""
     module = functions[0].module if functions else None
-    known = [f.name for f in functions]
-    asked = (
+    names = [f.name for f in functions]
+    requested = (
         [op.sym_name.data for op in module.body.ops if isinstance(op, Request)] if module else []
     )
     for line in plan.lines:
-        if isinstance(line, PresetLine) or line.function in (None, *known):
+        if isinstance(line, PresetLine) or line.function in (None, *names):
             continue
         message = f"expected a function of the program, got @{line.function}"
-        if lines == AFTER:  # the first run has reported all others
+        if lines == AFTER:  # the first run has reported the other lines
             if isinstance(line, SearchLine):
                 message += ", which differentiation removes before the search"
                 use = "drop the line with search"
                 yield LineError(line.number, 0, coded("N2", message, use=use))
-        elif line.function not in asked:
-            near = did_you_mean(f"@{line.function}", [f"@{n}" for n in (*known, *asked)])
+        elif line.function not in requested:
+            near = did_you_mean(f"@{line.function}", [f"@{n}" for n in (*names, *requested)])
             use = near.removeprefix("; ") or None
             yield LineError(line.number, 0, coded("N2", message, use=use))
         elif lines == ALL:
@@ -134,10 +134,10 @@ def _unknown_functions(
             yield LineError(line.number, 0, coded("N2", message, use="use the mode auto"))
 
 
-def _selected(plan: LayoutPlan, functions: Sequence[Function], lines: str) -> LayoutPlan:
-    """Return the lines that this run is for."""
+def _select_lines(plan: LayoutPlan, functions: Sequence[Function], lines: str) -> LayoutPlan:
+    """Return the part of the plan that this run applies."""
     known = {f.name for f in functions}
-    if lines == BEFORE:  # their gradients are not to have these layouts
+    if lines == BEFORE:  # gradients of searched functions must not get these layouts
         known -= {line.function for line in plan.lines if isinstance(line, SearchLine)}
 
     def is_selected(line: Line) -> bool:
@@ -149,17 +149,17 @@ def _selected(plan: LayoutPlan, functions: Sequence[Function], lines: str) -> La
 
 
 class _PlannedProgram:
-    """The functions of a program, with what a plan says of them; `errors`: those of the plan."""
+    """The functions of a program, with the entries of a plan; `errors`: the errors of the plan."""
 
     def __init__(self, plan: LayoutPlan, functions: Sequence[Function]):
         for f in functions:
-            _as_searched(plan, f)
-            _divide(plan, f)
+            _restore_search(plan, f)
+            _cut_parameters(plan, f)
         self.functions = [PlannedFunction(f) for f in functions if f.mesh is not None]
         self.functions.sort(key=lambda f: not f.is_main)
         self.errors: list[LineError] = []
         lines = [
-            self.expanded(x) if isinstance(x, PresetLine) else x
+            self.expand_presets(x) if isinstance(x, PresetLine) else x
             for x in plan.lines if not isinstance(x, SearchLine)
         ]  # fmt: skip
         matched = set[int]()
@@ -176,17 +176,17 @@ class _PlannedProgram:
             if t.name in line.unsharded and t.is_retained
             and {t.lines[word] for word in t.said.keys() & {"layout", "states"}} == {line.number}
         }  # fmt: skip
-        """Parameters that presets leave unsharded, where no line says otherwise."""
+        """Parameters that presets leave unsharded, if no other line lays them out."""
         self.errors += [
-            self.unmatched(line)
+            self.unmatched_error(line)
             for line in plan.lines if isinstance(line, PlanLine) and line.number not in matched
         ]  # fmt: skip
         self.errors += [error for f in self.functions for error in f.errors()]
-        self.errors += self.undivided()
+        self.errors += self.uncut_errors()
 
-    def expanded(self, line: PresetLine) -> ExpandedLine:
-        """Return what presets say of the names of all functions: of a name of several functions,
-        what they say in the one that is differentiated."""
+    def expand_presets(self, line: PresetLine) -> ExpandedLine:
+        """Return the entries of a line of presets for the names of all functions. If several
+        functions have a name, the function that is differentiated decides."""
         entries: dict[tuple[NameKind, str], PlanEntry] = {}
         unsharded: dict[str, UnshardedParameter] = {}
         for f in self.functions:
@@ -203,44 +203,45 @@ class _PlannedProgram:
         return ExpandedLine(entries, unsharded, line.number)
 
     def report_unsharded(self) -> None:
-        """Remark on the parameters that presets leave unsharded, and warn of those that they are
-        to split."""
+        """Remark on the parameters that presets leave unsharded, and warn of large parameters that
+        presets should have split."""
         names = [t.name for f in self.functions for t in f.targets if t.is_retained]
         for text in unsharded_texts({name: self.unsharded.get(name) for name in names}):
             remark(f"whole: {text}")
-        meant = {name: e for name, e in self.unsharded.items() if e.is_meant}
-        if meant:
-            texts = ", ".join(unsharded_texts({name: meant.get(name) for name in names}))
-            size = size_text(sum(e.bytes for e in meant.values()))
+        missed = {name: e for name, e in self.unsharded.items() if e.is_meant}
+        if missed:
+            texts = ", ".join(unsharded_texts({name: missed.get(name) for name in names}))
+            size = size_text(sum(e.bytes for e in missed.values()))
             use = "use axes that divide them, or write their layouts before the presets"
             warn(None, f"presets leave {size} of large parameters unsharded: {texts}; {use}")
 
-    def undivided(self) -> Iterator[LineError]:
-        """Yield the lines with `parts` none of whose parameters has a product that is cut."""
-        found: dict[int, list[Target]] = {}
+    def uncut_errors(self) -> Iterator[LineError]:
+        """Yield an error for each line with `parts` whose parameters have no product that is
+        cut."""
+        targets_of_line: dict[int, list[Target]] = {}
         for t in (t for f in self.functions for t in f.targets if "parts" in t.said):
-            found.setdefault(t.lines["parts"], []).append(t)
-        for number, targets in found.items():
+            targets_of_line.setdefault(t.lines["parts"], []).append(t)
+        for number, targets in targets_of_line.items():
             if not any(is_cut(t.value) for t in targets):
                 message = (
                     f'expected products of "{targets[0].name}" that are cut in parts, got none'
                 )
                 yield LineError(number, 0, coded("N6", message))
 
-    def unmatched(self, line: PlanLine) -> LineError:
+    def unmatched_error(self, line: PlanLine) -> LineError:
         """Return the error of a line that matches no name, with the nearest names."""
         scope = [f for f in self.functions if line.function in (None, f.f.name)]
         names = {t.name: None for f in scope for t in f.targets if t.kind is line.kind}
-        wanted = re.sub(r"[*?{}\[\]]", "", line.pattern)
-        near = nearest(wanted, names, cutoff=0.0)
+        literal = re.sub(r"[*?{}\[\]]", "", line.pattern)
+        near = nearest(literal, names, cutoff=0.0)
         where = "the program" if line.function is None else f"@{line.function}"
         message = f'expected a pattern of {line.kind}s of {where}, got "{line.pattern}"'
         use = f"the nearest names are {near}" if near else f"{where} has no {line.kind}s"
         return LineError(line.number, 0, coded("N2", message, use=use))
 
 
-def _as_searched(plan: LayoutPlan, f: Function) -> None:
-    """Leave a function as a search did, if a line says that one has."""
+def _restore_search(plan: LayoutPlan, f: Function) -> None:
+    """Leave a function as a search left it, if the plan has a search line of it."""
     for line in plan.lines:
         if isinstance(line, SearchLine) and line.function == f.name:
             resolve_markers(f.block, None)
@@ -248,8 +249,8 @@ def _as_searched(plan: LayoutPlan, f: Function) -> None:
             set_search_result(f.op, dict(line.found))
 
 
-def _divide(plan: LayoutPlan, f: Function) -> None:
-    """Cut the parameters that a plan says are cut, in place of their products."""
+def _cut_parameters(plan: LayoutPlan, f: Function) -> None:
+    """Cut the parameters whose entries have `parts`, in place of their products."""
     if f.mesh is None:
         return
     cuts = cut_products(f.op)
@@ -259,8 +260,10 @@ def _divide(plan: LayoutPlan, f: Function) -> None:
             with suppress(ShardirError):  # reported where the line is expanded
                 divided_by |= parts_of(f.op, f.mesh, by_axis(line, f.mesh))
         elif isinstance(line, PlanLine):
-            said = {key: line.says(f.name, NameKind.PARAMETER, key) for key in cuts}
-            divided_by |= {key for key, entry in said.items() if entry and entry.parts is not None}
+            entries = {key: line.says(f.name, NameKind.PARAMETER, key) for key in cuts}
+            divided_by |= {
+                key for key, entry in entries.items() if entry and entry.parts is not None
+            }
     for key in divided_by:
         for cut in cuts[key]:
             cut.divide()

@@ -1,4 +1,4 @@
-"""assign-stages: some ops of a function in stages have one -> a stage of each op.
+"""assign-stages: some ops of a function in stages are marked -> each op has a stage.
 
     train.step @step of @loss <sgd, lr = 0.1>
         accumulate <mean, microbatches = 4> pipeline <1f1b, ranks = 2>
@@ -10,21 +10,19 @@
 The function is that of a `train.step` or a `train.forward` with a pipeline.
 
 1. An op without a mark runs on the last of its operands' stages, so it is enough to mark the first
-   ops of each stage. Those before all marks, which depend on an input and a parameter, are of
-   stage 0.
+   ops of each stage. Ops before all marks that depend on an input and a parameter are of stage 0.
 2. An op that depends on parameters, inputs or constants alone runs on each stage that reads it.
-3. Without any mark, the ops of 1 are split in the order of the program: the slowest stage is as
-   fast as it can be, within 2%; of such splits the one that transfers the fewest bytes. The seconds
-   are those of the forward and the backward part, with the layouts that are propagated or, with
-   `search`, that a short search finds. Cuts are between repeated blocks and around them, if these
-   are enough; otherwise all, of which at most 1,024 count (with several stages on each rank 96 and
-   less): those that the fewest bytes cross.
-4. Where a schedule is searched for and ranks have several stages, splits whose first stages are
-   shorter than the others are tried too, each with a short search
-   (shardir/search/stages/chunk_shares.py).
-5. In such a split each rank keeps to the memory of a device: what its stages hold throughout, and
-   of each microbatch as many times as the schedule has it in flight there. For a schedule that is
-   searched for, this is the named one with the fewest in flight.
+3. Without any mark, the ops of rule 1 are split in the order of the program. The slowest stage is
+   as fast as possible, within 2%; among such splits, the fewest bytes are transferred. The seconds
+   cover the forward and the backward part, with propagated layouts or, with `search`, layouts of a
+   short search. Cuts are between repeated blocks and around them, if there are enough; otherwise
+   anywhere. At most 1,024 cuts are considered (96 or less with several stages on each rank),
+   crossed by the fewest bytes.
+4. Where a schedule is searched for and ranks have several stages, splits with shorter first stages
+   are tried too, each with a short search (shardir/search/stages/chunk_shares.py).
+5. In such a split each rank keeps to the memory of a device: the bytes that its stages hold
+   throughout, and the bytes of a microbatch times the microbatches in flight there. For a searched
+   schedule, that number is taken from the named schedule with the fewest in flight.
 6. An op whose operand is of a later stage, and a stage without ops, are errors.
 """
 
@@ -59,13 +57,13 @@ StagedRequest = train.StepOp | train.ForwardOp
 
 @dataclass(frozen=True)
 class AssignStages(PassOptions):
-    """Gives each op of a step, or of a forward part alone, in stages a stage."""
+    """Gives a stage to each op of a step in stages, or of a forward part alone."""
 
     name = "assign-stages"
     search: bool = False
     """Whether layouts are decided by a search, not by propagation."""
     schedule: str = ""
-    """A file with the order of each rank, as of split-stages."""
+    """The file with the order of each rank, as of split-stages."""
     memory: Bytes = 0
     """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
 
@@ -80,7 +78,7 @@ class AssignStages(PassOptions):
                     stage_of(op) is not None for op in ops
                 ):
                     self.split(op, request, f, own)
-                errors += _assign(f, own, request.pipeline.stages)
+                errors += _assign_unmarked(f, own, request.pipeline.stages)
         if errors:
             raise Failure(errors)
 
@@ -92,7 +90,7 @@ class AssignStages(PassOptions):
         Raises:
             Failure: no split keeps to the memory, or the step can't be lowered.
         """
-        schedule = self.order(request)
+        schedule = self.schedule_of(request)
         assert request.pipeline is not None
         stages, chunks = request.pipeline.stages, request.pipeline.values["chunks"]
         name, cuts = request.sym_name.data, candidate_cuts(ops, stages, chunks)
@@ -111,26 +109,26 @@ class AssignStages(PassOptions):
             return split(segments, schedule.placement, in_flight(schedule), limit)
 
         if self.search:
-            found = split_by(costs_in_memory(costs, lambda c: split_by(c).need, limit))
+            best = split_by(costs_in_memory(costs, lambda c: split_by(c).need, limit))
         else:
-            found = split_by(costs(UNLIMITED))
-        if found.cuts is None:
+            best = split_by(costs(UNLIMITED))
+        if best.cuts is None:
             message = (
-                f"expected stages within {limit} B on a device, got {found.need:.0f} B in the "
+                f"expected stages within {limit} B on a device, got {best.need:.0f} B in the "
                 "smallest split found; use more ranks or devices, more and smaller microbatches, "
                 "or a schedule with fewer of them in flight"
             )
             raise Failure([(request, message)])
-        for stage, (begin, end) in enumerate(pairwise(cuts[i] for i in found.cuts)):
+        for stage, (begin, end) in enumerate(pairwise(cuts[i] for i in best.cuts)):
             for op in ops[begin:end]:
                 op.attributes |= stage_attrs(stage)
 
-    def order(self, request: StagedRequest) -> Schedule:
+    def schedule_of(self, request: StagedRequest) -> Schedule:
         """Return the schedule of a request, or the named one with the fewest microbatches in
-        flight; any of a forward part alone, which holds none.
+        flight. A forward part alone holds no microbatches in flight, so any schedule serves.
 
         Raises:
-            Failure: there is none with these numbers.
+            Failure: no schedule has these numbers.
         """
         assert request.pipeline is not None
         try:
@@ -138,15 +136,15 @@ class AssignStages(PassOptions):
                 return Schedule.parse(Path(self.schedule).read_text(encoding="utf-8"))
             if isinstance(request, train.ForwardOp) and request.pipeline.kind == train.SEARCH:
                 numbers = request.pipeline.values
-                given = numbers["ranks"], request.microbatches, numbers["chunks"]
-                return schedule("looped-bfs", *given)
+                sizes = numbers["ranks"], request.microbatches, numbers["chunks"]
+                return schedule("looped-bfs", *sizes)
             return named_or_smallest(request.pipeline, request.microbatches)[1]
         except ShardirError as e:
             raise Failure([(request, str(e))]) from None
 
 
-def _assign(f: FuncOp, of_model: Sequence[Operation], stages: int) -> list[Located]:
-    """Give the ops of a function stages; return the errors."""
+def _assign_unmarked(f: FuncOp, of_model: Sequence[Operation], stages: int) -> list[Located]:
+    """Give stages to the unmarked ops of a function; return the errors."""
     ops = ops_of(f.body.block)[:-1]
     own = {*of_model}
     errors = list(_later_operands(ops, stages))
@@ -161,8 +159,8 @@ def _assign(f: FuncOp, of_model: Sequence[Operation], stages: int) -> list[Locat
     copy_to_readers(ops)
     missing = sorted({*range(stages)} - {stage_of(op) for op in ops if op in own})
     if missing and not errors:
-        found = f"expected ops of {stages} stages in @{name_of(f)}, got none of {missing}"
-        errors.append((f, coded("G14", found, use="mark the first op of each stage")))
+        message = f"expected ops of {stages} stages in @{name_of(f)}, got none of {missing}"
+        errors.append((f, coded("G14", message, use="mark the first op of each stage")))
     return errors
 
 
@@ -171,16 +169,17 @@ def _stage(v: SSAValue) -> int | None:
 
 
 def _later_operands(ops: Sequence[Operation], stages: int) -> Iterator[Located]:
-    """Yield the errors of ops that read a value of a later stage, and of stages beyond the last."""
+    """Yield an error for each op that reads a value of a later stage, and for each stage out of
+    range."""
     for op in ops:
         if (stage := stage_of(op)) is None:
             continue
         if not 0 <= stage < stages:
-            found = f"expected a stage from 0 to {stages - 1}, got {stage}"
-            yield op, coded("G14", found, use="correct it, or use more ranks or chunks")
+            message = f"expected a stage from 0 to {stages - 1}, got {stage}"
+            yield op, coded("G14", message, use="correct it, or use more ranks or chunks")
         for v in op.operands:
             if (before := _stage(v)) is not None and before > stage:
-                found = (
+                message = (
                     f"expected {named(v)}, which is of stage {before}, to be of {stage} or before"
                 )
-                yield op, coded("G14", found)
+                yield op, coded("G14", message)

@@ -7,27 +7,27 @@
     %e = nn.mul %p, %g                                %p_1 = nn.gelu %h {recompute} : ...
                                                       %e   = nn.mul %p_1, %g : ...
 
-1. `recompute=full` keeps the arguments and the inputs of equal blocks, such as layers; `dots` the
-   results of products (matmul, einsum, attention, convolution). The rest is repeated.
+1. `recompute=full` keeps the arguments and the inputs of equal blocks, such as layers; `dots` keeps
+   the results of products (matmul, einsum, attention, convolution). All other ops are repeated.
 2. `recompute=6GB` is a budget: the peak of the function on a device, after the passes that follow.
-   `recompute=0.6` is that part of the peak without recompute. The repeated ops are the fastest set
-   by the time model, of those that are tried (docs/recompute.md); the peak is that of every op, and
-   of every repetition.
-3. Results of collectives are kept, unless `recompute-collectives` is true, or the budget is that of
-   a search: without the option, the limit of memory that layouts were chosen for.
-4. Random numbers are the same again, and views take no memory; values that the step returns, that
-   are in another loop, in host memory, or read on another stage, are kept.
-5. It concerns training steps in the local view, and on one device. What is marked by hand was
-   repeated by the pass `recompute` before. In a step with stages a budget is that of each rank, in
-   its schedule (shardir/search/recompute/rank_repetitions.py).
-6. A budget that no tried set keeps to is an error, with the smallest peak and what is in it.
-7. With `offload`, what a budget keeps may be in host memory instead: activations from their last
-   read in the forward part to the first in the backward part, and the states of updates in all of
-   the step, with the update. Copies overlap as the simulated step says; the program is the faster
-   one of the choice with host memory and that without it.
-8. The function's attribute `recompute` has the seconds that repetitions and waits for copies take
-   (`seconds`), a lower bound on that of any set within the budget (`bound`), and the budget
-   (`memory`).
+   `recompute=0.6` is a fraction of the peak without recompute. The repeated ops are the fastest of
+   the sets that are tried (docs/recompute.md), by the time model; the peak covers every op and
+   every repetition.
+3. Results of collectives are kept, unless `recompute-collectives` is true, or the budget comes from
+   a search (the limit of memory for which it chose the layouts).
+4. A repetition draws equal random numbers, and views take no memory. Values are kept that the step
+   returns, that are in another loop, in host memory, or read on another stage.
+5. It concerns training steps in the local view, and on one device. Ops marked by hand were repeated
+   by the pass `recompute` before. In a step with stages the budget holds for each rank, in its
+   schedule (shardir/search/recompute/rank_repetitions.py).
+6. A budget that every tried set exceeds is an error, with the smallest peak and its largest values.
+7. With `offload`, kept values may be in host memory: activations from their last read in the
+   forward part to the first in the backward part, and the states of updates throughout the step,
+   with the update. Copies overlap as in the simulated step. The program is the faster of the
+   choices with and without host memory.
+8. The function's attribute `recompute` has the seconds of repetitions and waits for copies
+   (`seconds`), a lower bound on these seconds for any set within the budget (`bound`), and the
+   budget (`memory`).
 """
 
 import json
@@ -78,19 +78,21 @@ FULL, DOTS = "full", "dots"
 """The policies."""
 
 REST, OVERLAP = "fuse-communication", "overlap-communication"
-"""The pass that follows and may need more memory than the budget; and the one that keeps to it."""
+"""The pass that follows and may exceed the budget, and the pass that keeps to it."""
 
 IN_STAGES = "split-stages{},fuse-communication,overlap-communication"
-"""The passes that make the program of a step with stages."""
+"""The passes that turn the step into a program in stages."""
 
 MAX_CHOICES = 6
-"""How many sets are looked for whose program keeps to the budget."""
+"""The limit on lowered programs per budget: each tightens the allowance of the next choice by the
+excess of its real peak over the simulated one."""
 
 LARGEST = 4
 """The number of values that an error names."""
 
 TOGETHER = (1, 2, 3, 4, 6, 8)
-"""How many blocks have one input that is kept, in the sets to begin with."""
+"""Numbers of adjacent blocks that share one kept input, in the sets from which the choice
+starts."""
 
 
 @dataclass(frozen=True)
@@ -99,19 +101,19 @@ class ChooseRecompute(FunctionPass):
 
     name = "choose-recompute"
     recompute: str = ""
-    """What is repeated: all but inputs of layers (`full`), all but products (`dots`), nothing
-    (`off`), or what keeps to a budget: bytes on a device (`6GB`), or a part of the peak without it
-    (`0.6`); by default what a search relies on."""
+    """The ops that are repeated: all but inputs of layers (`full`), all but products (`dots`), none
+    (`off`), or as many as a budget asks for: bytes on a device (`6GB`), or a fraction of the peak
+    without recompute (`0.6`). Default: the budget of a search, if there is one."""
     recompute_collectives: bool = False
-    """Whether collectives of the forward part are repeated too; else their results are kept. In the
-    budget of a search they may be."""
+    """Whether collectives of the forward part are repeated too; otherwise their results are kept.
+    Within the budget of a search they may be repeated."""
     offload: bool = False
     """Whether values may be kept in host memory, within a budget."""
     schedule: str = ""
-    """A file with the order of each rank, as of split-stages."""
+    """The file with the order of each rank, as of split-stages."""
     nearest: bool = False
-    """Whether the program with the smallest peak is made if none keeps to the budget; else that is
-    an error."""
+    """Whether the program with the smallest peak is made where none keeps to the budget; otherwise
+    that is an error."""
 
     def concerns(self, f: Function) -> bool:
         has_backward = any(isinstance(op, BackwardOp) for op in f.block.ops)
@@ -128,9 +130,7 @@ class ChooseRecompute(FunctionPass):
             message = f"expected a budget with offload, got {got}; use bytes, such as 6GB"
             yield f.op, f"{self.name}: {message}"
         elif not policy and _limit(self.recompute, f.op) is None:
-            message = (
-                "expected full, dots, off, a budget such as 6GB, or a part of the peak such as 0.6"
-            )
+            message = "expected full, dots, off, a budget such as 6GB, or a fraction such as 0.6"
             yield f.op, f"{self.name}: {message}, got {self.recompute!r}"
         elif is_laid_out(f.block) and not is_local_body(f.block):
             message = f"expected @{f.name} in the local view, got layouts"
@@ -160,9 +160,9 @@ class ChooseRecompute(FunctionPass):
         else:
             self._keep_within(f, mesh, simulator)
             return
-        found = simulator.run(groups)
-        saved = repeated(simulator, found.groups)
-        write(f.op, saved, {"seconds": float_attr(found.seconds)}, mesh)
+        choice = simulator.run(groups)
+        saved = repeated(simulator, choice.groups)
+        write(f.op, saved, {"seconds": float_attr(choice.seconds)}, mesh)
 
     def _repeats(self, f: Function) -> Callable[[Operation], bool]:
         """Return whether an op may be repeated."""
@@ -177,16 +177,16 @@ class ChooseRecompute(FunctionPass):
         return repeats
 
     def _keep_within(self, f: Function, mesh: Mesh, simulator: Simulator) -> None:
-        """Repeat, or keep in host memory, what keeps the program to the budget.
+        """Choose repetitions and values in host memory that keep the program to the budget.
 
         Raises:
-            ShardirError: no program that was tried keeps to it.
+            ShardirError: every program that was tried exceeds it.
         """
         limit = _limit(self.recompute, f.op)
         assert limit is not None
         if isinstance(limit, float):
-            given = Tried(SavedValues(), 0.0, 0.0)
-            limit = int(limit * memory_of(_program(f, given, 0), mesh).peak)
+            unchanged = Tried(SavedValues(), 0.0, 0.0)
+            limit = int(limit * memory_of(_program(f, unchanged, 0), mesh).peak)
         tried = [self._within(f, mesh, simulator, limit)]
         if self.offload:
             with_host = Simulator(simulator.activations, hosted=True)
@@ -203,7 +203,7 @@ class ChooseRecompute(FunctionPass):
         largest = [s for s in use.storages if s.value.name_hint][:LARGEST]
         raise ShardirError(
             f"{self.name}: expected a peak of at most {limit} B in @{f.name}, got {use.peak} "
-            f"B as the smallest that was found, at {op_text(use.op)}: "
+            f"B as the smallest peak tried, at {op_text(use.op)}: "
             + ", ".join(f"{part} {n}" for part, n in use.parts.items() if n)
             + "; the largest are "
             + ", ".join(f"%{s.value.name_hint} {s.bytes}" for s in largest)
@@ -211,7 +211,8 @@ class ChooseRecompute(FunctionPass):
         )
 
     def _within(self, f: Function, mesh: Mesh, simulator: Simulator, limit: int) -> "Tried":
-        """Return the choice whose program keeps to a limit; else the one with the smallest peak."""
+        """Return the choice whose program keeps to a limit; otherwise the choice with the smallest
+        peak."""
         blocks = StepBlocks(simulator)
         starts, equal = [blocks.full(k) for k in TOGETHER], blocks.groups()
         allowed, bound, smallest = limit, None, None
@@ -220,17 +221,17 @@ class ChooseRecompute(FunctionPass):
             seconds = chosen.found.seconds
             bound = min(seconds, chosen.bound if bound is None else bound)
             hosted = sum(map(simulator.bytes, chosen.found.hosted))
-            found = Tried(saved_values(simulator, chosen.found), seconds, bound, hosted)
-            use = memory_of(_program(f, found, limit), mesh)
+            tried = Tried(saved_values(simulator, chosen.found), seconds, bound, hosted)
+            use = memory_of(_program(f, tried, limit), mesh)
             report_progress(
                 f"{self.name} @{f.name}: {use.peak} B of {limit}, {seconds:.3g} s more, "
                 f"at least {bound:.3g} s"
             )
-            found = replace(found, use=use)
+            tried = replace(tried, use=use)
             if use.peak <= limit:
-                return replace(found, step=self._step_seconds(f, mesh, found, limit))
+                return replace(tried, step=self._step_seconds(f, mesh, tried, limit))
             if smallest is None or use.peak < smallest.peak:
-                smallest = found
+                smallest = tried
             if chosen.found.peak > allowed:
                 break
             allowed = chosen.found.peak - (use.peak - limit)
@@ -238,14 +239,14 @@ class ChooseRecompute(FunctionPass):
         return smallest
 
     def _step_seconds(self, f: Function, mesh: Mesh, tried: "Tried", limit: int) -> float:
-        """Return the seconds of a program with overlap; 0 where no programs are compared."""
+        """Return the seconds of the program with overlap; 0 unless programs are compared."""
         if not self.offload:
             return 0.0
         ops = _program(f, tried, limit, f"{REST},{OVERLAP}").body.block.ops
         return seconds_in_order((w.cost(mesh) for w in works_of(list(ops), mesh)), mesh)
 
     def _keep_ranks_within(self, f: Function, simulator: Simulator) -> None:
-        """Repeat what keeps each rank of a step in stages to the budget.
+        """Choose repetitions that keep each rank of a step in stages to the budget.
 
         Raises:
             ShardirError: a rank needs more, whatever it repeats.
@@ -260,47 +261,47 @@ class ChooseRecompute(FunctionPass):
             return self._in_stages(f, repeated(simulator, groups))[1] if groups else peaks
 
         goal = StepBlocks(simulator).full()
-        found = choose_on_ranks(simulator, goal, limit, schedule.placement, measure)
-        most = max(found.peaks)
+        choice = choose_on_ranks(simulator, goal, limit, schedule.placement, measure)
+        most = max(choice.peaks)
         report_progress(f"{self.name} @{f.name}: {most} B of {limit}")
         if most > limit and not self.nearest:
             raise ShardirError(
                 f"{self.name}: expected a peak of at most {limit} B on each rank of @{f.name}, got "
-                f"{most} B on rank {found.peaks.index(most)} as the smallest that was found; use a "
+                f"{most} B on rank {choice.peaks.index(most)} as the smallest peak tried; use a "
                 "larger budget, more stages or devices, or another schedule"
             )
         numbers: dict[str, Attribute] = {
-            "seconds": float_attr(found.seconds),
+            "seconds": float_attr(choice.seconds),
             "memory": int_attr(limit),
         }
-        write(f.op, repeated(simulator, found.groups), numbers, f.mesh or ONE_DEVICE)
+        write(f.op, repeated(simulator, choice.groups), numbers, f.mesh or ONE_DEVICE)
 
     def _in_stages(self, f: Function, saved: SavedValues) -> tuple[Schedule, Sequence[int]]:
-        """Return the schedule of the step in stages, with a choice of what is saved, and the bytes
-        that each rank needs."""
+        """Return the schedule of the step in stages with a choice of saved values, and the peak
+        bytes of each rank."""
         module = copied(f.module)
         step = find_symbol(module, FuncOp, f.name)
         assert step is not None
         ops = dict(zip(f.block.ops, step.body.block.ops, strict=True))
         write(step, saved.on(ops), {}, f.mesh or ONE_DEVICE)
-        given = f"{{schedule={json.dumps(self.schedule)}}}" if self.schedule else ""
-        run_pipeline(IN_STAGES.format(given), Context(), module)
+        options = f"{{schedule={json.dumps(self.schedule)}}}" if self.schedule else ""
+        run_pipeline(IN_STAGES.format(options), Context(), module)
         schedule = Schedule.parse(schedule_of(step) or "")
         mesh = mesh_of(step, module) or Mesh("one", ((STAGE_AXIS, schedule.ranks),))
         return schedule, [use.peak for use in memory_of_ranks(step, mesh)]
 
 
 def budget(text: str) -> int | float | None:
-    """Return the bytes of a budget, or the part of the peak without recompute; None for any other
-    text."""
-    if (found := bytes_of(text)) is not None:
-        return found
-    part = float_of((text,))
-    return part if part is not None and 0 < part <= 1 else None
+    """Return the bytes of a budget, or its fraction of the peak without recompute; None if the text
+    is neither."""
+    if (size := bytes_of(text)) is not None:
+        return size
+    fraction = float_of((text,))
+    return fraction if fraction is not None and 0 < fraction <= 1 else None
 
 
 def _limit(text: str, f: FuncOp) -> int | float | None:
-    """Return the budget of a text; if it is empty, that of a search."""
+    """Return the budget of a text; if the text is empty, the budget of a search."""
     return budget(text) if text else search_budget(f)
 
 
@@ -312,7 +313,7 @@ def write(f: FuncOp, saved: SavedValues, numbers: dict[str, Attribute], mesh: Me
 
 
 def _program(f: Function, tried: "Tried", limit: int, passes: str = REST) -> FuncOp:
-    """Return the function after the passes that follow, if its choice is `tried`."""
+    """Return a copy of the function with a choice applied, after the passes that follow."""
 
     def write_on(copy: FuncOp) -> None:
         ops = dict(zip(f.block.ops, copy.body.block.ops, strict=True))
@@ -327,9 +328,12 @@ class Tried:
     """A choice within a budget.
 
     Attributes:
-        hosted: the bytes of activations and states that are in host memory.
-        seconds: those of its repetitions and copies, and `bound` of any choice.
-        step: those of the program with overlap, where programs are compared.
+        saved: repeated ops and values in host memory.
+        seconds: time of repetitions and copies.
+        bound: lower bound on `seconds` for any choice.
+        hosted: bytes of activations and states in host memory.
+        use: peak memory of the program.
+        step: seconds of the program with overlap, where programs are compared.
     """
 
     saved: SavedValues
@@ -345,7 +349,7 @@ class Tried:
         return self.use.peak
 
     def numbers(self, limit: int) -> dict[str, Attribute]:
-        """Return the attributes of a function with the choice."""
+        """Return the numbers of the choice as attributes of its function."""
         numbers = {"seconds": float_attr(self.seconds), "bound": float_attr(self.bound)}
         hosted = {"hosted": int_attr(self.hosted)} if self.hosted else {}
         return {**numbers, **hosted, "memory": int_attr(limit)}

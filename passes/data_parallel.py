@@ -9,11 +9,11 @@ Runs before propagate-strategies, which spreads these layouts to the other value
 1. Parameters and states are replicated; any other argument is an input, and is split along
    dimension 0 over all axes of the mesh, in their order.
 2. An annotation that contradicts these layouts (a layout, a strategy or a redistribution) is an
-   error. All are reported, each with the data parallel layout or strategy.
-3. With `hybrid` no annotation is an error. Parameters and states are replicated where neither a
-   layout nor a strategy of their users is annotated. Inputs are left to propagate-strategies, which
-   splits those that no annotation reaches along dimension 0 over the unused axes. Functions in the
-   local view are not changed.
+   error. Each is reported, with the data parallel layout or strategy.
+3. With `hybrid` annotations are allowed. Parameters and states are replicated if they have no
+   layout and their users no strategy. Inputs are left to propagate-strategies, which splits inputs
+   that no annotation reaches along dimension 0 over the unused axes. Functions in the local view
+   are not changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -101,7 +101,7 @@ def _is_annotated(arg: SSAValue) -> bool:
 
 
 def _contradictions(ctx: Context, module: ModuleOp) -> Iterator[Located]:
-    """Yield the annotations that contradict the layouts of the program without annotations."""
+    """Yield an error for each annotation that contradicts the data parallel layouts."""
     if not any(_annotates(op) for op in module.walk()):
         return
     twins: dict[SSAValue, SSAValue] = {}
@@ -153,7 +153,7 @@ def _strategy_error(
         yield op, f"{op.name} in @{function}: {e}"
         return
     if [*annotated.operands] != operands or [r.complete for r in annotated.results] != results:
-        want = Strategy(None, tuple(o.dims for o in operands if o is not None))
+        expected = Strategy(None, tuple(o.dims for o in operands if o is not None))
         where = f"{op.name} in @{function}"
-        message = f"expected the strategy {want} of {where}, got {op.strategy.data}"
+        message = f"expected the strategy {expected} of {where}, got {op.strategy.data}"
         yield op, coded("A3", message)

@@ -1,4 +1,4 @@
-"""decompose-collective-products: a collective and its product run in steps around a ring.
+"""decompose-collective-products: run a collective and its product in steps around a ring.
 
     %w1 = dist.all_gather %x dim 0 over <tp>
     %y = nn.matmul %w1, %w
@@ -8,18 +8,18 @@
     %y = dist.reduce_scatter <sum> %p dim 0 over <tp>
  -> %y = dist.scattered_product %h, %w "ij,jk->ik" along "i" over <tp>
 
-1. A product that is scattered has no other use. The product is the first use of a gathered value;
-   for others all shards are a second result. The dimension is one of the result of the product
-   and of one of its operands, not one that is summed over.
-2. The shards are of one size. A collective that is `async`, or of several values, stays as it is:
-   overlap-communication has hidden it, or fused it.
+1. A scattered product has no other use. The product is the first use of a gathered value; for the
+   value's further uses, the gathered value is a second result. The dimension is in the product's
+   result and in one of its operands, and is not summed over.
+2. The shards have one size. An `async` collective, or one of several values, stays as it is: a pass
+   has hidden or fused it.
 3. A product is decomposed where that is faster by the time model of the mesh's cluster: each of n
-   steps takes the longer of the transfer of a shard and a part of the product (cost/
-   ring_products.py). With `always` each one is.
-4. Neither the estimated time of the function nor its peak memory increases, but by `always`.
+   steps takes the longer of the transfer of a shard and a part of the product
+   (cost/ring_products.py). With `always` every product is decomposed.
+4. Without `always`, neither the estimated time of the function nor its peak memory increases.
 5. The sums of a reduce-scatter are in another order: results differ by rounding.
 
-It is of no pipeline. It runs on the local view, forward and backward part, after
+No pipeline has it. It runs on the local view, forward and backward part, after
 overlap-communication: `-p train,decompose-collective-products`.
 """
 
@@ -48,25 +48,26 @@ class DecomposeCollectiveProducts(LocalPass):
 
     name = "decompose-collective-products"
     always: bool = False
-    """Whether each product is decomposed that can be; else where the time model gains."""
+    """Whether every product is decomposed that can be; otherwise only where the time model
+    gains."""
 
     def rewrite(self, f: Function) -> None:
         if f.mesh is None:
             return
-        given = _estimated(f, f.mesh)
-        written = list[ProductPair]()
+        before = _estimate(f, f.mesh)
+        decomposed = list[ProductPair]()
         for op in ops_of(f.block):
-            pair = _pair(op, f.mesh)
+            pair = _find_pair(op, f.mesh)
             if pair is not None and (self.always or pair.gains(f.mesh)):
                 pair.write()
-                written.append(pair)
-        if written and not self.always:
-            now, limit = _estimated(f, f.mesh), allowed_memory(f.op, f.mesh)
-            if now.seconds >= given.seconds * IMPROVEMENT or now.peak > max(limit, given.peak):
-                for pair in reversed(written):
+                decomposed.append(pair)
+        if decomposed and not self.always:
+            now, limit = _estimate(f, f.mesh), allowed_memory(f.op, f.mesh)
+            if now.seconds >= before.seconds * IMPROVEMENT or now.peak > max(limit, before.peak):
+                for pair in reversed(decomposed):
                     pair.take_back()
-                written = []
-        for pair in written:
+                decomposed = []
+        for pair in decomposed:
             for op in reversed(pair.ends):
                 op.erase()
 
@@ -78,13 +79,13 @@ class FunctionEstimate(NamedTuple):
     peak: int
 
 
-def _estimated(f: Function, mesh: Mesh) -> FunctionEstimate:
+def _estimate(f: Function, mesh: Mesh) -> FunctionEstimate:
     seconds = seconds_in_order((w.cost(mesh) for w in works_of(ops_of(f.block), mesh)), mesh)
     return FunctionEstimate(seconds, memory_of(f.op, mesh).peak)
 
 
 class ProductPair(NamedTuple):
-    """A collective and its product, and both in steps."""
+    """A collective and its product, and the ring product that replaces both."""
 
     collective: dist.AllGatherOp | dist.ReduceScatterOp
     product: nn.Contraction
@@ -99,19 +100,19 @@ class ProductPair(NamedTuple):
 
     @property
     def results(self) -> tuple[SSAValue, ...]:
-        """The results of both: of a gather the product and all shards."""
+        """The results of both ops: the product and the gathered value, or the scattered product."""
         if isinstance(self.collective, dist.AllGatherOp):
             return self.product.out, self.collective.outs[0]
         return (self.collective.outs[0],)
 
     def gains(self, mesh: Mesh) -> bool:
-        """Whether the product in steps is faster than both ops, one after the other."""
+        """Whether the ring product is faster than the two ops in sequence."""
         collective, product, ring = (cost_of(op, mesh) for op in self)
         assert collective is not None and product is not None and ring is not None
         return ring.seconds < (collective.seconds + product.seconds) * IMPROVEMENT
 
     def write(self) -> None:
-        """Put the product in steps in the place of the product."""
+        """Put the ring product in the place of the product."""
         Rewriter().before(self.product).insert(self.ring)
         for old, new in zip(self.results, self.ring.outs, strict=False):
             old.replace_uses_with_if(new, lambda use: use.operation is not self.product)
@@ -119,7 +120,7 @@ class ProductPair(NamedTuple):
             op.detach()
 
     def take_back(self) -> None:
-        """Put both ops back, one after the other."""
+        """Put both ops back, in sequence."""
         for op in self.ends:
             Rewriter().before(self.ring).insert(op)
         for old, new in zip(self.results, self.ring.outs, strict=False):
@@ -127,17 +128,17 @@ class ProductPair(NamedTuple):
         erase(self.ring)
 
 
-def _pair(op: Operation, mesh: Mesh) -> ProductPair | None:
-    """Return the collective and the product that can run in steps; None if `op` is no such
-    collective."""
+def _find_pair(op: Operation, mesh: Mesh) -> ProductPair | None:
+    """Return a collective with the product that can run in steps with it; None if there is no such
+    product."""
     if not isinstance(op, dist.AllGatherOp | dist.ReduceScatterOp) or len(op.values) != 1:
         return None
     if dist.is_started(op) or op.fusion is not None or not op.moves(mesh):
         return None
     gathers = isinstance(op, dist.AllGatherOp)
-    between = op.outs[0] if gathers else op.values[0]
-    users = {use.operation for use in between.uses}
-    product = _first(op, users) if gathers else between.owner
+    exchanged = op.outs[0] if gathers else op.values[0]
+    users = {use.operation for use in exchanged.uses}
+    product = _first_user(op, users) if gathers else exchanged.owner
     if not gathers and len(users) != 1:
         return None
     if not isinstance(product, nn.Contraction) or product.parent is not op.parent:
@@ -149,21 +150,21 @@ def _pair(op: Operation, mesh: Mesh) -> ProductPair | None:
     if gathers:
         if product.lhs is product.rhs:
             return None
-        letter = terms[0 if product.lhs is between else 1][dim]
+        letter = terms[0 if product.lhs is exchanged else 1][dim]
     else:
         letter = z[dim]
     if letter not in z or sum(letter in term for term in terms) != 1:
         return None
     if not _is_even(op, dim, mesh):
         return None
-    operands = [op.values[0] if v is between else v for v in product.operands]
+    operands = [op.values[0] if v is exchanged else v for v in product.operands]
     properties = {
         "equation": StringAttr(f"{x},{y}->{z}"), "along": StringAttr(letter), "axes": op.axes,
     }  # fmt: skip
     kind = dist.GatheredProductOp if gathers else dist.ScatteredProductOp
     results: list[SSAValue] = [product.out if gathers else op.outs[0]]
     if gathers and len(users) > 1:
-        results.append(between)
+        results.append(exchanged)
     ring = kind.create(
         operands=operands, result_types=[v.type for v in results], properties=properties,
         location=product.location,
@@ -173,16 +174,16 @@ def _pair(op: Operation, mesh: Mesh) -> ProductPair | None:
     return ProductPair(op, product, ring)
 
 
-def _first(op: Operation, users: Collection[Operation]) -> Operation | None:
-    """Return the first op after another one that is among its users."""
-    after = op.next_op
-    while after is not None and after not in users:
-        after = after.next_op
-    return after
+def _first_user(op: Operation, users: Collection[Operation]) -> Operation | None:
+    """Return the first user that follows an op."""
+    following = op.next_op
+    while following is not None and following not in users:
+        following = following.next_op
+    return following
 
 
 def _is_even(op: dist.AllGatherOp | dist.ReduceScatterOp, dim: int, mesh: Mesh) -> bool:
-    """Whether all devices have shards of one size."""
+    """Whether shards of all devices have one size."""
     n = mesh.extent(op.axes.data)
     ends = (op.values[0], op.outs[0])
     for v in ends:

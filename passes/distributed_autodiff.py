@@ -10,31 +10,31 @@ part; `train.forward` requests -> the forward part alone, in a loop over microba
     }
 
 The function may be in the global view, without layouts or with them, before or after
-insert-redistributions; or in the local view, whose collectives are not changed. Where only some
-values have layouts, these stay, as pins for search-strategies, and new values have none.
+insert-redistributions; or in the local view, whose collectives are not changed. If only some values
+have layouts, these stay for search-strategies, and new values have none.
 `shardir/rewriting/autodiff` differentiates; this pass finds the functions and their views.
 
 1. A cotangent's layout follows from the factors of the op that produces it: it is partial over
    each axis that splits a factor which the operand does not have.
-2. The addends of one cotangent are added while partial, and reduced once, where an op uses the sum,
-   to the layout of the primal value. Through the transpose of an op that is linear in its
-   only active operand they pass unreduced, if the cotangent does not become larger.
-3. The cotangent of a redistribution's result is that of its operand, in whatever layout it is: an
+2. The addends of a cotangent are added while partial. The sum is reduced once, where an op uses it,
+   to the layout of the primal value. It passes unreduced through the transpose of an op that is
+   linear in its only active operand, if the cotangent does not become larger.
+3. The cotangent of a redistribution's result is the cotangent of its operand, in any layout: an
    all-gather pairs with a reduce-scatter or a slice, an all-to-all with its reverse, the reduction
-   of a partial value with nothing. So is that of a propagation barrier where layouts are decided;
-   before, the cotangent passes through a barrier of the other direction.
+   of a partial value with nothing. A propagation barrier with layouts is transparent too; without
+   layouts the cotangent passes through a barrier of the opposite direction.
 4. The redistribution of a parameter's gradient has the parameter's `train.fusion` index.
 5. Composites are decomposed, and the decomposition is differentiated.
 6. With `accumulate` forward and backward part are in a loop over the microbatches, which are in
-   dimension 0 of each input; ops that depend on no input are before the loop, unless they have the
-   mark `recompute`, and their transposes after it. The addends of all microbatches to one gradient
-   are added before they are reduced. With `<tokens>` losses are divided by the mean of the
-   denominators of all microbatches, which ops before the loop make.
-7. A forward part alone is in such a loop too. Of its results, scalars of floats are the mean (or
-   the sum) over the microbatches, others have those of all in a new dimension 0; states pass from
-   one microbatch to the next.
-8. In any function that is no step, what reads the number of tokens over which a result is the mean
-   has the mark `train.weighs`: the result counts so much in a mean over several batches.
+   dimension 0 of each input. Ops that depend on no input are before the loop, unless they have the
+   mark `recompute`; their transposes are after it. The contributions of all microbatches to a
+   gradient are added before they are reduced. With `<tokens>` losses are divided by the mean of the
+   denominators of all microbatches, which ops before the loop compute.
+7. A forward part alone is in such a loop too. Float scalars among its results are the mean (or the
+   sum) over the microbatches; other results are stacked in a new dimension 0. States pass from one
+   microbatch to the next.
+8. In a function that is no step, the ops that read the number of tokens of a mean result have the
+   mark `train.weighs`: the number is the result's weight in a mean over several batches.
 9. A private function that nothing else uses is erased; any other stays.
 """
 
@@ -81,9 +81,9 @@ class DistributedAutodiff(PassOptions):
             with fixed_symbols():
                 collect_errors(requests, lambda r: ordered.update(chain_of(r)))
 
-        beside = [f for f in op.body.ops if isinstance(f, FuncOp) and f.body.blocks]
+        existing = [f for f in op.body.ops if isinstance(f, FuncOp) and f.body.blocks]
         collect_all(put_in_order, lambda: differentiate_all(op, list(ordered)))
-        weigh_all(op, [f for f in beside if f.parent is not None])
+        weigh_all(op, [f for f in existing if f.parent is not None])
 
 
 def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
@@ -106,10 +106,10 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
         private = source.sym_visibility is not None and source.sym_visibility.data == "private"
         consumed = private and not uses[name] and name not in called
         mesh = mesh_among(source, ops_of(source.body.block), meshes)
-        made = differentiated(request, source, mesh, consumed)
-        module.body.block.insert_op_before(made, request)
-        functions[name_of(made)] = made
-        missing.remove(name_of(made))
+        function = make_function(request, source, mesh, consumed)
+        module.body.block.insert_op_before(function, request)
+        functions[name_of(function)] = function
+        missing.remove(name_of(function))
         erase(request)
         if consumed:
             erase(source)
@@ -118,7 +118,7 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
 
 
 def weigh_all(module: ModuleOp, functions: Sequence[FuncOp]) -> None:
-    """Mark the numbers of tokens of the results of public functions that are no steps."""
+    """Mark the numbers of tokens of the results of public functions, except steps."""
     meshes = meshes_of(module)
     for f in functions:
         private = f.sym_visibility is not None and f.sym_visibility.data == "private"
@@ -135,10 +135,10 @@ def weigh_all(module: ModuleOp, functions: Sequence[FuncOp]) -> None:
 
 
 def chain_of(request: Request) -> dict[Request, None]:
-    """Return a request after the ones that make its function, in order.
+    """Return the requests that make a request's function, in order, and the request.
 
     Raises:
-        Failure: its function is made of the request itself.
+        Failure: the function is made from the request itself.
     """
     chain = [request]
     while isinstance(last := chain[-1], GradientOp) and (maker := last.maker()) is not None:
@@ -155,35 +155,35 @@ def called_functions(module: ModuleOp) -> set[str]:
     return {op.callee.root_reference.data for op in ops_in(module) if isinstance(op, CallOp)}
 
 
-def differentiated(request: Request, source: FuncOp, mesh: Mesh | None, consumed: bool) -> FuncOp:
-    """Return the function that a request names; in the local view, if the source is.
+def make_function(request: Request, source: FuncOp, mesh: Mesh | None, consumed: bool) -> FuncOp:
+    """Return the function that a request names. It is in the local view if the source is.
 
     Raises:
         Failure: the function can't be differentiated.
     """
-    block = body_of(source, consumed)
+    block = take_body(source, consumed)
     is_local = mesh is not None and is_local_body(block)
     local_types = lift(block, mesh) if mesh is not None and is_local else {}
     laid_out_on = mesh if is_laid_out(block) else None
     if isinstance(request, ForwardOp):
-        expand(block, laid_out_on, Loss)  # to see what their means divide by
-        new = ForwardFunction(request, source, block, laid_out_on)
+        expand(block, laid_out_on, Loss)  # shows the denominators of means
+        builder = ForwardFunction(request, source, block, laid_out_on)
     else:
         if laid_out_on is None:
             warn_of_lost_strategies(block)
         expand(block, laid_out_on)
-        new = Differentiation(request, source, block, laid_out_on)
-    new.run()
+        builder = Differentiation(request, source, block, laid_out_on)
+    builder.run()
     if laid_out_on is not None and is_local:
         lower(block, laid_out_on)
         for v, t in local_types.items():
             set_type(v, t)
-    return new.function()
+    return builder.function()
 
 
-def body_of(source: FuncOp, consumed: bool) -> Block:
-    """Return the body of a function, or a copy of it if the function stays. All of a gradient
-    becomes forward part."""
+def take_body(source: FuncOp, consumed: bool) -> Block:
+    """Return the body of a function, or a copy if the function stays; a backward part joins the
+    forward part."""
     if consumed:
         block = source.detach_region(source.body).block
         source.add_region(Region(Block(arg_types=source.function_type.inputs)))

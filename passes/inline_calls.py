@@ -4,7 +4,7 @@
     %y = func.call @layer(%x)
  -> %y = nn.relu %x
 
-1. Afterwards no function with a body calls another. Layouts and cotangents propagate through the
+1. Afterwards no function with a body calls a function. Layouts and cotangents propagate through the
    inlined ops; two calls of one function may have different layouts.
 2. A private function that was called, and that nothing names any more, is erased.
 3. Ops keep their source locations, and values their names.
@@ -24,7 +24,8 @@ from shardir.rewriting.bases import Function, FunctionPass, collect_errors
 from shardir.rewriting.rewriter import erase
 
 MAX_OPS = 200_000
-"""The maximum number of ops that calls add to the functions of a module."""
+"""The maximum number of ops that calls add to the functions of a module: nested calls double the
+ops at each level, and this stops them while memory suffices."""
 
 Callees = dict[str, Function]
 """The functions that have a body, by name."""
@@ -39,18 +40,20 @@ class InlineCalls(FunctionPass):
     def check_all(self, functions: Sequence[Function]) -> None:
         callees = {f.name: f for f in functions}
         sizes = _inlined_sizes(callees)
-        collect_errors(functions, lambda f: _not_inlinable(f, callees, recursive=not sizes))
+        collect_errors(functions, lambda f: _inlining_errors(f, callees, recursive=not sizes))
         total = 0
-        for f in _kept(functions):
+        for f in _remaining_functions(functions):
             total += sizes[f.name] - len(f.ops)
             if total > MAX_OPS:
-                found = f"expected calls to add at most {MAX_OPS} ops, got {total} up to @{f.name}"
-                raise Failure([(f.op, coded("F4", found))])
+                message = (
+                    f"expected calls to add at most {MAX_OPS} ops, got {total} up to @{f.name}"
+                )
+                raise Failure([(f.op, coded("F4", message))])
 
     def rewrite_all(self, functions: Sequence[Function]) -> None:
         callees = {f.name: f for f in functions}
-        kept = _kept(functions)
-        for f in kept:
+        remaining = _remaining_functions(functions)
+        for f in remaining:
             op = f.block.first_op
             while op is not None:
                 if isinstance(op, CallOp):
@@ -58,16 +61,17 @@ class InlineCalls(FunctionPass):
                 else:
                     op = op.next_op
         for f in functions:
-            if f not in kept:
+            if f not in remaining:
                 erase(f.op)
 
 
-def _kept(functions: Sequence[Function]) -> list[Function]:
-    """Return the functions that remain: those that are public, not called, or named otherwise."""
+def _remaining_functions(functions: Sequence[Function]) -> list[Function]:
+    """Return the functions that remain: public functions, and functions that are not called or that
+    something other than a call names."""
     called = {call.callee.string_value() for f in functions for call in _calls(f)}
     if not functions:
         return []
-    named = {name for op in functions[0].module.body.ops for name in _names(op)}
+    named = {name for op in functions[0].module.body.ops for name in _named_functions(op)}
     return [
         f
         for f in functions
@@ -79,8 +83,8 @@ def _kept(functions: Sequence[Function]) -> list[Function]:
 
 
 def _inlined_sizes(callees: Callees) -> dict[str, int]:
-    """Return the number of ops that each function has with its calls inlined; none where a function
-    calls itself."""
+    """Return the number of ops of each function with its calls inlined; empty if a function calls
+    itself."""
     calls = {name: [c.callee.string_value() for c in _calls(f)] for name, f in callees.items()}
     sizes: dict[str, int] = {}
     try:
@@ -96,20 +100,20 @@ def _calls(f: Function) -> list[CallOp]:
     return of_kind(f.ops, CallOp)
 
 
-def _not_inlinable(f: Function, callees: Callees, recursive: bool) -> Iterator[Located]:
-    """Yield the calls of functions without a body, and those by which a function calls itself,
-    where there are some (`recursive`)."""
+def _inlining_errors(f: Function, callees: Callees, recursive: bool) -> Iterator[Located]:
+    """Yield an error for each call of a function without a body, and, if `recursive`, for each call
+    by which a function calls itself."""
     for call in _calls(f):
         name = call.callee.string_value()
         if name not in callees:
             yield call, coded("F1", f"expected a function with a body, got @{name} without one")
-        elif recursive and (cycle := _cycle(f.name, (f.name, name), callees)):
+        elif recursive and (cycle := _find_cycle(f.name, (f.name, name), callees)):
             path = " calls ".join(f"@{n}" for n in cycle)
             yield call, coded("F2", f"expected calls without recursion, got {path}")
 
 
-def _cycle(name: str, path: tuple[str, ...], callees: Callees) -> tuple[str, ...] | None:
-    """Return a chain of calls that begins with `path` and ends at `name`, if there is one."""
+def _find_cycle(name: str, path: tuple[str, ...], callees: Callees) -> tuple[str, ...] | None:
+    """Return a chain of calls that begins with `path` and ends at `name`; None if there is none."""
     if path[-1] == name:
         return path
     seen: set[str] = {*path}
@@ -126,7 +130,8 @@ def _cycle(name: str, path: tuple[str, ...], callees: Callees) -> tuple[str, ...
 
 
 def _inline(call: CallOp, callee: Function) -> Operation | None:
-    """Replace a call by the ops of a function; return the first of them, or what follows."""
+    """Replace a call by the ops of a function; return the first of them, or the op after the
+    call."""
     block = call.parent
     assert block is not None
     before = call.prev_op
@@ -143,7 +148,7 @@ def _inline(call: CallOp, callee: Function) -> Operation | None:
     return block.first_op if before is None else before.next_op
 
 
-def _names(op: Operation) -> set[str]:
+def _named_functions(op: Operation) -> set[str]:
     """Return the functions that an op at the top of the module names."""
     attributes = (*op.properties.values(), *op.attributes.values())
     return {a.string_value() for a in attributes if isinstance(a, SymbolRefAttr)}

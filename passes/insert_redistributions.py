@@ -1,4 +1,4 @@
-"""insert-redistributions: where layouts differ across an edge, a `dist.redistribute`.
+"""insert-redistributions: a `dist.redistribute` on each edge across which layouts differ.
 
     %z = nn.matmul %y, %v : (y over [{d}, {}], v over [{}, {d}]) -> z over [{}, {d}]
  -> %y_0 = dist.redistribute %y : [{d}, {}] -> [{}, {}]
@@ -6,23 +6,24 @@
 
 1. Requires a layout on every value (propagate-strategies infers them).
 2. Afterwards every op is computable: the layouts of its operands agree with its factors.
-3. An op with a strategy is placed by it; any other at minimum cost (`choose_op_sharding`).
-4. An op whose results are partial, or have another layout than assigned, is followed by a
-   redistribution of each that is used.
+3. An op with a strategy is placed by it; an op without one at minimum cost (`choose_op_sharding`).
+4. A result that is partial, or not in its assigned layout, is redistributed after the op if it has
+   uses.
 5. A softmax, loss or norm whose row is split is decomposed; a composite always is.
-6. Equal redistributions of a value are one; an op that is placed at minimum cost uses the
-   redistributions that other ops need at no cost.
-7. The mark `recompute` of an argument goes to its redistributions, that of a redistribution to
-   those of its result, and that of a search to those that gather, but not to those from the layout
-   in which an op makes a result to the result's own: a parameter that is gathered for the forward
-   part is gathered again for the backward part, and not saved in between.
+6. Equal redistributions of a value are one. For an op placed at minimum cost, redistributions that
+   further users of the value need are free.
+7. The mark `recompute` of an argument goes to its redistributions, and the mark of a redistribution
+   to redistributions of its result: a parameter that is gathered for the forward part is gathered
+   again for the backward part, and not saved in between. After a search that needs the memory, all
+   redistributions that gather get the mark, except those after an op to its result's assigned
+   layout.
 8. Sharding groups and propagation barriers are erased; a barrier between two layouts becomes a
    redistribution.
-9. What repeats a smaller value (`nn.broadcast`) is redistributed by redistributing that.
+9. A broadcast (`nn.broadcast`) is redistributed by redistributing its smaller operand.
 10. A redistribution of a value from before a loop over microbatches is before the loop, unless it
    has the mark `recompute`. A value that the loop carries has one layout.
-11. Devices compute ops of values in device memory, and hosts those of values `on host`: a lookup
-   where its table is, an update where its states are. All their operands are redistributed there.
+11. Devices compute ops on values in device memory, hosts ops on values `on host`: a lookup where
+    its table is, an update where its states are. All operands are redistributed there.
 """
 
 from collections.abc import Container, Iterable
@@ -85,16 +86,16 @@ class InsertRedistributions(GlobalPass):
         place_on_hosts(f.op, f.mesh)
         placement = _FunctionPlacement(f, f.mesh)
         placement.run()
-        _mark(f, f.mesh, placement.own)
+        _mark_repeated(f, f.mesh, placement.own)
         hoist_redistributions(f.block)
 
 
-def _mark(f: Function, mesh: Mesh, own: Container[SSAValue]) -> None:
-    """Mark redistributions of what has the mark `recompute`; and, where a search found that memory
-    needs it, those whose result is larger than their operand, and a copy: not one of the values
-    `own`, which are results in their own layout."""
-    found = f.op.attributes.get(SEARCHED)
-    tight = isinstance(found, DictionaryAttr) and RECOMPUTE in found.data
+def _mark_repeated(f: Function, mesh: Mesh, own: Container[SSAValue]) -> None:
+    """Mark redistributions of values with the mark `recompute`. If a search found that memory needs
+    it, mark redistributions to larger results, and copies, too; except those whose result is in
+    `own`, the values redistributed to their assigned layout."""
+    searched = f.op.attributes.get(SEARCHED)
+    tight = isinstance(searched, DictionaryAttr) and RECOMPUTE in searched.data
     is_repeated = RepeatedRedistributions(f.op, mesh)
     ops = ops_of(f.block)
     last = max((i for i, op in enumerate(ops) if isinstance(op, BackwardOp)), default=len(ops))
@@ -110,7 +111,7 @@ class _FunctionPlacement:
         self.block, self.mesh, self.rewriter = f.block, mesh, Rewriter(mesh)
         self.needs: Needs = {}
         self.own: set[SSAValue] = set()
-        """Results that were redistributed to their own layout."""
+        """Results that were redistributed to their assigned layout."""
         for op in self.block.ops:
             try:
                 if isinstance(op, TensorOp) and not is_decomposed(op, mesh):
@@ -136,14 +137,14 @@ class _FunctionPlacement:
         if errors:
             raise Failure(errors)
         for op in reversed(of_kind(ops_of(self.block), BroadcastOp)):
-            if op.out.first_use is None:  # what it repeats is redistributed instead
+            if op.out.first_use is None:  # its operand is redistributed instead
                 erase(op)
 
     def note(self, op: TensorOp, placement: OpSharding) -> None:
         """Record the layouts in which an op needs its operands."""
-        for v, want in zip(operands_of(op), placement.operands, strict=True):
-            if layout_at(v) != want:
-                self.needs.setdefault(v, {})[op] = want
+        for v, layout in zip(operands_of(op), placement.operands, strict=True):
+            if layout_at(v) != layout:
+                self.needs.setdefault(v, {})[op] = layout
             elif v in self.needs:
                 self.needs[v].pop(op, None)
 
@@ -151,10 +152,10 @@ class _FunctionPlacement:
         placement = wanted(op, self.mesh, self.needs)
         self.note(op, placement)
         op.properties.pop("strategy", None)
-        for i, want in enumerate(placement.operands):
+        for i, layout in enumerate(placement.operands):
             operand = operands_of(op)[i]
-            if layout_of(operand) != want:
-                op.operands[i] = self.rewriter.redistribute(operand, want)
+            if layout_of(operand) != layout:
+                op.operands[i] = self.rewriter.redistribute(operand, layout)
         for v, natural in zip(op.results, placement.results, strict=True):
             if (assigned := layout_at(v)) != natural:
                 set_type(v, with_layout(unsharded_type(v), natural))
@@ -166,8 +167,8 @@ class _FunctionPlacement:
 
     def decompose(self, op: TensorOp) -> None:
         if op.strategy is not None:
-            for i, want in enumerate(strategy_op_sharding(op, self.mesh).operands):
-                op.operands[i] = self.rewriter.redistribute(op.operands[i], want)
+            for i, layout in enumerate(strategy_op_sharding(op, self.mesh).operands):
+                op.operands[i] = self.rewriter.redistribute(op.operands[i], layout)
         results = list(op.results)
         for v, new in zip(results, decompose(op, self.rewriter), strict=True):
             self.own.add(new)
@@ -177,6 +178,6 @@ class _FunctionPlacement:
 def _redistribute_after(op: TensorOp, v: SSAValue, layout: Layout, mesh: Mesh) -> SSAValue:
     new = Rewriter(mesh).after(op).redistribution(v, layout)
     if RECOMPUTE in op.attributes and isinstance(new.owner, Operation):
-        new.owner.attributes[RECOMPUTE] = UnitAttr()  # its result is what others use
+        new.owner.attributes[RECOMPUTE] = UnitAttr()  # its result replaces the op's
     v.replace_uses_with_if(new, lambda use: use.operation is not new.owner)
     return new

@@ -5,10 +5,11 @@
  -> %z = dist.all_gather %y dim 0 over <d> : (tensor<2x6xf32, #dist.local<@m, [{d}, {}]>>)
                                            -> tensor<8x6xf32, #dist.local<@m, [{}, {}]>>
 
-1. Requires every op to be computable with the layouts of its operands; each other op is an error.
+1. Requires every op to be computable with the layouts of its operands; each op that is not is an
+   error.
 2. A local type has the axes over which the value is split or partial, and the global shape where
    shards are uneven.
-3. An op for which devices need elements that others hold becomes the exchange that fetches them.
+3. An op for which devices need elements of other devices becomes the exchange that fetches them.
 4. The collectives of a redistribution have its `fusion` index, and its mark for `recompute`.
 5. Sharding groups and propagation barriers are erased; otherwise functions without layouts are not
    changed.
@@ -59,7 +60,8 @@ class LowerToSpmd(GlobalPass):
 
 
 def _not_computable(f: Function) -> Iterator[Located]:
-    """Yield the ops that are not computable with the layouts of their operands and results."""
+    """Yield an error for each op that is not computable with the layouts of its operands and
+    results."""
     assert f.mesh is not None
     for op in of_kind(f.ops, TensorOp):
         message = _mismatches.of_op(op, partial(_mismatch, op, f.mesh), f.mesh)

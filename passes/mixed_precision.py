@@ -5,16 +5,15 @@
     %w_1 = nn.convert %w : (tensor<4x6xf32>) -> tensor<4x6xbf16>
     %y   = nn.matmul %x_1, %w_1 : (tensor<8x4xbf16>, tensor<4x6xbf16>) -> tensor<8x6xbf16>
 
-1. Of an op with `PRECISION = "narrow"` (products) f32 operands become `compute`; of one with "wide"
-   (exponentials, sums, norms, losses) narrow ones become f32; any other op is computed in the
-   widest type of its operands. These are the lists of torch.autocast.
+1. f32 operands of an op with `PRECISION = "narrow"` (products) become `compute`; narrow operands of
+   an op with "wide" (exponentials, sums, norms, losses) become f32; an op without precision is
+   computed in the widest type of its operands. These are the lists of torch.autocast.
 2. Arguments and results keep their types: parameters, their gradients and the optimizer are f32.
-3. A value is converted once to a type; scalar constants never widen the other operands.
+3. A value is converted once to a type; scalar constants never widen the remaining operands.
 4. A converted value is communicated in the type in which its users compute. A cotangent is reduced
-   in the narrow type, before it is widened; with `reduce = f32` after it.
-5. It runs before differentiation, so that gradients have these types too. Operands in other types
-   than f32, and functions in the local view, are not changed; a function whose products are all in
-   f64 gets a warning.
+   in the narrow type, before it is widened; with `reduce = f32` it is widened first.
+5. It runs before differentiation, so that gradients have these types too. Only f32 operands of
+   functions in the global view change; a function whose products are all in f64 gets a warning.
 """
 
 from collections.abc import Iterable
@@ -76,7 +75,7 @@ class MixedPrecision(GlobalPass):
 
 
 def _is_wide_product(op: Operation) -> bool:
-    """Whether it is a product of f64, which would be narrow if it were of f32."""
+    """Whether an op is a product of f64, which would be narrow with f32 operands."""
     narrow = isinstance(op, TensorOp) and op.PRECISION == "narrow"
     return narrow and any(_element(v) == f64 for v in op.operands)
 
@@ -107,17 +106,17 @@ class _Casts:
         floats = [i for i, v in enumerate(op.operands) if _element(v) in (f32, self.narrow)]
         if not floats:
             return
-        wanted = {"narrow": self.narrow, "wide": f32}.get(op.PRECISION)
-        if wanted is None:
+        target = {"narrow": self.narrow, "wide": f32}.get(op.PRECISION)
+        if target is None:
             strong = [_element(v) for i in floats if not _is_scalar(v := op.operands[i])]
-            wanted = self.narrow if self.narrow in strong and f32 not in strong else f32
+            target = self.narrow if self.narrow in strong and f32 not in strong else f32
         statistics = [getattr(op, name) for name in op.STATISTICS]
         for i in floats:
             v = op.operands[i]
-            op.operands[i] = self.as_type(v, f32 if v in statistics else wanted, op)
+            op.operands[i] = self.as_type(v, f32 if v in statistics else target, op)
         for v in op.results:
             if _element(v) in (f32, self.narrow) and v not in statistics:
-                _set_element(v, wanted)
+                _set_element(v, target)
 
     def as_type(self, v: SSAValue, element: Attribute, before: Operation) -> SSAValue:
         """Return the value in another type, converted before its first use in that type."""
@@ -135,7 +134,8 @@ class _Casts:
 
 
 def _is_scalar(v: SSAValue) -> bool:
-    """Whether a value is a broadcast scalar constant, which gets the type of the other operands."""
+    """Whether a value is a broadcast scalar constant, which gets the type of the remaining
+    operands."""
     while isinstance(v.owner, nn.BroadcastOp):
         v = v.owner.x
     return isinstance(v.owner, nn.ConstantOp) and v.owner.value.is_splat()

@@ -7,9 +7,9 @@
                                       %y2 = train.carry %y, %h
                                       train.end_repeat
 
-Blocks are found by their structure, not by names, after all other passes: a loop changes neither
-the order of ops nor what is computed. Equal scalar constants become one before, the first; a module
-without equal blocks is not changed. The torch backend runs this pass on what it writes.
+Blocks are equal by structure, not by name. The pass runs last; a loop changes neither the order of
+ops nor their results. First, equal scalar constants become one. A module without equal blocks is
+not changed. The torch backend runs this pass on the module that it emits.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ class OutlineBlocks(FunctionPass):
     name = "outline-blocks"
 
     def rewrite_all(self, functions: Sequence[Function]) -> None:
-        found = [_Repeats(f.op) for f in functions]
-        if not any(repeats.blocks for repeats in found):
+        repeats_of_functions = [_Repeats(f.op) for f in functions]
+        if not any(repeats.blocks for repeats in repeats_of_functions):
             return
-        for repeats in found:
+        for repeats in repeats_of_functions:
             repeats.numbers.merge()
             for blocks in repeats.blocks:
                 _Outline(blocks).write()
@@ -55,31 +55,30 @@ class _Repeats:
 
     def __init__(self, f: FuncOp):
         self.numbers = _EqualNumbers(f.body.block)
-        # A loop keeps the results of all its runs: those that are repeated in some are apart.
+        # A loop keeps the results of all its runs, so blocks that keep different results differ.
         self.blocks = equal_blocks(self.numbers.ops, equally_kept=RECOMPUTE in f.attributes)
 
 
 class _EqualNumbers:
-    """The equal scalar constants of a block, which become one: those of each of equal blocks are
-    the same for all."""
+    """The equal scalar constants of a block, which become one, so that equal blocks share them."""
 
     def __init__(self, block: Block):
         self.block = block
         self.first: dict[nn.ConstantOp, nn.ConstantOp] = {}
-        """By constant the first one that is equal, another op."""
-        found: dict[object, nn.ConstantOp] = {}
+        """For each repeated constant, the first equal one."""
+        constants: dict[object, nn.ConstantOp] = {}
         ops = ops_of(block)
         for op in of_kind(ops, nn.ConstantOp):
             if not unsharded_type(op.out).get_shape():
                 key = (op.value, op.out.type, frozenset(op.attributes.items()))
-                if (first := found.setdefault(key, op)) is not op:
+                if (first := constants.setdefault(key, op)) is not op:
                     self.first[op] = first
         firsts = dict.fromkeys(self.first.values())
         self.ops = [*firsts, *(op for op in ops if op not in firsts and op not in self.first)]
-        """The ops of the block when they are one."""
+        """The ops of the block after merging."""
 
     def merge(self) -> None:
-        """Let them be one, before all blocks."""
+        """Replace equal constants by the first one, and move it to the start of the block."""
         start = self.block.first_op
         for op, first in self.first.items():
             op.out.replace_all_uses_with(first.out)
@@ -100,16 +99,16 @@ class _Outline:
         self.before, self.inside, self.after = (Rewriter().before(first) for _ in range(3))
         self.after.next = self.body[-1].next_op
         self.carried: dict[tuple[SSAValue, SSAValue], SSAValue] = {}
-        """Values that a block gets from the one before, by the result there and the operand of the
-        first block."""
+        """Values that a block gets from its predecessor, by the predecessor's result and the first
+        block's operand."""
         self.last: dict[SSAValue, SSAValue] = {}
-        """The results of the body in the last block."""
+        """For each result of the body, the corresponding result of the last block."""
         self.later = ops_from(self.blocks[-1][-1].next_op)
         """The ops after the loop."""
         self.left = {v for op in self.later for v in operands_of(op)}
-        """What they use."""
+        """The values that these ops use."""
         self.after_loop: dict[SSAValue, SSAValue] = {}
-        """By result of a block what they use in its place."""
+        """The values that replace results of blocks after the loop."""
         self.items: dict[tuple[SSAValue, ...], SSAValue] = {}
 
     def write(self) -> None:
@@ -126,21 +125,21 @@ class _Outline:
                 erase(op)
 
     def _operand(self, i: int, j: int, v: SSAValue) -> SSAValue:
-        """The operand j of op i of the body."""
+        """Return operand j of op i of the body."""
         place = self.places[i][j]
         if place is None:
             return self._item(tuple([operands_of(ops[i])[j] for ops in self.blocks]))
-        since, index, result = place
-        made = self.body[index].results[result]
+        since, index, number = place
+        result = self.body[index].results[number]
         if since == 0:
-            return made
-        if (made, v) not in self.carried:
+            return result
+        if (result, v) not in self.carried:
             new = self.before.create(train.CarriedOp, [v], [v.type], names=[v])
-            self.carried[made, v] = new.out
-        return self.carried[made, v]
+            self.carried[result, v] = new.out
+        return self.carried[result, v]
 
     def _item(self, values: tuple[SSAValue, ...]) -> SSAValue:
-        """The value of each block, of values from before the loop."""
+        """Return the value of each block, given values from before the loop."""
         if len(set(values)) == 1:
             return values[0]
         if values not in self.items:
@@ -150,7 +149,7 @@ class _Outline:
         return self.items[values]
 
     def _end(self) -> None:
-        """Write what leaves the loop, and its end."""
+        """Write the values that leave the loop, and its end."""
         for same in zip(*self.blocks, strict=True):
             for values in zip(*(op.results for op in same), strict=True):
                 self._leave(values)
@@ -163,7 +162,7 @@ class _Outline:
         self.after.create(train.EndRepeatOp, [], [])
         for op in self.later:
             if not self.after_loop.keys().isdisjoint(operands_of(op)):
-                # all operands of one at once, since a return has many
+                # all operands of an op at once, since a return has many
                 op.operands = [self.after_loop.get(v, v) for v in operands_of(op)]
 
     def _leave(self, values: Sequence[SSAValue]) -> None:

@@ -9,20 +9,20 @@
     %w1 = train.sgd %w, %g2, %lr
 
 1. A bucket (of `fuse-communication`) without a `fusion` index is cut, in the order in which its
-   values become available, so that its last part ends first. Each part costs a latency and an op's
-   overhead.
+   values become available, so that the last part ends earlier than the whole bucket would. Each
+   part costs a latency and an op's overhead.
 2. A collective whose results are no larger than its operands (all-reduce, reduce-scatter,
    all-to-all), or a copy to the host, starts when its operands are available, which frees memory
-   early. The copy is waited for where it has ended, which frees its operand; others before their
-   first use.
-3. One whose results are larger (all-gather), or a copy from the host, starts as late as the
-   computation before its first use hides it, by the time model of the mesh's cluster. Without
-   cluster or rates that is Gloo's.
-4. Computation keeps its order. A collective of which less than MIN_HIDDEN would be hidden is
-   not started; one that is `async` stays where it is.
+   early. The wait of a copy stands where the copy has ended, which frees its operand; the wait of a
+   collective stands before the first use of its results.
+3. A collective with larger results (all-gather), or a copy from the host, starts as late as the
+   computation before its first use still hides it, by the time model of the mesh's cluster (without
+   cluster or rates: Gloo's).
+4. Computation keeps its order. A collective is not started if less than MIN_HIDDEN of its time
+   would be hidden; an `async` one stays where it is.
 5. Peak memory is at most the larger of the peak before and the memory of a device of the cluster,
-   or the budget of `choose-recompute`.
-   Collectives that are in flight where more is needed are not started.
+   or the budget of `choose-recompute`. Collectives in flight at an op that exceeds it are not
+   started.
 6. The estimated time does not increase; a function that gains nothing stays as it is.
 """
 
@@ -58,7 +58,8 @@ from shardir.rewriting.marks import allowed_memory
 from shardir.rewriting.rewriter import Rewriter, erase
 
 MAX_ATTEMPTS = 20
-"""The maximum number of attempts to start fewer collectives; after that none is started."""
+"""Bounds the attempts to start fewer collectives; after the last one none is started. Each excludes
+the collectives at all ops beyond the limit, so a few attempts suffice; see `_to_exclude`."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,14 @@ class OverlapCommunication(LocalPass):
 
 @dataclass
 class Attempt:
-    """A block with started collectives: its time, those that are not started by their numbers
-    (`_start`), the number of each that may be, and whether buckets are cut."""
+    """A block with started collectives.
+
+    Attributes:
+        seconds: estimated time of the block.
+        excluded: numbers of the collectives that are not started.
+        numbers: number of each op that may start (`Body._start`).
+        cutting: whether buckets are cut.
+    """
 
     seconds: float
     excluded: frozenset[int] = frozenset()
@@ -87,7 +94,7 @@ class Attempt:
 
 
 class BlockChanges:
-    """The changes of a block by an attempt, which are taken back together: operands all at once,
+    """The changes of a block by one attempt, undone together. Operands are restored all at once,
     since a return has many."""
 
     def __init__(self) -> None:
@@ -95,24 +102,24 @@ class BlockChanges:
         self._operands: dict[Operation, tuple[SSAValue, ...]] = {}
 
     def move(self, op: Operation, to: Operation) -> None:
-        """Move an op to the place before another one."""
+        """Move an op before another op."""
         self.leave(op)
         Rewriter().before(to).insert(op)
 
     def leave(self, op: Operation) -> None:
         """Take an op out of the block."""
-        block, before = op.parent, op.next_op
+        block, following = op.parent, op.next_op
         assert block is not None
 
-        def back() -> None:
+        def put_back() -> None:
             if op.parent is not None:
                 op.detach()
-            if before is None:
+            if following is None:
                 block.add_op(op)
             else:
-                block.insert_op_before(op, before)
+                block.insert_op_before(op, following)
 
-        self._steps.append(back)
+        self._steps.append(put_back)
         op.detach()
 
     def start(self, op: dist.AsyncOp) -> None:
@@ -120,7 +127,7 @@ class BlockChanges:
         self._steps.append(lambda: op.properties.pop("started"))
 
     def use(self, new: Operation, values: Sequence[SSAValue]) -> None:
-        """Let all other ops use the results of a new op in place of values."""
+        """Let all ops except `new` use the results of `new` in place of values."""
         self._steps.append(lambda: erase(new))
         for v, out in zip(values, new.results, strict=True):
             for use in v.uses:
@@ -128,22 +135,23 @@ class BlockChanges:
             v.replace_uses_with_if(out, lambda use: use.operation is not new)
 
     def keep_operands(self, op: Operation) -> None:
-        """Record the operands of an op before they are changed."""
+        """Record the operands of an op before they change."""
         self._operands.setdefault(op, tuple(op.operands))
 
     def take_back(self) -> None:
         for op, operands in reversed(self._operands.items()):  # uses in their order before
             op.operands = operands
-        for back in reversed(self._steps):
-            back()
+        for undo in reversed(self._steps):
+            undo()
 
 
 class Body:
-    """The body of a function, in which one attempt at a time is made; `given` starts nothing.
+    """The body of a function, on which attempts are made one at a time; `given` is the attempt that
+    starts no collective.
 
-    What attempts have in common is found once. `limit` has the bytes that an attempt may need: at
-    first those that are allowed, if that is known, and the peak of `given` when something needs
-    more."""
+    Data that attempts share is computed once. `limit` is the number of bytes that an attempt may
+    need: the allowed memory, if known, raised to the peak of `given` when an op needs more.
+    """
 
     def __init__(
         self,
@@ -156,9 +164,9 @@ class Body:
         self.f, self.mesh, self.block = f, mesh, f.body.block
         self.candidates = candidates
         self.ops = self._given = ops
-        """The ops as they are now, in order; and as they were given."""
+        """The present ops, in order; and the ops before all attempts."""
         self._dead = {*ops}.difference(live_ops(ops))
-        """Ops whose results nothing uses, which attempts do not change."""
+        """Ops whose results have no use; attempts do not change them."""
         self._changes = BlockChanges()
         self.costs = Costs(self.ops, mesh)
         self.timeline = Timeline(self.ops, self.costs)
@@ -172,7 +180,7 @@ class Body:
         """Whether a bucket is cut."""
         return any(len(_parts(op, self.timeline)) > 1 for op in self.candidates)
 
-    def be(self, attempt: Attempt) -> None:
+    def switch_to(self, attempt: Attempt) -> None:
         """Bring the block to the state of an attempt."""
         if attempt is self._now:
             return
@@ -188,16 +196,16 @@ class Body:
         self._now = Attempt(self.costs.of_ops(self.ops), excluded, numbers, cutting)
         return self._now
 
-    def over(self, attempt: Attempt) -> list[Operation]:
-        """Return the ops that need more than the limit, those that need most first."""
+    def exceeding_ops(self, attempt: Attempt) -> list[Operation]:
+        """Return the ops that need more than the limit, by decreasing need."""
         memory = self._memory
-        self.be(attempt)
-        needed = memory.at_ops(self._live())
-        found = [op for op, bytes in needed.items() if bytes > self.limit]
-        if found and not self._is_final:
+        self.switch_to(attempt)
+        bytes_at = memory.at_ops(self._live())
+        exceeding = [op for op, bytes in bytes_at.items() if bytes > self.limit]
+        if exceeding and not self._is_final:
             self._raise_limit()
-            return self.over(attempt)
-        return sorted(found, key=needed.__getitem__, reverse=True)
+            return self.exceeding_ops(attempt)
+        return sorted(exceeding, key=bytes_at.__getitem__, reverse=True)
 
     def _raise_limit(self) -> None:
         self.limit = max(self.limit, *self._memory.given.values())
@@ -205,8 +213,8 @@ class Body:
 
     @cached_property
     def _memory(self) -> MovedMemory:
-        """The memory of `given`, and of attempts."""
-        self.be(self.given)
+        """The memory of `given` and of attempts."""
+        self.switch_to(self.given)
         return MovedMemory(self.f, self._live(), self.mesh)
 
     def _live(self) -> Sequence[Operation]:
@@ -219,9 +227,9 @@ class Body:
     def _start(self, excluded: Container[int], cutting: bool) -> dict[Operation, int]:
         """Start the collectives that are not excluded, and return the number of each.
 
-        A collective is numbered in the order of the block; the parts of a bucket have its number.
+        Collectives are numbered in the order of the block; the parts of a bucket share its number.
         """
-        changes, timeline, found = self._changes, self.timeline, self._hideable
+        changes, timeline, hideable_costs = self._changes, self.timeline, self._hideable
         numbers: dict[Operation, int] = {op: i for i, op in enumerate(self.candidates)}
         if cutting:
             timeline = Timeline(self.ops, self.costs)  # parts are available at other times
@@ -230,9 +238,11 @@ class Body:
                     for part in _cut(bucket, timeline, changes):
                         numbers[part] = numbers[bucket]
             self.ops = ops_of(self.block)
-            found = hideable_collectives(self.ops, startable_ops(self.ops, self.mesh), timeline)
-        chosen = {op: cost for op, cost in found.items() if numbers[op] not in excluded}
-        schedule = StartSchedule(self.ops, timeline, chosen)
+            hideable_costs = hideable_collectives(
+                self.ops, startable_ops(self.ops, self.mesh), timeline
+            )
+        starting = {op: cost for op, cost in hideable_costs.items() if numbers[op] not in excluded}
+        schedule = StartSchedule(self.ops, timeline, starting)
         for op in schedule.in_order():
             changes.move(op, schedule.others[schedule.starts[op]])
         at = {op: i for i, op in enumerate(ops_of(self.block))}
@@ -245,30 +255,30 @@ class Body:
 
 
 def _overlap(f: FuncOp, ops: Sequence[Operation], mesh: Mesh) -> None:
-    """Keep the fastest of the body as it is, with started collectives, and with cut buckets too."""
+    """Keep the fastest form of the body: unchanged, with started collectives, or with cut buckets
+    too."""
     candidates = startable_ops(ops, mesh)
     if not candidates:
         return
     body = Body(f, ops, candidates, mesh)
     cuttings = (False, True) if body.is_cut() else (False,)
     attempts = [body.attempt(frozenset(), cutting=cutting) for cutting in cuttings]
-    kept = body.given
+    best = body.given
     for attempt in sorted(attempts, key=lambda a: a.seconds):
-        within = _within(body, attempt) if attempt.gains_over(kept) else None
-        if within is not None and within.gains_over(kept):
-            kept = within
-    body.be(kept)
+        within = _within(body, attempt) if attempt.gains_over(best) else None
+        if within is not None and within.gains_over(best):
+            best = within
+    body.switch_to(best)
 
 
 def _within(body: Body, attempt: Attempt) -> Attempt | None:
-    """Return an attempt within memory; None if MAX_ATTEMPTS are beyond it.
+    """Return an attempt within memory; None if MAX_ATTEMPTS exceed it.
 
-    The collectives that are in flight where one needs more memory than the limit are excluded from
-    the next.
+    The collectives in flight at an op that exceeds the limit are excluded from the next attempt.
     """
     excluded = frozenset[int]()
     for _ in range(MAX_ATTEMPTS):
-        over = body.over(attempt)
+        over = body.exceeding_ops(attempt)
         if not over:
             return attempt
         excluded |= _to_exclude(body.ops, over, attempt.numbers)
@@ -279,11 +289,14 @@ def _within(body: Body, attempt: Attempt) -> Attempt | None:
 def _to_exclude(
     ops: Iterable[Operation], over: Sequence[Operation], numbers: Mapping[Operation, int]
 ) -> set[int]:
-    """Return the numbers of the collectives in flight at each of the ops `over` at which none of
-    those before is, so that the number of attempts does not depend on that of layers; all, if none
-    is in flight at one of them."""
+    """Return the numbers of the collectives to exclude, given the ops that exceed the limit.
+
+    Takes the ops of `over` in order, and excludes all collectives in flight at an op unless one of
+    them is excluded already. So the number of attempts does not depend on the number of layers. If
+    an op has no collective in flight, all collectives are excluded.
+    """
     in_flight = dict.fromkeys(over, frozenset[int]())
-    parts, found = Counter[int](), set[int]()  # a bucket may have several parts in flight
+    parts, to_exclude = Counter[int](), set[int]()  # a bucket may have several parts in flight
     now = frozenset[int]()
     for op in ops:
         if op in numbers and dist.is_started(op):
@@ -296,34 +309,34 @@ def _to_exclude(
             parts[number] -= 1
             if not parts[number]:
                 now -= {number}
-    for each in in_flight.values():
-        if not each:
+    for numbers_there in in_flight.values():
+        if not numbers_there:
             return {*numbers.values()}
-        if found.isdisjoint(each):
-            found |= each
-    return found
+        if to_exclude.isdisjoint(numbers_there):
+            to_exclude |= numbers_there
+    return to_exclude
 
 
 def _parts(op: dist.AsyncOp, timeline: Timeline) -> list[list[int]]:
-    """Return the numbers of the values of each part into which a bucket is cut; one part is the
-    bucket as it is."""
+    """Return the indices of the values of each part into which a bucket is cut; a single part
+    leaves the bucket uncut."""
     order = [*range(len(op.values))]
     has_index = isinstance(op, dist.FusibleOp) and op.fusion is not None
     if len(order) == 1 or has_index or grows(op):
         return [order]
     values = collective_work(op, timeline.mesh).times
-    form, each = values.fastest
+    form, seconds = values.fastest
     available = [timeline.available(v) for v in op.values]
     order.sort(key=available.__getitem__)
     runs = timeline.loops.runs(op)
-    sending = [runs * (each[i] + values.packing[i]) for i in order]
+    sending = [runs * (seconds[i] + values.packing[i]) for i in order]
     cluster = timeline.mesh.cluster_or_default
     ends = cut_points(sending, [available[i] for i in order], runs * form.latency, cluster)
     return [order[start:end] for start, end in pairwise([0, *ends])]
 
 
 def _cut(op: dist.AsyncOp, timeline: Timeline, changes: BlockChanges) -> Iterator[dist.AsyncOp]:
-    """Yield the parts by which a bucket is replaced; none if it stays as it is."""
+    """Yield the parts that replace a bucket; none if it stays whole."""
     parts = _parts(op, timeline)
     if len(parts) == 1:
         return
@@ -336,12 +349,12 @@ def _cut(op: dist.AsyncOp, timeline: Timeline, changes: BlockChanges) -> Iterato
         changes.use(new, outs)
         yield new
     changes.keep_operands(op)
-    changes.leave(op)  # not erased: it returns if the bucket is not cut after all
+    changes.leave(op)  # not erased: undoing the attempt puts it back
     op.operands = ()
 
 
 def _wait(op: dist.AsyncOp, user: Operation, changes: BlockChanges) -> None:
-    """Start a collective where it is, and wait for it before the first use of a result."""
+    """Start a collective where it stands, and wait for it before the first use of a result."""
     changes.start(op)
     rewriter = Rewriter().before(user)
     rewriter.location = op.location

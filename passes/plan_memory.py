@@ -1,16 +1,16 @@
-"""plan-memory: ops that free memory run earlier, and storages have offsets in one block.
+"""plan-memory: run ops that free memory earlier, and give storages offsets in one block.
 
     %b = nn.matmul %x, %w        %b = nn.matmul %x, %w {offsets = array<i64: 0>}
     %a = nn.relu %x         ->   %c = nn.reduce <sum> %b dims <0> {offsets = array<i64: 4096>}
     %c = nn.reduce <sum> %b ...  %a = nn.relu %x {offsets = array<i64: 0>}
 
-1. Peak memory decreases or stays, and so do the estimated seconds.
-2. Collectives, waits, sends and receives, marks and loops stay where they are, and an op stays
-   between the two of them that it was between. So all ranks have the same collectives in the same
-   order, and as much computation beside each as before.
-3. The ops around the peak are scheduled anew, each time the one that frees most, until that
-   decreases the peak no more.
-4. Offsets are of storages that the function makes, not of arguments; `shardir/cost/memory_plan.py`
+1. Neither peak memory nor the estimated seconds increase.
+2. Collectives, waits, sends and receives, marks and loops stay where they are, and no op moves past
+   them. So all ranks run equal collectives in one order, with as much computation beside each as
+   before.
+3. The ops around the peak are rescheduled, greedily by the bytes freed, until the peak decreases no
+   further.
+4. Storages that the function makes have offsets, arguments have none; `shardir/cost/memory_plan.py`
    has the attributes. The report of `--cost` has the bytes of the block, and the lower bound on
    them: the maximum of the bytes live at one op.
 5. A second run changes nothing.
@@ -45,7 +45,7 @@ class PlanMemory(LocalPass):
 
 
 def lower_peak(f: FuncOp, mesh: Mesh) -> None:
-    """Schedule the ops around the peak anew, while that decreases it."""
+    """Reschedule the ops around the peak while that decreases it."""
     live = LiveStorages(f, mesh)
     while live.ops:
         peak = max(live.needed)
@@ -62,35 +62,35 @@ def lower_peak(f: FuncOp, mesh: Mesh) -> None:
 
 
 def _is_movable(op: Operation | None) -> bool:
-    """Whether an op computes values of its operands, and nothing else."""
+    """Whether an op only computes values of its operands."""
     return isinstance(op, TensorOp) and not isinstance(op, HandsOn)
 
 
 def _movable_around(op: Operation) -> list[Operation]:
-    """Return the movable ops around an op, with none between them that is not; those before an op
-    that is not movable itself."""
-    found = list[Operation]()
+    """Return the consecutive movable ops around an op; if the op itself is not movable, the movable
+    ops right before it."""
+    movable = list[Operation]()
     before = op.prev_op
     while before is not None and _is_movable(before):
-        found.append(before)
+        movable.append(before)
         before = before.prev_op
-    found.reverse()
+    movable.reverse()
     after: Operation | None = op
     while after is not None and _is_movable(after):
-        found.append(after)
+        movable.append(after)
         after = after.next_op
-    return found
+    return movable
 
 
 def _freeing_first(ops: Sequence[Operation], live: LiveStorages) -> list[Operation]:
-    """Return the ops in an order in which operands come first: each time the op with the
-    smallest difference of the bytes it allocates and frees, of several the first as they are."""
+    """Return the ops in a topological order: of the ready ops, the one with the smallest growth
+    (bytes allocated minus bytes freed) is next; ties go to the present order."""
     number = {op: i for i, op in enumerate(ops)}
     makers = [[v.owner for v in op.operands if isinstance(v.owner, Operation)] for op in ops]
-    waiting = [{maker for maker in found if maker in number} for found in makers]
+    waiting = [{maker for maker in owners if maker in number} for owners in makers]
     users: dict[Operation, list[int]] = {op: [] for op in ops}
-    for i, found in enumerate(waiting):
-        for maker in found:
+    for i, owners in enumerate(waiting):
+        for maker in owners:
             users[maker].append(i)
     roots = [{live.root(v) for v in reads(op)} for op in ops]
     readers: dict[SSAValue, set[int]] = {}
@@ -101,17 +101,17 @@ def _freeing_first(ops: Sequence[Operation], live: LiveStorages) -> list[Operati
     dies = {v for v in readers if v in live.spans and live.spans[v].end <= last}
 
     def growth(i: int) -> int:
-        made = sum(live.sizes.get(v, 0) for v in ops[i].results)
-        return made - sum(live.sizes[v] for v in roots[i] & dies if len(readers[v]) == 1)
+        allocated = sum(live.sizes.get(v, 0) for v in ops[i].results)
+        return allocated - sum(live.sizes[v] for v in roots[i] & dies if len(readers[v]) == 1)
 
     ready = [(growth(i), i) for i in range(len(ops)) if not waiting[i]]
     heapify(ready)
-    order, done = list[Operation](), set[int]()
+    order, scheduled = list[Operation](), set[int]()
     while ready:
         _, i = heappop(ready)
-        if i in done:
+        if i in scheduled:
             continue
-        done.add(i)
+        scheduled.add(i)
         order.append(ops[i])
         for v in roots[i]:
             readers[v].discard(i)

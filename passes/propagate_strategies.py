@@ -4,27 +4,28 @@
                              tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>) -> tensor<8x6xf32>
  -> %h = nn.matmul %x, %w : (...) -> tensor<8x6xf32, #dist.layout<@m, [{dp}, {tp}]>>
 
-The engine is `shardir/algebra/propagation`, with `shardir/search/propagations/reopening.py`; this
-pass makes a graph of each function, and writes the layouts that they find into the types.
+The engine is `shardir/algebra/propagation`, with `shardir/search/propagations/reopening.py`. This pass makes a
+graph of each function, and writes the resulting layouts into the types.
 
-1. An annotated layout is never changed; of a `#dist.sharding` open dimensions are split further,
-   but over no axis that is to stay replicated, and dimensions of a priority take part after all of
-   lower ones. An op with a strategy determines its other results: as it makes them, reduced, or as
-   one of their users needs them, where that is cheaper.
-2. Axes propagate along factors, forward and backward, to a fixed point: first those of activations,
-   then those of parameters and states too. Where these are refused, grants are reopened: each value
-   gets the layout that it has so, or with parameters first, whichever is faster in total. No
-   lowered program is slower for it, if the function has at most MAX_LOWERED_OPS ops.
-3. Of conflicting proposals, at an op or for a value, those of minimum redistribution are granted;
-   ties go to the proposal that splits more, then to the first dimension.
-4. An axis is added to a value only where it is not in use in that value.
+1. An annotated layout is never changed. Open dimensions of a `#dist.sharding` are split further,
+   but not over axes that stay replicated; dimensions take part by ascending priority. An op with a
+   strategy determines the layouts of its results without annotation: as the op makes them, reduced,
+   or, where that is cheaper, as one of their users needs them.
+2. Axes propagate along factors, forward and backward, to a fixed point: first the axes of
+   activations, then the axes of parameters and states too. Where a parameter's axis is refused,
+   grants are reopened: each value takes its layout from this propagation or from one with
+   parameters first, whichever is faster in total. This makes no lowered program slower, if the
+   function has at most MAX_LOWERED_OPS ops.
+3. Of conflicting proposals, at an op or for a value, the one with the least redistribution is
+   granted; ties go to the proposal that splits more, then to the first dimension.
+4. An axis is added to a value only if the value does not use it yet.
 5. Inputs that no annotation and no strategy reaches are split along dimension 0 over the unused
    axes: data parallel.
 6. Other values are replicated.
 7. The result depends on the uses of values, not on the order of ops.
-8. Values of a `dist.sharding_group` have one sharding: an annotation of one annotates all.
-   So do old and new values of parameters and states, and states and their parameter, unless they
-   are annotated otherwise.
+8. Values of a `dist.sharding_group` have one sharding: an annotation of one annotates all. So have
+   the old and new values of parameters and states, and states and their parameter, unless
+   annotations differ.
 9. Over a `dist.propagation_barrier` axes propagate in its direction only.
 """
 
@@ -84,10 +85,11 @@ class PropagateStrategies(GlobalPass):
 
 
 MAX_LOWERED_OPS = 1000
-"""The ops of a function that is lowered in two layouts, to be compared."""
+"""Bounds the ops of a function that is lowered in two layouts, to compare their times: about a
+second of work."""
 
 LOWERING = "lower-layouts"
-"""The pipeline that lowers them."""
+"""The pipeline that lowers a function in each layout."""
 
 
 def propagate_functions(functions: Iterable[Function]) -> "list[FunctionPropagation]":
@@ -96,35 +98,36 @@ def propagate_functions(functions: Iterable[Function]) -> "list[FunctionPropagat
     Raises:
         Failure: the annotations or strategies of functions are not valid.
     """
-    functions, found = list(functions), list[FunctionPropagation]()
+    functions, propagations = list(functions), list[FunctionPropagation]()
     requests = _requests(functions[0].module) if functions else {}
 
     def propagate_function(f: Function) -> None:
         if f.mesh is not None:
-            asked = requests.get(f.name, [])
-            found.append(FunctionPropagation(f.op, f.block, f.mesh, f.module, asked))
-            found[-1].write(f.op, found[-1].state)
+            own_requests = requests.get(f.name, [])
+            propagations.append(FunctionPropagation(f.op, f.block, f.mesh, f.module, own_requests))
+            propagations[-1].write(f.op, propagations[-1].state)
 
     collect_errors(functions, propagate_function)
-    return found
+    return propagations
 
 
 class FunctionPropagation:
-    """The propagation of a function: `state`, whose values and nodes are `values` and `ops`."""
+    """The propagation of a function. `values` and `ops` correspond to the values and nodes of
+    `state`."""
 
     def __init__(
         self, f: FuncOp, block: Block, mesh: Mesh, module: ModuleOp, requests: Sequence[Request]
     ):
         self.f, self.block, self.mesh, self.module = f, block, mesh, module
         self.requests = requests
-        """Those to differentiate the function."""
+        """The requests to differentiate the function."""
         self.ops = ops_of(block)
         self.values = _tensors(block)
         self.value_index = {v: i for i, v in enumerate(self.values)}
         self.op_index = {op: i for i, op in enumerate(self.ops)}
-        self.state = self.propagated()
+        self.state = self.propagate()
 
-    def propagated(self) -> PropagationState:
+    def propagate(self) -> PropagationState:
         errors: list[Located] = []
         nodes = [self.node(op, errors) for op in self.ops]
         try:
@@ -140,7 +143,7 @@ class FunctionPropagation:
                 for members in groups
             ],
             [Tie(self.value_index[v], self.value_index[w], self.op_index[op])
-             for v, w, op in self.tied()],
+             for v, w, op in self.tied_values()],
         )  # fmt: skip
         try:
             state = reopened(graph, self.price)
@@ -157,11 +160,11 @@ class FunctionPropagation:
         return state
 
     def graph_values(self) -> Iterator[GraphValue]:
-        """The values of the graph, in the order of `values`."""
+        """Yield the values of the graph, in the order of `values`."""
         retained = retained_arguments(self.f)
-        activity = Activity(self.differentiated())
+        activity = Activity(self.differentiated_arguments())
         activity.mark(self.ops)
-        active = activity.active & _returned(self.ops)
+        active = activity.active & _values_before_results(self.ops)
         bundled = {op.operands[1] for op in of_kind(self.ops, Update)}
         bundled.update(retained & active)
         for v in self.values:
@@ -176,7 +179,7 @@ class FunctionPropagation:
                 is_bundled=v in bundled,
             )
 
-    def differentiated(self) -> Iterator[SSAValue]:
+    def differentiated_arguments(self) -> Iterator[SSAValue]:
         """Yield the arguments with respect to which the function is to be differentiated."""
         for request in self.requests:
             indices = differentiated_arguments(request, arguments(self.f))
@@ -212,9 +215,9 @@ class FunctionPropagation:
                 pass
         return Node(operands, results)
 
-    def tied(self) -> Iterator[tuple[SSAValue, SSAValue, Operation]]:
-        """Yield old and new values of parameters and states, and states and their parameter: no
-        step redistributes them."""
+    def tied_values(self) -> Iterator[tuple[SSAValue, SSAValue, Operation]]:
+        """Yield pairs of values with one layout, and the op that ties them: old and new values of
+        parameters and states, and states and their parameter. Steps do not redistribute them."""
         for op in of_kind(self.ops, Update):
             for v in (*op.operands[2:], *op.results):
                 yield op.operands[0], v, op
@@ -222,8 +225,8 @@ class FunctionPropagation:
             yield old, new, self.ops[-1]
 
     def price(self, state: PropagationState) -> tuple[float, ...] | None:
-        """Return the times of the lowered program, with overlap and without; None of one that is
-        too large, or can't be lowered."""
+        """Return the times of the lowered program, with overlap and without; None if it is too
+        large, or cannot be lowered."""
         if len(self.ops) > MAX_LOWERED_OPS:
             return None
         try:
@@ -244,7 +247,7 @@ class FunctionPropagation:
 
 
 def _seconds(op: TensorOp, mesh: Mesh, axes: FactorAxes) -> float:
-    """Return the time to compute an op with these axes of its factors."""
+    """Return the seconds of an op whose factors are split over these axes."""
     types = [unsharded_type(v) for v in (*op.operands, *op.results)]
     return op_seconds(type(op), strategy_factors(op), axes, types, mesh)
 
@@ -253,19 +256,19 @@ def _tensors(block: Block) -> list[SSAValue]:
     return [v for v in values(block) if isinstance(v.type, TensorType)]
 
 
-def _returned(ops: Sequence[Operation]) -> set[SSAValue]:
+def _values_before_results(ops: Sequence[Operation]) -> set[SSAValue]:
     """Return the values on which results of the function depend."""
-    found: set[SSAValue] = set(ops[-1].operands)
+    needed: set[SSAValue] = set(ops[-1].operands)
     for op in reversed(ops):
-        if any(v in found for v in op.results):
-            found.update(operands_of(op))
-    return found
+        if any(v in needed for v in op.results):
+            needed.update(operands_of(op))
+    return needed
 
 
 def _requests(module: ModuleOp) -> dict[str, list[Request]]:
     """Return the requests to differentiate each function, by its name."""
-    found: dict[str, list[Request]] = {}
+    requests: dict[str, list[Request]] = {}
     for op in module.body.ops:
         if isinstance(op, Request) and not isinstance(op, ForwardOp):
-            found.setdefault(op.function.string_value(), []).append(op)
-    return found
+            requests.setdefault(op.function.string_value(), []).append(op)
+    return requests

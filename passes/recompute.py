@@ -1,4 +1,4 @@
-"""recompute: marked ops are computed again in the backward part instead of being saved.
+"""recompute: compute marked ops again in the backward part instead of saving their results.
 
     %h = nn.gelu %x {recompute} : ...            %h   = nn.gelu %x : ...
     train.backward                               train.backward
@@ -7,8 +7,8 @@
 
 1. The results of a marked op are not used after the next `train.backward`.
 2. A repeated op uses repetitions of other marked ops; values of unmarked ops are saved.
-3. Only collectives that are marked themselves are repeated. A repetition has the mark, so that
-   simplify-communication does not merge collectives with the first ones, and costs are reported.
+3. A collective is repeated only if it is marked itself. A repetition keeps the mark, so that
+   simplify-communication does not merge it with the first run, and costs are reported.
 4. A repetition is placed right before its first use.
 5. An `async` collective and the `dist.wait` for it are repeated together, whichever is marked, if
    both are before the same `train.backward`; otherwise neither is.

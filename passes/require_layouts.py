@@ -50,13 +50,14 @@ class RequireLayouts(GlobalPass):
 
 
 def _at_function(check: Check, f: Function) -> Iterator[Located]:
-    """Yield the errors of a function that has a mesh; those of arguments at the function."""
+    """Yield the errors of a function that has a mesh; errors of arguments are located at the
+    function."""
     if f.mesh is not None:
         yield from ((op or f.op, message) for op, message in check(f.block, f.mesh, f.name))
 
 
 def _apply_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Located]:
-    """Set the layouts that strategies determine; yield the errors of strategies."""
+    """Set the layouts that strategies determine; yield an error for each invalid strategy."""
     determined: dict[SSAValue, set[Layout]] = {}
     for op in block.ops:
         if not isinstance(op, TensorOp) or op.strategy is None:
@@ -77,7 +78,7 @@ def _apply_strategies(block: Block, mesh: Mesh, function: str) -> Iterator[Locat
 
 
 def _values_without_layout(block: Block, mesh: Mesh, function: str) -> Iterator[Located]:
-    """Yield the values without a layout, those of an op together."""
+    """Yield an error for each op with results without layouts, and one for the arguments."""
     lacking: dict[Operation | None, list[str]] = {}
     for v in values(block):
         if isinstance(v.type, TensorType) and layout_of(v) is None:
@@ -90,12 +91,13 @@ def _values_without_layout(block: Block, mesh: Mesh, function: str) -> Iterator[
 
 
 def _not_computable(block: Block, mesh: Mesh, function: str) -> Iterator[Located]:
-    """Yield the ops without a strategy that are not computable with the layouts of operands."""
+    """Yield an error for each op without a strategy that is not computable with the layouts of its
+    operands."""
     for op in block.ops:
         if not isinstance(op, TensorOp) or op.strategy is not None or is_decomposed(op, mesh):
             continue
-        for i, (v, want) in enumerate(zip(op.operands, wanted(op, mesh).operands, strict=True)):
-            if (have := layout_of(v)) is not None and have.simplified(mesh) != want:
+        for i, (v, layout) in enumerate(zip(op.operands, wanted(op, mesh).operands, strict=True)):
+            if (assigned := layout_of(v)) is not None and assigned.simplified(mesh) != layout:
                 operand = f"operand {i} of {op.name} in @{function}"
-                yield op, coded("A5", f"expected [{want}] for {operand}, got [{have}]")
+                yield op, coded("A5", f"expected [{layout}] for {operand}, got [{assigned}]")
                 break

@@ -1,4 +1,4 @@
-"""retain-gathered: a value is gathered once where to gather it again frees no memory at the peak.
+"""retain-gathered: gather a value once if gathering it again frees no memory at the peak.
 
     %w1 = dist.all_gather %w dim 0 over <dp>
     %y = nn.matmul %x, %w1
@@ -10,13 +10,12 @@
     train.backward
     %d_x = nn.matmul %d_y, %w1
 
-Repetitions free what they repeat for the time between. That of the last layer is short, and over
-before the peak, which is where gradients and the buffers of their reductions are live too.
+Repeating a gather frees the gathered value in between. For the last layer this time is short, and
+over before the peak, where gradients and the buffers of their reductions are live too.
 
 1. Peak memory does not grow, whatever the memory of a device: the mark `recompute` asks for that.
-2. A repetition is of the same values, by equal gathers of one run of the same loop; casts of one
-   value to one type are equal. With several values (of `fuse-communication`) it is removed with all
-   of them.
+2. A gather repeats an equal gather of equal values in one run of a loop; casts of one value to one
+   type are equal. A fused gather (of `fuse-communication`) is removed with all of its values.
 3. The first repetitions are removed first: their values are retained for the shortest time.
 4. A collective that is `async` stays as it is.
 """

@@ -1,14 +1,14 @@
-"""save-strategies: a program with layouts -> the same, and a file with its plan.
+"""save-strategies: a program with layouts -> a file with its plan.
 
     %h = nn.matmul %x, %w strategy<((2, 1), (1, 2))> : (...) -> tensor<8x6xf32, #dist.layout<...>>
  -> values "h" : [{dp}, {tp}], strategy <((2, 1), (1, 2))>
 
-Runs after propagate-strategies or search-strategies. apply-plan reads the file: it is a plan, of
-which all or some lines can be used.
+Runs after propagate-strategies or search-strategies. apply-plan reads the file: it is a plan, which
+also works with some of its lines removed.
 
-1. Writes the layout of each argument and value, of every function in the global view that has
-   layouts, the strategies of ops, marks, and the results of a search. The program to which that
-   plan is applied, in the same pipeline, is the same program.
+1. Writes the layout of each argument and value of every function in the global view that has
+   layouts, the strategies of ops, marks, and the results of a search. Applying that plan in the
+   same pipeline restores the program.
 2. The file is written completely or not at all. The program does not change.
 """
 

@@ -3,8 +3,8 @@
     %y = dist.all_reduce <sum> %x over <a>
     %z = dist.all_slice %y dim 0 over <a>     ->    %z = dist.reduce_scatter <sum> %x dim 0 over <a>
 
-PATTERNS is the table of the rewrites, each with the IR before `->` after; three are in
-shardir/rewriting/reordering.py.
+PATTERNS is the table of the rewrites, each with the IR before `->` after;
+shardir/rewriting/reordering.py has three of them.
 
 1. Never more bytes and never more collectives.
 2. Running it twice changes nothing the second time.
@@ -28,9 +28,9 @@ from shardir.rewriting.bases import Function, LocalPass
 from shardir.rewriting.marks import RECOMPUTE
 from shardir.rewriting.patterns import Pattern, apply_patterns, at_each
 from shardir.rewriting.reordering import (
-    moved_after_accumulated,
-    moved_after_reduced,
-    moved_before_repeated,
+    move_after_accumulation,
+    move_after_reduction,
+    move_before_broadcast,
     reduces_sum,
 )
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -50,7 +50,7 @@ class SimplifyCommunication(LocalPass):
         apply_patterns(PATTERNS, f.block)
 
 
-def unused(ops: Sequence[Operation]) -> bool:
+def erase_unused(ops: Sequence[Operation]) -> bool:
     """%y = dist.all_gather %x, and %y has no use    ->    nothing"""
     changed = False
     for op in reversed(of_kind(ops, dist.CollectiveOp)):
@@ -60,10 +60,10 @@ def unused(ops: Sequence[Operation]) -> bool:
     return changed
 
 
-def equal(ops: Sequence[Operation]) -> bool:
-    """%y = dist.all_gather %x; %z = dist.all_gather %x    ->    %y = dist.all_gather %x
+def merge_equal(ops: Sequence[Operation]) -> bool:
+    """%y = dist.all_gather %x; %z = dist.all_gather %x -> %y = dist.all_gather %x
 
-    Collectives that `recompute` made stay: they repeat others so that memory is freed.
+    Collectives with the mark `recompute` stay: they repeat a collective so that memory is freed.
     """
     seen: dict[tuple[object, ...], dist.CollectiveOp] = {}
     changed = False
@@ -80,9 +80,9 @@ def equal(ops: Sequence[Operation]) -> bool:
 
 
 @at_each(dist.AllSliceOp)
-def gathered_and_sliced(op: dist.AllSliceOp) -> bool:
+def cancel_gather_and_slice(op: dist.AllSliceOp) -> bool:
     """%y = dist.all_gather %x dim d; %z = dist.all_slice %y dim d    ->    %x"""
-    first = _one_before(op)
+    first = _producer_over_same_axes(op)
     if first is None:
         return False
     starts = first.record.start, first.record.end
@@ -94,9 +94,9 @@ def gathered_and_sliced(op: dist.AllSliceOp) -> bool:
 
 
 @at_each(dist.AllGatherOp)
-def sliced_and_gathered(op: dist.AllGatherOp) -> bool:
+def cancel_slice_and_gather(op: dist.AllGatherOp) -> bool:
     """%y = dist.all_slice %x dim d; %z = dist.all_gather %y dim d    ->    %x"""
-    first = _one_before(op)
+    first = _producer_over_same_axes(op)
     if not isinstance(first, dist.AllSliceOp):
         return False
     if first.dim != op.dim or dist.is_started(op) or first.values[0].type != op.outs[0].type:
@@ -107,13 +107,13 @@ def sliced_and_gathered(op: dist.AllGatherOp) -> bool:
 
 
 @at_each(dist.AllSliceOp)
-def reduced_and_sliced(op: dist.AllSliceOp) -> bool:
+def scatter_reduced_slice(op: dist.AllSliceOp) -> bool:
     """%y = dist.all_reduce %x; %z = dist.all_slice %y dim d    ->
     %z = dist.reduce_scatter %x dim d
 
     Unless a cluster's reduce-scatters are so slow that this takes longer.
     """
-    first = _one_before(op)
+    first = _producer_over_same_axes(op)
     if not isinstance(first, dist.AllReduceOp):
         return False
     if first.outs[0].get_user_of_unique_use() is not op:
@@ -140,7 +140,7 @@ def _seconds(op: dist.CollectiveOp) -> float:
     return cost.seconds if cost is not None else 0.0
 
 
-def _one_before(op: dist.CollectiveOp) -> dist.CollectiveOp | None:
+def _producer_over_same_axes(op: dist.CollectiveOp) -> dist.CollectiveOp | None:
     """Return the collective over the same axes whose only result is the only operand of `op`."""
     if len(op.values) != 1:
         return None
@@ -151,7 +151,7 @@ def _one_before(op: dist.CollectiveOp) -> dist.CollectiveOp | None:
 
 
 @at_each(nn.AddOp)
-def sum_of_reduced(op: nn.AddOp) -> bool:
+def reduce_sum_once(op: nn.AddOp) -> bool:
     """%p = dist.all_reduce <sum> %x; %q = dist.all_reduce <sum> %y; %z = nn.add %p, %q
     ->  %s = nn.add %x, %y; %z = dist.all_reduce <sum> %s"""
     if not _are_equal_sums(op.lhs, op.rhs):
@@ -171,9 +171,11 @@ def sum_of_reduced(op: nn.AddOp) -> bool:
 
 
 @at_each(nn.AddOp)
-def reduced_next_to_each_other(op: nn.AddOp) -> bool:
-    """((%z + %p) + %y) + %q    ->    (%p + %q) + (%z + %y), where %p and %q are reduced over the
-    same axes: of any two addends, if the sums between them are used once"""
+def group_reduced_addends(op: nn.AddOp) -> bool:
+    """((%z + %p) + %y) + %q -> (%p + %q) + (%z + %y)
+
+    %p and %q are reduced over the same axes, and the sums between them are used once.
+    """
     left, right = ([x for x in _addends(v) if reduces_sum(x.owner)] for v in (op.lhs, op.rhs))
     type, beside = op.out.type, (op.lhs, op.rhs)
     pairs = (p for p in product(left, right) if p[0].type == type and _are_equal_sums(*p))
@@ -185,24 +187,23 @@ def reduced_next_to_each_other(op: nn.AddOp) -> bool:
         if user is not op and isinstance(user, nn.AddOp):
             user.out.replace_all_uses_with(user.rhs if user.lhs is v else user.lhs)
             free.append(user)
-    others = [v for v in op.operands if v not in pair]
-    for sum, those in zip(free, (pair, others), strict=False):
+    remaining = [v for v in op.operands if v not in pair]
+    for sum, operands in zip(free, (pair, remaining), strict=False):
         rewriter.move(sum)
-        sum.operands[0], sum.operands[1] = those
-    op.operands[0], op.operands[1] = free[0].out, free[1].out if len(free) > 1 else others[0]
+        sum.operands[0], sum.operands[1] = operands
+    op.operands[0], op.operands[1] = free[0].out, free[1].out if len(free) > 1 else remaining[0]
     return True
 
 
 def _addends(v: SSAValue) -> list[SSAValue]:
-    """Return a value and, of each that is a sum of values of its type and is used once, its
-    addends."""
-    found = [v]
-    for x in found:
+    """Return a value and, recursively, the addends of sums of its type that are used once."""
+    addends = [v]
+    for x in addends:
         op = x.owner
         is_sum = isinstance(op, nn.AddOp) and x.type == op.lhs.type == op.rhs.type
         if is_sum and x.get_user_of_unique_use() is not None:
-            found += op.operands
-    return found
+            addends += op.operands
+    return addends
 
 
 def _are_equal_sums(x: SSAValue, y: SSAValue) -> bool:
@@ -218,7 +219,7 @@ def _are_equal_sums(x: SSAValue, y: SSAValue) -> bool:
 
 
 PATTERNS: tuple[Pattern, ...] = (
-    unused, equal, gathered_and_sliced, sliced_and_gathered, reduced_and_sliced,
-    sum_of_reduced, reduced_next_to_each_other, moved_after_reduced, moved_before_repeated,
-    moved_after_accumulated,
+    erase_unused, merge_equal, cancel_gather_and_slice, cancel_slice_and_gather,
+    scatter_reduced_slice, reduce_sum_once, group_reduced_addends, move_after_reduction,
+    move_before_broadcast, move_after_accumulation,
 )  # fmt: skip

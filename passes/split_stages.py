@@ -1,4 +1,4 @@
-"""split-stages: a step whose ops have stages -> a function for those of each stage, and a schedule.
+"""split-stages: a step whose ops have stages -> functions for each stage, and a schedule.
 
     %h = nn.relu %x {train.stage = 0}        %h, %m = func.call @step_forward_0(%x)
     %m = nn.exp %x {train.stage = 0}         %h_1 = train.transfer %h from 0 to <1>
@@ -6,28 +6,28 @@
     train.backward                           train.backward
     ...                                      %d_h = func.call @step_backward_1(...)
 
-1. The parts of a step are that before the loop over the microbatches, the forward part in it, the
-   backward part, and those after it. The ops of a part that are of one stage become a function,
-   `train.stage = 1`; before and after the loop several, where one waits for other stages.
-2. An op that other passes have added runs on the last stage of its operands in the forward part, on
-   the first one in the backward part, elsewhere on that of the largest operand; one without such
-   operands on each stage that reads it; one that makes more of them, such as an all-gather, on the
-   stage that reads the result.
-3. What a stage makes and others read is transferred to them, and an updated parameter or state to
-   all stages that read it. Sums over microbatches, and states between them, stay in the step.
-4. In the forward part values pass to later stages alone, in the backward part to earlier ones.
+1. A step has four parts: before the loop over microbatches, the forward part in it, the backward
+   part in it, and after it. The ops of one part and stage become a function, `train.stage = 1`;
+   before and after the loop they become several functions if some ops wait for other stages.
+2. An op that a pass has added runs on the last stage of its operands in the forward part, on the
+   first in the backward part, and elsewhere on the stage of the largest operand. Without operands
+   of a stage, it runs on each stage that reads it. An op with larger results than operands, such as
+   an all-gather, runs on the stage that reads the result.
+3. Values are transferred from the stage that makes them to the stages that read them; so are
+   updated parameters and states. Sums over microbatches, and states between them, stay in the step.
+4. In the forward part values pass only to later stages, in the backward part only to earlier ones.
 5. `train.schedule` on the step has the order in which each rank runs the functions of its stages on
-   the microbatches: that of the request, or that of the file `schedule`, torch's CSV. If the
-   request is `search`, it is searched for, by the costs of these functions and the cluster, within
-   the memory of a device; a line on stderr has its time and a lower bound. Of a forward part alone
-   it has the forward actions.
-6. Of a stage for which it has the actions I and W, the backward part is two functions: I makes what
-   others wait for, W the other gradients of weights, and the fewest bytes are kept in between. If
-   it has B too, of other microbatches, that is a third function, and `train.either` is what one of
-   them makes.
+   the microbatches: the order of the request, or of the file `schedule`, torch's CSV. For a request
+   of `search`, a search finds it by the costs of these functions on the cluster, within the memory
+   of a device; a line on stderr has its time and a lower bound. A forward part alone has the
+   forward actions.
+6. If the schedule has the actions I and W for a stage, its backward part is two functions: I makes
+   the values that other stages wait for, W the remaining gradients of weights, and the fewest bytes
+   are kept in between. If it also has B, for other microbatches, B is a third function, and
+   `train.either` takes the value of the function that ran.
 7. Ranks that would wait for each other are an error (`train.check_order`), with the cycle.
-8. The mesh gets `stage` as its outermost axis, its cluster a level for it, whose links are like the
-   outermost ones of a stage.
+8. The mesh gets `stage` as its outermost axis. The cluster gets a level for it, with links like the
+   outermost links of a stage.
 """
 
 import sys
@@ -62,12 +62,12 @@ class SplitStages(PassOptions):
 
     name = "split-stages"
     schedule: str = ""
-    """A file with the order of each rank, as torch writes it; empty: that of the request."""
+    """The file with the order of each rank, as torch writes it; empty: the order of the request."""
     save_schedule: str = ""
     """A file for the order of each rank, as torch reads it."""
     memory: Bytes = 0
-    """The bytes that a device holds, for the search of a schedule; 0: those of the cluster's
-    devices, if it has them."""
+    """The bytes that a device holds, for the search of a schedule; 0: as the cluster's devices, if
+    known."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         steps = [
@@ -77,49 +77,49 @@ class SplitStages(PassOptions):
         for f in steps:
             requested = train.pipeline_of(f)
             assert requested is not None
-            order = self.order(f, requested, op)
+            order = self.schedule_of(f, requested, op)
             if self.save_schedule:
                 write_text(Path(self.save_schedule), f"{order.csv()}\n")
             split(op, f, order)
 
-    def order(self, f: FuncOp, requested: train.PipelineAttr, module: ModuleOp) -> Schedule:
+    def schedule_of(self, f: FuncOp, requested: train.PipelineAttr, module: ModuleOp) -> Schedule:
         """Return the schedule of a step.
 
         Raises:
-            Failure: the step has no loop over microbatches, or the schedule is none of it.
+            Failure: the step has no loop over microbatches, or the schedule does not fit it.
         """
         loop = next((o for o in f.body.block.ops if isinstance(o, train.MicrobatchesOp)), None)
         if loop is None:
-            found = "expected a loop over microbatches of a function in stages, got none"
-            raise Failure([(f, coded("G14", found, use="write train.step or train.forward"))])
+            message = "expected a loop over microbatches of a function in stages, got none"
+            raise Failure([(f, coded("G14", message, use="write train.step or train.forward"))])
         numbers = requested.values
         try:
             if not self.schedule and requested.kind == train.SEARCH:
-                search = self.search_forward if is_forward(f) else self.search
+                search = self.search_forward if is_forward(f) else self.search_schedule_of
                 return search(f, requested, loop.runs, module)
             if not self.schedule:
-                made = schedule(requested.kind, numbers["ranks"], loop.runs, numbers["chunks"])
+                order = schedule(requested.kind, numbers["ranks"], loop.runs, numbers["chunks"])
             else:
-                made = Schedule.parse(Path(self.schedule).read_text(encoding="utf-8"))
-            check_actions(made)
+                order = Schedule.parse(Path(self.schedule).read_text(encoding="utf-8"))
+            check_actions(order)
         except ShardirError as e:
             raise Failure([(f, str(e))]) from None
-        made = made.forward() if is_forward(f) else made
-        got = (made.stages, made.ranks, made.microbatches)
-        wanted = (requested.stages, numbers["ranks"], loop.runs)
-        if got != wanted:
+        order = order.forward() if is_forward(f) else order
+        got = (order.stages, order.ranks, order.microbatches)
+        expected = (requested.stages, numbers["ranks"], loop.runs)
+        if got != expected:
             text = "{} stages on {} ranks with {} microbatches"
-            message = f"expected a schedule of {text.format(*wanted)}, got {text.format(*got)}"
+            message = f"expected a schedule of {text.format(*expected)}, got {text.format(*got)}"
             raise Failure([(f, message)])
-        return made
+        return order
 
-    def search(
+    def search_schedule_of(
         self, f: FuncOp, requested: train.PipelineAttr, microbatches: int, module: ModuleOp
     ) -> Schedule:
-        """Return the schedule that a search finds, by a copy of the step in stages.
+        """Search for a schedule, by the costs of a copy of the step in stages.
 
         Raises:
-            ShardirError: none is found within the memory.
+            ShardirError: no schedule keeps to the memory.
         """
         ranks = requested.values["ranks"]
         trial = trial_of(module, f, ranks)
@@ -137,10 +137,10 @@ class SplitStages(PassOptions):
     def search_forward(
         self, f: FuncOp, requested: train.PipelineAttr, microbatches: int, module: ModuleOp
     ) -> Schedule:
-        """Return the schedule of a forward part alone that a search finds.
+        """Search for a schedule of a forward part alone.
 
         Raises:
-            ShardirError: none is found within the memory.
+            ShardirError: no schedule keeps to the memory.
         """
         ranks, chunks = requested.values["ranks"], requested.values["chunks"]
         mesh = mesh_of(f, module)
@@ -152,7 +152,7 @@ class SplitStages(PassOptions):
 
 
 def trial_of(module: ModuleOp, f: FuncOp, ranks: int) -> Callable[[Schedule], tuple[FuncOp, Mesh]]:
-    """Return the function that splits a copy of a step by a schedule, and returns it with its
+    """Return a function that splits a copy of a step by a schedule, and returns it with its
     mesh."""
 
     def trial(order: Schedule) -> tuple[FuncOp, Mesh]:
@@ -181,18 +181,20 @@ def split(module: ModuleOp, f: FuncOp, order: Schedule) -> None:
     step.split()
     del f.attributes[train.PIPELINE]
     train.set_schedule(f, order)
-    for made in step.functions:
-        if find_symbol(module, FuncOp, name_of(made)) is not None:
-            message = f"expected no function @{name_of(made)}, which this pass makes"
+    for function in step.functions:
+        if find_symbol(module, FuncOp, name_of(function)) is not None:
+            message = f"expected no function @{name_of(function)}, which this pass makes"
             raise Failure([(f, f"{message}, got one")])
-        module.body.block.insert_op_before(made, f)
+        module.body.block.insert_op_before(function, f)
     if any(layout_of(v) is not None for v in values(f.body.block)):
         mesh = mesh_of(f, module)
         assert mesh is not None
-        there = dict(mesh.axes).get(train.STAGE_AXIS)
-        if there is None:  # else by another function in stages
+        axis_ranks = dict(mesh.axes).get(train.STAGE_AXIS)
+        if axis_ranks is None:  # else by another function in stages
             with_outermost_axis(module, mesh, train.STAGE_AXIS, order.ranks)
-        elif there != order.ranks:
-            found = f"expected stages on {there} ranks, as of another function, got {order.ranks}"
-            raise Failure([(f, coded("G14", found, use="use as many, or two programs"))])
+        elif axis_ranks != order.ranks:
+            message = (
+                f"expected stages on {axis_ranks} ranks, as of another function, got {order.ranks}"
+            )
+            raise Failure([(f, coded("G14", message, use="use as many, or two programs"))])
     train.check_order(f)

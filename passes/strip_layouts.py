@@ -7,7 +7,7 @@
 1. Afterwards no value and no state has a layout, no op a strategy, and no mesh is declared.
 2. Redistributions and propagation barriers are replaced by their operands; sharding groups are
    erased.
-3. Other ops, names and the values computed do not change.
+3. No other op, name or computed value changes.
 4. A function in the local view is an error.
 """
 

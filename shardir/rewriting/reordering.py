@@ -1,8 +1,8 @@
 """Patterns that move a collective past an op, for passes that simplify communication.
 
-moved_after_reduced      %t = transpose (all_reduce %x)      ->    all_reduce (transpose %x)
-moved_before_repeated    %z = all_gather (broadcast %x)      ->    broadcast (all_gather %x)
-moved_after_accumulated  %t = accumulate (all_reduce %x)     ->    all_reduce (accumulate %x)
+move_after_reduction     %t = transpose (all_reduce %x)      ->    all_reduce (transpose %x)
+move_before_broadcast    %z = all_gather (broadcast %x)      ->    broadcast (all_gather %x)
+move_after_accumulation  %t = accumulate (all_reduce %x)     ->    all_reduce (accumulate %x)
 """
 
 from dataclasses import replace
@@ -24,20 +24,24 @@ from shardir.rewriting.rewriter import Rewriter, erase
 
 
 @at_each(TensorOp)
-def moved_after_reduced(op: TensorOp) -> bool:
+def move_after_reduction(op: TensorOp) -> bool:
     """%y = dist.all_reduce %x; %t = nn.transpose %y    ->    %y = nn.transpose %x;
     %t = dist.all_reduce %y
 
-    The same for any op that only moves elements, where the reduction then precedes a sum or a
-    slice with which another pattern merges it.
+    Applies to every op that only moves elements, if the reduction then precedes a sum or a slice
+    with which another pattern merges it.
     """
     reduce = operands_of(op)[0].owner if len(operands_of(op)) == 1 else None
-    if not isinstance(reduce, dist.AllReduceOp) or len(reduce.values) != 1 or not _mover(op):
+    if (
+        not isinstance(reduce, dist.AllReduceOp)
+        or len(reduce.values) != 1
+        or not _moved_operand(op)
+    ):
         return False
-    end: Operation | None = op
-    while end is not None and _mover(end) is not None:
-        end = end.results[0].get_user_of_unique_use()
-    if not isinstance(end, nn.AddOp | dist.AllSliceOp):
+    following: Operation | None = op
+    while following is not None and _moved_operand(following) is not None:
+        following = following.results[0].get_user_of_unique_use()
+    if not isinstance(following, nn.AddOp | dist.AllSliceOp):
         return False
     y = op.results[0]
     before, after, out = (dist.layout_of(v) for v in (reduce.values[0], reduce.outs[0], y))
@@ -61,24 +65,24 @@ def moved_after_reduced(op: TensorOp) -> bool:
     return True
 
 
-def _mover(op: Operation) -> SSAValue | None:
-    """Return the operand of an op that only moves elements, where nothing else uses the operand and
-    the result has no more elements; else None."""
+def _moved_operand(op: Operation) -> SSAValue | None:
+    """Return the operand of an op that only moves elements, if the operand has no other use and the
+    result has no more elements; otherwise None."""
     if not isinstance(op, TensorOp) or len(op.operands) != 1 or len(op.results) != 1:
         return None
     x, layout = op.operands[0], dist.layout_of(op.results[0])
     if layout is None or op.factors(dist.find_mesh(op, layout.mesh)).linear != "any":
         return None
-    alone = x.get_user_of_unique_use() is op
-    return x if alone and size_of(op.results[0]) <= size_of(x) else None
+    is_only_use = x.get_user_of_unique_use() is op
+    return x if is_only_use and size_of(op.results[0]) <= size_of(x) else None
 
 
 @at_each(AccumulateOp)
-def moved_after_accumulated(op: AccumulateOp) -> bool:
+def move_after_accumulation(op: AccumulateOp) -> bool:
     """%y = dist.all_reduce <sum> %x; %t = train.accumulate %y    ->    %t = train.accumulate %x,
     and after the loop %z = dist.all_reduce <sum> %t
 
-    The same for a reduce-scatter; where nothing else uses %y.
+    Applies to a reduce-scatter too, if %y has no other use.
     """
     reduce = op.x.owner
     if not reduces_sum(reduce) or len(reduce.values) != 1 or dist.is_started(reduce):
@@ -105,13 +109,12 @@ def reduces_sum(op: Operation | Block) -> TypeGuard[dist.CollectiveOp]:
 
 
 @at_each(dist.CollectiveOp)
-def moved_before_repeated(op: dist.CollectiveOp) -> bool:
+def move_before_broadcast(op: dist.CollectiveOp) -> bool:
     """%y = nn.broadcast %x; %z = dist.all_gather %y    ->    %y = dist.all_gather %x;
     %z = nn.broadcast %y
 
-    The same for any collective that only moves shards, where %x is smaller. Nothing is communicated
-    where the moved dimension is one along which %x is repeated: one that it does not have, or that
-    has size 1 there.
+    Applies to every collective that only moves shards, if %x is smaller. Nothing is communicated if
+    %x is repeated along the moved dimension: %x lacks the dimension, or has size 1 there.
     """
     if not _only_moves_shards(op) or len(op.values) != 1 or dist.is_started(op):
         return False
@@ -119,8 +122,8 @@ def moved_before_repeated(op: dist.CollectiveOp) -> bool:
     if not isinstance(maker, nn.BroadcastOp):
         return False
     x, (out,) = maker.x, op.outs
-    source, target, given = (dist.layout_of(v) for v in (maker.out, out, x))
-    assert source is not None and target is not None and given is not None
+    source, target, layout = (dist.layout_of(v) for v in (maker.out, out, x))
+    assert source is not None and target is not None and layout is not None
     assert isinstance(x.type, TensorType)
     rank = len(target.dims)
     mesh = dist.find_mesh(op, target.mesh)
@@ -129,15 +132,15 @@ def moved_before_repeated(op: dist.CollectiveOp) -> bool:
     shared = {d for d, n in zip(dims, shape, strict=True) if n == sizes[d]}
     moved = {d for d in range(rank) if source.dims[d] != target.dims[d]}
     smaller = size_of(x) < size_of(maker.out)
-    if given.partial or not smaller or not (moved <= shared or moved.isdisjoint(shared)):
+    if layout.partial or not smaller or not (moved <= shared or moved.isdisjoint(shared)):
         return False
     rewriter = Rewriter().before(op)
     if moved & shared:
-        shards = [target.dims[d] if d in moved else given.dims[i] for i, d in enumerate(dims)]
-        layout = replace(given, dims=tuple(shards))
+        shards = [target.dims[d] if d in moved else layout.dims[i] for i, d in enumerate(dims)]
+        new_layout = replace(layout, dims=tuple(shards))
         along = {n: axis_of(op.properties, n, rank) for n in ALONG if n in op.properties}
         new = rewriter.create(
-            type(op), [x], [dist.local(x.type.element_type, shape, layout, mesh)],
+            type(op), [x], [dist.local(x.type.element_type, shape, new_layout, mesh)],
             {**op.properties, **{n: int_attr(dims.index(d)) for n, d in along.items()}},
             op.attributes, names=[x],
         )  # fmt: skip

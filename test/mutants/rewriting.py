@@ -206,7 +206,7 @@ MUTANTS = [
         "an all-reduce moves after what makes a partial value",
         "A slice that makes a partial sum passes as one that only moves elements.",
         "shardir/rewriting/reordering.py",
-        "moved_after_reduced",
+        "move_after_reduction",
         "if out.partial != after.partial:",
         "if False:",
         "test/passes/test_simplify_communication.py -k a_reduction_moves_after",

@@ -44,7 +44,7 @@ def test_an_example_computes_the_same(name: str):
         try:
             ChooseRecompute(recompute, collectives).apply(Context(), module)
         except shardir.ShardirError as e:
-            assert recompute == "0.8" and "as the smallest that was found" in str(e)
+            assert recompute == "0.8" and "as the smallest peak tried" in str(e)
             continue
         check_pass(given, module, "choose-recompute")
 
