@@ -33,7 +33,7 @@ from shardir.dialects.train import Role, arguments
 from shardir.dialects.train.optimizer import Optimizer
 from shardir.dialects.train.optimizers import OPTIMIZERS
 from shardir.passes import PASSES
-from shardir.rewriting.options import dashed, default_text, meanings, option_types
+from shardir.rewriting.options import default_text, field_docs, option_name, option_types
 
 sys.path.append(str(Path(__file__).parents[1] / "test"))
 
@@ -220,8 +220,8 @@ def options() -> Iterator[str]:
     for name in pipelines.in_order():
         cls = PASSES[name]()
         for option in option_types(cls):
-            shown, meaning = default_text(cls, option), _escaped(meanings(cls)[option])
-            yield f"| `{name}` | `{dashed(option)}` | {shown} | {meaning} |"
+            shown, meaning = default_text(cls, option), _escaped(field_docs(cls)[option])
+            yield f"| `{name}` | `{option_name(option)}` | {shown} | {meaning} |"
 
 
 def modes() -> Iterator[str]:

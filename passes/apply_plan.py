@@ -168,13 +168,13 @@ class _PlannedProgram:
                 for line in lines:
                     if (entry := line.says(f.f.name, target.kind, target.name)) is not None:
                         matched.add(line.number)
-                        target.hear(entry, line.number)
+                        target.merge(entry, line.number)
         self.unsharded = {
             t.name: line.unsharded[t.name]
             for line in lines if isinstance(line, ExpandedLine)
             for f in self.functions for t in f.targets
             if t.name in line.unsharded and t.is_retained
-            and {t.lines[word] for word in t.said.keys() & {"layout", "states"}} == {line.number}
+            and {t.lines[word] for word in t.fields.keys() & {"layout", "states"}} == {line.number}
         }  # fmt: skip
         """Parameters that presets leave unsharded, if no other line lays them out."""
         self.errors += [
@@ -219,7 +219,7 @@ class _PlannedProgram:
         """Yield an error for each line with `parts` whose parameters have no product that is
         cut."""
         targets_of_line: dict[int, list[Target]] = {}
-        for t in (t for f in self.functions for t in f.targets if "parts" in t.said):
+        for t in (t for f in self.functions for t in f.targets if "parts" in t.fields):
             targets_of_line.setdefault(t.lines["parts"], []).append(t)
         for number, targets in targets_of_line.items():
             if not any(is_cut(t.value) for t in targets):
@@ -266,4 +266,4 @@ def _cut_parameters(plan: LayoutPlan, f: Function) -> None:
             }
     for key in divided_by:
         for cut in cuts[key]:
-            cut.divide()
+            cut.split_product()

@@ -46,7 +46,7 @@ from shardir.dialects import train
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.options import Bytes, PassOptions
-from shardir.rewriting.stages import complete, copy_to_readers, last, ops_of_model
+from shardir.rewriting.stages import assign_unmarked, clone_into_readers, last_stage, ops_of_model
 from shardir.search.stages.chunk_shares import searched_split
 from shardir.search.stages.stage_costs import UNLIMITED, UnitCosts, costs_in_memory, unit_costs
 from shardir.search.stages.stages import Segments, StageSplit, candidate_cuts, split
@@ -154,9 +154,9 @@ def _assign_unmarked(f: FuncOp, of_model: Sequence[Operation], stages: int) -> l
     for op in ops[first:]:
         if op in own and stage_of(op) is None and not any(map(_stage, op.operands)):
             op.attributes |= stage_attrs(0)
-        complete([op], _stage, last)
+        assign_unmarked([op], _stage, last_stage)
     errors = list(_later_operands(ops, stages))
-    copy_to_readers(ops)
+    clone_into_readers(ops)
     missing = sorted({*range(stages)} - {stage_of(op) for op in ops if op in own})
     if missing and not errors:
         message = f"expected ops of {stages} stages in @{name_of(f)}, got none of {missing}"

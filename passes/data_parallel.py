@@ -57,7 +57,7 @@ class DataParallel(FunctionPass):
     """Whether annotated values keep their layouts."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        functions = self.checked(op)
+        functions = self.concerned_functions(op)
         if not self.hybrid and (errors := list(_contradictions(ctx, op))):
             raise Failure(errors)
         self.rewrite_all(functions)

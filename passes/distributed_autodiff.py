@@ -58,7 +58,7 @@ from shardir.dialects.symbols import fixed_symbols
 from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request, is_step
 from shardir.rewriting.autodiff.forward import ForwardFunction
 from shardir.rewriting.autodiff.function import Differentiation
-from shardir.rewriting.autodiff.tokens import means_of, weigh
+from shardir.rewriting.autodiff.tokens import mark_weights, means_of
 from shardir.rewriting.bases import collect_all, collect_errors
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.copying import copied
@@ -129,7 +129,7 @@ def weigh_all(module: ModuleOp, functions: Sequence[FuncOp]) -> None:
         local_types = {} if mesh is None else lift(block, mesh)
         if any(isinstance(op, Loss) and "ignore" in op.properties for op in block.ops):
             expand(block, mesh, Loss)
-        weigh(f, means_of(f), block.last_op.operands if block.last_op is not None else [])
+        mark_weights(f, means_of(f), block.last_op.operands if block.last_op is not None else [])
         for v, t in local_types.items():
             set_type(v, t)
 

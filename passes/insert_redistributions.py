@@ -64,8 +64,8 @@ from shardir.rewriting.placement import (
     Needs,
     is_decomposed,
     layout_at,
+    placement_of,
     strategy_op_sharding,
-    wanted,
 )
 from shardir.rewriting.rewriter import Rewriter, erase
 
@@ -115,7 +115,7 @@ class _FunctionPlacement:
         for op in self.block.ops:
             try:
                 if isinstance(op, TensorOp) and not is_decomposed(op, mesh):
-                    self.note(op, wanted(op, mesh))
+                    self.note(op, placement_of(op, mesh))
             except ShardirError:
                 continue  # it is reported where the op is placed
 
@@ -149,7 +149,7 @@ class _FunctionPlacement:
                 self.needs[v].pop(op, None)
 
     def place(self, op: TensorOp) -> None:
-        placement = wanted(op, self.mesh, self.needs)
+        placement = placement_of(op, self.mesh, self.needs)
         self.note(op, placement)
         op.properties.pop("strategy", None)
         for i, layout in enumerate(placement.operands):

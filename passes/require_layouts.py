@@ -29,7 +29,7 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.bases import Function, GlobalPass, collect_errors
 from shardir.rewriting.functions import update_signature
-from shardir.rewriting.placement import is_decomposed, strategy_op_sharding, wanted
+from shardir.rewriting.placement import is_decomposed, placement_of, strategy_op_sharding
 
 Check = Callable[[Block, Mesh, str], Iterator[Located]]
 """A check of a block, with its mesh and the name of its function."""
@@ -96,7 +96,9 @@ def _not_computable(block: Block, mesh: Mesh, function: str) -> Iterator[Located
     for op in block.ops:
         if not isinstance(op, TensorOp) or op.strategy is not None or is_decomposed(op, mesh):
             continue
-        for i, (v, layout) in enumerate(zip(op.operands, wanted(op, mesh).operands, strict=True)):
+        for i, (v, layout) in enumerate(
+            zip(op.operands, placement_of(op, mesh).operands, strict=True)
+        ):
             if (assigned := layout_of(v)) is not None and assigned.simplified(mesh) != layout:
                 operand = f"operand {i} of {op.name} in @{function}"
                 yield op, coded("A5", f"expected [{layout}] for {operand}, got [{assigned}]")

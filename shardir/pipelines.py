@@ -14,7 +14,7 @@ from xdsl.utils.arg_spec import ArgSpec
 
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.passes import PASSES, PIPELINES
-from shardir.rewriting.options import UsageError, made_from
+from shardir.rewriting.options import UsageError, instantiate
 from shardir.rewriting.registry import Loaders, build, expand, known_passes
 from shardir.syntax.files import read_text
 
@@ -226,7 +226,7 @@ def of_record(text: str) -> list[ModulePass]:
         name, parameters = (entry, {}) if isinstance(entry, str) else entry
         if name not in passes:
             raise UsageError(f"there is no pass {name}")
-        found.append(made_from("pass", passes[name](), ArgSpec(name, parameters)))
+        found.append(instantiate("pass", passes[name](), ArgSpec(name, parameters)))
     return found
 
 

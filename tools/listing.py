@@ -9,7 +9,7 @@ from xdsl.transforms import get_all_passes
 from shardir import pipelines
 from shardir.diagnostics import ShardirError
 from shardir.pipelines import Loaders
-from shardir.rewriting.options import dashed, default_text, meanings, option_types, type_text
+from shardir.rewriting.options import default_text, field_docs, option_name, option_types, type_text
 
 WIDTH = 96
 
@@ -41,9 +41,9 @@ def _entry(load: Callable[[], type[ModulePass]]) -> list[str]:
 
 def _describe(cls: type[ModulePass]) -> Iterator[str]:
     yield from _wrap(first_sentence(cls), 4)
-    texts = meanings(cls)
+    texts = field_docs(cls)
     for option, type in option_types(cls).items():
-        yield f"      {dashed(option)}: {type_text(type)} = {default_text(cls, option)}"
+        yield f"      {option_name(option)}: {type_text(type)} = {default_text(cls, option)}"
         yield from _wrap(texts.get(option, ""), 10)
 
 

@@ -30,7 +30,7 @@ from shardir.algebra.garbage import no_gc
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, did_you_mean
 from shardir.dialects.installed import installed
 from shardir.rewriting.copying import copied
-from shardir.rewriting.options import UsageError, made_from, parse_options
+from shardir.rewriting.options import UsageError, instantiate, parse_options
 from shardir.syntax.parser import default_parser
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import Source, collect_remarks, collect_warnings
@@ -247,7 +247,7 @@ class Driver(OptArguments):
             cls = entry()
         except ImportError as e:
             raise UsageError(f"target {spec.name} needs a package: {e}; install it") from None
-        return made_from("target", cls, spec)
+        return instantiate("target", cls, spec)
 
     def text_of(self, module: ModuleOp) -> str:
         return print_module(

@@ -144,7 +144,7 @@ def is_local_body(block: Block) -> bool:
     return any(is_local(type_of(v)) for v in of_each_type(results(ops_of(block))))
 
 
-def unlaid(block: Block) -> Operation | None:
+def first_without_layout(block: Block) -> Operation | None:
     """Return the first op with a result without a layout; for an argument, the function."""
     without = {id(type_of(v)) for v in of_each_type(values(block)) if _is_unlaid(v)}
     v = next((v for v in values(block) if id(type_of(v)) in without), None) if without else None

@@ -23,7 +23,7 @@ from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import Array, TensorOp
 from shardir.interpret.collectives import run_collective, run_ring_product
 from shardir.interpret.values import assemble, rounded, split, stopped, tensor_type
-from shardir.rewriting.composites import expanded
+from shardir.rewriting.composites import expand_module
 
 OnValue = Callable[[SSAValue, Array], object]
 
@@ -131,7 +131,7 @@ def run(
     Raises:
         ShardirError: the function, its arguments, or an op of it cannot be evaluated.
     """
-    module = expanded(module)
+    module = expand_module(module)
     f = function(module, name)
     meshes = dist.meshes_of(module)
     arrays = check_arguments(f, arguments, meshes)

@@ -25,8 +25,8 @@ from shardir.rewriting.autodiff.tokens import (
     Denominators,
     TokenMean,
     TokenMeans,
+    divide_by_tokens,
     means_of,
-    over_tokens,
 )
 from shardir.rewriting.composites import expand
 from shardir.rewriting.copying import copied
@@ -82,14 +82,14 @@ class _Totals(Denominators):
         last, means = block.last_op, means_of(f)
         assert last is not None
         found = _Totals(block, means, count)
-        over_tokens(means, found)
+        divide_by_tokens(means, found)
         last.operands = [*last.operands, *(v for v, _ in found.sums)]
         update_signature(f)
         return found
 
-    def mean(self, of: TokenMean) -> SSAValue:
-        self.b.before(of.op)
-        return super().mean(of)
+    def mean(self, token_mean: TokenMean) -> SSAValue:
+        self.b.before(token_mean.op)
+        return super().mean(token_mean)
 
     def total(self, v: SSAValue, kind: str) -> SSAValue:
         t = unsharded_type(v)

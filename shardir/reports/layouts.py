@@ -98,7 +98,7 @@ class Explanation:
     def propagate(self, module: ModuleOp) -> Iterator[str]:
         """Run propagate-strategies; yield a paragraph for each value whose layout it set."""
         self.look_up(module)
-        for found in propagate_functions(PropagateStrategies().checked(module)):
+        for found in propagate_functions(PropagateStrategies().concerned_functions(module)):
             for v in values(found.block):
                 if self.of(v):
                     lines = [*_paths(found, v), *_costs(found, v)]

@@ -1,11 +1,11 @@
-"""The plan that the annotations of a program are, or its layouts after a search.
+"""The plan of a program's annotations, or of its layouts after a search.
 
    %up: tensor<4x6xf32, #dist.layout<@m, [{dp}, {tp}]>> {train.parameter = "mlp.up"}
    %up_1 = dist.redistribute %up {recompute} : ... -> tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>
 -> "mlp.up" : [{dp}, {tp}], uses [{}, {tp}], recompute
 
-annotated_plan    what people annotate: layouts of arguments, and values where some have none
-complete_plan     all that has been decided on: a program with that plan is the same program
+annotated_plan    the annotations: layouts of arguments, and of values unless all have layouts
+complete_plan     all decisions: applying the plan restores the program
 """
 
 from collections import defaultdict
@@ -41,65 +41,74 @@ Named = tuple[NameKind, str, PlanEntry]
 
 
 def annotated_plan(module: ModuleOp) -> LayoutPlan:
-    """Return the plan of the layouts and marks of arguments and, where not all values have layouts,
-    of values. Of a name of several functions that of a step counts, or else that of the first. The
-    states of a step are those of its parameters."""
-    found = _empty()
+    """Return the plan of the layouts and marks of arguments and, unless all values have layouts, of
+    values. If several functions have a name, the step decides, or else the first function. The
+    states of a step are written with its parameters."""
+    entries = _no_entries()
     for f, block in sorted(bodies(module), key=lambda each: not is_step(each[0])):
         names = names_in_plans(block)
-        for kind, name, entry in (*_arguments(f, block, names), *_results(block, names)):
-            found[kind].setdefault(name, entry)
-    return LayoutPlan.of(found)
+        for kind, name, entry in (
+            *_argument_entries(f, block, names),
+            *_annotated_entries(block, names),
+        ):
+            entries[kind].setdefault(name, entry)
+    return LayoutPlan.of(entries)
 
 
 def complete_plan(module: ModuleOp) -> LayoutPlan:
     """Return the plan of all layouts, strategies and marks of the functions in the global view that
-    have layouts. Lines are of one function where functions of the source differ in a name, and for
-    functions that the source does not have as they are: those that a search left, and steps."""
-    of: dict[str, Entries] = {}
-    own, searched = set[str](), list[Line]()
+    have layouts. A line names its function if functions of the source disagree on a name, or if the
+    source does not have the function in this form: steps, and functions that a search left."""
+    entries_of: dict[str, Entries] = {}
+    separate, searched = set[str](), list[Line]()
     for f, block in bodies(module):
         if is_local_body(block) or not has_layouts(block):
             continue
-        names, found = names_in_plans(block), of.setdefault(name_of(f), _empty())
-        for kind, name, entry in (*_arguments(f, block, names, True), *_decided(block, names)):
-            found[kind][name] = entry
+        names, entries = names_in_plans(block), entries_of.setdefault(name_of(f), _no_entries())
+        for kind, name, entry in (
+            *_argument_entries(f, block, names, True),
+            *_result_entries(block, names),
+        ):
+            entries[kind][name] = entry
         if (result := search_result(f)) is not None:
             searched.append(SearchLine(name_of(f), tuple(result.items())))
         if result is not None or is_step(f):
-            own.add(name_of(f))
-    shared = _shared([entries for name, entries in of.items() if name not in own])
+            separate.add(name_of(f))
+    shared = _common_entries(
+        [entries for name, entries in entries_of.items() if name not in separate]
+    )
     lines = [*LayoutPlan.of(shared).lines]
-    for name, entries in of.items():
-        rest = {
-            kind: {n: PlanEntry() if name not in own and shared[kind][n].said else e
+    for name, entries in entries_of.items():
+        differing = {
+            kind: {n: PlanEntry() if name not in separate and shared[kind][n].said else e
                    for n, e in named.items()}
             for kind, named in entries.items()
         }  # fmt: skip
-        lines += LayoutPlan.of(rest, name).lines
+        lines += LayoutPlan.of(differing, name).lines
     return LayoutPlan((*searched, *lines))
 
 
-def _shared(functions: Sequence[Entries]) -> Entries:
-    """Return the entries of names; empty ones for those that differ among functions."""
-    found = _empty()
+def _common_entries(functions: Sequence[Entries]) -> Entries:
+    """Return the entries on which all functions agree, by name; an empty entry where they
+    differ."""
+    common = _no_entries()
     for entries in functions:
         for kind, named in entries.items():
             for name, entry in named.items():
-                if found[kind].setdefault(name, entry) != entry:
-                    found[kind][name] = PlanEntry()
-    return found
+                if common[kind].setdefault(name, entry) != entry:
+                    common[kind][name] = PlanEntry()
+    return common
 
 
-def _empty() -> Entries:
+def _no_entries() -> Entries:
     return {NameKind.INPUT: {}, NameKind.PARAMETER: {}, NameKind.VALUE: {}}
 
 
-def _arguments(
+def _argument_entries(
     f: FuncOp, block: Block, names: Mapping[SSAValue, str], states_too: bool = False
 ) -> Iterator[Named]:
-    """Yield the entries of arguments; of a step those of the states of its parameters `states_too`,
-    which else have those of the parameters."""
+    """Yield the entries of arguments. With `states_too` the states of a step have entries of their
+    own; otherwise their parameter's entry covers them."""
     tensors = [
         (v, a) for v, a in zip(block.args, arguments(f), strict=True)
         if isinstance(v.type, TensorType)
@@ -113,25 +122,25 @@ def _arguments(
             continue
         moved = redistribution_of(v)
         cut = parts(v) if argument.is_retained and is_cut(v) else []
-        again = RECOMPUTE in argument.attributes or (moved and RECOMPUTE in moved.attributes)
+        repeats = RECOMPUTE in argument.attributes or (moved and RECOMPUTE in moved.attributes)
         entry = PlanEntry(
             _trimmed(layout_of(v)),
             _trimmed(layout_of(moved.out)) if moved else None,
-            _of_states(v, argument, states)
+            _state_layout(v, argument, states)
             if argument.role is Role.PARAMETER and not (states_too and is_step(f))
             else None,
-            True if again else None,
+            True if repeats else None,
             argument.fusion.value.data if isinstance(argument.fusion, IntegerAttr) else None,
-            parts=_of_parts(cut),
+            parts=_part_layouts(cut),
         )
         kind = NameKind.PARAMETER if argument.is_retained else NameKind.INPUT
         yield kind, argument.key or names[v], entry
 
 
-def _of_states(
+def _state_layout(
     v: SSAValue, argument: Argument, states: Mapping[str, Sequence[SSAValue]]
 ) -> Layout | None:
-    """Return the axes of the states of a parameter, where they are not those of the parameter."""
+    """Return the layout of the states of a parameter, if it differs from the parameter's."""
     shape = unsharded_type(v).get_shape()
     mine = [w for w in states.get(argument.key or "", ()) if unsharded_type(w).get_shape() == shape]
     layouts = [argument.state_layout, *map(layout_of, mine)]
@@ -140,9 +149,8 @@ def _of_states(
     )
 
 
-def _of_parts(cut: Sequence[SSAValue]) -> tuple[Layout, ...] | None:
-    """Return the layouts in which the parts of a parameter are used, where some part is
-    redistributed to its own."""
+def _part_layouts(cut: Sequence[SSAValue]) -> tuple[Layout, ...] | None:
+    """Return the layouts in which the parts of a parameter are used, if a part is redistributed."""
     moved = [redistribution_of(part) for part in cut]
     used = [layout_of(r.out if r else part) for part, r in zip(cut, moved, strict=True)]
     layouts = [trimmed(layout) for layout in used if layout is not None]
@@ -153,28 +161,30 @@ def _trimmed(layout: Layout | None) -> Layout | None:
     return None if layout is None else trimmed(layout)
 
 
-def _results(block: Block, names: Mapping[SSAValue, str]) -> Iterator[Named]:
-    """Yield the entries of all results, which are empty for those without annotations."""
+def _annotated_entries(block: Block, names: Mapping[SSAValue, str]) -> Iterator[Named]:
+    """Yield the entries of all results; empty ones for results without annotations."""
     for op in () if is_laid_out(block) else block.ops:
         own = not isinstance(op, RedistributeOp) and not cuts_argument(op)
         for v in op.results:
             if v in names:
-                yield NameKind.VALUE, names[v], _entry(op, v, own)
+                yield NameKind.VALUE, names[v], _result_entry(op, v, own)
 
 
-def _decided(block: Block, names: Mapping[SSAValue, str]) -> Iterator[Named]:
+def _result_entries(block: Block, names: Mapping[SSAValue, str]) -> Iterator[Named]:
     """Yield the entries of all results, with strategies."""
     for op in block.ops:
         strategy = op.strategy.data if isinstance(op, TensorOp) and op.strategy else None
         for v in op.results:
             if v in names and isinstance(v.type, TensorType):
-                yield NameKind.VALUE, names[v], _entry(op, v, True, strategy)
+                yield NameKind.VALUE, names[v], _result_entry(op, v, True, strategy)
                 strategy = None
 
 
-def _entry(op: Operation, v: SSAValue, own: bool, strategy: Strategy | None = None) -> PlanEntry:
-    """Return the entry of a result; without its layout and its mark if they are not its `own`, but
-    those of an argument."""
+def _result_entry(
+    op: Operation, v: SSAValue, own: bool, strategy: Strategy | None = None
+) -> PlanEntry:
+    """Return the entry of a result; without layout and mark unless they are its `own`, not an
+    argument's."""
     tensor = own and isinstance(v.type, TensorType)
     return PlanEntry(
         _trimmed(layout_of(v)) if tensor else None,

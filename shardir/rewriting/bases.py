@@ -1,9 +1,8 @@
 """The bases of passes: the functions that a pass concerns, and all errors of a run in one Failure.
 
     class Strip(GlobalPass):                      # or LocalPass, or FunctionPass for both views
-        name = "strip"
-        def check(self, f): ...                   # the errors of each function, then
-        def rewrite(self, f): ...                 # each function, where there is none
+    name = "strip" def check(self, f): ...                   # the errors of each function, then def
+    rewrite(self, f): ...                 # each function, where there is none
 
 A pass is a frozen dataclass, whose fields are its options.
 """
@@ -19,7 +18,13 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.functions import has_layouts, is_local_body, mesh_among, name_of, unlaid
+from shardir.analysis.functions import (
+    first_without_layout,
+    has_layouts,
+    is_local_body,
+    mesh_among,
+    name_of,
+)
 from shardir.diagnostics import Failure, Located, ShardirError
 from shardir.dialects.dist import MeshOp, meshes_of
 from shardir.dialects.nn.base import TensorOp
@@ -58,8 +63,8 @@ class Function:
         return self.mesh is not None and has_layouts(self.block)
 
     def without_layout(self) -> Iterable[Located]:
-        """Yield the error of a function in which a value has no layout."""
-        if (op := unlaid(self.block)) is not None:
+        """Yield the error of a function with a value without layout."""
+        if (op := first_without_layout(self.block)) is not None:
             message = f"expected a layout of each value in @{self.name}, got a value without one"
             yield op, f"{message}; run propagate-strategies"
 
@@ -80,27 +85,27 @@ class FunctionPass(PassOptions):
         """Rewrite a function. Raises Failure, or ShardirError for an error of the function."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        self.rewrite_all(self.checked(op))
+        self.rewrite_all(self.concerned_functions(op))
 
-    def checked(self, module: ModuleOp) -> list[Function]:
+    def concerned_functions(self, module: ModuleOp) -> list[Function]:
         """Return the functions that the pass concerns, after checking them.
 
         Raises:
-            Failure: the errors of all functions, those of their meshes too.
+            Failure: the errors of all functions and of their meshes.
         """
-        found: list[Function] = []
+        concerned: list[Function] = []
 
         def add(f: Function) -> None:
             if self.concerns(f):
-                found.append(f)
+                concerned.append(f)
 
         meshes = meshes_of(module)
-        everything = [Function(f, ops, module, meshes) for f, ops in ops_of_bodies(module)]
+        functions = [Function(f, ops, module, meshes) for f, ops in ops_of_bodies(module)]
         collect_all(
-            lambda: collect_errors(everything, add),
-            lambda: self.check_all(found),
+            lambda: collect_errors(functions, add),
+            lambda: self.check_all(concerned),
         )
-        return found
+        return concerned
 
     def check_all(self, functions: Sequence[Function]) -> None:
         collect_errors(functions, self.check)
@@ -124,7 +129,7 @@ class LocalPass(FunctionPass):
 
 
 def warn_without_mesh(module: ModuleOp) -> None:
-    """Warn of a module with tensor ops and no mesh, in which there is no layout to decide on."""
+    """Warn of a module with tensor ops but no mesh: there is no layout to decide on."""
     if any(isinstance(op, MeshOp) for op in module.ops):
         return
     for f, block in bodies(module):
@@ -138,7 +143,7 @@ Item = TypeVar("Item", bound=Function | Operation)
 
 
 def collect_errors(items: Iterable[Item], work: Callable[[Item], Iterable[Located] | None]) -> None:
-    """Call `work` on each function or op. A ShardirError is located at it.
+    """Call `work` on each function or op. A ShardirError is located at the function or op.
 
     Raises:
         Failure: the errors of all items, returned or raised.

@@ -1,5 +1,5 @@
-"""Replacements of ops: by their decomposition, for composites anywhere and for others where
-sharded; and by `nn.custom`, for ops without a definition."""
+"""Replacements of ops: composites and sharded ops by their decomposition, ops without a definition
+by `nn.custom`."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -25,10 +25,10 @@ DESCRIBED = ("builtin", "func", "dist", "nn", "train")
 
 
 def decompose(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
-    """Replace an op by its decomposition, with results in the same layouts; return their values.
+    """Replace an op by its decomposition, with results in the same layouts; return the new values.
 
-    The new ops have its location and its attributes, such as the mark for `recompute`. Those that
-    only unused results need are erased.
+    The new ops get the op's location and attributes, such as the mark `recompute`. New ops that
+    serve only unused results are erased.
     """
     first, end = op.prev_op, op.next_op
     rewriter.before(op).attributes = dict(op.attributes)
@@ -47,16 +47,16 @@ def decompose(op: TensorOp, rewriter: Rewriter) -> list[SSAValue]:
 
 
 def expand(block: Block, mesh: Mesh | None, kind: type[Composite] = Composite) -> None:
-    """Decompose the composites of a kind in a block, laid out where there is a mesh, and make
-    custom ops of those without a definition."""
+    """Decompose the composites of a kind in a block, laid out if there is a mesh, and turn ops
+    without a definition into custom ops."""
     rewriter = Rewriter(mesh)
-    for op in adopt(block):
+    for op in adopt_unknown(block):
         if isinstance(op, kind):
             decompose(op, rewriter)
 
 
 def warn_of_lost_strategies(block: Block) -> None:
-    """Warn of the strategies of composites that are to be decomposed without a mesh."""
+    """Warn of strategies of composites that will be decomposed without a mesh."""
     for op in block.ops:
         if isinstance(op, Composite) and op.strategy is not None:
             warn(
@@ -66,8 +66,9 @@ def warn_of_lost_strategies(block: Block) -> None:
             )
 
 
-def expanded(module: ModuleOp) -> ModuleOp:
-    """Return the module, or a copy of it without composites and ops that have no definition."""
+def expand_module(module: ModuleOp) -> ModuleOp:
+    """Return a copy of the module without composites and ops without a definition; the module
+    itself if it has neither."""
     if not any(isinstance(op, Composite) or is_unknown(op) for op in ops_in(module)):
         return module
     module = copied(module)
@@ -80,13 +81,13 @@ def expanded(module: ModuleOp) -> ModuleOp:
 
 @cache
 def _may_be_unknown(kind: type[Operation]) -> bool:
-    """Whether ops of a kind may have no definition, asked once for each kind."""
+    """Whether ops of a kind may have no definition; computed once for each kind."""
     described = issubclass(kind, TensorOp) or kind.name.split(".")[0] in DESCRIBED
     return not described or issubclass(kind, UnregisteredOp)
 
 
 def is_unknown(op: Operation) -> bool:
-    """Whether an op is one on tensors that has no definition: of another dialect, or of none."""
+    """Whether an op on tensors has no definition: it is of a foreign dialect, or of none."""
     return (
         _may_be_unknown(type(op))
         and name_of(op).split(".")[0] not in DESCRIBED
@@ -102,20 +103,21 @@ def name_of(op: Operation) -> str:
     return op.op_name.data if isinstance(op, UnregisteredOp) else op.name
 
 
-def adopt(block: Block) -> Sequence[Operation]:
+def adopt_unknown(block: Block) -> Sequence[Operation]:
     """Replace the ops of a block that have no definition by custom ops of their names, and return
-    its ops. The options are an op's properties, and its attributes but those of other dialects."""
+    the block's ops. The options of a custom op are the op's properties, and its attributes without
+    a dialect's prefix."""
     rewriter, ops = Rewriter(), ops_of(block)
     if not any(map(_may_be_unknown, {*map(type, ops)})):
         return ops
     for op in filter(is_unknown, ops):
-        kept = {k: a for k, a in op.attributes.items() if k == RECOMPUTE or "." in k}
-        options = {k: a for k, a in op.attributes.items() if k not in (*kept, "op_name__")}
+        attributes = {k: a for k, a in op.attributes.items() if k == RECOMPUTE or "." in k}
+        options = {k: a for k, a in op.attributes.items() if k not in (*attributes, "op_name__")}
         props: dict[str, Attribute] = {"callee": StringAttr(name_of(op))}
         if options := {**op.properties, **options}:
             props["options"] = DictionaryAttr(options)
         new = rewriter.before(op).create(
-            CustomOp, list(op.operands), [v.type for v in op.results], props, kept
+            CustomOp, list(op.operands), [v.type for v in op.results], props, attributes
         )
         rewriter.replace(op, new.results)
     return ops_of(block)

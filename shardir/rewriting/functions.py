@@ -7,31 +7,31 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation
 
 from shardir.diagnostics import Failure
-from shardir.rewriting.composites import adopt
+from shardir.rewriting.composites import adopt_unknown
 
 
 def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
-    """Yield the functions that have a body, as `ops_of_bodies` does."""
+    """Yield the functions that have a body, like `ops_of_bodies`."""
     return ((f, f.body.block) for f, _ in ops_of_bodies(module))
 
 
 def ops_of_bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Sequence[Operation]]]:
-    """Yield the functions that have a body, each with its ops, after replacing those without a
-    definition by custom ops.
+    """Yield the functions that have a body, each with its ops. Ops without a definition become
+    custom ops first.
 
     Raises:
         Failure: functions have branches, which are not part of the language.
     """
-    found = [op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks]
+    functions = [op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks]
     message = "expected a function of one block, got several; write it without branches"
-    if branching := [(f, message) for f in found if len(f.body.blocks) > 1]:
+    if branching := [(f, message) for f in functions if len(f.body.blocks) > 1]:
         raise Failure(branching)
-    for f in found:
-        yield f, adopt(f.body.block)
+    for f in functions:
+        yield f, adopt_unknown(f.body.block)
 
 
 def update_signature(f: FuncOp) -> None:
-    """Update the type of a function to those of its arguments and returned values."""
+    """Update the type of a function to the types of its arguments and returned values."""
     block = f.body.block
     last = block.last_op
     outs = [v.type for v in last.operands] if isinstance(last, ReturnOp) else []

@@ -15,8 +15,8 @@ from shardir.rewriting.marks import RECOMPUTE
 
 
 def hoist_redistributions(block: Block) -> None:
-    """Move each redistribution of a value from before a loop out of it; not one with the mark
-    `recompute`, unless an op after the loop uses it too."""
+    """Move each redistribution of a value from before a loop out of the loop; except
+    redistributions with the mark `recompute` whose uses are all in the loop."""
     ops = ops_of(block)
     loops = Loops(ops)
     for op in ops if loops else ():

@@ -1,4 +1,4 @@
-"""Lower values of the global view to local ones, and lift local ones."""
+"""Lowering of values from the global to the local view, and lifting back."""
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Attribute, Block, SSAValue
@@ -18,7 +18,7 @@ from shardir.rewriting.rewriter import Rewriter
 
 def lift(block: Block, mesh: Mesh) -> dict[SSAValue, Attribute]:
     """Give local values global types of the same layout, and return their local types. Collectives
-    are not changed."""
+    do not change."""
     types = {v: v.type for v in values(block) if dist.is_local(v.type)}
     for v, t in types.items():
         assert isinstance(t, TensorType)
@@ -31,33 +31,33 @@ def lower(block: Block, mesh: Mesh) -> None:
     rewriter = Rewriter()
     for op in ops_of(block):
         if isinstance(op, dist.RedistributeOp):
-            _redistribute(op, mesh, rewriter.before(op))
+            _lower_redistribution(op, mesh, rewriter.before(op))
         elif isinstance(op, TensorOp):
-            _exchange(op, mesh, rewriter.before(op))
+            _lower_to_exchange(op, mesh, rewriter.before(op))
     locals: dict[int, tuple[Attribute, Attribute]] = {}
     for v in values(block):
         t = v.type
         if dist.is_local(t):
             continue
-        if (found := locals.get(id(t))) is None:
+        if (pair := locals.get(id(t))) is None:
             assert isinstance(t, TensorType)
             local = dist.local(t.element_type, t.get_shape(), layout_at(v), mesh)
-            found = locals[id(t)] = t, local
-        set_type(v, found[1])
+            pair = locals[id(t)] = t, local
+        set_type(v, pair[1])
 
 
-def _exchange(op: TensorOp, mesh: Mesh, rewriter: Rewriter) -> None:
-    """Replace an op by an exchange, where devices need elements that others hold."""
-    if (found := op.exchange(mesh)) is None:
+def _lower_to_exchange(op: TensorOp, mesh: Mesh, rewriter: Rewriter) -> None:
+    """Replace an op by an exchange, if devices need elements of other devices."""
+    if (exchange := op.exchange(mesh)) is None:
         return
-    kind, properties = found
+    kind, properties = exchange
     types = [v.type for v in op.results]
     new = rewriter.create(kind, list(op.operands), types, properties, op.attributes)
     rewriter.replace(op, new.results)
 
 
-def _redistribute(op: dist.RedistributeOp, mesh: Mesh, rewriter: Rewriter) -> None:
-    """Replace a redistribution by its steps, whose results have local types."""
+def _lower_redistribution(op: dist.RedistributeOp, mesh: Mesh, rewriter: Rewriter) -> None:
+    """Replace a redistribution by the collectives of its plan, whose results have local types."""
     t = op.out.type
     assert isinstance(t, TensorType)
     shape, target = t.get_shape(), layout_at(op.out)

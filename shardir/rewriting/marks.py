@@ -1,4 +1,4 @@
-"""Marks that passes leave for later ones, and the ops that are markers."""
+"""Marks that passes leave for later passes, and the ops that are markers."""
 
 from collections.abc import Mapping
 from math import prod
@@ -16,37 +16,38 @@ from shardir.dialects.train import arg_attrs
 from shardir.rewriting.rewriter import Rewriter, erase
 
 RECOMPUTE = "recompute"
-"""The attribute of an op, or of an argument, that is computed again in the backward part, and of
-its repetition there; and that of a function in which that was chosen, with the figures."""
+"""The attribute of an op or argument that is computed again in the backward part, and of its
+repetition; on a function, the numbers of the choice."""
 
 NO_RECOMPUTE = "off"
-"""The value of the option `recompute` with which nothing is computed again."""
+"""The value of the option `recompute` that turns recompute off."""
 
 SEARCHED = "search"
 """The attribute of a function with the result of a search."""
 
 PRESETS = "presets"
-"""The field of that attribute with the product of presets that the plan is of."""
+"""The field of that attribute with the product of presets of the plan."""
 
 SMALLEST = "smallest"
-"""The field of that attribute with the smallest objective that was found, if the plan is of presets
-that are faster with overlap."""
+"""The field of that attribute with the smallest objective found, if the plan is of presets that are
+faster with overlap."""
 
 BUDGET = "memory"
-"""The field of that attribute with the bytes on a device that `choose-recompute` has to keep the
-program of the plan to."""
+"""The field of that attribute with the bytes on a device to which `choose-recompute` has to keep
+the program of the plan."""
 
 
 def search_budget(f: FuncOp) -> int | None:
-    """Return the bytes on a device that a search relies on `choose-recompute` to keep to."""
-    found = f.attributes.get(SEARCHED)
-    memory = found.data.get(BUDGET) if isinstance(found, DictionaryAttr) else None
+    """Return the bytes on a device to which `choose-recompute` has to keep the plan of a search."""
+    result = f.attributes.get(SEARCHED)
+    memory = result.data.get(BUDGET) if isinstance(result, DictionaryAttr) else None
     return memory.value.data if isinstance(memory, IntegerAttr) else None
 
 
 def recompute_budget(f: FuncOp) -> int | None:
-    """Return the bytes on a device that `choose-recompute` kept a function to, if it did."""
-    memory = _chosen(f).get("memory")
+    """Return the bytes on a device to which `choose-recompute` kept a function; None if it did
+    not."""
+    memory = _recompute_choice(f).get("memory")
     return memory.value.data if isinstance(memory, IntegerAttr) else None
 
 
@@ -57,40 +58,39 @@ def allowed_memory(f: FuncOp, mesh: Mesh) -> int:
 
 
 def recompute_bound(f: FuncOp) -> float | None:
-    """Return the lower bound that it found on the seconds of all repetitions within these bytes."""
-    bound = _chosen(f).get("bound")
+    """Return the lower bound of `choose-recompute` on the seconds of all repetitions within its
+    budget."""
+    bound = _recompute_choice(f).get("bound")
     return bound.value.data if isinstance(bound, FloatAttr) else None
 
 
 def hosted_bytes(f: FuncOp) -> int:
-    """Return the bytes that it keeps in host memory in place of the device's."""
-    found = _chosen(f).get("hosted")
-    return found.value.data if isinstance(found, IntegerAttr) else 0
+    """Return the bytes that `choose-recompute` keeps in host memory instead of the device's."""
+    hosted = _recompute_choice(f).get("hosted")
+    return hosted.value.data if isinstance(hosted, IntegerAttr) else 0
 
 
-def _chosen(f: FuncOp) -> dict[str, Attribute]:
-    found = f.attributes.get(RECOMPUTE)
-    return dict(found.data) if isinstance(found, DictionaryAttr) else {}
+def _recompute_choice(f: FuncOp) -> dict[str, Attribute]:
+    choice = f.attributes.get(RECOMPUTE)
+    return dict(choice.data) if isinstance(choice, DictionaryAttr) else {}
 
 
 def found_by_search(f: FuncOp) -> dict[str, float]:
-    """Return the result that a search reports on a function: the sum of estimated seconds of its
-    plan (`objective`), a lower bound on that of any plan (`bound`), and the relative gap between
-    both; of a plan of presets also the smallest objective that was found (`smallest`); empty
-    without a search."""
-    found = f.attributes.get(SEARCHED)
-    numbers = found.data.items() if isinstance(found, DictionaryAttr) else ()
+    """Return the numbers of a search on a function: the estimated seconds of its plan
+    (`objective`), a lower bound for any plan (`bound`), and their relative gap; for a plan of
+    presets also the smallest objective (`smallest`). Empty without a search."""
+    result = f.attributes.get(SEARCHED)
+    numbers = result.data.items() if isinstance(result, DictionaryAttr) else ()
     return {k: x.value.data for k, x in numbers if isinstance(x, FloatAttr)}
 
 
 def search_result(f: FuncOp) -> dict[str, float | str] | None:
-    """Return all that a search reports on a function, by plain values, in its order; a mark
-    is 1."""
-    found = f.attributes.get(SEARCHED)
-    if not isinstance(found, DictionaryAttr):
+    """Return the whole record of a search on a function as plain values, in order; a mark is 1."""
+    result = f.attributes.get(SEARCHED)
+    if not isinstance(result, DictionaryAttr):
         return None
     values: dict[str, float | str] = {}
-    for name, x in found.data.items():
+    for name, x in result.data.items():
         match x:
             case FloatAttr() | IntegerAttr():
                 values[name] = x.value.data
@@ -101,10 +101,10 @@ def search_result(f: FuncOp) -> dict[str, float | str] | None:
     return values
 
 
-def set_search_result(f: FuncOp, found: Mapping[str, float | str]) -> None:
-    """Record on a function what `search_result` returned."""
+def set_search_result(f: FuncOp, result: Mapping[str, float | str]) -> None:
+    """Record on a function the numbers that `search_result` returns."""
     values: dict[str, Attribute] = {}
-    for name, x in found.items():
+    for name, x in result.items():
         match x:
             case str():
                 values[name] = StringAttr(x)
@@ -118,17 +118,20 @@ def set_search_result(f: FuncOp, found: Mapping[str, float | str]) -> None:
 
 
 def presets_of(f: FuncOp) -> str:
-    """Return the product of presets that the plan of a search is of; empty if it is of none."""
-    found = f.attributes.get(SEARCHED)
-    presets = found.data.get(PRESETS) if isinstance(found, DictionaryAttr) else None
+    """Return the product of presets of a searched plan; empty if it has none."""
+    result = f.attributes.get(SEARCHED)
+    presets = result.data.get(PRESETS) if isinstance(result, DictionaryAttr) else None
     return presets.data if isinstance(presets, StringAttr) else ""
 
 
 class RepeatedRedistributions:
-    """Tells which redistributions of a forward part, asked for in their order, are made again for
-    the backward part: those with the mark `recompute`, those of arguments with it, and those of a
-    redistribution's result that are made again. `gathers`: also one whose result is larger than its
-    operand, since a search found that memory needs it."""
+    """Tells whether a redistribution of a forward part is repeated for the backward part; called on
+    redistributions in order.
+
+    A redistribution is repeated if it has the mark `recompute`, or if its operand is a marked
+    argument or the result of a repeated redistribution. With `gathers` it is also repeated if its
+    result is larger than its operand, since a search found that memory needs it.
+    """
 
     def __init__(self, f: FuncOp, mesh: Mesh):
         args = zip(f.body.block.args, arg_attrs(f), strict=True)
@@ -136,24 +139,24 @@ class RepeatedRedistributions:
         self._mesh = mesh
 
     def __call__(self, op: RedistributeOp, gathers: bool) -> bool:
-        found = (
+        is_repeated = (
             RECOMPUTE in op.attributes
             or op.value in self._marked
-            or (gathers and self._elements(op.out) > self._elements(op.value))
+            or (gathers and self._local_elements(op.out) > self._local_elements(op.value))
         )
-        if found:
+        if is_repeated:
             self._marked.add(op.out)
-        return found
+        return is_repeated
 
-    def _elements(self, v: SSAValue) -> int:
+    def _local_elements(self, v: SSAValue) -> int:
         layout = layout_of(v)
         assert layout is not None
         return prod(layout.local_shape(self._mesh, unsharded_type(v).get_shape()))
 
 
 def resolve_marker(op: PropagationBarrierOp | ShardingGroupOp, rewriter: Rewriter) -> None:
-    """Erase a barrier or a group, where layouts are decided. A barrier between two layouts becomes
-    a redistribution."""
+    """Erase a barrier or a group after layouts are decided. A barrier between two layouts becomes a
+    redistribution."""
     if isinstance(op, ShardingGroupOp):
         erase(op)
         return

@@ -1,4 +1,4 @@
-"""Meshes that a pass makes larger."""
+"""Meshes that a pass extends."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ from shardir.dialects.symbols import find_symbol
 
 
 def with_outermost_axis(module: ModuleOp, mesh: Mesh, axis: str, size: int) -> Mesh:
-    """Add an outermost axis to a mesh of a module, and to its cluster a level, whose links are like
-    those of the outermost one. Return the new mesh."""
+    """Add an outermost axis to a mesh of a module, and a level to its cluster, with links like the
+    outermost level's. Return the new mesh."""
     declared = find_symbol(module, MeshOp, mesh.name)
     assert declared is not None
     declared.properties["axes"] = MeshAttr(((axis, size), *mesh.axes))
@@ -22,6 +22,6 @@ def with_outermost_axis(module: ModuleOp, mesh: Mesh, axis: str, size: int) -> M
         devices = cluster.devices.data
         outermost = devices.levels[-1]
         level = Level(axis, size, outermost.bandwidth, outermost.latency)
-        new = replace(devices, levels=(*devices.levels, level))
-        cluster.properties["devices"] = ClusterAttr(new)
+        extended = replace(devices, levels=(*devices.levels, level))
+        cluster.properties["devices"] = ClusterAttr(extended)
     return declared.mesh

@@ -1,18 +1,18 @@
-"""Microbatches of a step: its function on a part of the batch, as many times.
+"""Microbatches of a step: its function runs several times, on a part of the batch each.
 
     %x: tensor<8x4xf32>                        %x: tensor<2x4xf32>
     train.step @step of @loss <sgd, ...>   ->  train.step @step of @loss <sgd, ...>
                                                    accumulate <mean, microbatches = 4>
 
-The step stays the same up to rounding if all that mixes samples is a mean over the batch that the
-loss is linear in:
+The step stays equal up to rounding if samples are mixed only by a mean over the batch in which the
+loss is linear:
 
-1. Each input has the batch as its dimension 0. Dimensions are the batch's by the factors of ops
-   (analysis/dimensions.py); a value has at most one.
-2. An op that has no batch in its results reduces it, and is a mean; after it ops are linear. A mean
-   over the labels that count is one of `accumulate <tokens, ...>`.
-3. No op needs all samples, as the normalisation over a batch does, and the function has no
-   states and no results besides the loss.
+1. Each input has the batch as its dimension 0. The factors of ops tell which dimension of a value
+   is the batch (analysis/dimensions.py); a value has at most one.
+2. An op that reduces the batch is a mean, and the ops after it are linear. A mean over the labels
+   that count needs `accumulate <tokens, ...>`.
+3. No op needs all samples, as normalisation over a batch does. The function has no states, and no
+   results besides the loss.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ MEAN, TOKENS = "mean", "tokens"
 
 @dataclass(frozen=True)
 class BatchDimensions:
-    """The dimension of each value that is the batch, and a number that divides all of them."""
+    """The batch dimension of each value, and the greatest common divisor of their sizes."""
 
     dims: dict[SSAValue, int]
     divisor: int
@@ -53,10 +53,10 @@ class BatchDimensions:
         """Return the batch of a step.
 
         Raises:
-            ShardirError: with other microbatches the step would not be the same.
+            ShardirError: the step would change with the number of microbatches.
         """
         f = request.find()
-        kind = _kind(request, f)
+        kind = _accumulation_kind(request, f)
         _check_roles(f)
         ops = [op for op in f.body.block.ops if isinstance(op, TensorOp)]
         classes = DimensionClasses(ops)
@@ -72,16 +72,16 @@ class BatchDimensions:
             if not isinstance(v.type, TensorType):
                 continue
             shape = unsharded_type(v).get_shape()
-            at = [d for d in range(len(shape)) if classes.of((v, d)) in batches]
-            if len(at) > 1:
+            batch_dims = [d for d in range(len(shape)) if classes.of((v, d)) in batches]
+            if len(batch_dims) > 1:
                 name = v.name_hint or "a value"
                 raise ShardirError(f"expected one dimension of %{name} with the batch, got two")
-            if at:
-                dims[v], divisor = at[0], gcd(divisor, shape[at[0]])
+            if batch_dims:
+                dims[v], divisor = batch_dims[0], gcd(divisor, shape[batch_dims[0]])
         reduced = set[SSAValue]()
         for op in ops:
-            batch = {f for f, c in classes.of_factors(op).items() if c in batches}
-            _check(op, batch, reduced, kind == TOKENS)
+            batch_factors = {f for f, c in classes.of_factors(op).items() if c in batches}
+            _check_mixing(op, batch_factors, reduced, kind == TOKENS)
         return BatchDimensions(dims, divisor, kind)
 
     def divide(self, f: FuncOp, parts: int) -> None:
@@ -103,15 +103,15 @@ class BatchDimensions:
                 raise ShardirError(f"expected ops for any batch, got {op.name}: {e}") from None
 
 
-def _kind(request: train.StepOp, f: FuncOp) -> str:
-    """Return how microbatches are accumulated: as requested, else by the losses.
+def _accumulation_kind(request: train.StepOp, f: FuncOp) -> str:
+    """Return how microbatches are accumulated: as requested, or by the kind of losses.
 
     Raises:
-        ShardirError: a step has not the mean.
+        ShardirError: the step does not average over microbatches.
     """
     if request.accumulate is None:
         losses = [op for op in f.body.block.ops if isinstance(op, Loss)]
-        return TOKENS if any(map(_ignores, losses)) else MEAN
+        return TOKENS if any(map(_ignores_labels, losses)) else MEAN
     if not request.accumulate.averages:
         kind = request.accumulate.kind
         raise ShardirError(f"expected the mean over microbatches, got the {kind}")
@@ -119,7 +119,11 @@ def _kind(request: train.StepOp, f: FuncOp) -> str:
 
 
 def _check_roles(f: FuncOp) -> None:
-    """Raise ShardirError where a function has more than inputs, parameters and a loss."""
+    """Check that a function has only inputs, parameters and a loss.
+
+    Raises:
+        ShardirError: it has further arguments or results.
+    """
     roles = {a.role for a in train.arguments(f)} - {train.Role.INPUT, train.Role.PARAMETER}
     if roles:
         raise ShardirError(f"expected inputs and parameters, got {min(roles)}s")
@@ -127,12 +131,19 @@ def _check_roles(f: FuncOp) -> None:
         raise ShardirError("expected one result, the loss, got several")
 
 
-def _check(
+def _check_mixing(
     op: TensorOp, batch: Iterable[str], reduced: set[SSAValue], over_tokens: bool
 ) -> None:  # fmt: skip
-    """Raise ShardirError where an op mixes samples otherwise than by a mean that the loss is linear
-    in. `reduced`: the means so far, and what is made of them; `over_tokens`: whether means may be
-    over the labels that count."""
+    """Check that an op mixes samples only by a mean in which the loss is linear.
+
+    Args:
+        batch: the factors of the batch.
+        reduced: the means so far, and values computed from them; updated.
+        over_tokens: whether means may be over the labels that count.
+
+    Raises:
+        ShardirError: it mixes samples in a different way.
+    """
     factors, batch = op.factors(), {*batch}
     kept = {f for dims in factors.results for dim in dims for f in dim}
     undivided = batch & (factors.replicate | factors.moved | factors.sliding)
@@ -153,12 +164,12 @@ def _is_mean(op: Operation, over_tokens: bool) -> bool:
         case ReduceOp():
             return op.kind.data == MEAN
         case Loss():
-            return op.reduction.data == MEAN and (over_tokens or not _ignores(op))
+            return op.reduction.data == MEAN and (over_tokens or not _ignores_labels(op))
         case _:
             return False
 
 
-def _ignores(op: Loss) -> bool:
+def _ignores_labels(op: Loss) -> bool:
     return op.reduction.data == MEAN and "ignore" in op.properties
 
 

@@ -40,19 +40,19 @@ class HostedValue(NamedTuple):
     read: Operation
 
     def on(self, ops: Mapping[Operation, Operation]) -> "HostedValue":
-        """Return the same of a copy of its function, by its ops."""
+        """Return the hosted value in a copy of its function, given the copy of each op."""
         value = ops[self.value.op].results[self.value.index]
         return HostedValue(value, ops[self.made], ops[self.read])
 
 
 @dataclass(frozen=True)
 class SavedValues:
-    """The values that a step repeats or keeps in host memory, in place of the device's memory.
+    """The values that a step repeats or keeps in host memory, instead of device memory.
 
     Attributes:
-        repeated: the ops that are repeated in the backward part.
+        repeated: the ops repeated in the backward part.
         hosted: the activations in host memory.
-        updates: those whose states are there.
+        updates: the updates whose states are in host memory.
     """
 
     repeated: tuple[Operation, ...] = ()
@@ -60,7 +60,7 @@ class SavedValues:
     updates: tuple[Operation, ...] = ()
 
     def on(self, ops: Mapping[Operation, Operation]) -> "SavedValues":
-        """Return the same of a copy of its function, by its ops."""
+        """Return the saved values in a copy of their function, given the copy of each op."""
         return SavedValues(
             tuple(ops[op] for op in self.repeated),
             tuple(value.on(ops) for value in self.hosted),
@@ -81,15 +81,15 @@ def save(f: FuncOp, saved: SavedValues, mesh: Mesh) -> None:
 
 
 def other_memory(v: SSAValue, mesh: Mesh) -> Attribute:
-    """Return the type of a local value in the other one of the memories of device and host."""
+    """Return the type of a local value after a copy between device and host memory."""
     layout = dist.layout_of(v)
     assert layout is not None and isinstance(v.type, TensorType)
-    there = layout.on_device if layout.host else layout.on_host
-    return dist.local(v.type.element_type, dist.global_shape(v.type, mesh), there, mesh)
+    moved = layout.on_device if layout.host else layout.on_host
+    return dist.local(v.type.element_type, dist.global_shape(v.type, mesh), moved, mesh)
 
 
 def copy_of(v: SSAValue, mesh: Mesh) -> dist.CopyOp:
-    """Return a copy between the memories of device and host, of no block."""
+    """Return a detached copy of a value between device and host memory."""
     location = v.owner.location if isinstance(v.owner, Operation) else None
     op = dist.CopyOp.create(operands=[v], result_types=[other_memory(v, mesh)], location=location)
     op.results[0].name_hint = v.name_hint
@@ -97,9 +97,9 @@ def copy_of(v: SSAValue, mesh: Mesh) -> dist.CopyOp:
 
 
 def store(values: Iterable[HostedValue], mesh: Mesh) -> dict[SSAValue, Load]:
-    """Copy values to the host after their last reads of the forward part, and return the copies to
-    the device for the backward part, which are in no block."""
-    found = dict[SSAValue, Load]()
+    """Copy values to the host after their last reads of the forward part. Return the copies to the
+    device for the backward part, detached."""
+    loads = dict[SSAValue, Load]()
     last = dict[Operation, Operation]()
     for value, made, read in values:
         out = copy_of(value, mesh)
@@ -107,23 +107,26 @@ def store(values: Iterable[HostedValue], mesh: Mesh) -> dict[SSAValue, Load]:
         assert block is not None
         block.insert_op_after(out, last.get(read, read))
         last[read] = out
-        found[value] = Load(copy_of(out.outs[0], mesh), made)
-    return found
+        loads[value] = Load(copy_of(out.outs[0], mesh), made)
+    return loads
 
 
 def host_states(f: FuncOp, updates: Iterable[Operation], mesh: Mesh) -> None:
-    """Let the states of updates be on the host, which computes them: parameters and gradients are
-    copied there, and new parameters back. It computes the scalars of states itself, as in
-    `Rewriter.redistribution`: of the numbers of two moments it needs the count of steps alone."""
+    """Put the states of updates on the host, which computes the updates.
+
+    Parameters and gradients are copied to the host, and new parameters back. The host computes
+    scalars of states itself, as in `Rewriter.redistribution`: for the bias corrections of two
+    moments only the count of steps is copied.
+    """
     scalars = dict[SSAValue, SSAValue]()
     for op in updates:
         assert isinstance(op, train.Update)
         number = len(op.operands) - len(op.SCALARS)
         for v in op.operands[2:number]:
             set_type(v, other_memory(v, mesh))
-        moved = [_copied(v, op, mesh) for v in op.operands[:2]]
-        there = [_scalar(v, op, mesh, scalars) for v in op.operands[number:]]
-        op.operands = [*moved, *op.operands[2:number], *there]
+        copies = [_copy_to_host(v, op, mesh) for v in op.operands[:2]]
+        scalar_copies = [_scalar_on_host(v, op, mesh, scalars) for v in op.operands[number:]]
+        op.operands = [*copies, *op.operands[2:number], *scalar_copies]
         for v in op.results:
             set_type(v, other_memory(v, mesh))
         new = op.results[0]
@@ -138,24 +141,25 @@ def host_states(f: FuncOp, updates: Iterable[Operation], mesh: Mesh) -> None:
     )
 
 
-def _copied(v: SSAValue, user: Operation, mesh: Mesh) -> SSAValue:
-    """Return the copy of a value in host memory, for an op."""
+def _copy_to_host(v: SSAValue, user: Operation, mesh: Mesh) -> SSAValue:
+    """Insert a copy of a value to host memory before an op, and return its result."""
     new = copy_of(v, mesh)
     Rewriter().before(user).insert(new)
     return new.outs[0]
 
 
-def _scalar(
-    v: SSAValue, user: Operation, mesh: Mesh, found: dict[SSAValue, SSAValue]
+def _scalar_on_host(
+    v: SSAValue, user: Operation, mesh: Mesh, cache: dict[SSAValue, SSAValue]
 ) -> SSAValue:  # fmt: skip
-    """Return a scalar in host memory, for an op: one of `found`, computed there, or its copy."""
-    if v not in found:
+    """Return a scalar in host memory for an op, computed there or copied; `cache` has earlier
+    ones."""
+    if v not in cache:
         if isinstance(op := v.owner, TensorOp) and is_of_scalars(v):
-            at = {o: _scalar(o, user, mesh, found) for o in op.operands}
-            new = op.clone(value_mapper=at)
+            operands = {o: _scalar_on_host(o, user, mesh, cache) for o in op.operands}
+            new = op.clone(value_mapper=operands)
             set_type(new.results[0], other_memory(v, mesh))
             Rewriter().before(user).insert(new)
-            found[v] = new.results[0]
+            cache[v] = new.results[0]
         else:
-            found[v] = _copied(v, user, mesh)
-    return found[v]
+            cache[v] = _copy_to_host(v, user, mesh)
+    return cache[v]

@@ -38,7 +38,7 @@ class UsageError(ShardirError):
 
 
 class PassOptions(ModulePass):
-    """A pass whose options may be sizes or any floats, in stock xDSL's tools too."""
+    """A pass whose options may be sizes or any floats, also in xDSL's own tools."""
 
     @classmethod
     def from_spec(cls, spec: ArgSpec) -> Self:
@@ -56,9 +56,9 @@ def parse_options(text: str, what: str) -> ArgSpec:
             raise UsageError(f"{what}: unexpected text after the options of {text!r}")
         _, _, options = re.sub(r'"[^"]*"', "", text).partition("{")
         names = [n.replace("_", "-") for n in re.findall(r"([\w-]+)\s*=", options)]
-        if twice := [n for n in dict.fromkeys(names) if names.count(n) > 1]:
+        if repeated := [n for n in dict.fromkeys(names) if names.count(n) > 1]:
             raise UsageError(
-                f"{what}: expected option {twice[0]} once, got it twice in {text!r}; drop one"
+                f"{what}: expected option {repeated[0]} once, got it twice in {text!r}; drop one"
             )
         return parse_spec(text)
     except ArgSpecParseError as e:
@@ -74,8 +74,8 @@ def option_types(cls: type[ArgSpecConvertible]) -> Mapping[str, Any]:
     return {f.name: hints[f.name] for f in fields if f.init and f.name != "name"}
 
 
-def meanings(cls: type) -> dict[str, str]:
-    """Return the texts after the fields of a class; none where its source is not at hand."""
+def field_docs(cls: type) -> dict[str, str]:
+    """Return the docstrings of the fields of a class; empty if its source is not available."""
     try:
         (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, SyntaxError, TypeError):
@@ -90,11 +90,11 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def default_text(cls: type[ArgSpecConvertible], option: str) -> str:
-    """Return the default of an option as help and documents show it."""
-    (found,) = (f for f in dataclasses.fields(cls) if f.name == option)
-    if found.default_factory is not dataclasses.MISSING:
-        return str(found.default_factory())
-    value = found.default
+    """Return the default of an option, as help and docs show it."""
+    (field,) = (f for f in dataclasses.fields(cls) if f.name == option)
+    if field.default_factory is not dataclasses.MISSING:
+        return str(field.default_factory())
+    value = field.default
     if value is dataclasses.MISSING:
         return "required"
     if value in (None, ""):
@@ -105,8 +105,8 @@ def default_text(cls: type[ArgSpecConvertible], option: str) -> str:
 
 
 def with_numbers(cls: type[ArgSpecConvertible], spec: ArgSpec) -> ArgSpec:
-    """Return the options with sizes such as `16GB` as numbers of bytes, floats such as `1e-3` as
-    floats, and texts such as `0.5` as texts; others are not changed."""
+    """Return the options with sizes such as `16GB` as bytes, floats such as `1e-3` as floats, and
+    texts such as `0.5` as texts."""
     spec = spec.normalize_parameter_names()
     types = option_types(cls)
     readers: dict[Any, Callable[[tuple[Any, ...]], float | str | None]] = {
@@ -123,56 +123,56 @@ def with_numbers(cls: type[ArgSpecConvertible], spec: ArgSpec) -> ArgSpec:
 
 
 def size_of(value: tuple[Any, ...]) -> int | None:
-    """Return the number of bytes of `("16GB",)`; None for any other value."""
+    """Return the number of bytes of `("16GB",)`; None if the value is not a size."""
     if len(value) != 1 or not isinstance(value[0], str):
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", value[0])
-    if found is None or found[2] not in UNITS:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*", value[0])
+    if match is None or match[2] not in UNITS:
         return None
-    return round(float(found[1]) * UNITS[found[2]])
+    return round(float(match[1]) * UNITS[match[2]])
 
 
 def bytes_of(text: str) -> int | None:
-    """Return the number of bytes of `6GB` or `6000`; None of any other text."""
-    if (found := size_of((text,))) is not None:
-        return found
+    """Return the number of bytes of `6GB` or `6000`; None if the text is neither."""
+    if (size := size_of((text,))) is not None:
+        return size
     return int(text) if text.isdecimal() and int(text) > 1 else None
 
 
 def text_of(value: tuple[Any, ...]) -> str | None:
-    """Return the text of a number; None for any other value."""
+    """Return the text of a number; None if the value is not a number."""
     is_number = len(value) == 1 and type(value[0]) in (int, float)
     return str(value[0]) if is_number else None
 
 
 def float_of(value: tuple[Any, ...]) -> float | None:
-    """Return the number of `(1,)` or `("1e-3",)`; None for any other value."""
+    """Return the number of `(1,)` or `("1e-3",)`; None if the value is not a number."""
     if len(value) != 1 or isinstance(value[0], bool) or not FLOAT.fullmatch(str(value[0])):
         return None
     return float(value[0])
 
 
-def made_from(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
+def instantiate(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
     """Return an instance of a pass or target; `kind` names it in messages.
 
     Raises:
-        UsageError: an option does not exist or has another type.
+        UsageError: an option does not exist or has the wrong type.
     """
     spec, types = with_numbers(cls, spec), option_types(cls)
     for name, value in spec.parameters.items():
         if name not in types:
-            raise no_option(f"{kind} {spec.name}", name, types)
+            raise unknown_option(f"{kind} {spec.name}", name, types)
         try:
-            converted: Any = converted_argument(value, _plain(types[name]))
+            converted: Any = converted_argument(value, _plain_type(types[name]))
         except ValueError:
             got = repr(",".join(map(str, value))) if value else "no value"
             raise UsageError(
-                f"{kind} {spec.name}: option {dashed(name)}: "
-                f"expected {_expected(types[name])}, got {got}"
+                f"{kind} {spec.name}: option {option_name(name)}: "
+                f"expected {_expected_text(types[name])}, got {got}"
             ) from None
         if types[name] == Bytes and converted < 0:
             raise UsageError(
-                f"{kind} {spec.name}: option {dashed(name)}: expected 0 bytes or more, "
+                f"{kind} {spec.name}: option {option_name(name)}: expected 0 bytes or more, "
                 f"got {converted}"
             )
     try:
@@ -181,15 +181,15 @@ def made_from(kind: str, cls: type[ArgSpecConvertible], spec: ArgSpec) -> Any:
         raise UsageError(f"{kind} {spec.name}: {e}") from None
 
 
-def no_option(of: str, name: str, known: Mapping[str, Any]) -> UsageError:
+def unknown_option(of: str, name: str, known: Mapping[str, Any]) -> UsageError:
     """Return the error for an option that does not exist, with the existing ones."""
-    names = [dashed(n) for n in known]
+    names = [option_name(n) for n in known]
     has = f"; it has {', '.join(names)}" if names else "; it has none"
-    hint = did_you_mean(dashed(name), names) or has
-    return UsageError(f"{of} has no option {dashed(name)}{hint}")
+    hint = did_you_mean(option_name(name), names) or has
+    return UsageError(f"{of} has no option {option_name(name)}{hint}")
 
 
-def dashed(name: str) -> str:
+def option_name(name: str) -> str:
     """Return the name of an option on the command line."""
     return name.replace("_", "-")
 
@@ -203,9 +203,9 @@ def type_text(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
-def _expected(hint: Any) -> str:
+def _expected_text(hint: Any) -> str:
     return "a size such as 16GB or 512MiB" if hint == Bytes else type_text(hint)
 
 
-def _plain(hint: Any) -> Any:
+def _plain_type(hint: Any) -> Any:
     return int if hint == Bytes else hint

@@ -4,9 +4,9 @@
 %z = nn.add %y, %b             ->   %b0, %b1 = nn.split %b sizes <4, 4> axis 0
 %q, %k = nn.split %z                %q = nn.add (nn.matmul %x, %w0), %b0, and %k of %w1, %b1
 
-So queries, keys and values that one product makes are split over devices as those of three are: in
-contiguous columns of all of the product no device has a third of each. What devices exchange then
-are parts of the parameter, not of activations.
+So queries, keys and values of one product are split over devices like queries, keys and values of
+three products. A contiguous split of all columns would not give each device its share of all three,
+and devices would exchange activations; now they exchange parts of the parameter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,8 +38,12 @@ from shardir.rewriting.rewriter import Rewriter, erase
 
 
 class _ColumnStep(NamedTuple):
-    """An op of a chain: the operand that it has from the op before (of a product the input), and
-    the dimension of its result that has the columns, or the major part of them."""
+    """An op of a chain from the product to the cut.
+
+    Attributes:
+        operand: the index of the operand from the previous op (for the product: the input).
+        axis: the dimension of the result with the columns, or with their major part.
+    """
 
     op: TensorOp
     operand: int
@@ -70,19 +74,22 @@ class CutProduct(NamedTuple):
         """The elements of the product."""
         return prod(_shape(self.chain[0].op.results[0]))
 
-    def divide(self) -> None:
-        """Replace it by a product for each part."""
+    def split_product(self) -> None:
+        """Replace the product by a product for each part."""
         rewriter = Rewriter()
         values: list[SSAValue] = []
         for op, operand, axis in self.chain:
             rewriter.before(op)
-            given = [values] if values else [[op.operands[operand]] * len(self.sizes)]
-            others = [v for i, v in enumerate(op.operands) if i != operand]
-            given += [_split(rewriter, v, _axis(op, v, axis), self.sizes) for v in others]
+            operands_of_parts = [values] if values else [[op.operands[operand]] * len(self.sizes)]
+            parameters = [v for i, v in enumerate(op.operands) if i != operand]
+            operands_of_parts += [
+                _split_parameter(rewriter, v, _column_axis(op, v, axis), self.sizes)
+                for v in parameters
+            ]
             out = unsharded_type(op.results[0])
             shape, columns = list(out.get_shape()), sum(self.sizes)
             values = []
-            for n, *operands in zip(self.sizes, *given, strict=True):
+            for n, *operands in zip(self.sizes, *operands_of_parts, strict=True):
                 shape[axis] = out.get_shape()[axis] * n // columns
                 if operand:
                     operands.reverse()
@@ -99,27 +106,27 @@ class CutProduct(NamedTuple):
 
 
 def cut_products(f: FuncOp) -> dict[str, list[CutProduct]]:
-    """Return the products of each parameter or state, or of each part of one, that are all cut in
-    the same parts, by its name."""
-    found: dict[str, list[CutProduct]] = {}
+    """Return the products of each parameter or state, or of each part of one, if all of them are
+    cut in equal parts; by its name."""
+    products: dict[str, list[CutProduct]] = {}
     position = {op: i for i, op in enumerate(f.body.block.ops)}
     for v, argument in zip(f.body.block.args, arguments(f), strict=True):
         if argument.key and argument.is_retained and isinstance(v.type, TensorType):
             for part in parts(v):
-                cuts = [cut for product, i in _users(part) if (cut := _cut(product, i))]
+                cuts = [cut for product, i in _users(part) if (cut := _cut_product(product, i))]
                 if len(cuts) == len([*_users(part)]) and len({cut.sizes for cut in cuts}) == 1:
                     cuts.sort(key=lambda cut: position[cut.chain[0].op])
-                    found.setdefault(argument.key, []).extend(cuts)
-    return found
+                    products.setdefault(argument.key, []).extend(cuts)
+    return products
 
 
 def parts(v: SSAValue) -> list[SSAValue]:
-    """Return the values that an argument is cut in, or what it is redistributed or converted to;
-    itself where it is not cut."""
+    """Return the values into which an argument is cut, or its redistribution or conversion is; the
+    argument itself if it is not cut."""
     ops = [use.operation for use in v.uses]
     if len(ops) == 1 and isinstance(op := ops[0], SplitOp | RedistributeOp | ConvertOp):
-        found = [part for out in op.results for part in parts(out)]
-        return found if isinstance(op, SplitOp) or found != list(op.results) else [v]
+        pieces = [part for out in op.results for part in parts(out)]
+        return pieces if isinstance(op, SplitOp) or pieces != list(op.results) else [v]
     return [v]
 
 
@@ -129,7 +136,7 @@ def is_cut(v: SSAValue) -> bool:
 
 
 def cuts_argument(op: Operation) -> bool:
-    """Whether an op cuts an argument, or what it is redistributed or converted to."""
+    """Whether an op cuts an argument, or its redistribution or conversion."""
     v = op.operands[0] if isinstance(op, SplitOp) else None
     while v is not None and isinstance(v.owner, SplitOp | RedistributeOp | ConvertOp):
         v = v.owner.operands[0]
@@ -137,7 +144,8 @@ def cuts_argument(op: Operation) -> bool:
 
 
 def _users(v: SSAValue) -> Iterator[tuple[Operation, int]]:
-    """Yield the ops that use an argument, or what it is redistributed or converted to."""
+    """Yield the ops that use an argument, or its redistribution or conversion, with the operand's
+    index."""
     for use in v.uses:
         if isinstance(use.operation, RedistributeOp | ConvertOp):
             yield from _users(use.operation.results[0])
@@ -145,8 +153,8 @@ def _users(v: SSAValue) -> Iterator[tuple[Operation, int]]:
             yield use.operation, use.index
 
 
-def _cut(product: Operation, weight: int) -> CutProduct | None:
-    """Return the product with its cut, if there is one."""
+def _cut_product(product: Operation, weight: int) -> CutProduct | None:
+    """Return a product with its cut; None if it is not cut."""
     if not isinstance(product, Contraction) or _is_placed(product):
         return None
     letters = product.letters
@@ -156,44 +164,45 @@ def _cut(product: Operation, weight: int) -> CutProduct | None:
     chain = [_ColumnStep(product, 1 - weight, letters[2].index(columns[0]))]
     while True:
         v, axis = chain[-1].op.results[0], chain[-1].axis
-        pieces = _pieces(v, axis)
+        pieces = _cut_pieces(v, axis)
         if pieces is not None:
             sizes, parts = pieces
             unit = _shape(product.out)[chain[0].axis] // _shape(v)[axis]
             return CutProduct(tuple(chain), tuple([n * unit for n in sizes]), parts)
-        following = _following(v, axis)
+        following = _next_step(v, axis)
         if following is None:
             return None
         chain.append(following)
 
 
-def _pieces(v: SSAValue, axis: int) -> tuple[tuple[int, ...], tuple[SSAValue, ...]] | None:
-    """Return the sizes and the values of the parts that a value is cut in along a dimension."""
+def _cut_pieces(v: SSAValue, axis: int) -> tuple[tuple[int, ...], tuple[SSAValue, ...]] | None:
+    """Return the sizes and values of the parts into which a value is cut along a dimension; None if
+    it is not cut."""
     users = [use.operation for use in v.uses]
     if len(users) == 1 and isinstance(op := users[0], SplitOp) and len(op.outs) > 1:
-        same = axis_of(op.properties, "axis", len(_shape(v))) == axis
-        return (op.pieces(op.properties), tuple(op.outs)) if same else None
+        is_axis = axis_of(op.properties, "axis", len(_shape(v))) == axis
+        return (op.pieces(op.properties), tuple(op.outs)) if is_axis else None
     if len(users) < 2:
         return None
-    found: list[tuple[int, int, SSAValue]] = []
+    pieces: list[tuple[int, int, SSAValue]] = []
     for op in users:
         if not isinstance(op, SliceOp):
             return None
         bounds = op.bounds(_shape(v), op.properties)
         start, limit, stride = bounds.pop(axis)
-        rest = [n for d, n in enumerate(_shape(v)) if d != axis]
-        if stride != 1 or bounds != [(0, n, 1) for n in rest]:
+        remaining = [n for d, n in enumerate(_shape(v)) if d != axis]
+        if stride != 1 or bounds != [(0, n, 1) for n in remaining]:
             return None
-        found.append((start, limit, op.out))
-    found.sort(key=lambda part: part[:2])
-    ends = [(0, 0), *[part[:2] for part in found], (_shape(v)[axis],) * 2]
+        pieces.append((start, limit, op.out))
+    pieces.sort(key=lambda part: part[:2])
+    ends = [(0, 0), *[part[:2] for part in pieces], (_shape(v)[axis],) * 2]
     if any(a[1] != b[0] for a, b in pairwise(ends)):
         return None
-    return tuple([limit - start for start, limit, _ in found]), tuple([p[2] for p in found])
+    return tuple([limit - start for start, limit, _ in pieces]), tuple([p[2] for p in pieces])
 
 
-def _following(v: SSAValue, axis: int) -> _ColumnStep | None:
-    """Return the one op that uses a value, if it hands the columns on."""
+def _next_step(v: SSAValue, axis: int) -> _ColumnStep | None:
+    """Return the only user of a value, if it passes the columns on."""
     users = [use for use in v.uses]
     if len(users) != 1 or _is_placed(op := users[0].operation):
         return None
@@ -204,7 +213,7 @@ def _following(v: SSAValue, axis: int) -> _ColumnStep | None:
         case TransposeOp():
             return _ColumnStep(op, 0, op.perm.data.index(axis))
         case ReshapeOp():
-            at = _reshaped(_shape(v), axis, _shape(op.out))
+            at = _reshaped_axis(_shape(v), axis, _shape(op.out))
             return None if at is None else _ColumnStep(op, 0, at)
         case AddOp():
             other = op.operands[1 - operand]
@@ -219,23 +228,26 @@ def _is_placed(op: Operation) -> bool:
     return "strategy" in op.properties or any(layout_of(v) is not None for v in op.results)
 
 
-def _reshaped(old: Shape, axis: int, new: Shape) -> int | None:
-    """Return the dimension that has the major part of a dimension of a reshaped value."""
+def _reshaped_axis(old: Shape, axis: int, new: Shape) -> int | None:
+    """Return the dimension of a reshaped value with the major part of an old dimension; None if
+    there is none."""
     for d, n in enumerate(new):
         if n > 1 and prod(new[:d]) == prod(old[:axis]):
             return d if old[axis] % n == 0 else None
     return None
 
 
-def _axis(op: TensorOp, other: SSAValue, axis: int) -> int:
-    """Return the dimension of the columns of an op's other operand: a parameter."""
+def _column_axis(op: TensorOp, other: SSAValue, axis: int) -> int:
+    """Return the dimension of the columns in an op's parameter operand."""
     if not isinstance(op, Contraction):
         return 0
     return op.letters[list(op.operands).index(other)].index(op.letters[2][axis])
 
 
-def _split(rewriter: Rewriter, v: SSAValue, axis: int, sizes: Sequence[int]) -> Sequence[SSAValue]:
-    """Return the parts of a parameter; it is cut once."""
+def _split_parameter(
+    rewriter: Rewriter, v: SSAValue, axis: int, sizes: Sequence[int]
+) -> Sequence[SSAValue]:
+    """Return the parts of a parameter, which is cut once."""
     for op in (use.operation for use in v.uses):
         if isinstance(op, SplitOp) and op.pieces(op.properties) == tuple(sizes):
             return op.outs

@@ -16,18 +16,17 @@ from shardir.dialects.blocks import of_kind, ops_of
 OpT = TypeVar("OpT", bound=Operation)
 
 Pattern = Callable[[Sequence[Operation]], bool]
-"""Rewrites a block, of which it gets the ops in order, where it applies, and returns whether it
-did."""
+"""Rewrites a block, given its ops in order; returns whether it changed the block."""
 
 
 def at_each(kind: type[OpT]) -> Callable[[Callable[[OpT], bool]], Pattern]:
-    """Return the decorator of a function of an op, which makes it the pattern that calls it with
+    """Return a decorator that turns a function of an op into a pattern: it calls the function on
     each op of a kind in a block, in order."""
 
     def decorate(rewrite: Callable[[OpT], bool]) -> Pattern:
         def pattern(ops: Sequence[Operation]) -> bool:
-            found = of_kind(ops, kind)
-            return any([op.parent is not None and rewrite(op) for op in found])
+            matching = of_kind(ops, kind)
+            return any([op.parent is not None and rewrite(op) for op in matching])
 
         pattern.__name__, pattern.__doc__ = rewrite.__name__, rewrite.__doc__
         return pattern
@@ -36,7 +35,7 @@ def at_each(kind: type[OpT]) -> Callable[[Callable[[OpT], bool]], Pattern]:
 
 
 def apply_patterns(patterns: Sequence[Pattern], block: Block) -> None:
-    """Apply each pattern in turn, until none of them changes the block."""
+    """Apply the patterns in turn, until the block does not change."""
     changed = True
     while changed:
         changed, ops = False, ops_of(block)

@@ -1,4 +1,4 @@
-"""The placement of an op: the layouts that its operands must have, and those of its results."""
+"""The placement of an op: the layouts of its operands and of its results."""
 
 from xdsl.ir import Operation, SSAValue
 
@@ -19,11 +19,11 @@ from shardir.dialects.signatures import SignatureMemo
 from shardir.dialects.train import CarriedOp, CarryOp
 
 Needs = dict[SSAValue, dict[Operation, Layout]]
-"""The layouts other than its own in which each value is needed, with the ops that need them."""
+"""For each value the layouts that users need and that differ from its own, by user."""
 
 
 def layout_at(v: SSAValue) -> Layout:
-    """Return the layout of a value that has one."""
+    """Return the layout of a value with a layout."""
     layout = layout_of(v)
     assert layout is not None
     return layout
@@ -39,41 +39,45 @@ def strategy_op_sharding(op: TensorOp, mesh: Mesh) -> OpSharding:
     return op.strategy.data.op_sharding(strategy_factors(op), mesh)
 
 
-def wanted(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
-    """Return the placement of an op: by its strategy, or at minimum cost. A redistribution that
-    another op needs too is made once, and costs nothing here.
+def placement_of(op: TensorOp, mesh: Mesh, needs: Needs | None = None) -> OpSharding:
+    """Return the placement of an op: by its strategy, or at minimum cost. A redistribution that a
+    further user of the operand needs is made once, and costs nothing here.
 
     Raises:
         ShardirError: the strategy does not fit the op or the mesh.
     """
     if isinstance(op, CarriedOp | CarryOp):  # the values are one variable
-        of = op.out if isinstance(op, CarriedOp) else op.carried
-        layout = layout_at(of).complete
+        variable = op.out if isinstance(op, CarriedOp) else op.carried
+        layout = layout_at(variable).complete
         return OpSharding({}, (layout,) * len(op.operands), (layout,))
     shared: tuple[tuple[Layout, ...], ...] = ()
     if needs and any(v in needs for v in operands_of(op)):
-        others = ({o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands)
-        shared = tuple(tuple(dict.fromkeys(by.values())) for by in others)
+        needs_of_others = (
+            {o: l for o, l in needs.get(v, {}).items() if o is not op} for v in op.operands
+        )
+        shared = tuple(tuple(dict.fromkeys(by.values())) for by in needs_of_others)
     if any(shared):
-        return _placed(op, mesh, shared)
-    return _alone.of_op(op, lambda: _placed(op, mesh, ()), mesh)
+        return _choose_placement(op, mesh, shared)
+    return _unshared.of_op(op, lambda: _choose_placement(op, mesh, ()), mesh)
 
 
-_alone = SignatureMemo()
-"""The placements of ops whose operands no other op needs in another layout."""
+_unshared = SignatureMemo()
+"""The placements of ops that share no redistribution of an operand."""
 
 
-def _placed(op: TensorOp, mesh: Mesh, shared: tuple[tuple[Layout, ...], ...]) -> OpSharding:
-    """Return the placement of an op whose operands others need in the layouts `shared`."""
+def _choose_placement(
+    op: TensorOp, mesh: Mesh, shared: tuple[tuple[Layout, ...], ...]
+) -> OpSharding:
+    """Return the placement of an op; further users need its operands in the layouts `shared`."""
     operands = tuple([layout_at(v) for v in op.operands])
     results = tuple([layout_at(v) for v in op.results])
     if op.strategy is not None:
-        found = strategy_op_sharding(op, mesh)
+        placement = strategy_op_sharding(op, mesh)
     else:
-        found = choose_op_sharding(
+        placement = choose_op_sharding(
             op.factors(), operands, results, mesh, op.shapes(), itemsizes(op), shared, converts(op)
         )
-    return found.on_host if op.runs_on_host(operands, results) else found
+    return placement.on_host if op.runs_on_host(operands, results) else placement
 
 
 def itemsizes(op: TensorOp) -> tuple[int, ...]:
@@ -82,13 +86,13 @@ def itemsizes(op: TensorOp) -> tuple[int, ...]:
 
 
 def converts(op: TensorOp) -> bool:
-    """Whether operands and results have several element types."""
+    """Whether operands and results have different element types."""
     return len({unsharded_type(v).element_type for v in (*op.operands, *op.results)}) > 1
 
 
 def is_decomposed(op: TensorOp, mesh: Mesh) -> bool:
-    """Whether an op is computed by others: a composite, or one that needs a dimension unsharded
-    which is sharded.
+    """Whether an op is replaced by its decomposition: it is a composite, or needs a dimension
+    unsharded that is sharded.
 
     Raises:
         ShardirError: the strategy does not fit the op or the mesh.

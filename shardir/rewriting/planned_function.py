@@ -1,8 +1,8 @@
-"""A function with what a plan says of its arguments and values: PlannedFunction.
+"""A function with the entries of a plan for its arguments and values: PlannedFunction.
 
     "*.up" : [{}, {tp}]   ->   %up: tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>
 
-Names are those of `names_in_plans`; apply-plan matches them with the lines of a plan.
+`names_in_plans` has the names that apply-plan matches with the lines of a plan.
 """
 
 from collections.abc import Iterator
@@ -49,53 +49,56 @@ from shardir.rewriting.uses import names_in_plans
 
 @dataclass
 class Target:
-    """An argument, or a result of an op, that a plan may be for.
+    """An argument, or a result of an op, that a plan may name.
 
     Attributes:
-        said: the fields of an entry that the plan has for it.
-        lines: the number of the line of each.
+        fields: the fields of the plan's entry for it.
+        lines: for each field the number of its line.
     """
 
     kind: NameKind
     name: str
     value: SSAValue
     is_parameter: bool = False
-    said: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_retained(self) -> bool:
-        """Whether it is a parameter or a state."""
+        """Whether the target is a parameter or a state."""
         return self.kind is NameKind.PARAMETER
 
-    def hear(self, entry: PlanEntry, number: int) -> None:
-        """Record what a line says, where no line before it said so."""
-        for name in entry.said - self.said.keys():
-            self.said[name] = getattr(entry, name)
+    def merge(self, entry: PlanEntry, number: int) -> None:
+        """Record the fields of a line, unless an earlier line has set them."""
+        for name in entry.said - self.fields.keys():
+            self.fields[name] = getattr(entry, name)
             self.lines[name] = number
 
     @property
     def layouts(self) -> list[str]:
         """The fields with layouts."""
         names = ["layout", "uses", *(["states"] if self.is_parameter else [])]
-        return [name for name in names if name in self.said]
+        return [name for name in names if name in self.fields]
 
     def layout(self, name: str, mesh: Mesh) -> Layout | None:
-        """Return one of the layouts that the plan has."""
+        """Return the layout in a field of the plan; None without the field."""
         if name not in self.layouts:
             return None
-        return padded(self.said[name], mesh.name, self.shape).simplified(mesh)
+        return padded(self.fields[name], mesh.name, self.shape).simplified(mesh)
 
     @property
     def parts(self) -> list[tuple[SSAValue, Layout]]:
-        """The parts that the value is cut in, each with the layout that the plan has for it."""
-        cut, layouts = parts(self.value) if is_cut(self.value) else [], self.said["parts"]
+        """The parts into which the value is cut, each with its layout in the plan."""
+        cut, layouts = parts(self.value) if is_cut(self.value) else [], self.fields["parts"]
         return [*zip(cut, layouts * len(cut) if len(layouts) == 1 else layouts, strict=True)]
 
     def check_parts(self, mesh: Mesh) -> None:
-        """Raise ShardirError where the parts of the value can't have the layouts that the plan has
-        for them."""
-        cut, layouts = parts(self.value) if is_cut(self.value) else [], self.said["parts"]
+        """Check the layouts of the parts of the value.
+
+        Raises:
+            ShardirError: a part can't have its layout.
+        """
+        cut, layouts = parts(self.value) if is_cut(self.value) else [], self.fields["parts"]
         if cut and len(layouts) not in (1, len(cut)):
             message = f"expected one layout of parts, or {len(cut)}, got {len(layouts)}"
             raise ShardirError(coded("N6", message, use="write a layout for each part"))
@@ -104,8 +107,12 @@ class Target:
             padded(layout, mesh.name, shape).check(mesh, shape)
 
     def check(self, name: str, mesh: Mesh) -> None:
-        """Raise ShardirError where the value can't have one of the layouts."""
-        padded(self.said[name], mesh.name, self.shape).check(mesh, self.shape)
+        """Check the layout in a field.
+
+        Raises:
+            ShardirError: the value can't have it.
+        """
+        padded(self.fields[name], mesh.name, self.shape).check(mesh, self.shape)
 
     @property
     def shape(self) -> Shape:
@@ -141,45 +148,45 @@ class PlannedFunction:
 
     @cached_property
     def is_main(self) -> bool:
-        """Whether the function is a step, or that of one."""
+        """Whether the function is a step, or the source of a step."""
         return bool(self.steps) or is_step(self.f.op)
 
     # ---- errors ----
 
     def errors(self) -> Iterator[LineError]:
-        """Yield the layouts that a value can't have, one of each line, and those that contradict
-        an annotation."""
-        wrong = set[int]()
+        """Yield one error for each line with a layout that a value can't have, and an error for
+        each contradiction of an annotation."""
+        wrong_lines = set[int]()
         for t in self.targets:
-            for name in (*t.layouts, *({"parts"} & t.said.keys())):
+            for name in (*t.layouts, *({"parts"} & t.fields.keys())):
                 number = t.lines[name]
                 try:
-                    if number in wrong:
+                    if number in wrong_lines:
                         continue
                     if name == "parts":
                         t.check_parts(self.mesh)
                     else:
                         t.check(name, self.mesh)
                 except ShardirError as e:
-                    wrong.add(number)
+                    wrong_lines.add(number)
                     yield LineError(number, 0, f'"{t.name}" of @{self.f.name}: {e}')
-            if wrong.isdisjoint(t.lines.values()):
+            if wrong_lines.isdisjoint(t.lines.values()):
                 yield from self.contradictions(t)
             yield from self.strategy_errors(t)
-            for name in {"uses", "parts"} & t.said.keys():
-                if "layout" not in t.said and layout_of(t.value) is None:
+            for name in {"uses", "parts"} & t.fields.keys():
+                if "layout" not in t.fields and layout_of(t.value) is None:
                     message = f'expected a layout of "{t.name}" of @{self.f.name} beside {name}'
                     yield LineError(t.lines[name], 0, coded("N1", f"{message}, got none"))
-        marked = [t.lines["stage"] for t in self.targets if "stage" in t.said]
+        stage_lines = [t.lines["stage"] for t in self.targets if "stage" in t.fields]
         if self.steps and not any(step.pipeline for step in self.steps):
-            for number in sorted(set(marked)):
+            for number in sorted(set(stage_lines)):
                 message = f"expected a step of @{self.f.name} in stages, got one without"
                 use = 'pipeline it: pipeline <1f1b, ranks = 2>, or stages="1f1b, ranks = 2"'
                 yield LineError(number, 0, coded("G14", message, use=use))
 
     def strategy_errors(self, t: Target) -> Iterator[LineError]:
-        """Yield the error of a strategy that the op of a value can't have."""
-        if (strategy := t.said.get("strategy")) is None:
+        """Yield an error if the op of a value can't have its strategy."""
+        if (strategy := t.fields.get("strategy")) is None:
             return
         op, where = t.value.owner, f'"{t.name}" of @{self.f.name}'
         if not isinstance(op, TensorOp):
@@ -203,26 +210,26 @@ class PlannedFunction:
             message = f"expected {where} as annotated, [{annotated}], got [{layout}]"
             yield LineError(t.lines["layout"], 0, coded("N3", message))
         for name, (word, new) in self.marks(t).items():
-            old = self.own_attributes(t).get(word)
+            old = self.attributes_of(t).get(word)
             if old is not None and old != new:
                 message = f"expected {word} of {where} as annotated, {old}, got {new}"
                 yield LineError(t.lines[name], 0, coded("N3", message))
 
     def marks(self, t: Target) -> dict[str, tuple[str, Attribute]]:
-        """Return the attributes of a parameter, or of a value's op, that the plan has, each with
-        its name."""
-        found: dict[str, tuple[str, Attribute]] = {}
-        if (stage := t.said.get("stage")) is not None:
-            found["stage"] = STAGE, stage_attrs(stage)[STAGE]
+        """Return the attributes that the plan sets on a parameter, or on a value's op: name and
+        value for each field."""
+        marks: dict[str, tuple[str, Attribute]] = {}
+        if (stage := t.fields.get("stage")) is not None:
+            marks["stage"] = STAGE, stage_attrs(stage)[STAGE]
         if t.is_parameter:
             if (states := t.layout("states", self.mesh)) is not None:
-                found["states"] = STATE_LAYOUT, LayoutAttr(states)
-            if (index := t.said.get("fusion")) is not None:
-                found["fusion"] = FUSION, IntegerAttr(index, i64)
-        return found
+                marks["states"] = STATE_LAYOUT, LayoutAttr(states)
+            if (index := t.fields.get("fusion")) is not None:
+                marks["fusion"] = FUSION, IntegerAttr(index, i64)
+        return marks
 
-    def own_attributes(self, t: Target) -> dict[str, Attribute]:
-        """The attributes of an argument, or of the op of a value."""
+    def attributes_of(self, t: Target) -> dict[str, Attribute]:
+        """Return the attributes of an argument, or of the op of a value."""
         if isinstance(t.value, BlockArgument):
             return self.attributes[t.value.index]
         assert isinstance(t.value.owner, Operation)
@@ -236,15 +243,15 @@ class PlannedFunction:
         for t in self.targets:
             if (layout := t.layout("layout", self.mesh)) is not None:
                 set_type(t.value, with_layout(unsharded_type(t.value), layout))
-            own = self.own_attributes(t)
+            own = self.attributes_of(t)
             own |= dict(self.marks(t).values())
-            if "strategy" in t.said and isinstance(t.value.owner, Operation):
-                t.value.owner.properties["strategy"] = StrategyAttr(t.said["strategy"])
+            if "strategy" in t.fields and isinstance(t.value.owner, Operation):
+                t.value.owner.properties["strategy"] = StrategyAttr(t.fields["strategy"])
             if (used := t.layout("uses", self.mesh)) is not None:
-                self.redistribute(t.value, used, position, t.said)
-            elif "recompute" in t.said:
+                self.redistribute(t.value, used, position, t.fields)
+            elif "recompute" in t.fields:
                 own[RECOMPUTE] = UnitAttr()
-            if "parts" in t.said:
+            if "parts" in t.fields:
                 self.redistribute_parts(t, position)
         if any(self.attributes):
             set_arg_attrs(self.f.op, self.attributes)
@@ -254,28 +261,28 @@ class PlannedFunction:
         """Redistribute the parts of an argument to the layouts in which they are used."""
         source = layout_of(t.value)
         assert source is not None
-        used = t.said.get("uses", source)
+        used = t.fields.get("uses", source)
         for part, layout in t.parts:
-            if "recompute" in t.said and isinstance(part.owner, Operation):
+            if "recompute" in t.fields and isinstance(part.owner, Operation):
                 part.owner.attributes[RECOMPUTE] = UnitAttr()
             t_part, shape = unsharded_type(part), unsharded_type(part).get_shape()
             set_type(part, with_layout(t_part, padded(used, self.mesh.name, shape)))
             own = padded(layout, self.mesh.name, shape).simplified(self.mesh)
-            self.redistribute(part, own, position, t.said)
+            self.redistribute(part, own, position, t.fields)
 
     def redistribute(
-        self, v: SSAValue, layout: Layout, position: dict[Operation, int], said: dict[str, Any]
+        self, v: SSAValue, layout: Layout, position: dict[Operation, int], fields: dict[str, Any]
     ) -> None:
         """Redistribute an argument to the layout in which it is used."""
         users = {use.operation for use in v.uses}
         if len(users) == 1 and isinstance(cast := next(iter(users)), ConvertOp):
             set_type(cast.out, with_layout(unsharded_type(cast.out), layout_of(v)))
-            self.redistribute(cast.out, layout, position, said)
+            self.redistribute(cast.out, layout, position, fields)
         elif layout != layout_of(v) and not all(_moves_to(op, layout) for op in users):
             first = min(users, key=lambda op: position[op])
             new = Rewriter(self.mesh).before(first).redistribution(v, layout)
             v.replace_uses_with_if(new, lambda use: use.operation is not new.owner)
-            if "recompute" in said and isinstance(new.owner, Operation):
+            if "recompute" in fields and isinstance(new.owner, Operation):
                 new.owner.attributes[RECOMPUTE] = UnitAttr()
 
 

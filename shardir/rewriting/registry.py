@@ -19,24 +19,24 @@ from shardir.diagnostics import did_you_mean
 from shardir.dialects.installed import installed
 from shardir.rewriting.options import (
     UsageError,
-    made_from,
-    no_option,
+    instantiate,
     option_types,
     parse_options,
+    unknown_option,
 )
 
 Loaders = Mapping[str, Callable[[], type[ModulePass]]]
 """The function that loads each pass, by name."""
 
 PASSES: dict[str, Callable[[], type[ModulePass]]] = {}
-"""By name, the function that imports a pass of ours."""
+"""By name, the function that imports a pass of shardir."""
 
 PIPELINES: dict[str, str] = {}
 """Names for sequences of passes, used like a pass."""
 
 
 def known_passes() -> Loaders:
-    """Return the registered passes and those of other installed packages."""
+    """Return the registered passes, and the passes of installed packages."""
     return PASSES | installed().all_passes
 
 
@@ -47,31 +47,31 @@ def run_pipeline(text: str, ctx: Context, module: ModuleOp) -> None:
 
 
 def build(text: str) -> list[ModulePass]:
-    """Return the passes of a pipeline, ready to run: ours and those of other installed packages.
+    """Return the passes of a pipeline, ready to run: of shardir and of installed packages.
 
     Raises:
         UsageError: the text is malformed, or a pass or an option does not exist.
     """
     passes = known_passes()
     specs = expand(text, passes, PIPELINES)
-    return [made_from("pass", passes[spec.name](), spec) for spec in specs]
+    return [instantiate("pass", passes[spec.name](), spec) for spec in specs]
 
 
 def expand(
     text: str, passes: Loaders, pipelines: Mapping[str, str], inside: tuple[str, ...] = ()
 ) -> Iterator[ArgSpec]:
-    """The passes that a pipeline names, with their options; pipelines in it are expanded. Within
-    itself (`inside`) the name of a pipeline is that of a pass."""
-    for part in split(text, "pass pipeline") if text.strip() else ():
-        if not part:
+    """Yield the passes that a pipeline names, with their options. Nested pipelines are expanded;
+    within a pipeline (`inside`) its own name is a pass."""
+    for text_of_pass in split(text, "pass pipeline") if text.strip() else ():
+        if not text_of_pass:
             raise UsageError(f"pass pipeline: a pass is missing between the commas of {text!r}")
-        if part.startswith("builtin.module(") and part.endswith(")"):
-            yield from expand(part[len("builtin.module(") : -1], passes, pipelines, inside)
+        if text_of_pass.startswith("builtin.module(") and text_of_pass.endswith(")"):
+            yield from expand(text_of_pass[len("builtin.module(") : -1], passes, pipelines, inside)
             continue
-        spec = parse_options(part, "pass pipeline").normalize_parameter_names()
+        spec = parse_options(text_of_pass, "pass pipeline").normalize_parameter_names()
         if spec.name in pipelines and spec.name not in inside:
-            within = expand(pipelines[spec.name], passes, pipelines, (*inside, spec.name))
-            yield from _with_options(spec, list(within), passes)
+            expanded = expand(pipelines[spec.name], passes, pipelines, (*inside, spec.name))
+            yield from _with_options(spec, list(expanded), passes)
         elif spec.name in passes:
             yield spec
         else:
@@ -79,27 +79,27 @@ def expand(
             raise UsageError(f"there is no pass {spec.name}{hint or '; see --list-passes'}")
 
 
-def _with_options(pipeline: ArgSpec, found: list[ArgSpec], passes: Loaders) -> list[ArgSpec]:
-    """The passes with the options of their pipeline: each goes to all passes that have it. An
-    option that the pipeline itself sets is none of the pipeline's."""
+def _with_options(pipeline: ArgSpec, specs: list[ArgSpec], passes: Loaders) -> list[ArgSpec]:
+    """Return the passes of a pipeline with its options: an option goes to each pass that has it,
+    unless the pipeline's text sets it."""
     if not pipeline.parameters:
-        return found
+        return specs
     open_options = [
         {n: t for n, t in option_types(passes[s.name]()).items() if n not in s.parameters}
-        for s in found
+        for s in specs
     ]
     for name in pipeline.parameters:
         if not any(name in options for options in open_options):
             known = {n: t for options in open_options for n, t in options.items()}
-            raise no_option(f"pipeline {pipeline.name}", name, known)
+            raise unknown_option(f"pipeline {pipeline.name}", name, known)
     return [
         ArgSpec(s.name, s.parameters | {n: v for n, v in pipeline.parameters.items() if n in open_})
-        for s, open_ in zip(found, open_options, strict=True)
+        for s, open_ in zip(specs, open_options, strict=True)
     ]
 
 
 def split(text: str, what: str) -> Iterator[str]:
-    """The parts of a list, at its commas outside of brackets and strings."""
+    """Yield the parts of a list, split at commas outside of brackets and strings."""
     depth, quoted, start = 0, False, 0
     for i, c in enumerate(text):
         if c == '"':

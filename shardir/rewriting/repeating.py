@@ -17,8 +17,8 @@ from shardir.rewriting.marks import RECOMPUTE
 
 
 class Load(NamedTuple):
-    """A copy from the host in place of a value, in no block; its place among the repetitions is
-    that of op `made`."""
+    """A detached copy from the host that replaces a value; among the repetitions it has the place
+    of op `made`."""
 
     copy: Operation
     made: Operation
@@ -32,9 +32,9 @@ def repeat(
 ) -> None:
     """Let the ops `after` a `train.backward` use repetitions of the marked ops before it.
 
-    A repetition is placed right before the first op that uses it, or that uses what is made of it;
-    those at one place are in the order of the ops that they repeat. It has the mark `recompute`,
-    which the ops themselves lose. A value with a load is not repeated, but copied there.
+    A repetition is placed right before the first op that uses it, directly or through repetitions.
+    Repetitions at one place keep the order of the repeated ops. A repetition has the mark
+    `recompute`, which the repeated op loses. A value with a load is copied from the host instead.
     """
     if not marked and not loads:
         return
@@ -42,35 +42,35 @@ def repeat(
     at = {op: places[op] for op in marked}
     at |= {load.copy: places[load.made] for load in loads.values()}
     of_load = {load.copy: v for v, load in loads.items()}
-    again: dict[SSAValue, SSAValue] = {}
+    repetitions: dict[SSAValue, SSAValue] = {}
 
     def missing(op: Operation) -> set[Operation]:
-        """Return the marked ops and loads that an op needs and that are not there yet."""
-        found, todo = set[Operation](), [op]
-        while todo:
-            for v in todo.pop().operands:
+        """Return the marked ops and loads that an op needs and that are not inserted yet."""
+        needed, pending = set[Operation](), [op]
+        while pending:
+            for v in pending.pop().operands:
                 source = loads[v].copy if v in loads else v.owner
-                if source in at and v not in again and source not in found:
+                if source in at and v not in repetitions and source not in needed:
                     assert isinstance(source, Operation)
-                    found.add(source)
-                    todo.append(source)
-        return found
+                    needed.add(source)
+                    pending.append(source)
+        return needed
 
     for op in after:
         for source in sorted(missing(op), key=at.__getitem__):
             if source in of_load:
                 block.insert_op_before(source, op)
-                again[of_load[source]] = source.results[0]
+                repetitions[of_load[source]] = source.results[0]
                 continue
             copy = source.clone()
             copy.attributes[RECOMPUTE] = UnitAttr()
-            copy.operands = [again.get(v, v) for v in source.operands]
+            copy.operands = [repetitions.get(v, v) for v in source.operands]
             for old, new in zip(source.results, copy.results, strict=True):
                 new.name_hint = old.name_hint
-                again[old] = new
+                repetitions[old] = new
             block.insert_op_before(copy, op)
         for i, v in enumerate(op.operands):
-            if v in again:
-                op.operands[i] = again[v]
+            if v in repetitions:
+                op.operands[i] = repetitions[v]
     for op in marked:
         op.attributes.pop(RECOMPUTE, None)

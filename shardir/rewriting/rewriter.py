@@ -1,4 +1,4 @@
-"""The rewriter: inserts new ops at a point of a block, and replaces existing ones.
+"""The rewriter: inserts new ops at a point of a block, and replaces existing ops.
 
     rewriter = Rewriter(mesh)
     rewriter.before(op)                                  # the insertion point, and the location
@@ -38,40 +38,40 @@ from shardir.rewriting.spellings import Spellings
 OpT = TypeVar("OpT", bound=Operation)
 
 placements = SignatureMemo()
-"""The layouts that operands are to be moved to, and the types of results, of each signature."""
+"""For each signature, the layouts to which operands are moved, and the types of results."""
 inferred = SignatureMemo()
-"""The inferred types of results, of each signature."""
+"""For each signature, the inferred types of results."""
 
 
 class Rewriter(Spellings):
-    """Makes ops at a point of a block, and replaces others by them."""
+    """Makes ops at a point of a block, and replaces ops by them."""
 
     def __init__(self, mesh: Mesh | None = None, block: Block | None = None):
         self.mesh = mesh
         self.block = block
         self.next: Operation | None = None
-        """The op before which new ones are inserted; None: at the end of the block."""
+        """The op before which new ops are inserted; None: at the end of the block."""
         self.location: LocationAttr | None = None
-        """The location of new ops: that of the op that causes them."""
+        """The location of new ops: the location of the op that causes them."""
         self.attributes: dict[str, Attribute] = {}
         """The attributes of new tensor ops."""
         self.name_hint: str | None = None
         """The name of the first result of new tensor ops."""
         self.stays = False
-        """Whether new ops of values that are all on the host run there."""
+        """Whether new ops run on the host if all their operands are there."""
         self._moved: dict[tuple[SSAValue, Layout], SSAValue] = {}
         self._complete: dict[SSAValue, SSAValue] = {}
 
     # ---- the insertion point ----
 
     def before(self, op: Operation) -> "Rewriter":
-        """Set the insertion point before an op, whose location new ops get."""
+        """Set the insertion point before an op; new ops get its location."""
         self.block, self.next, self.location = op.parent, op, op.location
         return self
 
     def after(self, op: Operation) -> "Rewriter":
-        """Set the insertion point where the results of an op are there, whose location new ops
-        get."""
+        """Set the insertion point where the results of an op are available; new ops get its
+        location."""
         self.block, self.next, self.location = op.parent, available_after(op).next_op, op.location
         return self
 
@@ -99,7 +99,7 @@ class Rewriter(Spellings):
         attributes: Mapping[str, Attribute] | None = None,
         names: Sequence[SSAValue] = (),
     ) -> OpT:
-        """Insert a new op with these operands and result types; results are named as `names`."""
+        """Insert a new op with these operands and result types; results are named like `names`."""
         new = kind.create(
             operands=operands, result_types=types, properties=properties or {},
             attributes=attributes or {}, location=self.location,
@@ -117,7 +117,7 @@ class Rewriter(Spellings):
         types: Sequence[Attribute] | None = None,
         properties: Mapping[str, Attribute] | None = None,
     ) -> OpT:
-        """Insert a copy of an op, with other operands, types or properties where given."""
+        """Insert a copy of an op, with new operands, types or properties where they are passed."""
         return self.create(
             type(op),
             op.operands if operands is None else operands,
@@ -129,7 +129,8 @@ class Rewriter(Spellings):
 
     @staticmethod
     def replace(op: Operation, values: Sequence[SSAValue]) -> None:
-        """Replace the results of an op by values, which get their names and uses, and erase it."""
+        """Replace the results of an op by values, which get its names and uses, and erase the
+        op."""
         for old, new in zip(op.results, values, strict=True):
             old.replace_all_uses_with(new)
         erase(op)
@@ -165,8 +166,16 @@ class Rewriter(Spellings):
             hint = like if isinstance(like, Layout) or like is None else self.layout(like)
             if self._complete:
                 operands = tuple([self._complete.get(v, v) for v in operands])
-        given = (result,) if result is None or isinstance(result, TensorType) else result
-        parts = (kind, self.mesh, hint, self.stays, *[type_of(v) for v in operands], None, *given)
+        result_types = (result,) if result is None or isinstance(result, TensorType) else result
+        parts = (
+            kind,
+            self.mesh,
+            hint,
+            self.stays,
+            *[type_of(v) for v in operands],
+            None,
+            *result_types,
+        )
         moved, outs = placements.get_or(
             parts, props, lambda: self._placement(kind, operands, result, props, hint)
         )
@@ -188,8 +197,8 @@ class Rewriter(Spellings):
         props: Props,
         hint: Layout | None,
     ) -> tuple[tuple[Layout | None, ...], list[TensorType]]:
-        """Return the layouts of the operands, None of those that are in it, nothing if all are; and
-        the types of the results."""
+        """Return the layouts to which operands are moved (None for an operand that stays; empty if
+        all stay), and the types of the results."""
         types = [unsharded_type(v) for v in operands]
         outs = _result_types(kind, types, props, result)
         if self.mesh is None:
@@ -207,11 +216,11 @@ class Rewriter(Spellings):
         placement = choose_op_sharding(
             factors, layouts, hints, self.mesh, shapes, sizes, converts=converts
         )
-        ends = tuple(
+        result_layouts = tuple(
             h or r.on_host if self.stays else h
             for h, r in zip(hints, placement.results, strict=True)
         )
-        if kind.runs_on_host(layouts, ends):
+        if kind.runs_on_host(layouts, result_layouts):
             placement = placement.on_host
         wanted = zip(layouts, placement.operands, strict=True)
         moved = tuple(None if have == want else want for have, want in wanted)
@@ -239,10 +248,10 @@ class Rewriter(Spellings):
         if not decomposed:
             return self.op(kind, *operands, props=props, result=result, like=like).results
         op = kind.create(operands=operands, result_types=outs, properties=props or {})
-        made = op.parts(self)
+        values = op.parts(self)
         op.erase()
-        assert made is not None
-        return made
+        assert values is not None
+        return values
 
     # ---- layouts ----
 
@@ -255,35 +264,36 @@ class Rewriter(Spellings):
     def redistribute(self, value: SSAValue, layout: Layout) -> SSAValue:
         if self.mesh is None or (have := self.layout(value)) is layout or have == layout:
             return value
-        if (found := self._moved.get((value, layout))) is not None:
-            return found
+        if (moved := self._moved.get((value, layout))) is not None:
+            return moved
         new = self.redistribution(value, layout)
         self._moved[value, layout] = new
         return new
 
     def redistribution(self, value: SSAValue, layout: Layout) -> SSAValue:
-        """Insert a new redistribution of the value; of a broadcast's result one of its operand, if
-        that is smaller. Hosts compute scalars of states themselves: they need a copy of the count
-        of steps, and none of the numbers that depend on it."""
+        """Insert a new redistribution of the value. A broadcast's result is redistributed through
+        its operand, if that is smaller. Hosts compute scalars of states themselves: they need a
+        copy of the count of steps, but not of the numbers computed from it."""
         new, op = with_layout(unsharded_type(value), layout), value.owner
         if layout.host and isinstance(op, TensorOp) and is_of_scalars(value):
             operands = [self.redistribute(v, layout) for v in op.operands]
-            made = self.create(type(op), operands, [new], op.properties, op.attributes, [value])
-            return made.results[0]
-        if (small := self._repeated(value, layout)) is not None:
+            copy = self.create(type(op), operands, [new], op.properties, op.attributes, [value])
+            return copy.results[0]
+        if (smaller := self._broadcast_source(value, layout)) is not None:
             assert isinstance(op, Operation)
-            x, properties = self.redistribute(*small), {**op.properties}
+            x, properties = self.redistribute(*smaller), {**op.properties}
             properties.pop("strategy", None)
             return self.create(type(op), [x], [new], properties, op.attributes, [value]).results[0]
         return self.create(RedistributeOp, [value], [new], names=[value]).out
 
-    def _repeated(self, value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout] | None:
-        """Return what a value repeats, and the layout in which it is repeated to one of these."""
-        if self.mesh is None or (found := repeated(value)) is None:
+    def _broadcast_source(self, value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout] | None:
+        """Return the operand of a broadcast, and its layout that broadcasts to `layout`; None if
+        the value is no broadcast or was placed in a different layout."""
+        if self.mesh is None or (broadcast := repeated(value)) is None:
             return None
-        x, dims = found
-        is_made = self.layout(x) == repeated_layout(self.layout(value), dims)
-        return (x, repeated_layout(layout, dims)) if is_made else None
+        x, dims = broadcast
+        is_broadcast_layout = self.layout(x) == repeated_layout(self.layout(value), dims)
+        return (x, repeated_layout(layout, dims)) if is_broadcast_layout else None
 
     def complete(self, value: SSAValue) -> SSAValue:
         """Return a value without partial axes. A scalar is reduced to device memory, where devices
@@ -294,24 +304,25 @@ class Rewriter(Spellings):
         return self.redistribute(value, complete if layout.dims else complete.on_device)
 
     def redistribution_seconds(self, value: SSAValue, layout: Layout) -> float:
-        """Return the estimated time of redistributing a value to a layout; 0 if that is done."""
+        """Return the estimated seconds to redistribute a value to a layout; 0 if this has been
+        done."""
         have, t = self.layout(value), unsharded_type(value)
         if self.mesh is None or have == layout or (value, layout) in self._moved:
             return 0.0
-        if (small := self._repeated(value, layout)) is not None:
-            return self.redistribution_seconds(*small)
+        if (smaller := self._broadcast_source(value, layout)) is not None:
+            return self.redistribution_seconds(*smaller)
         return estimated_seconds(t.get_shape(), self.mesh, have, layout, itemsize(t))
 
-    def known(self, value: SSAValue, same: SSAValue) -> None:
-        """Record `same` as the value in another layout: it is not redistributed to that again, and
-        if it is the reduced form of a partial value, ops use it."""
+    def record_known(self, value: SSAValue, same: SSAValue) -> None:
+        """Record `same` as the value in a second layout: it is not redistributed to that layout
+        again. If `same` is the reduced form of a partial value, ops use it."""
         self._moved.setdefault((value, self.layout(same)), same)
         if self.layout(value).partial and not self.layout(same).partial:
             self._complete.setdefault(value, same)
 
 
 def is_of_scalars(v: SSAValue) -> bool:
-    """Whether a value is a scalar that depends on arguments that are scalars alone."""
+    """Whether a value is a scalar that depends only on scalar arguments."""
     layout, op = layout_of(v), v.owner
     if layout is None or layout.dims or layout.partial:
         return False
@@ -321,8 +332,8 @@ def is_of_scalars(v: SSAValue) -> bool:
 
 
 def erase(op: Operation) -> None:
-    """Detach an unused op from its block and erase it, without values in place of its results, as
-    xDSL makes for those that are used."""
+    """Detach an unused op from its block and erase it. Unlike in xDSL, no placeholder values are
+    made for unused results."""
     op.detach()
     for v in op.results:
         if v.first_use is not None:
@@ -337,7 +348,7 @@ def _result_types(
     props: Props,
     result: TensorType | Sequence[TensorType] | None,
 ) -> list[TensorType]:
-    """Return the types of an op's results: given, or inferred."""
+    """Return the types of an op's results: as passed, or inferred."""
     if result is None:
         return inferred.get_or((kind, *operands), props, lambda: kind.infer(operands, props))
     return [*map(without_layout, [result] if isinstance(result, TensorType) else result)]

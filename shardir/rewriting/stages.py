@@ -1,10 +1,10 @@
-"""The stage of each op, from those of some.
+"""The stage of each op, inferred from marked ops.
 
 forward     an op runs on the last stage of its operands
-backward    on the first one
-elsewhere   on that of the operand with the most elements: a gradient is not moved for a scalar
-everywhere  one without operands of a stage, such as a constant or the gather of a weight, runs
-            on each stage that reads it: there is a copy for each
+backward    on the first stage of its operands
+elsewhere   on the stage of the operand with the most elements: a gradient does not follow a scalar
+everywhere  without operands of a stage, such as a constant or the gather of a weight, an op is
+            cloned into each stage that reads it
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,80 +23,81 @@ PARTS: dict[type[Operation], int] = {
 """The ops at which the parts of a step start after the first one."""
 
 StageOf = Callable[[SSAValue], int | None]
-"""The stage of the op that makes a value; None for one that is on each stage that reads it."""
+"""The stage of the op that makes a value; None for a value made on each stage that reads it."""
 
 
 StageChoice = Callable[[Sequence[tuple[int, int]]], int]
-"""Chooses the stage of an op from those of its operands, each with its number of elements."""
+"""Chooses the stage of an op from pairs of an operand's stage and number of elements."""
 
 
-def last(found: Sequence[tuple[int, int]]) -> int:
-    return max(stage for stage, _ in found)
+def last_stage(operands: Sequence[tuple[int, int]]) -> int:
+    return max(stage for stage, _ in operands)
 
 
-def first(found: Sequence[tuple[int, int]]) -> int:
-    return min(stage for stage, _ in found)
+def first_stage(operands: Sequence[tuple[int, int]]) -> int:
+    return min(stage for stage, _ in operands)
 
 
-def largest(found: Sequence[tuple[int, int]]) -> int:
-    return min(found, key=lambda pair: (-pair[1], pair[0]))[0]
+def stage_of_largest(operands: Sequence[tuple[int, int]]) -> int:
+    return min(operands, key=lambda pair: (-pair[1], pair[0]))[0]
 
 
-CHOICES = (largest, last, first, largest)
-"""How an op without a mark gets its stage, in each part of a step."""
+CHOICES = (stage_of_largest, last_stage, first_stage, stage_of_largest)
+"""How an unmarked op gets its stage, in each part of a step."""
 
 
 def parts_of(ops: Iterable[Operation]) -> tuple[list[Operation], ...]:
-    """Return the ops of each part of a step: what is before the loop over microbatches, the forward
-    part, the backward part, and what is after the loop. Without a loop all are in the middle."""
+    """Return the ops of each part of a step: before the loop over microbatches, the forward part,
+    the backward part, and after the loop. Without a loop all ops are in the forward and backward
+    parts."""
     ops = [op for op in ops if not isinstance(op, ReturnOp)]
-    found: tuple[list[Operation], ...] = ([], [], [], [])
+    parts: tuple[list[Operation], ...] = ([], [], [], [])
     at = 0 if any(isinstance(op, train.MicrobatchesOp) for op in ops) else 1
     for op in ops:
         at = PARTS.get(type(op), at)
-        found[at].append(op)
-    return found
+        parts[at].append(op)
+    return parts
 
 
 def stages_of(ops: Sequence[Operation]) -> dict[Operation, int]:
-    """Return the stages of the ops of a step, marked or inferred from those of their operands;
-    without those that are on each stage that reads them."""
-    found = {op: stage for op in ops if (stage := stage_of(op)) is not None}
+    """Return the stages of the ops of a step, marked or inferred from their operands; without the
+    ops that run on each stage that reads them."""
+    stages = {op: stage for op in ops if (stage := stage_of(op)) is not None}
     for part, choose in zip(parts_of(ops), CHOICES, strict=True):
         for op in part:
-            known = [
-                (found[v.owner], prod(unsharded_type(v).get_shape()))
-                for v in op.operands if isinstance(v.owner, Operation) and v.owner in found
+            operand_stages = [
+                (stages[v.owner], prod(unsharded_type(v).get_shape()))
+                for v in op.operands if isinstance(v.owner, Operation) and v.owner in stages
             ]  # fmt: skip
-            if op not in found and known:
-                found[op] = choose(known)
-    return found
+            if op not in stages and operand_stages:
+                stages[op] = choose(operand_stages)
+    return stages
 
 
 def stage_before(v: SSAValue) -> int | None:
-    """Return the stage of the op that makes a value, or else of what its first operand depends
-    on."""
+    """Return the stage of the op that makes a value; if it has none, the stage of its first
+    operand, recursively."""
     while isinstance(op := v.owner, Operation) and op.operands and stage_of(op) is None:
         v = op.operands[0]
     return stage_of(v.owner) if isinstance(v.owner, Operation) else None
 
 
-def complete(ops: Iterable[Operation], of: StageOf, choose: StageChoice) -> None:
-    """Give a stage to the ops that have none, in the order of the program. An op whose operands
-    have none stays without."""
+def assign_unmarked(ops: Iterable[Operation], stage_of_value: StageOf, choose: StageChoice) -> None:
+    """Give a stage to the ops that have none, in the order of the program; except ops without an
+    operand of a stage."""
     for op in ops:
         if stage_of(op) is None:
-            found = [
+            operand_stages = [
                 (stage, prod(unsharded_type(v).get_shape()))
-                for v in op.operands if (stage := of(v)) is not None
+                for v in op.operands if (stage := stage_of_value(v)) is not None
             ]  # fmt: skip
-            if found:
-                op.attributes |= stage_attrs(choose(found))
+            if operand_stages:
+                op.attributes |= stage_attrs(choose(operand_stages))
 
 
-def copy_to_readers(ops: Iterable[Operation]) -> None:
-    """Give the ops that still have no stage those of the ops that read them, each a copy of its
-    own. One that nothing reads is on the first stage."""
+def clone_into_readers(ops: Iterable[Operation]) -> None:
+    """Clone each unassigned op into every stage that uses it; an op without users goes to the first
+    stage."""
     for op in [op for op in ops if stage_of(op) is None][::-1]:
         readers: dict[int, list[tuple[Operation, int]]] = {}
         for result in op.results:
@@ -104,32 +105,35 @@ def copy_to_readers(ops: Iterable[Operation]) -> None:
                 if not isinstance(use.operation, ReturnOp):
                     stage = stage_of(use.operation)
                     readers.setdefault(stage or 0, []).append((use.operation, use.index))
-        one, *others = sorted(readers) or [0]
-        op.attributes |= stage_attrs(one)
-        for stage in others:
+        first, *further = sorted(readers) or [0]
+        op.attributes |= stage_attrs(first)
+        for stage in further:
             copy = op.clone()
             copy.location = op.location
             copy.attributes |= stage_attrs(stage)
             parent = op.parent
             assert parent is not None
             parent.insert_op_after(copy, op)
-            same: dict[SSAValue, SSAValue] = dict(zip(op.results, copy.results, strict=True))
-            for old, new in same.items():
+            results_of_copy: dict[SSAValue, SSAValue] = dict(
+                zip(op.results, copy.results, strict=True)
+            )
+            for old, new in results_of_copy.items():
                 new.name_hint = old.name_hint
             for reader, index in readers[stage]:
-                reader.operands[index] = same[reader.operands[index]]
+                reader.operands[index] = results_of_copy[reader.operands[index]]
 
 
 def ops_of_model(f: FuncOp) -> Iterator[Operation]:
-    """Yield the ops of a function that depend on an input and on a parameter, if there is any."""
+    """Yield the ops of a function that depend on an input and on a parameter, or on one of these if
+    the function lacks the other."""
     roles = [a.role for a in train.arguments(f)]
     needed = {train.Role.INPUT, train.Role.PARAMETER} & {*roles}
     pairs = zip(f.body.block.args, roles, strict=True)
-    found: dict[SSAValue, set[train.Role]] = {v: {role} for v, role in pairs}
+    roles_before: dict[SSAValue, set[train.Role]] = {v: {role} for v, role in pairs}
     for op in f.body.block.ops:
         if isinstance(op, ReturnOp):
             continue
-        kinds = {kind for v in op.operands for kind in found.get(v, ())}
-        found |= dict.fromkeys(op.results, kinds)
-        if needed <= kinds:
+        roles_of_op = {kind for v in op.operands for kind in roles_before.get(v, ())}
+        roles_before |= dict.fromkeys(op.results, roles_of_op)
+        if needed <= roles_of_op:
             yield op

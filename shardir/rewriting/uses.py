@@ -1,4 +1,4 @@
-"""Redistributions of arguments to the layout in which they are used: what plans call `uses`.
+"""Redistributions of arguments to the layout in which they are used: `uses` in plans.
 
    %w_1 = dist.redistribute %w {recompute} : ... [{dp}, {tp}] -> ... [{}, {tp}]
 <- "w" : [{dp}, {tp}], uses [{}, {tp}], recompute
@@ -14,8 +14,8 @@ from shardir.syntax.printer import value_names
 
 
 def redistribution_of(v: SSAValue) -> RedistributeOp | None:
-    """Return the op that redistributes a value, or what it is converted to, if it is the only one
-    to use it."""
+    """Return the op that redistributes a value, directly or after a conversion, if it is the only
+    user."""
     users = [use.operation for use in v.uses]
     match users:
         case [RedistributeOp() as op]:
@@ -26,12 +26,11 @@ def redistribution_of(v: SSAValue) -> RedistributeOp | None:
 
 
 def names_in_plans(block: Block) -> dict[SSAValue, str]:
-    """Return the names of arguments and values by which plans call them: those of the printed text
-    without the redistributions that `uses` stands for, so that a plan that has been applied has the
-    names of one that has not."""
+    """Return the names of arguments and values in plans: the names of the printed text without the
+    redistributions that `uses` stands for, so that applying a plan does not change names."""
     skipped = set[Operation]()
     for v in block.args:
         if isinstance(v.type, TensorType):
-            of = parts(v) if is_cut(v) else [v]
-            skipped |= {op for u in (v, *of) if (op := redistribution_of(u)) is not None}
+            values = parts(v) if is_cut(v) else [v]
+            skipped |= {op for u in (v, *values) if (op := redistribution_of(u)) is not None}
     return value_names(block, skipped)

@@ -23,7 +23,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.backend.torch.emit.program import outline_copy, program_text, public_functions
 from shardir.dialects import dist
-from shardir.rewriting.composites import expanded
+from shardir.rewriting.composites import expand_module
 from shardir.syntax.parser import parse
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -92,7 +92,7 @@ def written(text: str) -> list[tuple[str, int, float, int]]:
 
 def check(module: ModuleOp) -> set[str]:
     """Compare all comments of a program with its ops; return the kinds of collectives."""
-    ops = list(collectives(outline_copy(expanded(module))))
+    ops = list(collectives(outline_copy(expand_module(module))))
     comments = written(program_text(module))
     assert len(comments) == len(ops)
     for (op, n), (kind, ranks, number, unit) in zip(ops, comments, strict=True):

@@ -13,7 +13,7 @@ import pytest
 from support.driver import PROGRAM, Rename, run
 
 from shardir import pipelines
-from shardir.rewriting.options import UsageError, meanings, option_types, parse_options
+from shardir.rewriting.options import UsageError, field_docs, option_types, parse_options
 from shardir.syntax.parser import parse
 from shardir.tools import opt
 
@@ -172,7 +172,7 @@ def test_list_passes() -> None:
 def test_each_option_has_a_meaning() -> None:
     for name, load in pipelines.PASSES.items():
         cls = load()
-        assert option_types(cls).keys() == meanings(cls).keys(), name
+        assert option_types(cls).keys() == field_docs(cls).keys(), name
 
 
 def test_options_of_mlir_opt() -> None:

@@ -37,13 +37,14 @@ class Activity:
                 self.active.update([v for v in op.results if is_float(v)])
 
     def operands(self, op: Operation) -> Sequence[SSAValue]:
-        """Return the values that an op reads; those of a recv are the send's."""
+        """Return the values that an op reads; a recv reads its send's value."""
         if isinstance(op, RecvOp) and op in self.sends:
             return [self.sends[op].value]
         return op.operands
 
     def communicated(self, op: Operation) -> list[tuple[SSAValue, SSAValue]] | None:
-        """Return each value that an op communicates, with its result; None for any other op."""
+        """Return each value that an op communicates, with its result; None if the op does not
+        communicate."""
         if isinstance(op, SAME_VALUE):
             return [(op.value, op.out)]
         if isinstance(op, (CollectiveOp, WaitOp)):
@@ -52,16 +53,16 @@ class Activity:
             return [(self.sends[op].value, op.out)]
         return None
 
-    def dependent(
+    def dependent_ops(
         self, ops: Iterable[Operation], values: Iterable[SSAValue]
     ) -> list[Operation]:  # fmt: skip
         """Return the ops that depend on any of these values."""
-        reached, found = set(values), []
+        dependent_values, dependents = set(values), []
         for op in ops:
-            if any(v in reached for v in self.operands(op)):
-                reached.update(op.results)
-                found.append(op)
-        return found
+            if any(v in dependent_values for v in self.operands(op)):
+                dependent_values.update(op.results)
+                dependents.append(op)
+        return dependents
 
 
 def relocates(op: Operation) -> bool:

@@ -34,23 +34,24 @@ class Arguments:
         return self.block.args[i]
 
     def annotation(self, i: int) -> Argument:
-        """Return the role of argument i, and the other annotations of its attributes."""
+        """Return the role of argument i, and further annotations in its attributes."""
         return Argument.of(self.attributes[i])
 
     def state_layout(self, i: int, mesh: Mesh | None) -> Layout | None:
-        """Return the layout of the states of parameter i: the annotated one; else the parameter's
-        if values have layouts, on a mesh, or if it is on the host, or None."""
+        """Return the layout of the states of parameter i: the annotated layout; otherwise the
+        parameter's, if values have layouts on a mesh or the parameter is on the host; otherwise
+        None."""
         layout, own = self.annotation(i).state_layout, layout_of(self[i])
         if mesh is None:
             return layout or (own if own is not None and own.host else None)
         return layout.simplified(mesh) if layout else own
 
     def as_function(self, request: Request, results: list[ArgAttributes]) -> FuncOp:
-        """Return the function that is requested, with the block as its body; `results` are the
-        attributes of its results."""
-        end = self.block.last_op
-        assert isinstance(end, ReturnOp)
-        types = [a.type for a in self.block.args], [v.type for v in end.operands]
+        """Return the requested function, with the block as its body; `results` are the attributes
+        of its results."""
+        last = self.block.last_op
+        assert isinstance(last, ReturnOp)
+        types = [a.type for a in self.block.args], [v.type for v in last.operands]
         if (region := self.block.parent) is not None:
             region.detach_block(self.block)
         name = request.sym_name.data
@@ -82,8 +83,8 @@ class Arguments:
         type = laid_out(element, (), layout) if layout is not None else tensor(element, ())
         return self.add_state(type, key, key.rpartition(".")[2], first)
 
-    def moved_to_end(self, arg: SSAValue) -> SSAValue:
-        """Move an argument after all others, and return it."""
+    def move_to_end(self, arg: SSAValue) -> SSAValue:
+        """Move an argument behind all arguments, and return it."""
         assert isinstance(arg, BlockArgument)
         new = self.block.insert_arg(arg.type, len(self.block.args))
         new.name_hint, new.location = arg.name_hint, arg.location
@@ -96,12 +97,12 @@ class Arguments:
         self, w: SSAValue, layout: Layout | None, key: str, name: str, dims: Sequence[int],
         first: float = 0.0,
     ) -> SSAValue:  # fmt: skip
-        """Add a state of a parameter, which has some of its dimensions, split as in the layout; its
+        """Add a state of a parameter, with the dimensions `dims` of it, split as in the layout; its
         elements are `first` before the first step."""
         t = unsharded_type(w)
         shape = tuple(t.get_shape()[d] for d in dims)
         type = tensor(t.element_type, shape)
         if layout is not None:
-            mine = replace(layout, dims=tuple(layout.dims[d] for d in dims))
-            type = laid_out(t.element_type, shape, mine)
+            state_layout = replace(layout, dims=tuple(layout.dims[d] for d in dims))
+            type = laid_out(t.element_type, shape, state_layout)
         return self.add_state(type, f"{key}.{name}", f"{w.name_hint or 'w'}_{name}", first)

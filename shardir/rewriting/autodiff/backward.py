@@ -4,7 +4,7 @@
 %loss = nn.reduce <sum> %y dims <0, 1>
 train.backward
 %d_loss = nn.constant dense<1.0>          seed
-%d_y = nn.broadcast %d_loss               transposed
+%d_y = nn.broadcast %d_loss               transposed ops
 %d_w = nn.einsum "ik,ij->kj" %x, %d_y
 """
 
@@ -35,8 +35,8 @@ class BackwardPart:
         updated: Sequence[int | None],
         metrics: Sequence[str | None],
     ):
-        """`differentiated`: the indices of arguments. For each returned value `updated` has the
-        index of the state or parameter that it updates, or None, `metrics` the name of the metric,
+        """`differentiated`: the indices of arguments. For each returned value, `updated` has the
+        index of the state or parameter that it updates, or None; `metrics` the name of the metric,
         or None."""
         self.request, self.arguments, self.builder = request, arguments, builder
         self.given: dict[int, SSAValue] = {}
@@ -62,8 +62,8 @@ class BackwardPart:
         self.transposition.run(forward)
 
     def seed(self, v: SSAValue) -> None:
-        """Set the cotangent of a returned value: for a scalar 1, or that of the step; for any
-        other a new argument."""
+        """Set the cotangent of a returned value: 1 or the step's seed for a scalar; a new argument
+        otherwise."""
         t = unsharded_type(v)
         if t.get_shape() == ():
             if v in self.activity.active:

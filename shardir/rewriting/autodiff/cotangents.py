@@ -2,8 +2,8 @@
 
     w [{}, {tp}] is used twice  ->  two addends, partial over dp  ->  their sum, then one all-reduce
 
-Addends are added as they are, those of one layout as soon as they are there, while they are
-partial; then the sum is redistributed to the layout of the value, once.
+Addends of one layout are added as soon as they exist, while partial; then the sum is redistributed
+once, to the layout of the value.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from shardir.dialects.train import stage_attrs, stage_in, stage_of
 from shardir.rewriting.rewriter import Rewriter
 
 AddendPlace = tuple[Layout | None, int | None]
-"""The layout of an addend, and the stage of the op that it comes from."""
+"""The layout of an addend, and the stage of the op that makes it."""
 
 
 class Cotangents:
@@ -28,7 +28,7 @@ class Cotangents:
 
     Attributes:
         sums: by value and place, in the order of the first addend. Addends of one place are added
-            when they are made, so that one of them is live.
+            at once, so that only one is live.
     """
 
     def __init__(self, builder: Rewriter):
@@ -39,37 +39,41 @@ class Cotangents:
         return v in self.sums
 
     def add(self, v: SSAValue, addends: Sequence[SSAValue]) -> None:
-        """Add to the cotangent of a value what comes from an op of the builder's stage; an addition
-        passes on what another stage has made."""
+        """Add addends to the cotangent of a value. They are made on the builder's stage, or, for an
+        addition that passes them on, on the stage of their op."""
         stage = stage_in(self.builder.attributes)
-        places = [(layout_of(d), _stage(d) if stage is None else stage) for d in addends]
+        places = [(layout_of(d), _stage_of_maker(d) if stage is None else stage) for d in addends]
         self._add_up(v, self.sums.setdefault(v, {}), zip(places, addends, strict=True))
 
     def take(self, v: SSAValue) -> list[SSAValue]:
-        """Remove the addends of a value, one of each place, and return them."""
+        """Remove the addends of a value, one for each place, and return them."""
         return [*self.sums.pop(v).values()]
 
     def sum(
         self, v: SSAValue, may_be_partial: bool = False, target: Layout | None = None
     ) -> SSAValue | None:
-        """Return the cotangent of a value in the layout `target`, without one in that of the value;
-        None without addends. One that may be partial is not reduced, where its partial axes do not
-        split it."""
+        """Return the cotangent of a value in the layout `target`, by default the value's layout;
+        None without addends. With `may_be_partial` the sum is not reduced, unless its partial axes
+        split the layout."""
         if v not in self.sums:
             return None
         layout = target or layout_of(v)
         total = self._total(v, layout)
         if self.builder.mesh is None or layout is None:
             return total
-        mesh, given, wanted = self.builder.mesh, self.builder.layout(total), layout.complete
+        mesh, current, target_layout = (
+            self.builder.mesh,
+            self.builder.layout(total),
+            layout.complete,
+        )
         if may_be_partial and not any(
-            mesh.overlap(a, b) for a in given.partial for b in wanted.used
-        ):  # to reduce it later takes no longer, and perhaps one of several values is reduced
-            wanted = wanted.with_partial(given.partial, given.reduction)
-        return self.builder.redistribute(total, wanted)
+            mesh.overlap(a, b) for a in current.partial for b in target_layout.used
+        ):  # reducing later takes no longer, and may then cover several values at once
+            target_layout = target_layout.with_partial(current.partial, current.reduction)
+        return self.builder.redistribute(total, target_layout)
 
     def value(self, v: SSAValue) -> SSAValue:
-        """Return the cotangent of a value that has an addend, in the layout of the value."""
+        """Return the cotangent of a value with addends, in the layout of the value."""
         total = self.sum(v)
         assert total is not None
         return total
@@ -93,28 +97,28 @@ class Cotangents:
         self, v: SSAValue, sums: dict[AddendPlace, SSAValue],
         addends: Iterable[tuple[AddendPlace, SSAValue]],
     ) -> None:  # fmt: skip
-        """Add addends to the sums of their places, each made on its stage."""
+        """Add addends to the sums of their places, each on its stage."""
         for place, d in addends:
             if place in sums:
-                around, self.builder.attributes = self.builder.attributes, stage_attrs(place[1])
+                outer, self.builder.attributes = self.builder.attributes, stage_attrs(place[1])
                 sums[place] = self._add(sums[place], d)
-                self.builder.attributes = around
+                self.builder.attributes = outer
                 sums[place].name_hint = cotangent_name(v)
             else:
                 sums[place] = d
 
     def _add(self, x: SSAValue, y: SSAValue) -> SSAValue:
-        """Return the sum of two addends, where they are."""
-        stayed, self.builder.stays = self.builder.stays, True
+        """Return the sum of two addends, on the host if both are there."""
+        outer, self.builder.stays = self.builder.stays, True
         total = self.builder.add(x, y)
-        self.builder.stays = stayed
+        self.builder.stays = outer
         return total
 
     def _common_layout(
         self, v: SSAValue, addends: Sequence[SSAValue], end: Layout | None
     ) -> Layout:
-        """Return the layout in which addends of several layouts are added: `end` or that of an
-        addend, whichever needs the cheapest redistributions, to it and on to `end`."""
+        """Return the layout in which addends of several layouts are added: `end` or the layout of
+        an addend, whichever needs the cheapest redistributions to it and on to `end`."""
         b, t = self.builder, unsharded_type(v)
         end = (end or b.layout(v)).complete
         assert b.mesh is not None
@@ -128,7 +132,7 @@ class Cotangents:
         return ranked(options, seconds, lambda _: 0)[0][1]
 
 
-def _stage(v: SSAValue) -> int | None:
+def _stage_of_maker(v: SSAValue) -> int | None:
     """Return the stage of the op that makes a value, if it has one."""
     return stage_of(v.owner) if isinstance(v.owner, Operation) else None
 

@@ -34,7 +34,7 @@ from shardir.dialects.train import (
 from shardir.rewriting.autodiff.activity import Activity
 from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.microbatches import BatchLoop, split_forward
-from shardir.rewriting.autodiff.tokens import weigh
+from shardir.rewriting.autodiff.tokens import mark_weights
 from shardir.rewriting.hoisting import hoist_redistributions
 from shardir.rewriting.rewriter import Rewriter
 
@@ -43,17 +43,17 @@ class ForwardFunction:
     """The function of a request, with the body `block`, in place."""
 
     def __init__(self, request: ForwardOp, source: FuncOp, block: Block, mesh: Mesh | None):
-        """`mesh`: that of a body with layouts, else None."""
+        """`mesh`: the mesh of a body with layouts, otherwise None."""
         self.request, self.block = request, block
         self.arguments = Arguments(block, arg_attrs(source))
         self.result_attributes = result_attrs(source)
         self.updated = updated_arguments(source)
-        """For each result the argument of the state that it updates."""
+        """For each result the index of the state that it updates, or None."""
         self.builder = Rewriter(mesh, block)
         self.builder.location = request.location
 
     def run(self) -> None:
-        """Put the ops into a loop over the microbatches, and return what these make together."""
+        """Put the ops into a loop over the microbatches, and return the results of the loop."""
         last, b = self.block.last_op, self.builder
         assert isinstance(last, ReturnOp)
         returned = list(last.operands)
@@ -62,29 +62,29 @@ class ForwardFunction:
         states = [i for i in self.updated if i is not None]
         activity = Activity(())
         activity.match(forward)
-        marked = self._parts(returned)
-        own, shared = split_forward(activity, self.arguments, forward, states, marked)
+        computed = self._computed_results(returned)
+        own, shared = split_forward(activity, self.arguments, forward, states, computed)
         loop = BatchLoop(self.arguments, b, own, states, self.request.microbatches)
         returned = [loop.parts.get(v, v) for v in returned]
         targets = [v for v, i in zip(returned, self.updated, strict=True)
                    if i is None and _is_averaged(v)]  # fmt: skip
-        others = [v for v in returned if v not in targets]
-        means = loop.means(shared, own, self._parameters(), targets, others)
-        several = self.request.accumulate
-        if loop.count == 1 or (several is not None and several.kind == "tokens"):
-            weigh(self.request, means, returned, self.request.pipeline is not None)
-        _, replaced = loop.over_tokens(several, means)
+        states_after = [v for v in returned if v not in targets]
+        means = loop.means(shared, own, self._parameters(), targets, states_after)
+        accumulate = self.request.accumulate
+        if loop.count == 1 or (accumulate is not None and accumulate.kind == "tokens"):
+            mark_weights(self.request, means, returned, self.request.pipeline is not None)
+        _, replaced = loop.divide_by_tokens(accumulate, means)
         returned, targets = ([replaced.get(v, v) for v in vs] for vs in (returned, targets))
         results = []
         for at, (part, i) in enumerate(zip(returned, self.updated, strict=True)):
             if i is not None:
-                results.append(loop.carry(i, self._becomes(loop.variables[i], part)))
+                results.append(loop.carry(i, self._lay_out_state(loop.variables[i], part)))
             elif part in targets:
                 results.append(loop.sum(part))
             else:
-                results.append(loop.collected(part))
-                of = self.result_attributes[at]
-                self.result_attributes[at] = of_microbatches(of, self.request.microbatches)
+                results.append(loop.collect(part))
+                attributes = self.result_attributes[at]
+                self.result_attributes[at] = of_microbatches(attributes, self.request.microbatches)
         b.create(EndMicrobatchesOp, [], [])
         if self.request.microbatches > 1 and not self.request.sums:
             results = [
@@ -98,13 +98,13 @@ class ForwardFunction:
         roles = [self.arguments.annotation(i).role for i in range(len(self.arguments.attributes))]
         return [self.arguments[i] for i, role in enumerate(roles) if role is Role.PARAMETER]
 
-    def _parts(self, returned: Sequence[SSAValue]) -> list[SSAValue]:
-        """Return the results that are no states, and that ops make."""
+    def _computed_results(self, returned: Sequence[SSAValue]) -> list[SSAValue]:
+        """Return the results that ops compute, except states."""
         pairs = zip(returned, self.updated, strict=True)
         return [v for v, i in pairs if i is None and isinstance(v.owner, Operation)]
 
-    def _becomes(self, before: SSAValue, after: SSAValue) -> SSAValue:
-        """Return the new value of a state, in its layout."""
+    def _lay_out_state(self, before: SSAValue, after: SSAValue) -> SSAValue:
+        """Return the new value of a state, in the layout of the old one."""
         layout = layout_of(before)
         return after if layout is None else self.builder.redistribute(after, layout)
 
@@ -122,7 +122,7 @@ class ForwardFunction:
 
 
 def _is_averaged(v: SSAValue) -> bool:
-    """Whether a result of several microbatches is their mean, or sum: a scalar of floats."""
+    """Whether a result over several microbatches is their mean, or sum: a float scalar."""
     t = v.type
     return (
         isinstance(t, TensorType)

@@ -48,30 +48,31 @@ from shardir.rewriting.hoisting import hoist_redistributions
 from shardir.rewriting.rewriter import Rewriter, erase
 
 MaybeGradients = dict[int, SSAValue | None]
-"""By the index of the argument; None where no result depends on it."""
+"""Gradients by the index of the argument; None if no result depends on it."""
 
 
 class Differentiation:
     """The differentiation of a function with the body `block`, in place."""
 
     def __init__(self, request: Request, source: FuncOp, block: Block, mesh: Mesh | None):
-        """`mesh`: that of a body with layouts, else None."""
+        """`mesh`: the mesh of a body with layouts, otherwise None."""
         self.request, self.source, self.block = request, source, block
         self.arguments = Arguments(block, arg_attrs(source))
         self.result_attributes: list[ArgAttributes] = result_attrs(source)
         is_step = isinstance(request, StepOp)
         updated, metrics = updated_arguments(source), metric_names(source)
         self.given = gradient_arguments(source) if is_step else [None] * len(updated)
-        """For each result the argument whose gradient it is; a step does not return it."""
+        """For each result the index of the argument whose gradient it is, or None; a step does not
+        return gradients."""
         if is_step:
             kept = [at for at, i in enumerate(self.given) if i is None]
             self.result_attributes = [self.result_attributes[at] for at in kept]
             updated, metrics = [updated[at] for at in kept], [metrics[at] for at in kept]
         self.updated = updated if is_step else [None] * len(updated)
-        """For each result the argument of the state, or the parameter, that it updates; no such
-        result has a cotangent."""
+        """For each result the index of the state or parameter that it updates, or None; updates
+        have no cotangents."""
         self.metrics = metrics
-        """For each result the name of the metric that it is; none of these has a cotangent."""
+        """For each result its name as a metric, or None; metrics have no cotangents."""
         self.differentiated = self.differentiated_arguments()
         self.builder = Rewriter(mesh, block)
         self.builder.location = request.location
@@ -83,12 +84,12 @@ class Differentiation:
         """Return the indices of the arguments with respect to which the function is differentiated.
 
         Raises:
-            Failure: some of them are not float tensors.
+            Failure: an argument is not a float tensor.
         """
         annotations = map(self.arguments.annotation, range(len(self.arguments.attributes)))
-        found = differentiated_arguments(self.request, list(annotations))
+        indices = differentiated_arguments(self.request, list(annotations))
         errors: list[Located] = []
-        for i in found:
+        for i in indices:
             t = self.arguments[i].type
             if not (isinstance(t, TensorType) and isinstance(t.element_type, AnyFloat)):
                 message = (
@@ -97,7 +98,7 @@ class Differentiation:
                 errors.append((self.request, f"{message}; differentiate with respect to others"))
         if errors:
             raise Failure(errors)
-        return found
+        return indices
 
     def run(self) -> None:
         """Add the backward part, and return the requested results."""
@@ -108,7 +109,7 @@ class Differentiation:
         pairs = list(zip(last.operands, self.given, strict=True))
         returned = [v for v, i in pairs if i is None]
         self.block.erase_op(last)
-        self.backward.given = {i: _before_its_return(v) for v, i in pairs if i is not None}
+        self.backward.given = {i: _undo_redistribution(v) for v, i in pairs if i is not None}
         forward = ops_of(self.block)
         step = self.backward.step
         if step is not None and step.is_loop:
@@ -127,8 +128,8 @@ class Differentiation:
         hoist_redistributions(self.block)
 
     def gradient(self, i: int) -> SSAValue | None:
-        """The gradient of argument i, of a step in the layout of the parameter's states; to be
-        communicated with those of its fusion index."""
+        """Return the gradient of argument i, communicated with the gradients of its fusion index.
+        In a step it has the layout of the parameter's states."""
         is_step = isinstance(self.request, StepOp)
         target = self.arguments.state_layout(i, self.builder.mesh) if is_step else None
         gradient = self.backward.cotangents.sum(self.arguments[i], target=target)
@@ -142,7 +143,7 @@ class Differentiation:
         return self.builder.mul(gradient, step.seed(unsharded_type(gradient).element_type))
 
     def or_zeros(self, i: int, gradient: SSAValue | None) -> SSAValue:
-        """Return the gradient of argument i; zeros where no result depends on it."""
+        """Return the gradient of argument i; zeros if no result depends on it."""
         if gradient is not None:
             return gradient
         arg = self.arguments[i]
@@ -153,8 +154,8 @@ class Differentiation:
     def step_results(
         self, step: TrainStep, returned: list[SSAValue], gradients: MaybeGradients
     ) -> list[SSAValue]:
-        """Return the results of a step; `returned`: the values that the function returns, the loss
-        being the sum of those of all microbatches."""
+        """Return the results of a step. `returned`: the values that the function returns; the loss
+        is the sum over all microbatches."""
         returned = [
             v if state is not None else step.loss(v) if metric is None else step.mean(v)
             for v, state, metric in zip(returned, self.updated, self.metrics, strict=True)
@@ -163,13 +164,13 @@ class Differentiation:
         self.builder.stays = True
         written = {i: v for v, i in zip(returned, self.updated, strict=True) if i in gradients}
         updates = step.update(gradients, written)
-        kept = [at for at, i in enumerate(self.updated) if i not in written]
+        remaining = [at for at, i in enumerate(self.updated) if i not in written]
         results = [
             returned[at] if (i := self.updated[at]) is None
-            else step.becomes(self.arguments[i], returned[at])
-            for at in kept
+            else step.select_new(self.arguments[i], returned[at])
+            for at in remaining
         ]  # fmt: skip
-        self.result_attributes = [self.result_attributes[at] for at in kept]
+        self.result_attributes = [self.result_attributes[at] for at in remaining]
         self.result_attributes += [updates_attrs(key) for _, key in updates]
         self.result_attributes += [metric_attrs(name) for _, name in step.metrics]
         return [*results, *(v for v, _ in (*updates, *step.metrics))]
@@ -196,9 +197,9 @@ class Differentiation:
         return f
 
 
-def _before_its_return(v: SSAValue) -> SSAValue:
-    """Return a value in the layout in which it is made, where it is in another one for the return
-    alone: partial gradients of several microbatches are added before they are reduced."""
+def _undo_redistribution(v: SSAValue) -> SSAValue:
+    """Return a value in the layout in which it is made, if it is only redistributed for the return:
+    partial gradients of several microbatches are added before they are reduced."""
     op = v.owner
     if not isinstance(op, RedistributeOp) or v.first_use is not None:
         return v

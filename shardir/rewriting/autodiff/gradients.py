@@ -1,8 +1,8 @@
 """Gradients for the optimizer: without the loss scale, clipped; and their norm.
 
-Two sums over all gradients, of their squares and of x - x (0 where all elements are finite), are
-partial over the axes that split a gradient; replicated elements count once. They are reduced
-together.
+Two sums over all gradients are partial over the axes that split a gradient: the sum of squares, and
+the sum of x - x (0 if all elements are finite). Replicated elements count once. Both sums are
+reduced together.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Prepared:
     """Gradients for the optimizer.
 
     Attributes:
-        finite: whether all are finite, where losses are scaled: a scalar of i1.
-        norm: of all, without the loss scale, before they are clipped, where it is wanted: of f64.
+        finite: whether all gradients are finite, an i1 scalar, if losses are scaled.
+        norm: the global norm without the loss scale, before clipping, in f64, if it is requested.
     """
 
     gradients: Gradients
@@ -37,10 +37,10 @@ class Prepared:
     norm: SSAValue | None
 
 
-def prepare(
+def prepare_gradients(
     b: Rewriter, request: StepOp, scale: SSAValue | None, gradients: Gradients, with_norm: bool
 ) -> Prepared:
-    """Return the gradients for the optimizer; `scale` is the loss scale, where it is a state."""
+    """Return the gradients for the optimizer; `scale` is the loss scale, if it is a state."""
     clip, scaling = request.clip, request.loss_scale
     by_norm = clip is not None and clip.kind == "norm"
     elements = {unsharded_type(g).element_type for g in gradients.values()}
@@ -54,7 +54,7 @@ def prepare(
     if zero is not None:
         finite = b.compare("eq", zero, b.constant(0.0, common))
         finite.name_hint = "finite"
-        factor = _unscale(b, request, scale)
+        factor = _inverse_loss_scale(b, request, scale)
     if squares is not None:
         norm = b.value(nn.SqrtOp, b.convert(squares, f64))
         norm = norm if factor is None else b.mul(norm, factor)
@@ -75,7 +75,7 @@ def prepare(
     return Prepared(out, finite, norm)
 
 
-def _unscale(b: Rewriter, request: StepOp, scale: SSAValue | None) -> SSAValue:
+def _inverse_loss_scale(b: Rewriter, request: StepOp, scale: SSAValue | None) -> SSAValue:
     """Return the reciprocal of the loss scale."""
     one = b.constant(1.0, f64)
     if scale is not None:
@@ -85,8 +85,7 @@ def _unscale(b: Rewriter, request: StepOp, scale: SSAValue | None) -> SSAValue:
 
 
 def _clip_factor(b: Rewriter, norm: SSAValue, maximum: float) -> SSAValue:
-    """Return the factor that reduces the gradients' global norm to `maximum` where it is
-    greater."""
+    """Return the factor that reduces the gradients' global norm to `maximum` if it is greater."""
     ratio = b.div(b.constant(maximum, f64), b.add(norm, b.constant(CLIP_EPS, f64)))
     return b.value(nn.ClampOp, ratio, props={"max": float_attr(1.0)})
 
@@ -96,6 +95,5 @@ def _element(v: SSAValue) -> Attribute:
 
 
 def _zero_if_finite(b: Rewriter, x: SSAValue) -> SSAValue:
-    """Return the sum of x - x: 0 where all elements are finite, else NaN; partial where x is
-    split."""
+    """Return the sum of x - x: 0 if all elements are finite, else NaN; partial if x is split."""
     return b.reduce(b.sub(x, x), "sum", range(len(unsharded_type(x).get_shape())))

@@ -1,4 +1,4 @@
-"""The loop over the microbatches of a step, with their gradients added up; or of a forward part.
+"""The loop over the microbatches of a step, whose gradients it accumulates, or of a forward part.
 
     ops that all microbatches share, train.carried of each state
     train.microbatches 4
@@ -7,10 +7,10 @@
     train.end_microbatches
     transposed shared ops, with the sums of all microbatches' cotangents
 
-An op is a microbatch's own if it depends on an input, on a state that the function updates, or on
-a value with the mark `recompute`, which is not to be held over the loop; the others are shared and
-computed once. A parameter that the function writes is such a state, with a cotangent. The addends
-of a cotangent are added before they are reduced, over all microbatches.
+An op is a microbatch's own if it depends on an input, on a state that the function updates, or on a
+value with the mark `recompute`, which must not be held over the loop; all remaining ops are shared
+and computed once. A parameter that the function writes is such a state, with a cotangent. The
+addends of a cotangent are added over all microbatches before they are reduced.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -46,7 +46,7 @@ from shardir.rewriting.autodiff.tokens import (
     Denominators,
     TokenMeans,
     check_means,
-    over_tokens,
+    divide_by_tokens,
     warn_of_means,
 )
 from shardir.rewriting.marks import RECOMPUTE
@@ -57,8 +57,9 @@ def add_loop(
     backward: BackwardPart, step: TrainStep, forward: Sequence[Operation],
     returned: Sequence[SSAValue],
 ) -> list[SSAValue]:  # fmt: skip
-    """Make a forward part, which is all of the block, that of each microbatch, and add its backward
-    part. Return the sum of the losses, and the updated states, in place of the returned values."""
+    """Turn a forward part, which is the whole block, into a loop over microbatches, and add the
+    backward part. Return the sum of the losses, and the updated states, in place of the returned
+    values."""
     arguments, b = backward.arguments, backward.builder
     b.location = backward.request.location
     states = [i for i in backward.updated if i is not None]
@@ -76,7 +77,7 @@ def add_loop(
     if step.microbatches > 1 and not step.averages:
         metrics = zip(returned, backward.metrics, strict=True)
         warn_of_means(means, {v: name for v, name in metrics if name is not None})
-    own, replaced = loop.over_tokens(step.request.accumulate, means)
+    own, replaced = loop.divide_by_tokens(step.request.accumulate, means)
     returned = [replaced.get(v, v) for v in returned]
     backward.given = {i: replaced.get(v, v) for i, v in backward.given.items()}
     written = {loop.variables[i]: arguments[i] for i in backward.differentiated if i in states}
@@ -87,13 +88,13 @@ def add_loop(
             backward.cotangents.sums[parameter] = backward.cotangents.sums.pop(variable)
     b.location = backward.request.location
     retained = {*arguments.block.args, *(v for op in shared for v in op.results)}
-    loop.add_up(backward.cotangents.sums, retained)
+    loop.add_up_cotangents(backward.cotangents.sums, retained)
     results = []
     for v, i in zip(returned, backward.updated, strict=True):
         if i is None:
             results.append(loop.sum(v))
         else:
-            results.append(loop.carry(i, step.becomes(loop.variables[i], v)))
+            results.append(loop.carry(i, step.select_new(loop.variables[i], v)))
     b.create(EndMicrobatchesOp, [], [])
     backward.transposition.run(shared)
     return results
@@ -103,17 +104,17 @@ def split_forward(
     activity: Activity, arguments: Arguments, forward: Sequence[Operation], states: Sequence[int],
     marked: Sequence[SSAValue],
 ) -> tuple[list[Operation], list[Operation]]:  # fmt: skip
-    """Return the ops that are a microbatch's own, and those that all share.
+    """Return the ops that are a microbatch's own, and the ops that all microbatches share.
 
     Args:
-        states: the indices of those that the function updates.
-        marked: values that are made in each microbatch in any case.
+        states: the indices of the states that the function updates.
+        marked: values that each microbatch computes in any case.
     """
     inputs = _inputs(arguments)
-    made = {v.owner: None for v in marked if isinstance(v.owner, Operation)}
+    own = {v.owner: None for v in marked if isinstance(v.owner, Operation)}
     varying = [*(arguments[i] for i in (*inputs, *states)), *marked]
-    made |= dict.fromkeys(activity.dependent(forward, varying))
-    return [op for op in forward if op in made], [op for op in forward if op not in made]
+    own |= dict.fromkeys(activity.dependent_ops(forward, varying))
+    return [op for op in forward if op in own], [op for op in forward if op not in own]
 
 
 def _inputs(arguments: Arguments) -> list[int]:
@@ -126,7 +127,7 @@ class BatchLoop:
     """The loop over the microbatches under construction, at the end of a block.
 
     Attributes:
-        parts: what a microbatch reads in place of each input and state.
+        parts: a microbatch's value of each input and state.
         variables: the states in the loop, by the indices of their arguments.
     """
 
@@ -134,7 +135,7 @@ class BatchLoop:
         self, arguments: Arguments, b: Rewriter, own: Sequence[Operation], states: Sequence[int],
         count: int,
     ):  # fmt: skip
-        """`own`: the ops in it."""
+        """`own`: the ops of the loop."""
         self.b, self.block, self.count = b, arguments.block, count
         assert b.location is not None
         self.location = b.location
@@ -159,20 +160,22 @@ class BatchLoop:
         """Return the means over tokens among the loop's ops `own`.
 
         Args:
-            targets: the results that are means over microbatches; `others`: the other results.
+            targets: the results that are means over microbatches.
+            others: the remaining results.
         """
         slices = [v for v in self.parts.values() if isinstance(v.owner, MicrobatchOp)]
         learned = [*parameters, *self.variables.values()]
         return TokenMeans(shared, own, slices, learned, targets, others)
 
-    def over_tokens(
+    def divide_by_tokens(
         self, accumulate: AccumulateAttr | None, means: TokenMeans
     ) -> tuple[list[Operation], dict[SSAValue, SSAValue]]:  # fmt: skip
-        """Let means of the loop's ops be over the tokens of all microbatches, if that is requested.
-        Return the ops, and the values that others replace, each with its own.
+        """Take means of the loop's ops over the tokens of all microbatches, if this is requested.
+        Return the ops, and the replaced values with their replacements.
 
         Raises:
-            Failure: means are over tokens, and not requested so; or what is requested is no mean.
+            Failure: means are over tokens although this is not requested; or the requested results
+                are no means over tokens.
         """
         if self.count == 1 or accumulate is None or accumulate.kind == "sum":
             return [*means.every], {}
@@ -181,47 +184,49 @@ class BatchLoop:
             return [*means.every], {}
         before = Rewriter(self.b.mesh).before(self.loop)
         stacked = {v: v.owner.operands[0] for v in means.inputs if isinstance(v.owner, Operation)}
-        replaced = over_tokens(means, Denominators(before, means, stacked, self.count))
-        found = [op for op in self.loop.body() if not isinstance(op, MicrobatchOp)]
-        kept = {replaced.get(v, v) for v in (*means.targets, *means.others)}
-        for op in reversed(found):
-            if kept.isdisjoint(op.results) and all(v.first_use is None for v in op.results):
+        replaced = divide_by_tokens(means, Denominators(before, means, stacked, self.count))
+        body = [op for op in self.loop.body() if not isinstance(op, MicrobatchOp)]
+        results = {replaced.get(v, v) for v in (*means.targets, *means.others)}
+        for op in reversed(body):
+            if results.isdisjoint(op.results) and all(v.first_use is None for v in op.results):
                 erase(op)
-        return [op for op in found if op.parent is not None], replaced
+        return [op for op in body if op.parent is not None], replaced
 
     def sum(self, v: SSAValue) -> SSAValue:
         """Return the sum of a value over all microbatches."""
         if v not in self._sums:
-            self._sums[v] = self._made(AccumulateOp.create(operands=[v], result_types=[v.type]))
+            self._sums[v] = self._insert_after_operand(
+                AccumulateOp.create(operands=[v], result_types=[v.type])
+            )
         return self._sums[v]
 
-    def collected(self, v: SSAValue) -> SSAValue:
-        """Return the values of all microbatches, in a new dimension 0."""
-        return self._made(CollectOp.create(
-            operands=[v], result_types=[_stacked(v, self.count)],
+    def collect(self, v: SSAValue) -> SSAValue:
+        """Return the values of all microbatches, stacked in a new dimension 0."""
+        return self._insert_after_operand(CollectOp.create(
+            operands=[v], result_types=[_stacked_type(v, self.count)],
             properties={"count": IntegerAttr(self.count, i64)},
         ))  # fmt: skip
 
     def carry(self, i: int, v: SSAValue) -> SSAValue:
-        """Let a value be the state of argument i from the next microbatch on; return the last."""
+        """Let a value be the state of argument i in the next microbatch; return the last value."""
         variable = self.variables[i]
         return self.b.create(CarryOp, [v, variable], [variable.type], names=[v]).out
 
-    def add_up(
+    def add_up_cotangents(
         self, sums: Mapping[SSAValue, dict[AddendPlace, SSAValue]], values: Collection[SSAValue]
     ) -> None:
-        """Add up the cotangents of these values over all microbatches, in each place."""
+        """Sum the cotangents of values over all microbatches, at each place."""
         for v, places in sums.items():
             if v in values:
                 places |= {place: self.sum(d) for place, d in places.items()}
 
     @cached_property
     def inside(self) -> set[Operation]:
-        """The ops of the loop; those that are added when it is first asked for aside."""
+        """The ops of the loop at the first access."""
         return set(self.loop.body())
 
-    def _made(self, new: OfMicrobatches) -> SSAValue:
-        """Insert an op where its operand is made: no more than its result is live after that."""
+    def _insert_after_operand(self, new: OfMicrobatches) -> SSAValue:
+        """Insert an op right after its operand is made, so that only the op's result stays live."""
         owner = new.x.owner
         new.location, new.out.name_hint = self.location, new.x.name_hint
         if isinstance(owner, Operation):
@@ -234,9 +239,9 @@ class BatchLoop:
 
 
 def _slice(arguments: Arguments, b: Rewriter, i: int, count: int) -> SSAValue:
-    """Replace input i by one with all microbatches, and return a microbatch's part of that."""
+    """Replace input i by one with all microbatches, and return the microbatch's slice of it."""
     one = arguments.block.args[i]
-    batches = arguments.block.insert_arg(_stacked(one, count), i)
+    batches = arguments.block.insert_arg(_stacked_type(one, count), i)
     batches.name_hint, batches.location = one.name_hint, one.location
     part = b.create(MicrobatchOp, [batches], [one.type], names=[one]).out
     one.replace_all_uses_with(part)
@@ -245,7 +250,7 @@ def _slice(arguments: Arguments, b: Rewriter, i: int, count: int) -> SSAValue:
     return part
 
 
-def _stacked(v: SSAValue, count: int) -> TensorType:
+def _stacked_type(v: SSAValue, count: int) -> TensorType:
     """Return the type of `count` values, stacked in a new dimension 0."""
     t, encoding = unsharded_type(v), NoneAttr()
     if (layout := layout_of(v)) is not None:

@@ -22,16 +22,16 @@ def add_saved_results(block: Block, activity: Activity) -> None:
     for op in ops_of(block):
         if not isinstance(op, TensorOp) or not any(v in activity.active for v in op.results):
             continue
-        if (more := op.saving()) is None:
+        if (saving := op.saving()) is None:
             continue
-        props, types = more
-        own = [v.type for v in op.results]
+        props, types = saving
+        result_types = [v.type for v in op.results]
         new = rewriter.before(op).copy(
-            op, types=[*own, *types.values()], properties={**op.properties, **props}
+            op, types=[*result_types, *types.values()], properties={**op.properties, **props}
         )
-        made, saved = new.results[: len(own)], new.results[len(own) :]
+        results, saved = new.results[: len(result_types)], new.results[len(result_types) :]
         for name, v in zip(types, saved, strict=True):
-            v.name_hint = f"{made[0].name_hint}_{name}" if made[0].name_hint else None
-        activity.active.update(v for v, old in zip(made, op.results, strict=True)
+            v.name_hint = f"{results[0].name_hint}_{name}" if results[0].name_hint else None
+        activity.active.update(v for v, old in zip(results, op.results, strict=True)
                                if old in activity.active)  # fmt: skip
-        rewriter.replace(op, made)
+        rewriter.replace(op, results)

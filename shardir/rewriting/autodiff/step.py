@@ -2,9 +2,9 @@
 
 1. the forward and the backward part, seeded with the loss scale
 2. the gradients without the loss scale, clipped
-3. the optimizer's updates of all parameters, step by step side by side
-4. where a gradient is not finite, the old parameters and states
-5. the metrics that are asked for
+3. the optimizer's updates of all parameters, in lockstep
+4. if a gradient is not finite, the old parameters and states
+5. the requested metrics
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from shardir.dialects import train
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.rewriting.autodiff.arguments import Arguments
-from shardir.rewriting.autodiff.gradients import prepare
+from shardir.rewriting.autodiff.gradients import prepare_gradients
 from shardir.rewriting.rewriter import Rewriter
 
 
@@ -28,45 +28,45 @@ class TrainStep:
         self.name, self.microbatches = request.sym_name.data, request.microbatches
         self.is_loop = request.is_loop
         self.finite: SSAValue | None = None
-        """Whether all gradients are finite, where losses are scaled."""
+        """Whether all gradients are finite, if losses are scaled."""
         self.scale: SSAValue | None = None
-        """The loss scale, where it is a state."""
+        """The loss scale, if it is a state."""
         self.metrics: list[tuple[SSAValue, str]] = []
-        """The scalars that are asked for, each with its name; `update` makes them."""
+        """The requested scalars with their names; `update` makes them."""
         if (scaling := request.loss_scale) is not None and scaling.kind == "dynamic":
             key = f"{self.name}.loss_scale"
             self.scale = arguments.add_scalar_state(builder, key, f32, scaling.values["initial"])
 
     @property
     def averages(self) -> bool:
-        """Whether loss and gradients are means over microbatches; else they are sums."""
-        several = self.request.accumulate
-        return several is None or several.averages
+        """Whether loss and gradients are means over microbatches; otherwise they are sums."""
+        accumulate = self.request.accumulate
+        return accumulate is None or accumulate.averages
 
     @property
     def scales(self) -> bool:
-        """Whether the cotangent of a microbatch's loss is another number than 1."""
+        """Whether the cotangent of a microbatch's loss differs from 1."""
         mean = self.averages and self.microbatches > 1
         return mean or self.request.loss_scale is not None
 
     def seed(self, element: Attribute) -> SSAValue:
         """Return the cotangent of a microbatch's loss."""
-        part = 1.0
+        factor = 1.0
         if self.averages:
-            part = 1 / self.microbatches
+            factor = 1 / self.microbatches
         if self.scale is not None:
             scale = self.b.convert(self.scale, element)
-            return scale if part == 1.0 else self.b.scale(scale, part)
+            return scale if factor == 1.0 else self.b.scale(scale, factor)
         if self.request.loss_scale is not None:
-            part *= self.request.loss_scale.values["factor"]
-        return self.b.constant(part, element)
+            factor *= self.request.loss_scale.values["factor"]
+        return self.b.constant(factor, element)
 
     def loss(self, total: SSAValue) -> SSAValue:
         """Return the loss of all microbatches, from the sum of their losses."""
         return self.mean(total) if self.averages else total
 
     def mean(self, total: SSAValue) -> SSAValue:
-        """Return the mean over all microbatches, from the sum of their values."""
+        """Return the mean over all microbatches, from the sum over them."""
         if self.microbatches == 1:
             return total
         mean = self.b.scale(total, 1 / self.microbatches)
@@ -76,16 +76,22 @@ class TrainStep:
     def update(
         self, gradients: dict[int, SSAValue | None], written: dict[int, SSAValue]
     ) -> list[tuple[SSAValue, str]]:
-        """Return the new values of parameters and states, each with its key. `gradients`: those of
-        parameters, by the indices of their arguments; `written`: the values that the function has
-        given to some of them, from which the optimizer goes on."""
+        """Return the new values of parameters and states, each with its key.
+
+        Args:
+            gradients: by the indices of parameters.
+            written: values that the function has assigned to parameters, from which the optimizer
+                proceeds.
+        """
         bases = {i: self._in_layout_of(self.arguments[i], v) for i, v in written.items()}
-        found = {i: g for i, g in gradients.items() if g is not None}
-        wanted = () if self.request.metrics is None else self.request.metrics.data
+        known = {i: g for i, g in gradients.items() if g is not None}
+        requested = () if self.request.metrics is None else self.request.metrics.data
         norm = None
-        if found:
-            prepared = prepare(self.b, self.request, self.scale, found, "gradient_norm" in wanted)
-            found, self.finite, norm = prepared.gradients, prepared.finite, prepared.norm
+        if known:
+            prepared = prepare_gradients(
+                self.b, self.request, self.scale, known, "gradient_norm" in requested
+            )
+            known, self.finite, norm = prepared.gradients, prepared.finite, prepared.norm
         scalars = train.StepScalars(
             self.b, self.request.optimizer,
             lambda name, element, first: self.arguments.add_scalar_state(
@@ -95,35 +101,35 @@ class TrainStep:
         keys = {i: self.arguments.annotation(i).key or "" for i in gradients}
         old = {i: [(self.arguments[i], keys[i])] for i in gradients}
         new = {i: [bases.get(i, self.arguments[i])] for i in gradients}
-        running = {i: self.optimizer(i, new[i][0], g, scalars, old[i]) for i, g in found.items()}
-        while running:
-            for i, steps in list(running.items()):
+        steps_of = {i: self.optimizer(i, new[i][0], g, scalars, old[i]) for i, g in known.items()}
+        while steps_of:
+            for i, step in list(steps_of.items()):
                 try:
-                    next(steps)
+                    next(step)
                 except StopIteration as end:
                     pairs = zip(old[i], end.value, strict=True)
-                    new[i] = [self.becomes(was, v) for (was, _), v in pairs]
-                    del running[i]
-        # After the states of parameters, which are at equal distances then.
-        states = {n: (self.arguments.moved_to_end(before), after)
+                    new[i] = [self.select_new(was, v) for (was, _), v in pairs]
+                    del steps_of[i]
+        # Behind the states of parameters, which are at equal distances then.
+        states = {n: (self.arguments.move_to_end(before), after)
                   for n, (before, after) in scalars.states.items()}  # fmt: skip
         if scalars.is_used:
-            scalars.done = self.arguments.moved_to_end(scalars.done)
-        made = {
+            scalars.done = self.arguments.move_to_end(scalars.done)
+        metric_values = {
             "gradient_norm": lambda: norm or self.b.constant(0.0, f64),
             "learning_rate": scalars.rate,
         }
-        self.metrics = [(made[name](), name) for name in wanted]
+        self.metrics = [(metric_values[name](), name) for name in requested]
         results = [(v, key) for i in gradients for v, (_, key) in zip(new[i], old[i], strict=True)]
         if scalars.is_used:
             states["count"] = scalars.done, scalars.step
-        results += [(self.becomes(*of), f"{self.name}.{n}") for n, of in states.items()]
+        results += [(self.select_new(*of), f"{self.name}.{n}") for n, of in states.items()]
         if self.scale is not None and self.finite is not None:
             results += self.next_scale(self.scale, self.finite)
         return results
 
-    def becomes(self, before: SSAValue, after: SSAValue) -> SSAValue:
-        """Return the new value of a parameter or state, in its layout; the old one where a gradient
+    def select_new(self, before: SSAValue, after: SSAValue) -> SSAValue:
+        """Return the new value of a parameter or state, in its layout; the old value if a gradient
         is not finite."""
         after = self._in_layout_of(before, after)
         if self.finite is not None and after is not before:
@@ -140,13 +146,13 @@ class TrainStep:
         old: list[tuple[SSAValue, str]],
     ) -> train.Updated:  # fmt: skip
         """Return the optimizer's steps for parameter i, from its value `base`; append the states
-        that it requests to `old`."""
+        that the optimizer requests to `old`."""
         w, key, parameter = self.arguments[i], old[0][1], self.arguments.annotation(i)
         layout = self.arguments.state_layout(i, self.b.mesh)
 
         def state(name: str, dims: Sequence[int], first: float) -> SSAValue:
-            made = self.arguments.add_state_of(w, layout, key, name, dims, first)
-            old.append((made, f"{key}.{name}"))
+            added = self.arguments.add_state_of(w, layout, key, name, dims, first)
+            old.append((added, f"{key}.{name}"))
             return old[-1][0]
 
         numbers = self.request.optimizer.values
@@ -157,7 +163,8 @@ class TrainStep:
         return train.OPTIMIZERS[self.request.optimizer.kind].update(target)
 
     def next_scale(self, scale: SSAValue, finite: SSAValue) -> list[tuple[SSAValue, str]]:
-        """Return the new loss scale, and the number of steps since a gradient was not finite."""
+        """Return the new loss scale, and the number of steps since a gradient was last not
+        finite."""
         assert self.request.loss_scale is not None
         numbers = self.request.loss_scale.values
         count = f"{self.name}.good_steps"

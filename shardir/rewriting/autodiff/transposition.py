@@ -1,7 +1,7 @@
 """The backward part: each op of the forward part transposed, the last one first.
 
 %y = nn.matmul %x, %w           %d_x = d_y w^T, %d_w = x^T d_y, partial over the batch's axes
-%z = dist.redistribute %y       d_z is d_y: it is redistributed when an op needs it to be
+%z = dist.redistribute %y       d_z is d_y: redistributed when an op needs it
 %z = dist.permute %y            its transposed collective: the permute with its pairs reversed
 """
 
@@ -37,12 +37,12 @@ class Transposition:
 
     def mark(self, forward: Sequence[Operation]) -> None:
         """Mark the active values of a forward part, and record its redistributions, which are not
-        made again."""
+        repeated."""
         self.activity.mark(forward)
         for op in forward:
             if self.builder.mesh is not None and relocates(op):
                 for v, out in self.activity.communicated(op) or ():
-                    self.builder.known(v, out)
+                    self.builder.record_known(v, out)
 
     def run(self, forward: Sequence[Operation]) -> None:
         """Transpose a forward part.
@@ -73,19 +73,19 @@ class Transposition:
             raise Failure(errors)
 
     def tensor_op(self, op: TensorOp) -> None:
-        """Add the cotangents of an op's operands, from those of its results."""
+        """Add the cotangents of an op's operands, from the cotangents of its results."""
         partial = self.passes_partial(op)
         cotangents = [self.cotangents.sum(v, partial) for v in op.results]
-        found = op.gradient(self.builder, *cotangents)
-        for v, d in zip(operands_of(op), found, strict=True):
+        gradients = op.gradient(self.builder, *cotangents)
+        for v, d in zip(operands_of(op), gradients, strict=True):
             if d is not None and v in self.activity.active:
                 if d.name_hint is None:
                     d.name_hint = cotangent_name(v)
                 self.cotangents.add(v, [d])
 
     def passes_partial(self, op: TensorOp) -> bool:
-        """Whether an op's transpose takes a partial cotangent: the op is linear, one operand is
-        active, and its cotangent is no larger than those of the results. So the cotangents of
+        """Whether an op's transpose takes a partial cotangent: the op is linear, has one active
+        operand, and the operand's cotangent is no larger than the results'. So the cotangents of
         several reshapes of one value are added before they are reduced."""
         active = [v for v in operands_of(op) if v in self.activity.active]
         return (
@@ -95,8 +95,8 @@ class Transposition:
         )
 
     def communication(self, op: Operation, v: SSAValue, out: SSAValue) -> list[SSAValue]:
-        """Return the addends of the cotangent of `v`, from those of `out`, its value after
-        communication. They are the same, in any layouts, where both have one global value.
+        """Return the addends of the cotangent of `v` from the addends of `out`, its value after
+        communication. They are equal, in any layouts, if both values have one global value.
 
         Raises:
             ShardirError: no layout expresses the cotangent.

@@ -145,7 +145,7 @@ def _divided(f: FuncOp, keys: Collection[str]) -> FuncOp:
     trial = copied(f)
     for key, of in cut_products(trial).items():
         for cut in of if key in keys else ():
-            cut.divide()
+            cut.split_product()
     return trial
 
 

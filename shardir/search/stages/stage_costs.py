@@ -27,7 +27,7 @@ from shardir.dialects import train
 from shardir.dialects.nn.types import size_of
 from shardir.dialects.train import stage_attrs, stage_of
 from shardir.rewriting.marks import found_by_search
-from shardir.rewriting.stages import CHOICES, complete, parts_of
+from shardir.rewriting.stages import CHOICES, assign_unmarked, parts_of
 from shardir.search.measure.trial import lowered
 
 LOWERED = "insert-redistributions,distributed-autodiff,recompute,lower-to-spmd"
@@ -186,7 +186,7 @@ class _MarkedStep:
         parts = parts_of(g.body.block.ops)
         self.before, self.forward, self.backward, self.after = parts
         for part, choose in zip(parts, CHOICES, strict=True):
-            complete(part, _mark, choose)
+            assign_unmarked(part, _mark, choose)
         _number_by_readers(self.before)
         self.live = LiveStorages(g, mesh)
         self.sums = [op for op in self.g.body.block.ops if isinstance(op, train.OfMicrobatches)]

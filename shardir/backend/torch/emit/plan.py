@@ -38,7 +38,7 @@ from shardir.dialects.train import (
     result_batches,
     updated_keys,
 )
-from shardir.rewriting.composites import expanded
+from shardir.rewriting.composites import expand_module
 
 
 def plan_of(
@@ -53,7 +53,7 @@ def plan_of(
         Failure: the program cannot run: a missing file, a state of two shapes, a step without a
             loss.
     """
-    module = with_weights(expanded(module))
+    module = with_weights(expand_module(module))
     mesh, functions = mesh_of(module), public_functions(module)
     called = function_names(functions)
     data = Data(base_dir, copied, inits=_inits(functions))

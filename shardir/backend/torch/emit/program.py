@@ -41,7 +41,7 @@ from shardir.dialects.dist import layout_of, meshes_of
 from shardir.dialects.locations import file_location
 from shardir.passes.outline_blocks import has_equal_blocks
 from shardir.pipelines import build
-from shardir.rewriting.composites import expanded
+from shardir.rewriting.composites import expand_module
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies
 
@@ -51,7 +51,7 @@ TABLE = {**TORCH, **TORCH_DIST}
 
 def emittable(module: ModuleOp) -> ModuleOp:
     """The module in the form in which it is emitted, but for its loops: itself if it is in that."""
-    return with_biases(with_weights(expanded(module)))
+    return with_biases(with_weights(expand_module(module)))
 
 
 def outline_copy(module: ModuleOp) -> ModuleOp:
@@ -194,7 +194,7 @@ def emit_outlined(
     straight_line: bool = False,
     arena: bool = False,
 ) -> Emitted:
-    """The program of a module whose equal blocks are loops, and that is `expanded`.
+    """The program of a module whose equal blocks are loops, and that is `expand_module`.
 
     Raises:
         Failure: as `emit` does.
