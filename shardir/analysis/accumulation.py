@@ -1,9 +1,9 @@
-"""Gradients that add to the sum over the microbatches themselves: no tensor is made for them.
+"""Gradients computed directly into the sum over microbatches, without a tensor of their own.
 
 %d = nn.einsum "ki,kj->ij" %x, %dy       d_sum.addmm_(x.mT, dy)
 %s = train.accumulate %d
 
-They are products of matrices, and the rows of a table's gradient, which are few of the table's.
+These are products of matrices, and gradients of tables, which have few nonzero rows.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ from shardir.dialects.nn.types import unsharded_type
 
 
 class MatrixProduct(NamedTuple):
-    """The letters of a contraction that is a product of two matrices, or of a batch of them; the
-    first matrix is the second operand if it is `swapped`."""
+    """The letters of a contraction that is a product of two matrices, or of two batches of
+    matrices. If `swapped`, the second operand is the first matrix."""
 
     batch: str
     rows: str
@@ -30,8 +30,8 @@ class MatrixProduct(NamedTuple):
 
 
 def matrix_product(x: str, y: str, z: str) -> MatrixProduct | None:
-    """Return the product that x, y -> z is, whose result torch makes as it is; None if it is
-    another contraction."""
+    """Return the matrix product that x, y -> z computes, if torch makes its result without a
+    transpose; None otherwise."""
     batch = "".join(c for c in z if c in x and c in y)
     summed = "".join(c for c in x if c in y and c not in z)
     if len(batch) > 1 or not summed or not z.startswith(batch) or len(z) != len(batch) + 2:
@@ -46,8 +46,8 @@ def matrix_product(x: str, y: str, z: str) -> MatrixProduct | None:
 
 
 def adds_to_its_sum(v: SSAValue) -> bool:
-    """Whether a value that has one use, a sum over the microbatches or the return to one, can add
-    to that sum."""
+    """Whether a value whose only use is a sum over microbatches, or the return to one, can be
+    computed into that sum."""
     op = v.owner
     if not (v.has_one_use() and isinstance(unsharded_type(v).element_type, AnyFloat)):
         return False
@@ -57,33 +57,34 @@ def adds_to_its_sum(v: SSAValue) -> bool:
 
 
 def added_in_place(ops: Iterable[Operation]) -> dict[SSAValue, train.AccumulateOp]:
-    """Return the values of a step's loop that add to sums, each with its sum: those of the loop
-    itself, and results of the functions of stages.
+    """Return the values of a step's loop that are computed into sums, with their sums: values of
+    the loop itself, and results of the functions of stages.
 
     Args:
-        ops: those of the step.
+        ops: the ops of the step.
     """
-    found: dict[SSAValue, train.AccumulateOp] = {}
+    sums: dict[SSAValue, train.AccumulateOp] = {}
     for op in of_kind(ops, train.AccumulateOp):
         if not op.x.has_one_use():
             continue
         maker = op.x.owner
         if isinstance(maker, CallOp | train.EitherOp):
             for v in maker.operands if isinstance(maker, train.EitherOp) else [op.x]:
-                if (made := _returned(v)) is not None and adds_to_its_sum(made):
-                    found[v] = op
+                if (returned := _returned_value(v)) is not None and adds_to_its_sum(returned):
+                    sums[v] = op
         elif isinstance(maker, Operation) and train.loop_of(maker) is train.loop_of(op):
-            found |= {op.x: op} if adds_to_its_sum(op.x) else {}
-    return found
+            sums |= {op.x: op} if adds_to_its_sum(op.x) else {}
+    return sums
 
 
-def _returned(result: SSAValue) -> SSAValue | None:
-    """Return what the function of a stage that is called makes for a result, outside of loops."""
+def _returned_value(result: SSAValue) -> SSAValue | None:
+    """Return the value that the called function of a stage returns as a result, if an op outside of
+    loops makes it."""
     op = result.owner
     callee = train.callee_of(op) if isinstance(op, CallOp) else None
-    end = None if callee is None else callee.body.block.last_op
-    if not isinstance(end, ReturnOp) or not isinstance(result, OpResult):
+    last = None if callee is None else callee.body.block.last_op
+    if not isinstance(last, ReturnOp) or not isinstance(result, OpResult):
         return None
-    v = end.operands[result.index]
+    v = last.operands[result.index]
     maker = v.owner
     return v if isinstance(maker, Operation) and train.loop_of(maker) is None else None

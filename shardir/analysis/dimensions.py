@@ -1,10 +1,10 @@
-"""Classes of dimensions: those that ops connect, so that to split one splits the others.
+"""Classes of dimensions that ops connect: splitting one dimension splits its whole class.
 
-    %h = nn.matmul %x, %w1 : (8x4, 4x6) -> 8x6      rows of %x and %h are of one class, columns of
-    %y = nn.relu %h                                 %w1, %h and %y, and those of %x with rows of %w1
+    %h = nn.matmul %x, %w1 : (8x4, 4x6) -> 8x6      one class: rows of %x, %h and %y; another:
+    %y = nn.relu %h                                 columns of %w1, %h and %y; a third: columns of
+                                                    %x and rows of %w1
 
-Dimensions are connected where an op has the same factor in both; of several factors the major one
-counts.
+Dimensions are connected if an op has one factor in both; of several factors the major one counts.
 """
 
 from collections.abc import Iterable
@@ -15,11 +15,12 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import unsharded_type
 
 Dimension = tuple[SSAValue, int]
-"""A dimension of a value; of a class the one that represents it."""
+"""A dimension of a value; also the representative of a class."""
 
 
 class DimensionClasses:
-    """The classes of the dimensions of ops' operands and results. `factors`: of each op."""
+    """The classes of the dimensions of ops' operands and results. `factors`: the factors of each
+    op."""
 
     def __init__(self, ops: Iterable[TensorOp]):
         self._above: dict[Dimension, Dimension] = {}

@@ -34,40 +34,41 @@ def values(block: Block) -> Iterator[SSAValue]:
 
 
 def results(ops: Iterable[Operation]) -> Iterator[OpResult]:
-    """Iterate over the results of ops, in order."""
+    """Return the results of ops, in order."""
     return chain.from_iterable(map(attrgetter("results"), ops))
 
 
-def of_each_type(values: Iterable[ValueT]) -> Collection[ValueT]:
-    """Return the last value of each type: there are many values of few types."""
+def one_of_each_type(values: Iterable[ValueT]) -> Collection[ValueT]:
+    """Return the last value of each type: many values have few types."""
     return {id(type_of(v)): v for v in values}.values()
 
 
 def makers(block: Block) -> Iterator[tuple[Operation | BlockArgument, tuple[SSAValue, ...]]]:
-    """Yield each argument by itself, then each op with its results; tensors only."""
+    """Yield each argument with itself, then each op with its results; tensors only."""
     for arg in block.args:
         if isinstance(arg.type, TensorType):
             yield arg, (arg,)
     for op in block.ops:
-        if made := tuple(v for v in op.results if isinstance(v.type, TensorType)):
-            yield op, made
+        if tensors := tuple(v for v in op.results if isinstance(v.type, TensorType)):
+            yield op, tensors
 
 
 def mesh_of(f: FuncOp, module: ModuleOp) -> Mesh | None:
-    """Return the mesh of a function of a module, as `mesh_among` does."""
+    """Return the mesh of a function of a module, like `mesh_among`."""
     return mesh_among(f, ops_of(f.body.block), meshes_of(module))
 
 
 def mesh_among(f: FuncOp, ops: Sequence[Operation], meshes: Mapping[str, Mesh]) -> Mesh | None:
-    """Return the only one of a module's meshes, else the one that a function's layouts and
-    strategies name; None if the module has none, or several of which it names none.
+    """Return the mesh of a function: the module's only mesh, or the one that the function's layouts
+    and strategies name. None if the module has no mesh, or has several and the function names none.
 
     Args:
-        ops: those of the function. Where there is one mesh their types are not looked at: the
-            verifier refuses one that is not declared.
+        ops: the ops of the function. If there is one mesh their types are not examined: the
+            verifier refuses undeclared meshes.
+        meshes: the meshes of the module.
 
     Raises:
-        Failure: the function uses two meshes, or one that is not declared.
+        Failure: the function uses two meshes, or an undeclared one.
     """
     if len(meshes) == 1 and all(mesh in meshes for mesh, _ in _naming_by_attributes(f, ops)):
         return next(iter(meshes.values()))
@@ -79,9 +80,11 @@ def mesh_among(f: FuncOp, ops: Sequence[Operation], meshes: Mapping[str, Mesh]) 
         return None
     if len(naming) == 1 and (name := next(iter(naming))) in meshes:
         return meshes[name]
-    at = {op: i for i, op in enumerate((*ops, f))}
-    first = {name: min(each, key=at.__getitem__) for name, each in naming.items()}
-    names = sorted(first, key=lambda name: at[first[name]])
+    position = {op: i for i, op in enumerate((*ops, f))}
+    first = {
+        name: min(ops_of_mesh, key=position.__getitem__) for name, ops_of_mesh in naming.items()
+    }
+    names = sorted(first, key=lambda name: position[first[name]])
     if len(names) == 1:
         raise Failure.at(first[names[0]], undeclared_mesh(names[0]))
     used = ", ".join(f"@{n}" for n in names)
@@ -90,17 +93,17 @@ def mesh_among(f: FuncOp, ops: Sequence[Operation], meshes: Mapping[str, Mesh]) 
 
 
 def _naming_by_types(f: FuncOp, ops: Sequence[Operation]) -> Iterator[tuple[str | None, Operation]]:
-    """Yield the meshes that a function names: in the type of a result with the first op that has
-    it, in arguments with the function."""
-    for v in of_each_type(results(reversed(ops))):
+    """Yield the meshes named in types: of results with the first op that has the type, of arguments
+    with the function."""
+    for v in one_of_each_type(results(reversed(ops))):
         yield _mesh_name(v), v.op
-    for v in of_each_type(f.body.block.args):
+    for v in one_of_each_type(f.body.block.args):
         yield _mesh_name(v), f
 
 
 def _naming_by_attributes(f: FuncOp, ops: Sequence[Operation]) -> Iterator[tuple[str, Operation]]:
-    """Yield the meshes that a function names in strategies, each with its op, and in the layouts of
-    states, with the function."""
+    """Yield the meshes named in strategies with their ops, and in layouts of states with the
+    function."""
     for op in ops:
         if "strategy" in op.properties and isinstance(op, TensorOp) and op.strategy is not None:
             mesh = op.strategy.data.mesh
@@ -115,15 +118,15 @@ _mesh_names = SignatureMemo()
 
 
 def _mesh_name(v: SSAValue) -> str | None:
-    """Return the mesh that the type of a value names, asked once for each type."""
+    """Return the mesh that the type of a value names; cached by type."""
 
-    def named(_: Attribute) -> str | None:
+    def mesh_of_type(_: Attribute) -> str | None:
         layout = layout_of(v)
         if layout is None and (sharding := sharding_of(v)) is not None:
             layout = sharding.layout
         return None if layout is None else layout.mesh
 
-    return _mesh_names.of(v.type, named)
+    return _mesh_names.of(v.type, mesh_of_type)
 
 
 def has_layouts(block: Block) -> bool:
@@ -133,7 +136,7 @@ def has_layouts(block: Block) -> bool:
 
 def is_laid_out(block: Block) -> bool:
     """Whether every tensor has a layout."""
-    tensors = [v for v in of_each_type(values(block)) if isinstance(v.type, TensorType)]
+    tensors = [v for v in one_of_each_type(values(block)) if isinstance(v.type, TensorType)]
     return bool(tensors) and not any(map(_is_unlaid, tensors))
 
 
@@ -141,12 +144,12 @@ def is_local_body(block: Block) -> bool:
     """Whether the function is in the local view."""
     if any(is_local(type_of(v)) for v in block.args):
         return True
-    return any(is_local(type_of(v)) for v in of_each_type(results(ops_of(block))))
+    return any(is_local(type_of(v)) for v in one_of_each_type(results(ops_of(block))))
 
 
 def first_without_layout(block: Block) -> Operation | None:
     """Return the first op with a result without a layout; for an argument, the function."""
-    without = {id(type_of(v)) for v in of_each_type(values(block)) if _is_unlaid(v)}
+    without = {id(type_of(v)) for v in one_of_each_type(values(block)) if _is_unlaid(v)}
     v = next((v for v in values(block) if id(type_of(v)) in without), None) if without else None
     if v is None:
         return None
@@ -158,14 +161,14 @@ def _is_unlaid(v: SSAValue) -> bool:
 
 
 def name_of(f: FuncOp) -> str:
-    """The name of a function, without `@`."""
+    """Return the name of a function, without `@`."""
     name = f.sym_name
     assert isinstance(name, StringAttr)
     return name.data
 
 
 def named(v: SSAValue) -> str:
-    """The name of a value in messages."""
+    """Return the name of a value for messages."""
     if v.name_hint:
         return f"%{v.name_hint}"
     if isinstance(v, BlockArgument):

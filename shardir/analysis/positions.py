@@ -1,11 +1,11 @@
-"""Integers and truth values that follow from the indices of an element alone.
+"""Integers and truth values that are functions of an element's indices.
 
     %i = nn.iota dim 0 -> tensor<8x1xi64>               d0
     %j = nn.iota dim 1 -> tensor<1x8xi64>               d1
     %mask = nn.compare <le> %j, %i                      {d0 - d1 >= 0}: the lower triangle
 
-Each op is asked for its element at an index, which it asks its operands for at theirs. The cost
-does not depend on the numbers of elements.
+The form of an op's element at an index follows from its operands' elements at their indices. The
+cost does not depend on the number of elements.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,22 +27,23 @@ from shardir.dialects.nn.properties import axis_of
 from shardir.dialects.nn.types import unsharded_type
 
 PositionForm = Affine | IntegerSet | None
-"""An integer, or the indices at which a truth value is true; None: neither is known."""
+"""An integer, or the set of indices at which a truth value is true; None if unknown."""
 
 AffineIndex = tuple[Affine, ...]
 
 DEEPEST = 200
-"""The ops on the way from an element to what it is known by: Python's stack has an end."""
+"""Bounds the recursion from an element to its operands' elements, below Python's limit on the
+stack."""
 
 
 def form_of(v: SSAValue) -> PositionForm:
-    """Return the form of an element of a value at its index (d0, d1, ...), those of size 1 left
-    out."""
+    """Return the form of an element of a value at its index (d0, d1, ...), without dimensions of
+    size 1."""
     return _ElementForms(unsharded_type(v).get_shape()).of(v)
 
 
 class _ElementForms:
-    """The element of a value at its index, of which those of other values follow."""
+    """The forms of elements, given the index of one value's element."""
 
     def __init__(self, shape: Sequence[int]):
         self.sizes = dict(enumerate(shape))
@@ -51,9 +52,9 @@ class _ElementForms:
         self._depth = 0
 
     def of(self, v: SSAValue) -> PositionForm:
-        return self.at(v, self.index)
+        return self.form_at(v, self.index)
 
-    def at(self, v: SSAValue, index: AffineIndex) -> PositionForm:
+    def form_at(self, v: SSAValue, index: AffineIndex) -> PositionForm:
         """Return the form of the element of a value at an index."""
         op = v.owner
         rule = RULES.get(type(op)) if isinstance(op, Operation) else None
@@ -63,37 +64,37 @@ class _ElementForms:
         key = v, index
         if key not in self._known:
             self._depth += 1
-            found = rule(self, op, index)
+            form = rule(self, op, index)
             self._depth -= 1
-            self._known[key] = found if self._fits(found, element) else None
+            self._known[key] = form if self._fits(form, element) else None
         return self._known[key]
 
     def _fits(self, form: PositionForm, element: IntegerType) -> bool:
-        """Whether a form is of numbers that the element type has."""
+        """Whether the element type has all numbers of a form."""
         width = element.width.data
         if not isinstance(form, Affine):
             return width == 1
         low, high = form.bounds(self.sizes)
         return width > 1 and -(2 ** (width - 1)) <= low and high < 2 ** (width - 1)
 
-    def broadcast(self, op: Operation, index: AffineIndex) -> list[PositionForm]:
+    def operand_forms(self, op: Operation, index: AffineIndex) -> list[PositionForm]:
         """Return the forms of the operands of an elementwise op."""
-        found = list[PositionForm]()
+        forms = list[PositionForm]()
         for v in op.operands:
             shape = unsharded_type(v).get_shape()
             own = index[len(index) - len(shape) :]
-            found.append(self.at(v, _within(own, shape)))
-        return found
+            forms.append(self.form_at(v, _within(own, shape)))
+        return forms
 
     def new_index(self, size: int) -> Affine:
-        """Return an index of its own."""
+        """Return a new index with a number of values."""
         dim = len(self.sizes)
         self.sizes[dim] = size
         return Affine.dim(dim) if size > 1 else Affine()
 
 
 def _within(index: Sequence[Affine], shape: Sequence[int]) -> AffineIndex:
-    """The index with 0 for the dimensions of size 1, along which elements repeat."""
+    """Return the index with 0 for dimensions of size 1, along which elements repeat."""
     return tuple(e if n > 1 else Affine() for e, n in zip(index, shape, strict=True))
 
 
@@ -112,29 +113,29 @@ def _iota(_: _ElementForms, op: nn.IotaOp, index: AffineIndex) -> PositionForm:
 
 
 def _add(of: _ElementForms, op: nn.AddOp, index: AffineIndex) -> PositionForm:
-    x, y = of.broadcast(op, index)
+    x, y = of.operand_forms(op, index)
     return x + y if isinstance(x, Affine) and isinstance(y, Affine) else None
 
 
 def _sub(of: _ElementForms, op: nn.SubOp, index: AffineIndex) -> PositionForm:
-    x, y = of.broadcast(op, index)
+    x, y = of.operand_forms(op, index)
     return x - y if isinstance(x, Affine) and isinstance(y, Affine) else None
 
 
 def _mul(of: _ElementForms, op: nn.MulOp, index: AffineIndex) -> PositionForm:
-    x, y = of.broadcast(op, index)
+    x, y = of.operand_forms(op, index)
     if not isinstance(x, Affine) or not isinstance(y, Affine) or (x.terms and y.terms):
         return None
     return y.times(x.constant) if y.terms else x.times(y.constant)
 
 
 def _neg(of: _ElementForms, op: nn.NegOp, index: AffineIndex) -> PositionForm:
-    (x,) = of.broadcast(op, index)
+    (x,) = of.operand_forms(op, index)
     return x.times(-1) if isinstance(x, Affine) else None
 
 
 def _remainder(of: _ElementForms, op: nn.RemainderOp, index: AffineIndex) -> PositionForm:
-    x, y = of.broadcast(op, index)
+    x, y = of.operand_forms(op, index)
     if not isinstance(x, Affine) or not isinstance(y, Affine) or y.terms or y.constant < 1:
         return None
     parts = x.divide(y.constant, of.sizes)
@@ -144,7 +145,7 @@ def _remainder(of: _ElementForms, op: nn.RemainderOp, index: AffineIndex) -> Pos
 def _cumsum(of: _ElementForms, op: nn.CumsumOp, index: AffineIndex) -> PositionForm:
     axis = axis_of(op.properties, "axis", len(index))
     before = of.new_index(unsharded_type(op.x).get_shape()[axis])
-    x = of.at(op.x, (*index[:axis], before, *index[axis + 1 :]))
+    x = of.form_at(op.x, (*index[:axis], before, *index[axis + 1 :]))
     if (
         not isinstance(x, Affine)
         or op.reverse is not None
@@ -161,14 +162,14 @@ def _cumsum(of: _ElementForms, op: nn.CumsumOp, index: AffineIndex) -> PositionF
 
 
 def _compare(of: _ElementForms, op: nn.CompareOp, index: AffineIndex) -> PositionForm:
-    x, y = of.broadcast(op, index)
+    x, y = of.operand_forms(op, index)
     if not isinstance(x, Affine) or not isinstance(y, Affine):
         return None
     return compare(op.how.data, x, y, of.sizes)
 
 
 def _and(of: _ElementForms, op: nn.AndOp, index: AffineIndex) -> PositionForm:
-    x, y = of.broadcast(op, index)
+    x, y = of.operand_forms(op, index)
     if NOWHERE in (x, y):
         return NOWHERE
     if not isinstance(x, IntegerSet) or not isinstance(y, IntegerSet):
@@ -177,7 +178,7 @@ def _and(of: _ElementForms, op: nn.AndOp, index: AffineIndex) -> PositionForm:
 
 
 def _or(of: _ElementForms, op: nn.OrOp, index: AffineIndex) -> PositionForm:
-    x, y = of.broadcast(op, index)
+    x, y = of.operand_forms(op, index)
     if EVERYWHERE in (x, y):
         return EVERYWHERE
     if not isinstance(x, IntegerSet) or not isinstance(y, IntegerSet):
@@ -188,19 +189,19 @@ def _or(of: _ElementForms, op: nn.OrOp, index: AffineIndex) -> PositionForm:
 
 
 def _not(of: _ElementForms, op: nn.NotOp, index: AffineIndex) -> PositionForm:
-    (x,) = of.broadcast(op, index)
+    (x,) = of.operand_forms(op, index)
     return x.complement(of.sizes) if isinstance(x, IntegerSet) else None
 
 
 def _select(of: _ElementForms, op: nn.SelectOp, index: AffineIndex) -> PositionForm:
-    where, x, y = of.broadcast(op, index)
+    where, x, y = of.operand_forms(op, index)
     if where in (EVERYWHERE, NOWHERE):
         return x if where == EVERYWHERE else y
     return x if x == y else None
 
 
 def _convert(of: _ElementForms, op: nn.ConvertOp, index: AffineIndex) -> PositionForm:
-    x, is_truth = of.at(op.x, index), unsharded_type(op.out).element_type == i1
+    x, is_truth = of.form_at(op.x, index), unsharded_type(op.out).element_type == i1
     if isinstance(x, IntegerSet) and not is_truth:
         return {EVERYWHERE: Affine((), 1), NOWHERE: Affine()}.get(x)
     if isinstance(x, Affine) and is_truth:
@@ -211,54 +212,54 @@ def _convert(of: _ElementForms, op: nn.ConvertOp, index: AffineIndex) -> Positio
 # ---- places ----
 
 
-def _same(of: _ElementForms, op: nn.StopGradientOp, index: AffineIndex) -> PositionForm:
-    return of.at(op.x, index)
+def _pass_through(of: _ElementForms, op: nn.StopGradientOp, index: AffineIndex) -> PositionForm:
+    return of.form_at(op.x, index)
 
 
 def _reshape(of: _ElementForms, op: nn.ReshapeOp, index: AffineIndex) -> PositionForm:
     position = flatten(index, unsharded_type(op.out).get_shape())
     before = unflatten(position, unsharded_type(op.x).get_shape(), of.sizes)
-    return None if before is None else of.at(op.x, before)
+    return None if before is None else of.form_at(op.x, before)
 
 
 def _transpose(of: _ElementForms, op: nn.TransposeOp, index: AffineIndex) -> PositionForm:
     before = dict(zip(op.perm.data, index, strict=True))
-    return of.at(op.x, tuple(before[d] for d in range(len(index))))
+    return of.form_at(op.x, tuple(before[d] for d in range(len(index))))
 
 
 def _broadcast(of: _ElementForms, op: nn.BroadcastOp, index: AffineIndex) -> PositionForm:
     before = [index[d] for d in op.dims.data]
-    return of.at(op.x, _within(before, unsharded_type(op.x).get_shape()))
+    return of.form_at(op.x, _within(before, unsharded_type(op.x).get_shape()))
 
 
 def _slice(of: _ElementForms, op: nn.SliceOp, index: AffineIndex) -> PositionForm:
     before = [e.times(k) + a for e, k, a in
               zip(index, op.strides.data, op.starts.data, strict=True)]  # fmt: skip
-    return of.at(op.x, tuple(before))
+    return of.form_at(op.x, tuple(before))
 
 
 def _concat(of: _ElementForms, op: nn.ConcatOp, index: AffineIndex) -> PositionForm:
-    """The form of all parts, if there is one; a part of one element has any form that is its own
-    there."""
+    """Return the form that all operands agree on; an operand of one element agrees with any form
+    that has its value there."""
     axis = axis_of(op.properties, "axis", len(index))
     low, high = index[axis].bounds(of.sizes)
-    start, parts = 0, list[tuple[int, Affine, PositionForm]]()
+    start, operand_forms = 0, list[tuple[int, Affine, PositionForm]]()
     for v in op.operands:
         n = unsharded_type(v).get_shape()[axis]
         at = index[axis] + -start
         if start <= low and high < start + n:
-            return of.at(v, (*index[:axis], at, *index[axis + 1 :]))
+            return of.form_at(v, (*index[:axis], at, *index[axis + 1 :]))
         if start <= high and low < start + n:
-            inside = of.new_index(n)
-            x = of.at(v, (*index[:axis], inside, *index[axis + 1 :]))
-            parts.append((n, at, _replaced(x, inside, at)))
+            index_in_operand = of.new_index(n)
+            x = of.form_at(v, (*index[:axis], index_in_operand, *index[axis + 1 :]))
+            operand_forms.append((n, at, _substitute(x, index_in_operand, at)))
         start += n
-    form = max(parts, key=lambda part: part[0])[2] if parts else None
-    return form if all(_agrees(x, form, at, n) for n, at, x in parts) else None
+    form = max(operand_forms, key=lambda part: part[0])[2] if operand_forms else None
+    return form if all(_agrees(x, form, at, n) for n, at, x in operand_forms) else None
 
 
-def _replaced(form: PositionForm, index: Affine, by: Affine) -> PositionForm:
-    """A form with another expression in place of an index."""
+def _substitute(form: PositionForm, index: Affine, by: Affine) -> PositionForm:
+    """Return a form with an index replaced by an expression."""
     if form is None or not index.terms:
         return form
     ((dim, _),) = index.terms
@@ -281,17 +282,17 @@ def _agrees(x: PositionForm, form: PositionForm, at: Affine, size: int) -> bool:
 def _gather(of: _ElementForms, op: nn.GatherOp, index: AffineIndex) -> PositionForm:
     axis = axis_of(op.properties, "axis", len(table := unsharded_type(op.table).get_shape()))
     end = axis + len(unsharded_type(op.ids).get_shape())
-    ids = of.at(op.ids, index[axis:end])
-    return _taken(of, op.table, ids, axis, table, (*index[:axis], Affine(), *index[end:]))
+    ids = of.form_at(op.ids, index[axis:end])
+    return _element_along(of, op.table, ids, axis, table, (*index[:axis], Affine(), *index[end:]))
 
 
 def _take(of: _ElementForms, op: nn.TakeAlongAxisOp, index: AffineIndex) -> PositionForm:
     axis = axis_of(op.properties, "axis", len(index))
-    ids = of.at(op.ids, index)
-    return _taken(of, op.x, ids, axis, unsharded_type(op.x).get_shape(), index)
+    ids = of.form_at(op.ids, index)
+    return _element_along(of, op.x, ids, axis, unsharded_type(op.x).get_shape(), index)
 
 
-def _taken(
+def _element_along(
     of: _ElementForms,
     x: SSAValue,
     at: PositionForm,
@@ -299,20 +300,21 @@ def _taken(
     shape: Sequence[int],
     index: AffineIndex,
 ) -> PositionForm:
-    """The element at another index along an axis, unless that can be outside, which is an error."""
+    """Return the form of the element at a new index along an axis; None if the index may be out of
+    range."""
     if not isinstance(at, Affine):
         return None
     low, high = at.bounds(of.sizes)
-    inside = low >= 0 and high < shape[axis]
-    return of.at(x, (*index[:axis], at, *index[axis + 1 :])) if inside else None
+    in_range = low >= 0 and high < shape[axis]
+    return of.form_at(x, (*index[:axis], at, *index[axis + 1 :])) if in_range else None
 
 
 RULES: dict[type[Operation], Callable[..., PositionForm]] = {
     nn.ConstantOp: _constant, nn.IotaOp: _iota, nn.AddOp: _add, nn.SubOp: _sub, nn.MulOp: _mul,
     nn.NegOp: _neg, nn.RemainderOp: _remainder, nn.CumsumOp: _cumsum, nn.CompareOp: _compare,
     nn.AndOp: _and, nn.OrOp: _or, nn.NotOp: _not, nn.SelectOp: _select, nn.ConvertOp: _convert,
-    nn.StopGradientOp: _same, nn.ReshapeOp: _reshape, nn.TransposeOp: _transpose,
+    nn.StopGradientOp: _pass_through, nn.ReshapeOp: _reshape, nn.TransposeOp: _transpose,
     nn.BroadcastOp: _broadcast, nn.SliceOp: _slice, nn.ConcatOp: _concat, nn.GatherOp: _gather,
     nn.TakeAlongAxisOp: _take,
 }  # fmt: skip
-"""What each op says of its element. Of others nothing is known."""
+"""The rule for the element of each kind of op; elements of further kinds are unknown."""

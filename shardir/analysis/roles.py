@@ -18,8 +18,8 @@ from shardir.dialects.train import (
 
 
 def differentiated_arguments(request: Request, arguments: Sequence[Argument]) -> list[int]:
-    """Return the indices of the arguments with respect to which a function is differentiated: those
-    that a gradient names, and of a step the parameters."""
+    """Return the indices of the arguments with respect to which a function is differentiated: the
+    ones that a gradient names; for a step, the parameters."""
     if isinstance(request, GradientOp):
         return list(request.wrt.data)
     return [i for i, argument in enumerate(arguments) if argument.role is Role.PARAMETER]
@@ -31,22 +31,23 @@ def retained_arguments(f: FuncOp) -> frozenset[SSAValue]:
     return frozenset(v for v, argument in args if argument.is_retained)
 
 
-def lent_arguments(f: FuncOp) -> frozenset[SSAValue]:
-    """Return the parameters and states that a result replaces: their memory is the function's."""
+def donated_arguments(f: FuncOp) -> frozenset[SSAValue]:
+    """Return the parameters and states that a result replaces: the function may write their
+    memory."""
     block = f.body.block
     return frozenset(block.args[i] for i in updated_arguments(f) if i is not None)
 
 
 def frees(f: FuncOp) -> bool:
-    """Whether a program of the function frees each value after its last use: that of a step, of a
-    stage, and of a model, which has parameters or states. A small one reads better without."""
+    """Whether a program of the function frees each value after its last use: yes for a step, for a
+    stage, and for a model with parameters or states; a small function reads better without."""
     return is_step(f) or stage_of(f) is not None or bool(retained_arguments(f))
 
 
 def ties(f: FuncOp) -> dict[SSAValue, SSAValue]:
-    """Return the returned values that become arguments of the next step, each with the argument."""
+    """Return the returned values that become arguments of the next step, each with its argument."""
     block = f.body.block
-    end = block.last_op
-    assert isinstance(end, ReturnOp)
-    returned = zip(end.operands, updated_arguments(f), strict=True)
+    last = block.last_op
+    assert isinstance(last, ReturnOp)
+    returned = zip(last.operands, updated_arguments(f), strict=True)
     return {v: block.args[i] for v, i in returned if i is not None}

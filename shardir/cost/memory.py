@@ -34,7 +34,7 @@ from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.aliasing import in_place, may_share, may_write, shared
-from shardir.analysis.roles import frees, lent_arguments
+from shardir.analysis.roles import frees, donated_arguments
 from shardir.analysis.storages import Span, Storages, live_ops
 from shardir.compat.xdsl import type_of
 from shardir.cost.collective_work import collective_work
@@ -256,7 +256,7 @@ def _storages(
 ) -> Storages:
     """Return the storages of the values of a function."""
     storages = Storages(f.body.block.args, ops)
-    freed, donated = frees(f), lent_arguments(f)
+    freed, donated = frees(f), donated_arguments(f)
     for v, total in added_in_place(ops).items():
         storages.join(v, total.out)
     for op, (pairs, is_in_place) in sharing.items():

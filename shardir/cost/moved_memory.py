@@ -18,7 +18,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.loops import Loops
-from shardir.analysis.roles import lent_arguments
+from shardir.analysis.roles import donated_arguments
 from shardir.compat.xdsl import operands_of
 from shardir.cost.memory import LiveStorages, live_bytes, live_changes
 from shardir.dialects import dist
@@ -83,7 +83,7 @@ def _moving(f: FuncOp, live: LiveStorages) -> set[SSAValue]:
     moved = of_kind(live.ops, dist.AsyncOp)
     todo = [v for op in moved for v in (*op.operands, *op.results)]
     if any(isinstance(op, dist.CopyOp) for op in moved):
-        todo += lent_arguments(f)  # a part of the copy may be their new value
+        todo += donated_arguments(f)  # a part of the copy may be their new value
     values, makers = set[SSAValue](), set[Operation]()
     while todo:
         v = todo.pop()

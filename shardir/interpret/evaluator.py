@@ -16,7 +16,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from shardir.algebra.layout import Layout, Shape, replicated
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.loops import executed
+from shardir.analysis.loops import execution_order
 from shardir.diagnostics import ShardirError
 from shardir.dialects import dist, train
 from shardir.dialects.nn import StopGradientOp
@@ -150,7 +150,7 @@ class _GlobalEvaluator:
 
     def call(self, f: FuncOp, arguments: list[Array]) -> list[Array]:
         env: dict[SSAValue, Array] = dict(zip(f.body.block.args, arguments, strict=True))
-        for op, self.device.run in executed(f.body.block.ops):
+        for op, self.device.run in execution_order(f.body.block.ops):
             if isinstance(op, ReturnOp):
                 return [env[v] for v in op.operands]
             inputs = [env[v] for v in op.operands]
@@ -223,7 +223,7 @@ class _LocalEvaluator:
         devices = [RankView(self.meshes, r, placed) for r in ranks]
         env: dict[SSAValue, list[Array]] = dict(zip(f.body.block.args, arguments, strict=True))
         sends = dist.matching_sends(f.body.block.ops)
-        for op, run in executed(f.body.block.ops):
+        for op, run in execution_order(f.body.block.ops):
             for device in devices:
                 device.run = run
             inputs = [env[v] for v in op.operands]

@@ -21,7 +21,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation
 
 from shardir.algebra.mesh import Mesh
-from shardir.analysis.loops import executed
+from shardir.analysis.loops import execution_order
 from shardir.backend.torch.emit.biases import biased_product
 from shardir.backend.torch.emit.program import emit_outlined, emittable, outline_copy
 from shardir.backend.torch.emit.updates import is_updated_before
@@ -161,7 +161,7 @@ class ProgramLines:
 def _run(f: FuncOp) -> Iterator[Operation]:
     """Yield the ops of a function in the order in which they run; equal blocks, in a loop or not,
     one after the other."""
-    for op, _ in executed(f.body.block.ops, train.RepeatOp):
+    for op, _ in execution_order(f.body.block.ops, train.RepeatOp):
         if not isinstance(op, HANDED):
             yield op
 

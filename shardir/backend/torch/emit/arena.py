@@ -30,7 +30,7 @@ from shardir.algebra.allocation import (
     allocate,
     live_bytes_bound,
 )
-from shardir.analysis.loops import executed
+from shardir.analysis.loops import execution_order
 from shardir.analysis.storages import reads
 from shardir.backend.torch.emit.loops import LoopScope
 from shardir.backend.torch.emit.names import Names
@@ -89,7 +89,7 @@ class FunctionRun:
         """The begin of the loop over microbatches."""
         self._crossing: set[Life] = set()
         """The values from before the loop that it reads."""
-        for self.now, (op, run) in enumerate(executed(s.ops, train.RepeatOp)):
+        for self.now, (op, run) in enumerate(execution_order(s.ops, train.RepeatOp)):
             for v in (op.values[run],) if isinstance(op, train.ItemOp) else reads(op):
                 self._read(v)
             self._run(op, run)

@@ -9,7 +9,7 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.aliasing import maybe_shared
-from shardir.analysis.roles import frees, lent_arguments, retained_arguments
+from shardir.analysis.roles import donated_arguments, frees, retained_arguments
 from shardir.analysis.storages import Storages, live_ops
 from shardir.backend.torch.emit.biases import bias_addition, biased_product
 from shardir.backend.torch.emit.literals import Number, number_text
@@ -60,7 +60,7 @@ class VariableScope(LocalTypes):
         self, f: FuncOp, mesh: Mesh | None, rank: int | None, names: Names, used: set[str]
     ):
         super().__init__(f, mesh, rank, names, used)
-        self.frees, self.lent = frees(f), lent_arguments(f)
+        self.frees, self.lent = frees(f), donated_arguments(f)
         if len(f.body.blocks) > 1:
             raise Failure.at(f, "the torch backend emits functions of one block")
         self.block: Block = f.body.block
