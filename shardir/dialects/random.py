@@ -42,8 +42,8 @@ def check_range(kind: str, params: Mapping[str, Any], element: str) -> None:
     if kind != "integers" and element in LARGEST:
         for name in ("value", "mean", "std", "low", "high"):
             if not abs(number := params.get(name, 0)) <= LARGEST[element]:
-                found = f"expected {name} to be a number that {element} holds, got {number}"
-                raise ShardirError(coded("T10", found, use=""))
+                message = f"expected {name} to be a number that {element} holds, got {number}"
+                raise ShardirError(coded("T10", message, use=""))
     if kind not in ("uniform", "integers"):
         return
     low, high = params["low"], params["high"]
@@ -56,8 +56,8 @@ def check_range(kind: str, params: Mapping[str, Any], element: str) -> None:
     end = LARGEST.get(element, high) + 1
     if kind == "integers" and not -end <= low < high <= end:
         use = "use i64" if element == "i32" else ""
-        found = f"expected numbers that {element} holds, got {low} to {high - 1}"
-        raise ShardirError(coded("T10", found, use=use))
+        message = f"expected numbers that {element} holds, got {low} to {high - 1}"
+        raise ShardirError(coded("T10", message, use=use))
 
 
 def seed_of(key: str) -> int:

@@ -240,12 +240,12 @@ def check_call(op: CallOp) -> None:
     )
     for what, types, values in ends:
         if len(types) != len(values):
-            found = f"expected {len(types)} {what}s of a call of @{name}, got {len(values)}"
-            raise VerifyException(found)
+            message = f"expected {len(types)} {what}s of a call of @{name}, got {len(values)}"
+            raise VerifyException(message)
         for i, (t, v) in enumerate(zip(types, values, strict=True)):
             if t != v.type:
-                found = f"expected {what} {i} of a call of @{name} to be {t}, got {v.type}"
-                raise VerifyException(found)
+                message = f"expected {what} {i} of a call of @{name} to be {t}, got {v.type}"
+                raise VerifyException(message)
 
 
 def check_signature(f: FuncOp) -> None:

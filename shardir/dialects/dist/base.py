@@ -106,11 +106,11 @@ class CollectiveOp(IRDLOperation, metaclass=OpClass):
     def verify_(self) -> None:
         check_types(self)
         if len(self.values) != len(self.outs) or not self.values:
-            found = (
+            message = (
                 f"expected values, and a result for each, got {len(self.values)} values and "
                 f"{len(self.outs)} results"
             )
-            raise VerifyException(coded("C1", found))
+            raise VerifyException(coded("C1", message))
         checked = set[tuple[int, int]]()
         for value, out in zip(self.values, self.outs, strict=True):
             if (types := (id(value.type), id(out.type))) not in checked:
@@ -130,8 +130,8 @@ class CollectiveOp(IRDLOperation, metaclass=OpClass):
         have, layout, step = value.type, type_layout(value.type), self.as_step(out)
         assert layout is not None
         if layout.host and self.record.communicates:
-            found = f"expected a value in device memory, got one with [{layout}]"
-            raise VerifyException(coded("C16", found))
+            message = f"expected a value in device memory, got one with [{layout}]"
+            raise VerifyException(coded("C16", message))
         with verification():
             self.record.check(mesh, layout, step)
             self.check_shapes(value, out, mesh)
@@ -151,11 +151,11 @@ class CollectiveOp(IRDLOperation, metaclass=OpClass):
             sizes = [[s.stop - s.start for s in shard] for shard in shards]
             for source, target in passes:
                 if sizes[source] != sizes[target]:
-                    found = (
+                    message = (
                         f"expected rank {group[source]} to send a shard of {sizes[target]}, as "
                         f"rank {group[target]} has of {list(shape)}, got {sizes[source]}"
                     )
-                    raise VerifyException(coded("C4", found, use="use shards of one size"))
+                    raise VerifyException(coded("C4", message, use="use shards of one size"))
 
 
 def mesh_of_collective(op: Operation, axes: Axes, *types: Attribute) -> Mesh:
@@ -166,8 +166,8 @@ def mesh_of_collective(op: Operation, axes: Axes, *types: Attribute) -> Mesh:
     """
     for type in types:
         if not is_local(type):
-            found = f"expected values with a #dist.local, got {type}"
-            raise VerifyException(coded("C2", found))
+            message = f"expected values with a #dist.local, got {type}"
+            raise VerifyException(coded("C2", message))
     layout = type_layout(types[0])
     assert layout is not None
     mesh = find_mesh(op, layout.mesh)
@@ -204,11 +204,11 @@ def check_holder(op: str, value: SSAValue, position: int, axes: Axes, mesh: Mesh
             return
         if layout.reduction == "any" and position == 0:
             return
-    found = (
+    message = (
         f"expected {op} of a value that all devices of a group hold, got position {position} of "
         f"[{layout}]: the cotangents of the others would differ"
     )
-    raise ShardirError(coded("G8", found, use="reduce or gather the value first"))
+    raise ShardirError(coded("G8", message, use="reduce or gather the value first"))
 
 
 def _value(attr: Attribute) -> Any:
@@ -252,11 +252,11 @@ class AsyncOp(CollectiveOp, ABC):
             return  # another run of a loop waits for it
         if len(users) != 1 or not all(_waits_for(u, self) for u in users):
             uses = ", ".join(sorted(u.name for u in users)) or "no use"
-            found = (
+            message = (
                 f"expected one dist.wait that takes all results of an async {self.name}, in their "
                 f"order, and no other use of them, got {uses}"
             )
-            raise VerifyException(coded("C14", found))
+            raise VerifyException(coded("C14", message))
 
 
 class FusibleOp(AsyncOp, ABC):
@@ -289,18 +289,18 @@ class WaitOp(IRDLOperation, metaclass=OpClass):
 
     def verify_(self) -> None:
         if not self.values:
-            found = "expected the results of an async collective, got none"
-            raise VerifyException(coded("C15", found, use="drop the wait"))
+            message = "expected the results of an async collective, got none"
+            raise VerifyException(coded("C15", message, use="drop the wait"))
         for v in self.values:
             op = maker(v)
             if op is None or not is_started(op):
                 got = "an argument" if op is None else f"one of {op.name}"
-                found = f"expected a result of an async collective, got {got}"
-                raise VerifyException(coded("C15", found))
+                message = f"expected a result of an async collective, got {got}"
+                raise VerifyException(coded("C15", message))
         have, want = ([v.type for v in end] for end in (self.values, self.outs))
         if have != want:
-            found = f"expected results of types {_listed(have)}, got {_listed(want)}"
-            raise VerifyException(coded("C15", found, use="write the types of the operands"))
+            message = f"expected results of types {_listed(have)}, got {_listed(want)}"
+            raise VerifyException(coded("C15", message, use="write the types of the operands"))
 
 
 def _listed(types: Sequence[Attribute]) -> str:

@@ -170,8 +170,8 @@ class PermuteOp(GroupedOp):
         everywhere = len(self.pairs.data) == 2 * mesh.extent(axes)
         if everywhere and mesh.without(layout.partial, axes) is not None:
             return True
-        found = (
+        message = (
             f"expected {self.name} of all partial values of [{layout}], got some left out: their "
             "cotangents would differ"
         )
-        raise ShardirError(coded("G8", found, use="reduce the value first"))
+        raise ShardirError(coded("G8", message, use="reduce the value first"))

@@ -42,8 +42,8 @@ class _PointToPoint(IRDLOperation, ABC):
             check_position(source, n)
             check_position(target, n)
         if source == target:
-            found = f"expected two different positions, got {source} twice"
-            raise VerifyException(coded("C9", found, use="send to another device"))
+            message = f"expected two different positions, got {source} twice"
+            raise VerifyException(coded("C9", message, use="send to another device"))
 
 
 @op_definition
@@ -98,8 +98,8 @@ def matching_sends(ops: Iterable[Operation]) -> dict[RecvOp, SendOp]:
             pending.setdefault(op.ends, deque()).append(op)
         else:
             if not (queue := pending.get(op.ends)):
-                found = "expected a dist.send before each dist.recv, got none: a deadlock"
-                raise Failure.at(op, coded("C11", found))
+                message = "expected a dist.send before each dist.recv, got none: a deadlock"
+                raise Failure.at(op, coded("C11", message))
             matched[op] = sent = queue.popleft()
             have, want = sent.value.type, op.out.type
             assert isinstance(have, TensorType) and isinstance(want, TensorType)
@@ -108,8 +108,8 @@ def matching_sends(ops: Iterable[Operation]) -> dict[RecvOp, SendOp]:
                 raise Failure.at(op, coded("C11", f"expected a dist.recv of {have}, got {want}"))
     for queue in pending.values():
         for op in queue:
-            found = "expected a dist.recv after each dist.send, got none"
-            raise Failure.at(op, coded("C11", found))
+            message = "expected a dist.recv after each dist.send, got none"
+            raise Failure.at(op, coded("C11", message))
     return matched
 
 
@@ -137,12 +137,12 @@ def check_transfers(ops: Sequence[Operation]) -> None:
         for source, target in _devices(op):
             queue = sent[source, target]
             if queue[0] is not send:
-                found = (
+                message = (
                     f"expected a dist.recv over {axes_text(queue[0].axes.data)} first: device "
                     f"{source} sends that first to device {target}, got one over "
                     f"{axes_text(op.axes.data)}"
                 )
-                errors.append((op, coded("C11", found, use="receive in the order of the sends")))
+                errors.append((op, coded("C11", message, use="receive in the order of the sends")))
                 break
         for pair in _devices(op):
             sent[pair].remove(send)

@@ -40,8 +40,10 @@ class _OfGlobalValues(IRDLOperation):
     def verify_(self) -> None:
         check_types(self)
         if any(is_local(v.type) for v in (*self.operands, *self.results)):
-            found = f"expected a value of the global view in {self.name}, got one of the local view"
-            raise VerifyException(coded("P1", found))
+            message = (
+                f"expected a value of the global view in {self.name}, got one of the local view"
+            )
+            raise VerifyException(coded("P1", message))
 
 
 @op_definition

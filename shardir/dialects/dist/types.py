@@ -90,25 +90,25 @@ class MeshOp(IRDLOperation):
 
     def verify_(self) -> None:
         if not 1 <= len(self.axes.data) <= MAX_AXES:
-            found = f"expected 1 to {MAX_AXES} axes in mesh @{self.sym_name.data}"
-            raise VerifyException(coded("M1", f"{found}, got {len(self.axes.data)}"))
+            message = f"expected 1 to {MAX_AXES} axes in mesh @{self.sym_name.data}"
+            raise VerifyException(coded("M1", f"{message}, got {len(self.axes.data)}"))
         try:
             parse_layout(f"@{self.sym_name.data}, []")
         except ShardirError:
-            found = f"expected a mesh name that a layout can spell, got {self.sym_name}"
+            message = f"expected a mesh name that a layout can spell, got {self.sym_name}"
             raise VerifyException(
-                coded("M2", found, use="use letters, digits, _, $ and . in it")
+                coded("M2", message, use="use letters, digits, _, $ and . in it")
             ) from None
         if self.mesh.size > MAX_DEVICES:
-            found = f"expected at most {MAX_DEVICES} devices, got {self.mesh.size}"
-            raise VerifyException(coded("M3", found))
+            message = f"expected at most {MAX_DEVICES} devices, got {self.mesh.size}"
+            raise VerifyException(coded("M3", message))
         if self.cluster is not None and self.mesh.cluster is None:
             declare = (
                 f"declare it: dist.cluster {self.cluster} "
                 "<levels [node = 8 {bandwidth = 4.5e+11, latency = 3e-06}]>"
             )
-            found = f"expected a declared cluster, got {self.cluster}"
-            raise VerifyException(coded("M4", found, use=declare))
+            message = f"expected a declared cluster, got {self.cluster}"
+            raise VerifyException(coded("M4", message, use=declare))
         with verification():
             self.mesh.check_cluster()
 
@@ -246,19 +246,19 @@ def _foreign_message(type: Attribute) -> str | None:
     for dim, size in enumerate(sizes):
         if size < 0:
             shown = "?" if size == DYNAMIC_INDEX else size
-            found = f"expected a size of at least 0 of dimension {dim}, got {shown} in {type}"
-            return coded("T12", found, use="write the number, and one program for each size")
+            message = f"expected a size of at least 0 of dimension {dim}, got {shown} in {type}"
+            return coded("T12", message, use="write the number, and one program for each size")
     if (element := str(type.element_type)) not in BYTES:
-        found = f"expected an element type of {one_of(BYTES)}, got {element} in {type}"
-        return coded("T12", found, use="use one of them")
+        message = f"expected an element type of {one_of(BYTES)}, got {element} in {type}"
+        return coded("T12", message, use="use one of them")
     if not isinstance(type.encoding, NoneAttr | LayoutAttr | ShardingAttr | LocalAttr):
-        found = f"expected a layout in a tensor type, got {type.encoding} in {type}"
-        return coded("T12", found, use="write #dist.layout<@m, [...]>, or drop it")
+        message = f"expected a layout in a tensor type, got {type.encoding} in {type}"
+        return coded("T12", message, use="write #dist.layout<@m, [...]>, or drop it")
     if isinstance(type.encoding, LocalAttr):
         sizes = [*(type.encoding.data.shape or sizes)]
     if not is_countable(sizes):
-        found = f"expected at most {MOST_ELEMENTS}, got {'x'.join(map(str, sizes))}"
-        return coded("T12", found, use="make a dimension smaller")
+        message = f"expected at most {MOST_ELEMENTS}, got {'x'.join(map(str, sizes))}"
+        return coded("T12", message, use="make a dimension smaller")
     return None
 
 
@@ -291,19 +291,19 @@ def _check(mesh: Mesh, encoding: LayoutAttr | ShardingAttr | LocalAttr, shape: S
         return
     here = encoding.data
     if here.shape is not None and len(here.shape) != len(shape):
-        found = (
+        message = (
             f"expected `of` with {len(shape)} dimensions, as the tensor has, got {len(here.shape)}"
         )
-        raise ShardirError(coded("L1", found, use="write the global shape"))
+        raise ShardirError(coded("L1", message, use="write the global shape"))
     unsharded = here.global_shape(mesh, shape)
     here.layout.check(mesh, unsharded)
     expected = here.layout.local_shape(mesh, unsharded)
     if expected != shape:
-        found = (
+        message = (
             f"expected the shape {list(expected)} of the largest shard of {list(unsharded)}, got "
             f"{list(shape)}"
         )
-        raise ShardirError(coded("L5", found))
+        raise ShardirError(coded("L5", message))
 
 
 def type_change(value: SSAValue, out: SSAValue, mesh: Mesh | None = None) -> str:

@@ -58,10 +58,10 @@ class HaloOp(GroupedOp, ABC):
         have, want = x.get_shape(), cut.get_shape()
         others = have[:d] + have[d + 1 :], want[:d] + want[d + 2 :]
         if x.element_type != cut.element_type or others[0] != others[1]:
-            found = (
+            message = (
                 f"expected windows of {x} with two dimensions instead of dimension {d}, got {cut}"
             )
-            raise ShardirError(coded("C4", found))
+            raise ShardirError(coded("C4", message))
 
 
 @op_definition

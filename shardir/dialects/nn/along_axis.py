@@ -32,8 +32,10 @@ def _check_along(shape: Shape, ids: Shape, axis: int) -> None:
     if len(shape) != len(ids) or any(
         n != m for d, (n, m) in enumerate(zip(shape, ids, strict=True)) if d != axis
     ):
-        found = f"expected indices equal to {list(shape)} but for dimension {axis}, got {list(ids)}"
-        raise ShardirError(coded("T6", found, use="use nn.broadcast or nn.slice"))
+        message = (
+            f"expected indices equal to {list(shape)} but for dimension {axis}, got {list(ids)}"
+        )
+        raise ShardirError(coded("T6", message, use="use nn.broadcast or nn.slice"))
 
 
 def _along(rank: int, axis: int) -> tuple[list[str], list[str]]:
@@ -61,8 +63,8 @@ class ScatterAddOp(TensorOp):
         check_indices(ids)
         arithmetic_element(cls.name, (src, *results))
         if src.get_shape() != ids.get_shape():
-            found = f"expected src of the shape of the indices {ids}, got {src}"
-            raise ShardirError(coded("T1", found))
+            message = f"expected src of the shape of the indices {ids}, got {src}"
+            raise ShardirError(coded("T1", message))
         shape = results[0].get_shape()
         _check_along(shape, ids.get_shape(), axis_of(props, "axis", len(shape)))
 

@@ -143,10 +143,10 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
     def no_gradient(self, result: str = "") -> ShardirError:
         """The error that the op, or one of its results, has no gradient."""
         if result:
-            found = f"expected a result with a gradient, got the {result} of {self.name}"
-            return ShardirError(coded("G8", found, use="put nn.stop_gradient after it"))
-        found = f"expected an op with a gradient, got {self.name}"
-        return ShardirError(coded("G8", found, use="put nn.stop_gradient before it"))
+            message = f"expected a result with a gradient, got the {result} of {self.name}"
+            return ShardirError(coded("G8", message, use="put nn.stop_gradient after it"))
+        message = f"expected an op with a gradient, got {self.name}"
+        return ShardirError(coded("G8", message, use="put nn.stop_gradient before it"))
 
     def saving(self) -> tuple[Props, dict[str, TensorType]] | None:
         """Return the properties with which the op has more results, which its gradient reads, and
@@ -216,8 +216,8 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
             if self.INFERRED:
                 expected = self.infer(operands, self.properties)
                 if len(expected) != len(results):
-                    found = f"expected {len(expected)} results, got {len(results)}"
-                    raise ShardirError(coded("T1", found))
+                    message = f"expected {len(expected)} results, got {len(results)}"
+                    raise ShardirError(coded("T1", message))
                 for i, (want, have) in enumerate(zip(expected, results, strict=True)):
                     if want is not have and want != have:
                         raise ShardirError(
@@ -258,9 +258,9 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
         if not layouts:
             return
         if len(layouts) < len(values):
-            found = "expected layouts of all values of the op or of none, got some without"
+            text = "expected layouts of all values of the op or of none, got some without"
             raise VerifyException(
-                coded("T2", found, use="run propagate-strategies, or annotate all of them")
+                coded("T2", text, use="run propagate-strategies, or annotate all of them")
             )
         mesh = find_mesh(self, layouts[0].mesh)
         n = len(self.operands)
@@ -270,8 +270,8 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
         if message:
             raise VerifyException(coded("T3", message))
         if (exchange := self.exchange(mesh)) is not None:
-            found = "expected operands with all elements that a device needs, got some on others"
-            raise VerifyException(coded("T3", found, use=f"use {exchange[0].name}"))
+            text = "expected operands with all elements that a device needs, got some on others"
+            raise VerifyException(coded("T3", text, use=f"use {exchange[0].name}"))
 
 
 class Composite(TensorOp, ABC):
@@ -291,9 +291,9 @@ class Composite(TensorOp, ABC):
         raise AssertionError(f"{self.name} is evaluated by its decomposition")
 
     def check_local(self) -> None:
-        found = f"expected ops of the local view, got the composite {self.name}"
+        message = f"expected ops of the local view, got the composite {self.name}"
         raise VerifyException(
-            coded("T3", found, use="run insert-redistributions, which decomposes it")
+            coded("T3", message, use="run insert-redistributions, which decomposes it")
         )
 
 

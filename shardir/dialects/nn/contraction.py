@@ -43,17 +43,17 @@ def split_equation(equation: str) -> tuple[str, str, str]:
     """
     m = EQUATION.fullmatch(equation.replace(" ", ""))
     if m is None:
-        found = f"expected an equation of two operands, got {equation!r}"
-        raise ShardirError(coded("T7", found))
+        message = f"expected an equation of two operands, got {equation!r}"
+        raise ShardirError(coded("T7", message))
     x, y, z = m.groups()
     for part in (x, y, z):
         if len(set(part)) != len(part):
-            found = f"expected distinct letters, got {part!r} in {equation!r}"
-            raise ShardirError(coded("T7", found))
+            message = f"expected distinct letters, got {part!r} in {equation!r}"
+            raise ShardirError(coded("T7", message))
     for c in x + y + z:
         if (c in x) + (c in y) + (c in z) < 2:
-            found = f"expected each letter in two terms of {equation!r}, got {c!r} in one"
-            raise ShardirError(coded("T7", found, use="use nn.reduce or nn.broadcast"))
+            message = f"expected each letter in two terms of {equation!r}, got {c!r} in one"
+            raise ShardirError(coded("T7", message, use="use nn.reduce or nn.broadcast"))
     return x, y, z
 
 
@@ -83,18 +83,18 @@ class Contraction(TensorOp, ABC):
         for i, (letters, t) in enumerate(zip((x, y), operands, strict=True)):
             shape = t.get_shape()
             if len(shape) != len(letters):
-                found = (
+                message = (
                     f"expected operand {i} with the dimensions {letters!r}, "
                     f"got {len(shape)} dimensions"
                 )
-                raise ShardirError(coded("T7", found, use="use one letter for each dimension"))
+                raise ShardirError(coded("T7", message, use="use one letter for each dimension"))
             for c, n in zip(letters, shape, strict=True):
                 if sizes.setdefault(c, n) != n:
-                    found = (
+                    message = (
                         f"expected size {sizes[c]} of dimension {letters.index(c)} of operand {i}, "
                         f"got {n}"
                     )
-                    raise ShardirError(coded("T7", found, use="use equal sizes"))
+                    raise ShardirError(coded("T7", message, use="use equal sizes"))
         return [tensor(arithmetic_element(cls.name, operands), tuple(sizes[c] for c in z))]
 
     @classmethod
@@ -146,11 +146,11 @@ class MatmulOp(Contraction):
     def equation_of(cls, operands: Types, props: Props) -> str:
         m, n = (len(t.get_shape()) for t in operands)
         if m < 2 or (n not in (2, m)):
-            found = (
+            message = (
                 f"expected (..., i, k) and (k, j) or (..., k, j) in nn.matmul, "
                 f"got {m} and {n} dimensions"
             )
-            raise ShardirError(coded("T7", found, use="use nn.reshape or nn.einsum"))
+            raise ShardirError(coded("T7", message, use="use nn.reshape or nn.einsum"))
         batch = "abcdefgh"[: m - 2]
         right = batch if n == m else ""
         return f"{batch}ik,{right}kj->{batch}ij"

@@ -73,11 +73,11 @@ class Convolving(TensorOp, ABC):
         x, w, y = (t.get_shape() for t in cls.ends(operands, results))
         expected = convolved(x, w, props)
         if y != expected:
-            found = (
+            message = (
                 f"expected y of shape {list(expected)} for x {list(x)} and weight {list(w)}, "
                 f"got {list(y)}"
             )
-            raise ShardirError(coded("T1", found))
+            raise ShardirError(coded("T1", message))
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:

@@ -83,8 +83,8 @@ class ConstantOp(TensorOp):
             self.value.get_shape() != global_shape(t, mesh)
             or self.value.get_element_type() != t.element_type
         ):
-            found = f"expected a result of type {self.value.type}, got {t}"
-            raise VerifyException(coded("T1", found))
+            message = f"expected a result of type {self.value.type}, got {t}"
+            raise VerifyException(coded("T1", message))
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         shape = device.shape(self.out)

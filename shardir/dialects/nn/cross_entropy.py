@@ -63,8 +63,8 @@ class _OfLabels(TensorOp, ABC):
         rows, labels = operands[:2]
         check_indices(labels)
         if not rows.get_shape() or labels.get_shape() != rows.get_shape()[:-1]:
-            found = f"expected labels of the shape of {rows} without the classes, got {labels}"
-            raise ShardirError(coded("T1", found))
+            message = f"expected labels of the shape of {rows} without the classes, got {labels}"
+            raise ShardirError(coded("T1", message))
         return float_element(cls.name, operands[:1]), rows.get_shape()
 
     @classmethod
@@ -95,8 +95,8 @@ class _CrossEntropy(_OfLabels, ABC):
     def check(cls, operands: Types, props: Props) -> tuple[Any, tuple[int, ...]]:
         share = props.get("smoothing")
         if isinstance(share, FloatAttr) and not 0 <= share.value.data <= 1:
-            found = f"expected smoothing from 0 to 1, got {share.value.data}"
-            raise ShardirError(coded("T10", found))
+            message = f"expected smoothing from 0 to 1, got {share.value.data}"
+            raise ShardirError(coded("T10", message))
         return super().check(operands, props)
 
     def options(self) -> tuple[int | None, float]:
@@ -139,8 +139,8 @@ class CrossEntropyGradOp(_CrossEntropy):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         element, shape = cls.check(operands, props)
         if operands[2] != tensor(element, shape[:-1]):
-            found = f"expected dy with one {element} per label, got {operands[2]}"
-            raise ShardirError(coded("T1", found))
+            message = f"expected dy with one {element} per label, got {operands[2]}"
+            raise ShardirError(coded("T1", message))
         return [tensor(element, shape)]
 
     @classmethod

@@ -253,36 +253,36 @@ class CustomOp(TensorOp):
     def lacks(self, what: str, example: str) -> ShardirError:
         """The error that something is needed of the op and not registered."""
         name = self.callee.data
-        found = f'expected the {what} of the custom op "{name}", got none'
+        message = f'expected the {what} of the custom op "{name}", got none'
         use = (
             f'use shardir.register_custom_op("{name}", {example}), here or in a module for --import'
         )
-        return ShardirError(coded("T11", found, use=use))
+        return ShardirError(coded("T11", message, use=use))
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        found = "expected explicit result types of a custom op, got none"
-        raise ShardirError(coded("T11", found, use=""))
+        message = "expected explicit result types of a custom op, got none"
+        raise ShardirError(coded("T11", message, use=""))
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         callee, options = props["callee"], props.get("options")
         assert isinstance(callee, StringAttr)
         if not NAME.fullmatch(callee.data):
-            found = f"expected a name of a custom op, got {callee.data!r}"
-            raise ShardirError(coded("T11", found, use="use letters, digits, _ and dots"))
+            text = f"expected a name of a custom op, got {callee.data!r}"
+            raise ShardirError(coded("T11", text, use="use letters, digits, _ and dots"))
         for name in options.data if isinstance(options, DictionaryAttr) else ():
             if not is_dotted_name(name) or "." in name:
-                found = f"expected a Python name for an option, got {name!r}"
-                raise ShardirError(coded("T11", found, use="rename the option"))
+                text = f"expected a Python name for an option, got {name!r}"
+                raise ShardirError(coded("T11", text, use="rename the option"))
         if not results:
-            found = "expected a custom op with results, got none"
-            raise ShardirError(coded("T11", found, use=""))
+            text = "expected a custom op with results, got none"
+            raise ShardirError(coded("T11", text, use=""))
         rule = _registered.get(callee.data, _NOTHING).rule
         shapes = ([t.get_shape() for t in side] for side in (operands, results))
         if rule is not None and (message := rule.misfit(*shapes)):
-            found = f'rule of "{callee.data}": expected {message}'
-            raise ShardirError(coded("T11", found, use="correct the rule or the types"))
+            text = f'rule of "{callee.data}": expected {message}'
+            raise ShardirError(coded("T11", text, use="correct the rule or the types"))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -314,9 +314,9 @@ class CustomOp(TensorOp):
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         if self.custom.gradient is None:
             name = self.callee.data
-            found = f'expected a gradient of the custom op "{name}", got none'
+            message = f'expected a gradient of the custom op "{name}", got none'
             use = f'use register_custom_op("{name}", gradient="{name}_grad"), or nn.stop_gradient'
-            raise ShardirError(coded("G8", found, use=use))
+            raise ShardirError(coded("G8", message, use=use))
         given = [
             b.zeros(unsharded_type(v), like=v) if d is None else d
             for v, d in zip(self.results, cotangents, strict=True)

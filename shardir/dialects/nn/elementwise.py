@@ -37,10 +37,10 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
         sizes = {s[-1 - i] for s in shapes if i < len(s)} - {1}
         if len(sizes) > 1:
             names = [" and ".join(map(str, l)) for l in (map(list, shapes), sorted(sizes))]
-            found = (
+            message = (
                 f"expected shapes that broadcast, got {names[0]}: sizes {names[1]} in dimension "
             )
-            raise ShardirError(coded("T6", f"{found}{-1 - i}"))
+            raise ShardirError(coded("T6", f"{message}{-1 - i}"))
         out.append(sizes.pop() if sizes else 1)
     return tuple(reversed(out))
 

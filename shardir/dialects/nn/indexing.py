@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def check_indices(t: TensorType) -> None:
     e = t.element_type
     if not isinstance(e, IntegerType) or e.width.data not in (32, 64):
-        found = f"expected indices of i32 or i64, got {e}"
-        raise ShardirError(coded("T5", found))
+        message = f"expected indices of i32 or i64, got {e}"
+        raise ShardirError(coded("T5", message))
 
 
 def local_indices(device: Device, v: SSAValue, axis: int, ids: Array) -> tuple[Array, Array]:
@@ -60,22 +60,22 @@ def _gathered_shape(table: Shape, ids: Shape, axis: int) -> Shape:
 def check_slices(table: Shape, ids: Shape, props: Props) -> None:
     """Raise ShardirError where the slices of a table do not fit it, or the indices."""
     if ("field" in props) != ("slices" in props):
-        found = "expected a field and slices, or neither, got one of them"
-        raise ShardirError(coded("T10", found))
+        message = "expected a field and slices, or neither, got one of them"
+        raise ShardirError(coded("T10", message))
     if "field" not in props:
         return
     rows = table[axis_of(props, "axis", len(table))]
     fields = ids[axis_of(props, "field", len(ids))]
     slices = slices_of(props)
     if any(n < 0 for n in slices):
-        found = f"expected slices of 0 or more rows, got {list(slices)}"
-        raise ShardirError(coded("T10", found))
+        message = f"expected slices of 0 or more rows, got {list(slices)}"
+        raise ShardirError(coded("T10", message))
     if sum(slices) != rows:
-        found = f"expected slices whose sum is {rows}, the rows of the table, got {list(slices)}"
-        raise ShardirError(coded("T10", found))
+        message = f"expected slices whose sum is {rows}, the rows of the table, got {list(slices)}"
+        raise ShardirError(coded("T10", message))
     if not slices or fields % len(slices):
-        found = f"expected slices whose number divides the {fields} fields, got {len(slices)}"
-        raise ShardirError(coded("T10", found))
+        message = f"expected slices whose number divides the {fields} fields, got {len(slices)}"
+        raise ShardirError(coded("T10", message))
 
 
 def slices_of(props: Props) -> Shape:
@@ -117,8 +117,8 @@ def check_fields(device: Device, v: SSAValue, props: Props, ids: Array) -> None:
         at = tuple(int(k) for k in outside[0])
         first, last = (int(np.broadcast_to(e, ids.shape)[at]) for e in (low, high - 1))
         where = [device.start(v, d) + k for d, k in enumerate(at)]
-        found = f"expected an index from {first} to {last} at {where}, got {int(ids[at])}"
-        raise ShardirError(f"{found}; correct the indices or the slices")
+        message = f"expected an index from {first} to {last} at {where}, got {int(ids[at])}"
+        raise ShardirError(f"{message}; correct the indices or the slices")
 
 
 def _table_props(op: "GatherOp | GatherGradOp") -> Props:
@@ -161,8 +161,8 @@ class GatherGradOp(TensorOp):
         axis = axis_of(props, "axis", len(results[0].get_shape()))
         expected = _gathered_shape(results[0].get_shape(), operands[0].get_shape(), axis)
         if operands[1].get_shape() != expected:
-            found = f"expected dy of shape {list(expected)}, got {operands[1]}"
-            raise ShardirError(coded("T1", found))
+            message = f"expected dy of shape {list(expected)}, got {operands[1]}"
+            raise ShardirError(coded("T1", message))
         check_slices(results[0].get_shape(), operands[0].get_shape(), props)
 
     @classmethod
@@ -227,8 +227,8 @@ class GatherOp(IndexedRead):
         axis = axis_of(props, "axis", len(table.get_shape()))
         rows = table.get_shape()[axis]
         if "padding" in props and not 0 <= (padding := int_of(props, "padding")) < rows:
-            found = f"expected a padding index from 0 to below {rows}, got {padding}"
-            raise ShardirError(coded("T10", found))
+            message = f"expected a padding index from 0 to below {rows}, got {padding}"
+            raise ShardirError(coded("T10", message))
         check_slices(table.get_shape(), ids.get_shape(), props)
         return [
             tensor(table.element_type, _gathered_shape(table.get_shape(), ids.get_shape(), axis))
@@ -295,8 +295,8 @@ class PickGradOp(TensorOp):
         arithmetic_element(cls.name, (operands[1], *results))
         for t in operands:
             if t.get_shape() != results[0].get_shape()[:-1]:
-                found = f"expected the leading dimensions of {results[0]}, got {t}"
-                raise ShardirError(coded("T1", found))
+                message = f"expected the leading dimensions of {results[0]}, got {t}"
+                raise ShardirError(coded("T1", message))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
@@ -334,8 +334,8 @@ class PickOp(IndexedRead):
         x, ids = operands
         check_indices(ids)
         if not x.get_shape() or ids.get_shape() != x.get_shape()[:-1]:
-            found = f"expected indices of the shape of {x} without the last dimension, got {ids}"
-            raise ShardirError(coded("T1", found))
+            message = f"expected indices of the shape of {x} without the last dimension, got {ids}"
+            raise ShardirError(coded("T1", message))
         return [tensor(x.element_type, ids.get_shape())]
 
     @classmethod
@@ -373,8 +373,10 @@ class OneHotOp(TensorOp):
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
         check_indices(operands[0])
         if operands[0].get_shape() != results[0].get_shape()[:-1] or not results[0].get_shape():
-            found = f"expected the shape of {operands[0]} and one more dimension, got {results[0]}"
-            raise ShardirError(coded("T1", found))
+            message = (
+                f"expected the shape of {operands[0]} and one more dimension, got {results[0]}"
+            )
+            raise ShardirError(coded("T1", message))
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:

@@ -50,11 +50,11 @@ class ConcatOp(_Joining):
         for i, t in enumerate(operands):
             shape = t.get_shape()
             if len(shape) != len(first) or _without(shape, axis) != _without(first, axis):
-                found = (
+                message = (
                     f"expected operand {i} equal to {list(first)} but for dimension {axis}, "
                     f"got {list(shape)}"
                 )
-                raise ShardirError(coded("T6", found))
+                raise ShardirError(coded("T6", message))
         size = sum(t.get_shape()[axis] for t in operands)
         return [tensor(element, (*first[:axis], size, *first[axis + 1 :]))]
 
@@ -100,10 +100,10 @@ class StackOp(_Joining):
         element, shape = same_element(operands), operands[0].get_shape()
         for t in operands:
             if t.get_shape() != shape:
-                found = (
+                message = (
                     f"expected operands of one shape, got {list(shape)} and {list(t.get_shape())}"
                 )
-                raise ShardirError(coded("T6", found, use=""))
+                raise ShardirError(coded("T6", message, use=""))
         axis = axis_of(props, "axis", len(shape) + 1)
         return [tensor(element, (*shape[:axis], len(operands), *shape[axis:]))]
 
@@ -142,10 +142,10 @@ class SplitOp(Movement):
         shape = operands[0].get_shape()
         axis, sizes = axis_of(props, "axis", len(shape)), cls.pieces(props)
         if sum(sizes) != shape[axis] or any(n < 0 for n in sizes) or not sizes:
-            found = (
+            message = (
                 f"expected sizes whose sum is {shape[axis]}, dimension {axis}, got {list(sizes)}"
             )
-            raise ShardirError(coded("T10", found))
+            raise ShardirError(coded("T10", message))
         element = operands[0].element_type
         return [tensor(element, (*shape[:axis], n, *shape[axis + 1 :])) for n in sizes]
 
@@ -192,8 +192,8 @@ class SplitOp(Movement):
 def needs_one(op: str, operands: Types) -> None:
     """Raises ShardirError when there is no operand."""
     if not operands:
-        found = f"expected one or more operands of {op}, got none"
-        raise ShardirError(coded("T10", found, use=""))
+        message = f"expected one or more operands of {op}, got none"
+        raise ShardirError(coded("T10", message, use=""))
 
 
 def _without(shape: Shape, axis: int) -> Shape:

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 def check_norm(x: Shape, weight: Shape) -> None:
     """Raises ShardirError unless the dimensions of `weight` are the trailing ones of `x`."""
     if not weight or x[-len(weight) :] != weight:
-        found = (
+        message = (
             f"expected a weight and bias of trailing dimensions of {list(x)}, got {list(weight)}"
         )
-        raise ShardirError(coded("T6", found, use="use x's trailing dimensions"))
+        raise ShardirError(coded("T6", message, use="use x's trailing dimensions"))
 
 
 def check_statistics(x: TensorType, weight: TensorType, given: Types) -> None:
@@ -80,8 +80,8 @@ class LayerNormGradOp(TensorOp):
         float_element(cls.name, operands[:3])
         check_norm(x.get_shape(), weight.get_shape())
         if dy != x:
-            found = f"expected dy of the type {x} of x, got {dy}"
-            raise ShardirError(coded("T1", found))
+            message = f"expected dy of the type {x} of x, got {dy}"
+            raise ShardirError(coded("T1", message))
         check_statistics(x, weight, statistics)
         return [x, weight, weight]
 
@@ -142,8 +142,10 @@ class LayerNormOp(TensorOp):
         check_norm(x, weight)
         check_norm(x, bias)
         if weight != bias:
-            found = f"expected a weight and bias of one shape, got {list(weight)} and {list(bias)}"
-            raise ShardirError(coded("T6", found, use=""))
+            message = (
+                f"expected a weight and bias of one shape, got {list(weight)} and {list(bias)}"
+            )
+            raise ShardirError(coded("T6", message, use=""))
         out = tensor(same_element(operands), x)
         return [out] + [statistic_type(out, len(weight))] * (2 if "statistics" in props else 0)
 

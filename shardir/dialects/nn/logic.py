@@ -89,8 +89,8 @@ class Bitwise(PiecewiseConstant, ABC):
     def element(cls, operands: Types, props: Props) -> Any:
         element = same_element(operands)
         if not isinstance(element, IntegerType):
-            found = f"expected i1 or integers in {cls.name}, got {element}"
-            raise ShardirError(coded("T5", found, use="use nn.compare, which returns i1"))
+            message = f"expected i1 or integers in {cls.name}, got {element}"
+            raise ShardirError(coded("T5", message, use="use nn.compare, which returns i1"))
         return element
 
 

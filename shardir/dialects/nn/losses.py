@@ -166,8 +166,8 @@ class _ElementLoss(Loss, ABC):
         element = float_element(cls.name, operands)
         x, y = (t.get_shape() for t in operands)
         if x != y:
-            found = f"expected x and y of one shape, got {list(x)} and {list(y)}"
-            raise ShardirError(coded("T6", found, use=""))
+            message = f"expected x and y of one shape, got {list(x)} and {list(y)}"
+            raise ShardirError(coded("T6", message, use=""))
         return cls.reduced(props, element, x)
 
     @classmethod
@@ -207,8 +207,8 @@ class _Huber(_ElementLoss, ABC):
         for name in ("delta", "beta"):
             limit = props.get(name)
             if isinstance(limit, FloatAttr) and not limit.value.data > 0:
-                found = f"expected {name} above 0, got {limit.value.data}"
-                raise ShardirError(coded("T10", found))
+                message = f"expected {name} above 0, got {limit.value.data}"
+                raise ShardirError(coded("T10", message))
         return super().infer(operands, props)
 
     def huber(self, b: "OpBuilder", limit: float) -> SSAValue:

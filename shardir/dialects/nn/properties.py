@@ -72,8 +72,8 @@ def axis_of(props: Props, name: str, rank: int) -> int:
 def _dimension(d: int, name: str, rank: int) -> int:
     if not -rank <= d < rank:
         bounds = f"from {-rank} to {rank - 1}" if rank else "of a tensor that has dimensions"
-        found = f"expected {name} {bounds}, got {d}"
-        raise ShardirError(coded("T4", found, use="use a dimension of the tensor"))
+        message = f"expected {name} {bounds}, got {d}"
+        raise ShardirError(coded("T4", message, use="use a dimension of the tensor"))
     return d % rank
 
 

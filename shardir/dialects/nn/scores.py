@@ -55,30 +55,30 @@ class Attending(TensorOp, ABC):
         q, k, v = (t.get_shape() for t in operands[:3])
         element = float_element(cls.name, operands[: cls.OF_ONE_ELEMENT])
         if not len(q) == len(k) == len(v) > 1:
-            found = (
+            message = (
                 f"expected q, k and v of one rank, 2 or more, "
                 f"got {list(q)}, {list(k)} and {list(v)}"
             )
-            raise ShardirError(coded("T6", found, use="use nn.reshape"))
+            raise ShardirError(coded("T6", message, use="use nn.reshape"))
         fits = k[:-1] == v[:-1] and q[-1] == k[-1] and q[:-3] == k[:-3]
         heads, ours = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
         if not fits or (heads != ours and (not ours or heads % ours)):
-            found = (
+            message = (
                 "expected q [.., heads, m, d], k [.., heads, n, d] and v [.., heads, n, e], got "
                 f"{list(q)}, {list(k)} and {list(v)}"
             )
-            raise ShardirError(coded("T6", found, use=""))
+            raise ShardirError(coded("T6", message, use=""))
         if len(operands) > cls.GIVEN:
             mask, scores = operands[-1], (*q[:-1], k[-2])
             if mask.element_type not in (i1, element):
-                found = f"expected a mask of i1 or {element}, got {mask.element_type}"
-                raise ShardirError(coded("T5", found))
+                message = f"expected a mask of i1 or {element}, got {mask.element_type}"
+                raise ShardirError(coded("T5", message))
             if broadcast_shape([mask.get_shape(), scores]) != scores:
-                found = (
+                message = (
                     f"expected a mask that broadcasts to the scores {list(scores)}, "
                     f"got {list(mask.get_shape())}"
                 )
-                raise ShardirError(coded("T6", found))
+                raise ShardirError(coded("T6", message))
         return element, (*q[:-1], v[-1])
 
     @classmethod

@@ -102,8 +102,8 @@ def arithmetic_element(op: str, operands: Types) -> Attribute:
     """Return the element type of all operands. Raises ShardirError for i1."""
     element = same_element(operands)
     if element == i1:
-        found = f"expected integers or floats in {op}, got i1"
-        raise ShardirError(coded("T5", found, use="use nn.convert or nn.select"))
+        message = f"expected integers or floats in {op}, got i1"
+        raise ShardirError(coded("T5", message, use="use nn.convert or nn.select"))
     return element
 
 
@@ -118,8 +118,8 @@ def float_element(op: str, operands: Types) -> AnyFloat:
 def keep_element(x: TensorType, result: TensorType) -> None:
     """Raise ShardirError where a result has another element type than its operand."""
     if x.element_type != result.element_type:
-        found = f"expected a result of {x.element_type}, got {result.element_type}"
-        raise ShardirError(coded("T1", found))
+        message = f"expected a result of {x.element_type}, got {result.element_type}"
+        raise ShardirError(coded("T1", message))
 
 
 def check_not_empty(count: int, what: str) -> None:

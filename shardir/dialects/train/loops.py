@@ -64,20 +64,20 @@ class Loop(Mark, ABC):
         if self.runs < 1:
             raise VerifyException(coded("G10", f"expected 1 run or more, got {self.runs}"))
         if self.end is None:
-            found = f"expected {self.END.name} after {self.name}, got none"
-            raise VerifyException(coded("G12", found))
+            message = f"expected {self.END.name} after {self.name}, got none"
+            raise VerifyException(coded("G12", message))
         body, carried = dict.fromkeys(self.body()), set[SSAValue]()
         for op in body:
             if not carried.isdisjoint(op.operands):
-                found = f"expected no use of a value that train.carry has set, got {op.name}"
-                raise VerifyException(coded("G12", found))
+                message = f"expected no use of a value that train.carry has set, got {op.name}"
+                raise VerifyException(coded("G12", message))
             if isinstance(op, CarryOp):
                 carried.add(op.carried)
             if isinstance(op, AfterLoop) and loop_of(op) is self:
                 users = {use.operation for v in op.results for use in v.uses}
                 if not users.isdisjoint(body):
-                    found = f"expected uses of {op.name} after its loop, got one inside"
-                    raise VerifyException(coded("G12", found))
+                    message = f"expected uses of {op.name} after its loop, got one inside"
+                    raise VerifyException(coded("G12", message))
 
 
 class EndLoop(Mark, ABC):
@@ -148,5 +148,5 @@ class CarryOp(Elementwise, HandsOn):
         super().verify_()
         loop, owner = loop_of(self), self.carried.owner
         if loop is None or not isinstance(owner, CarriedOp) or loop_of(owner) is loop:
-            found = "expected a value of train.carried from before the loop of train.carry"
-            raise VerifyException(coded("G12", f"{found}, got another"))
+            message = "expected a value of train.carried from before the loop of train.carry"
+            raise VerifyException(coded("G12", f"{message}, got another"))

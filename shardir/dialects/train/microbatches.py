@@ -50,12 +50,14 @@ class MicrobatchesOp(Loop):
         body = dict.fromkeys(self.body())
         for op in body:
             if isinstance(op, WaitOp) and op.started not in body:
-                found = "expected dist.wait in the loop in which its collective starts, got another"
-                raise VerifyException(coded("G12", found))
+                message = (
+                    "expected dist.wait in the loop in which its collective starts, got another"
+                )
+                raise VerifyException(coded("G12", message))
             users = {use.operation for v in op.results for use in v.uses}
             if is_started(op) and not users <= body.keys():
-                found = "expected dist.wait in the loop in which its collective starts, got none"
-                raise VerifyException(coded("G12", found))
+                message = "expected dist.wait in the loop in which its collective starts, got none"
+                raise VerifyException(coded("G12", message))
 
 
 @op_definition
@@ -71,8 +73,8 @@ class MicrobatchOp(TensorOp):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         shape = operands[0].get_shape()
         if not shape:
-            found = "expected a dimension of microbatches, got a scalar"
-            raise ShardirError(coded("T10", found, use="stack the microbatches in dimension 0"))
+            message = "expected a dimension of microbatches, got a scalar"
+            raise ShardirError(coded("T10", message, use="stack the microbatches in dimension 0"))
         return [tensor(operands[0].element_type, shape[1:])]
 
     @classmethod
@@ -91,8 +93,8 @@ class MicrobatchOp(TensorOp):
         loop, count = loop_of(self), unsharded_type(self.x).get_shape()[0]
         if not isinstance(loop, MicrobatchesOp) or loop.runs != count:
             got = "none" if loop is None else f"{loop.name} {loop.runs}"
-            found = f"expected a loop over {count} microbatches around {self.name}, got {got}"
-            raise VerifyException(coded("G12", found))
+            message = f"expected a loop over {count} microbatches around {self.name}, got {got}"
+            raise VerifyException(coded("G12", message))
 
 
 class OfMicrobatches(TensorOp, AfterLoop, ABC):
@@ -111,8 +113,8 @@ class OfMicrobatches(TensorOp, AfterLoop, ABC):
     def verify_(self) -> None:
         super().verify_()
         if not isinstance(loop_of(self), MicrobatchesOp):
-            found = f"expected a loop over microbatches around {self.name}, got none"
-            raise VerifyException(coded("G12", found))
+            message = f"expected a loop over microbatches around {self.name}, got none"
+            raise VerifyException(coded("G12", message))
 
 
 @op_definition
@@ -167,5 +169,7 @@ class CollectOp(OfMicrobatches):
         super().verify_()
         loop, count = loop_of(self), self.count.value.data
         if isinstance(loop, MicrobatchesOp) and loop.runs != count:
-            found = f"expected {self.name} of the {loop.runs} microbatches of its loop, got {count}"
-            raise VerifyException(coded("G12", found, use=f"write of {loop.runs}"))
+            message = (
+                f"expected {self.name} of the {loop.runs} microbatches of its loop, got {count}"
+            )
+            raise VerifyException(coded("G12", message, use=f"write of {loop.runs}"))

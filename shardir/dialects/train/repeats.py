@@ -62,12 +62,12 @@ class OfEach(TensorOp, HandsOn):
         loop = loop_of(self)
         if not isinstance(loop, RepeatOp) or loop.runs != values:
             got = "none" if loop is None else f"{loop.name} {loop.runs}"
-            found = f"expected train.repeat {values} around {self.name}, got {got}"
-            raise VerifyException(coded("G12", found))
+            message = f"expected train.repeat {values} around {self.name}, got {got}"
+            raise VerifyException(coded("G12", message))
         types = list(dict.fromkeys(v.type for v in (*self.operands, *self.results)))
         if len(types) > 1:
-            found = f"expected values of one type, got {types[0]} and {types[1]}"
-            raise VerifyException(coded("T1", found))
+            message = f"expected values of one type, got {types[0]} and {types[1]}"
+            raise VerifyException(coded("T1", message))
 
 
 @op_definition

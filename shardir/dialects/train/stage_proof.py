@@ -66,8 +66,8 @@ def proven_order(f: FuncOp) -> StageOrder:
 def _runs(f: FuncOp) -> StepRuns:
     """Return the runs of a step. Raises ShardirError unless its schedule can be read, and run."""
     if schedule_of(f) is None:
-        found = f"expected an array of lines of actions as {SCHEDULE}, got another attribute"
-        raise ShardirError(coded("G16", found, use='write train.schedule = ["0F0,0B0"]'))
+        message = f"expected an array of lines of actions as {SCHEDULE}, got another attribute"
+        raise ShardirError(coded("G16", message, use='write train.schedule = ["0F0,0B0"]'))
     try:
         runs = StepRuns(f)
         check_actions(runs.schedule)
@@ -101,8 +101,8 @@ def _schedule_errors(runs: StepRuns) -> Iterator[str]:
         ("ranks", _ranks(runs.f) or schedule.ranks, schedule.ranks),
     ):
         if wanted != got:
-            found = f"expected a schedule for {wanted} {what}, got one for {got}"
-            errors.append(coded("G16", found, use="write the actions of as many"))
+            message = f"expected a schedule for {wanted} {what}, got one for {got}"
+            errors.append(coded("G16", message, use="write the actions of as many"))
     return iter(errors or [*_missing_runs(runs), *_collectives(runs)])
 
 
@@ -122,8 +122,8 @@ def _missing_runs(runs: StepRuns) -> Iterator[str]:
         for k in range(runs.count):
             if times[k] != 1 and runs.is_due(op, k):
                 name, action = op.callee.string_value(), f"{stage}{kind}{k}"
-                found = f"expected {action}, which runs @{name}, once, got it {times[k]} times"
-                yield coded("G16", found, use=f"write {action}")
+                message = f"expected {action}, which runs @{name}, once, got it {times[k]} times"
+                yield coded("G16", message, use=f"write {action}")
 
 
 def _collectives(runs: StepRuns) -> Iterator[str]:
@@ -133,8 +133,8 @@ def _collectives(runs: StepRuns) -> Iterator[str]:
             axes = op.properties.get("axes")
             if isinstance(axes, AxesAttr) and any(a.name == STAGE_AXIS for a in axes.data):
                 over, stage = axes_text(axes.data), stage_of(callee)
-                found = f"expected {op.name} among ranks of stage {stage}, got one over {over}"
-                yield coded("G16", found, use="transfer the value between the stages")
+                message = f"expected {op.name} among ranks of stage {stage}, got one over {over}"
+                yield coded("G16", message, use="transfer the value between the stages")
 
 
 def _unsent(order: StageOrder) -> Iterator[str]:
@@ -148,10 +148,10 @@ def _unsent(order: StageOrder) -> Iterator[str]:
             if source != rank and rank not in order.runs.targets(value.name):
                 unsent.setdefault((value.name, rank), (reader, source))
     for (v, rank), (reader, source) in unsent.items():
-        found = (
+        message = (
             f"expected %{v.name_hint} on rank {rank}, where {reader} reads it, got it on {source}"
         )
-        yield coded("G16", found, use="transfer it to the stage that reads it")
+        yield coded("G16", message, use="transfer it to the stage that reads it")
 
 
 def _mismatches(order: StageOrder) -> Iterator[str]:
@@ -161,14 +161,14 @@ def _mismatches(order: StageOrder) -> Iterator[str]:
         received = receives[source, target]
         for i, message in enumerate(sent):
             if i == len(received):
-                found = f"expected a receive of {_text(message)}, got none"
-                yield coded("G16", found, use="read it there, or drop the transfer")
+                text = f"expected a receive of {_text(message)}, got none"
+                yield coded("G16", text, use="read it there, or drop the transfer")
             elif received[i] != message:
-                found = (
+                text = (
                     f"rank {source} to rank {target}: expected receives in the order of the sends, "
                     f"{_text(message)} next, got {_text(received[i])}"
                 )
-                yield coded("G16", found, use="let the stages read values in the order of the text")
+                yield coded("G16", text, use="let the stages read values in the order of the text")
             else:
                 continue
             break
@@ -214,8 +214,8 @@ def _cycle(order: StageOrder) -> str:
         return ""
     placed = [n if isinstance(n, StageMessage) else order.runs.rank(n.op) for n in cycle]
     shown = cycle_text([_placed_text(n) for n in cycle], placed)
-    found = f"expected a step that ends, got runs and transfers that wait for each other: {shown}"
-    return coded("G16", found)
+    message = f"expected a step that ends, got runs and transfers that wait for each other: {shown}"
+    return coded("G16", message)
 
 
 def _text(node: OrderNode) -> str:

@@ -184,8 +184,8 @@ def check_stages(f: FuncOp) -> None:
             if (source := op.source.value.data) not in known:
                 raise VerifyException(_unknown(op.x, source, known))
             if op.x in sent:
-                found = f"expected one transfer of %{op.x.name_hint}, got another"
-                raise VerifyException(coded("G14", found, use="name all stages in the first one"))
+                message = f"expected one transfer of %{op.x.name_hint}, got another"
+                raise VerifyException(coded("G14", message, use="name all stages in the first one"))
             places[op.out] = {*known, *op.targets.data}
             sent |= {op.x, op.out}
         elif isinstance(op, CallOp):
@@ -198,8 +198,8 @@ def check_stages(f: FuncOp) -> None:
         elif isinstance(op, EitherOp):
             one, other = (places.get(v, set()) for v in op.operands)
             if one != other or len(one) != 1:
-                found = f"expected two results of functions of a stage, got {one} and {other}"
-                raise VerifyException(coded("G14", found))
+                message = f"expected two results of functions of a stage, got {one} and {other}"
+                raise VerifyException(coded("G14", message))
             places[op.out] = one
         elif len(op.operands) == 1 and (v := op.operands[0]) in places:
             maker = v.owner  # a sum is where its addends are made
@@ -209,5 +209,5 @@ def check_stages(f: FuncOp) -> None:
 
 def _unknown(v: SSAValue, stage: int, known: Iterable[int]) -> str:
     stages = ", ".join(map(str, sorted(known))) or "none"
-    found = f"expected %{v.name_hint} on stage {stage}, which reads it, got it on {stages}"
-    return coded("G14", found, use="transfer it")
+    message = f"expected %{v.name_hint} on stage {stage}, which reads it, got it on {stages}"
+    return coded("G14", message, use="transfer it")
