@@ -426,7 +426,7 @@ def compile_model(
     states, form = dict[str, Array](), None
     if read is not None and isinstance(optimizer, torch.optim.Optimizer):
         trained = _trained_parameters(imported)
-        states = optimizer_states.taken(optimizer, trained, compiled.module, read.count)
+        states = optimizer_states.read_states(optimizer, trained, compiled.module, read.count)
         form = optimizer_states.TorchForm.of(optimizer, scheduler, trained)
     schedule = None if scheduler is None else deepcopy(scheduler.state_dict())
     program = CompiledModel(

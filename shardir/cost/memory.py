@@ -34,7 +34,7 @@ from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.accumulation import added_in_place
 from shardir.analysis.aliasing import in_place, may_share, may_write, shared
-from shardir.analysis.roles import frees, donated_arguments
+from shardir.analysis.roles import donated_arguments, frees
 from shardir.analysis.storages import Span, Storages, live_ops
 from shardir.compat.xdsl import type_of
 from shardir.cost.collective_work import collective_work

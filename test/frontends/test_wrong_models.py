@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "labels: missing": (
         lambda: compiled(labels=None),
-        "missing a required argument: 'target'; pass labels=..., as many as it takes",
+        "missing a required argument: 'target'; pass labels=..., one for each of its parameters",
     ),
     "labels: without a loss": (
         lambda: compiled(loss=None),

@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "optimizer: others parameters": (
         lambda: compiled(optimizer=torch.optim.SGD(net().parameters(), lr=0.1)),
-        "expected parameters of the module, got another one of [8, 4] in the optimizer",
+        "expected parameters of the module, got one outside of it, of [8, 4] in the optimizer",
     ),
     "optimizer: betas by group": (
         lambda: compiled(
@@ -77,7 +77,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
                 [{"params": [NET[0].weight], "betas": (0.8, 0.9)}, {"params": [NET[2].weight]}]
             )
         ),
-        "expected groups that differ in lr and weight_decay alone, got others: adamw, lr = {lr",
+        "expected groups that differ in lr and weight_decay alone, got further differences: adamw, "
+        "lr = {lr",
     ),
     "optimizer: partial": (
         lambda: compiled(optimizer=torch.optim.SGD([NET[0].weight], lr=0.1)),

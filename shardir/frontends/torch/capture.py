@@ -1,6 +1,6 @@
 """A module of torch, exported: torch.export of the module with its loss.
 
-The graph is that before decomposition: linear layers, attention and norms stay one op each.
+The graph is not decomposed: linear layers, attention and norms stay one op each.
 """
 
 import inspect
@@ -83,15 +83,15 @@ class Capture:
 
     @property
     def writes(self) -> list[str | None]:
-        """For each result of the graph the parameter or buffer of which it is the new value; an
-        input as ""; None of what the module returns."""
+        """For each result of the graph, the parameter or buffer that it replaces; "" for an input;
+        None for a result of the module."""
         return [
             None if spec.kind in RETURNED else spec.target if spec.kind in WRITTEN else ""
             for spec in self.program.graph_signature.output_specs
         ]
 
     def tensor(self, target: str | None) -> torch.Tensor | None:
-        """Return the parameter, buffer or constant of a graph's argument; None of an input."""
+        """Return the parameter, buffer or constant of a graph's argument; None for an input."""
         return self.held.get(target or "", self.program.constants.get(target or ""))
 
     @property
@@ -101,9 +101,13 @@ class Capture:
 
 
 class _WithLoss(torch.nn.Module):
-    """A module whose results are its loss and its metrics, or all of its outputs. `noted` is called
-    with the names of the metrics: torch.export takes back what a module's own attributes become.
-    `remarked` is called with what is to be warned of."""
+    """A module whose results are its loss and its metrics, or all of its outputs.
+
+    Attributes:
+        noted: called with the names of the metrics, since torch.export undoes changes of a module's
+            own attributes.
+        remarked: called with warnings.
+    """
 
     def __init__(
         self, model: torch.nn.Module, loss: LossFunction | None, train: bool,
@@ -122,10 +126,10 @@ class _WithLoss(torch.nn.Module):
         outputs = self.model(*args, **kwargs)
         if not self._train:
             return tree_map(self._exported, outputs)
-        found = outputs if self._loss is None else self._loss(outputs, *labels)
-        loss, metrics = scalars_of(found)
+        outputs_or_loss = outputs if self._loss is None else self._loss(outputs, *labels)
+        loss, metrics = scalars_of(outputs_or_loss)
         if loss is None:
-            got = _found(found)
+            got = _described_output(outputs_or_loss)
             raise ShardirError(
                 f"expected a scalar loss among the model's outputs, got {got}; use loss=..., a "
                 "function of the outputs and the labels"
@@ -153,30 +157,30 @@ class _WithLoss(torch.nn.Module):
         return None
 
 
-def scalars_of(found: Any) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
+def scalars_of(outputs: Any) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
     """Return the loss among results, and the metrics by their names.
 
     The loss is a scalar, that of the name `loss`, or the first of several, None where that is no
     scalar. Metrics are the other scalars: by their names in a dict, the third result of a tuple as
     `result_2`.
     """
-    if isinstance(found, Mapping):
-        named = dict(found)
-    elif hasattr(found, "loss"):
-        named = {"loss": found.loss}
-    elif isinstance(found, tuple | list):
+    if isinstance(outputs, Mapping):
+        named = dict(outputs)
+    elif hasattr(outputs, "loss"):
+        named = {"loss": outputs.loss}
+    elif isinstance(outputs, tuple | list):
         named = dict[str, Any]()
-        for i, x in enumerate(found):
+        for i, x in enumerate(outputs):
             named |= x if i and isinstance(x, Mapping) else {f"result_{i}" if i else "loss": x}
     else:
-        named = {"loss": found}
+        named = {"loss": outputs}
     scalars = {str(name): x for name, x in named.items()
                if isinstance(x, torch.Tensor) and x.dim() == 0}  # fmt: skip
     return scalars.pop("loss", None), scalars
 
 
-def _found(value: Any) -> str:
-    """Return what a value is, in a few words."""
+def _described_output(value: Any) -> str:
+    """Return a short description of a value."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of {list(value.shape)}"
     return describe(value)
@@ -192,24 +196,30 @@ def capture(
     derived: Collection[str] = (),
     trace: bool = False,
 ) -> Capture:
-    """Export a module. `inputs` are example arguments: a tensor, a tuple of positional ones, or a
-    dict of those by keyword, to which `keywords` are added; `labels` those of the loss. A module on
-    the meta device takes inputs of any device. Whether dropout and batch norms train is the
-    module's own `training`. The gradients of autograd functions named in `derived` are those of
-    their forward part. `trace`: the backward part is traced with it, in place of an export.
+    """Export a module.
+
+    A module on the meta device takes inputs of any device. Dropout and batch norms train according
+    to the module's own `training`.
+
+    Args:
+        inputs: example arguments: a tensor, a tuple of positional arguments, or a dict of keyword
+            arguments, to which `keywords` are added.
+        labels: example labels of the loss.
+        derived: names of autograd functions whose gradients are derived from their forward part.
+        trace: whether the backward part is traced too, instead of an export.
 
     Raises:
         ShardirError: torch.export refuses the module, or there is no loss.
     """
-    args, kwargs, wanted = _arguments(inputs, labels)
+    args, kwargs, label_args = _arguments(inputs, labels)
     kwargs |= keywords or {}
     check_call(model.forward, f"{type(model).__name__}.forward", args, kwargs)
     if loss is not None:
-        _check_loss(loss, wanted)
-    leaves = _named(model, args, kwargs, wanted)
+        _check_loss(loss, label_args)
+    leaves = _named(model, args, kwargs, label_args)
     named = [(name, x) for name, x in leaves if isinstance(x, torch.Tensor)]
     constants = {name: x for name, x in leaves if not isinstance(x, torch.Tensor)}
-    args, kwargs, wanted = _distinct((args, kwargs, wanted))
+    args, kwargs, label_args = _distinct((args, kwargs, label_args))
     if train:
         check_trained(model)
     metrics: list[str] = []
@@ -224,22 +234,22 @@ def capture(
         with (
             _quiet(),
             torch.set_grad_enabled(train),
-            stand_ins(model, (args, kwargs, wanted)) as given,
+            stand_ins(model, (args, kwargs, label_args)) as fake_args,
             autocast_of_any_device(_device_type(model), notes.setdefault),
         ):
             if trace:
-                program = _traced(wrapper, given)
+                program = _trace(wrapper, fake_args)
             else:
                 histories = wrapper.histories
                 with annotated(train, derived, histories, notes.setdefault), unchecked():
-                    program = torch.export.export(wrapper, given, strict=False)
+                    program = torch.export.export(wrapper, fake_args, strict=False)
                 check_exported(program.graph_module)
                 write_out(program.graph_module)
-                program = _functionalized(program, model)
+                program = _functionalize(program, model)
     except ShardirError as error:
         raise ShardirError(f"{error}{_place(error, model)}") from None
     except Exception as error:
-        raise refused(error, model, "make_fx" if trace else "torch.export") from None
+        raise refusal_of(error, model, "make_fx" if trace else "torch.export") from None
     for note in notes:
         warn(None, note)
     held = dict(wrapper.named_parameters(remove_duplicate=False))
@@ -247,11 +257,11 @@ def capture(
     return Capture(program, model, named, metrics, held, constants)
 
 
-def _functionalized(program: ExportedProgram, model: torch.nn.Module) -> ExportedProgram:
-    """Return an exported program in which nothing is written in place.
+def _functionalize(program: ExportedProgram, model: torch.nn.Module) -> ExportedProgram:
+    """Return an exported program without writes in place.
 
     Raises:
-        ShardirError: one of two names of a tensor is written, which torch does not take.
+        ShardirError: a tensor is written that has two names, which torch refuses.
     """
     try:
         return functionalize(program)
@@ -273,18 +283,18 @@ def _functionalized(program: ExportedProgram, model: torch.nn.Module) -> Exporte
 
 
 def _device_type(model: torch.nn.Module) -> str:
-    """The type of the device on which a module is traced."""
+    """Return the type of the device on which a module is traced."""
     return next((p.device.type for p in model.parameters() if not p.is_meta), "cpu")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A context in which torch shows no warnings, and neither logs nor prints what its exceptions
-    say too: their text is in our message. What TORCH_LOGS requests, of lower levels, is logged."""
+    """A context in which torch shows no warnings, and neither logs nor prints texts of its
+    exceptions, which our message repeats. Lower levels that TORCH_LOGS requests are logged."""
     from shardir.compat.torch import export_trace  # an export imports it
 
-    found = logging.root.manager.loggerDict
-    loggers = [x for n, x in found.items() if n.split(".")[0] == "torch"]
+    all_loggers = logging.root.manager.loggerDict
+    loggers = [x for n, x in all_loggers.items() if n.split(".")[0] == "torch"]
     loggers = [x for x in loggers if isinstance(x, logging.Logger)]
 
     def is_requested(record: logging.LogRecord) -> bool:
@@ -316,33 +326,35 @@ def _check_loss(loss: Any, labels: tuple[Any, ...]) -> None:
         check_call(loss, name, (None, *labels), {})
     except ShardirError as e:
         raise ShardirError(
-            f"the loss, of the outputs and {len(labels)} labels: {e}; pass labels=..., as many as "
-            "it takes"
+            f"the loss, of the outputs and {len(labels)} labels: {e}; pass labels=..., one for "
+            "each of its parameters"
         ) from None
 
 
-def _distinct(given: Any) -> Any:
-    """Return examples of which no two are one tensor: torch.export would take both inputs for
+def _distinct(examples: Any) -> Any:
+    """Return examples in which no two are one tensor: torch.export would take two such inputs for
     one."""
     seen = set[int]()
 
-    def other(x: torch.Tensor) -> torch.Tensor:
-        known = id(x) in seen
+    def clone_repeated(x: torch.Tensor) -> torch.Tensor:
+        is_repeated = id(x) in seen
         seen.add(id(x))
-        return x.clone() if known else x
+        return x.clone() if is_repeated else x
 
-    return tree_map_only(torch.Tensor, other, given)
+    return tree_map_only(torch.Tensor, clone_repeated, examples)
 
 
-def _traced(wrapper: torch.nn.Module, given: tuple[Any, ...]) -> TracedProgram:
-    leaves, form = tree_flatten(given)
+def _trace(wrapper: torch.nn.Module, arguments: tuple[Any, ...]) -> TracedProgram:
+    leaves, form = tree_flatten(arguments)
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
     def work(states: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
-        found = list(leaves)
+        leaves_of_call = list(leaves)
         for i, x in zip(at, inputs, strict=True):
-            found[i] = x
-        return torch.func.functional_call(wrapper, dict(states), tree_unflatten(found, form))
+            leaves_of_call[i] = x
+        return torch.func.functional_call(
+            wrapper, dict(states), tree_unflatten(leaves_of_call, form)
+        )
 
     return traced(wrapper, work, [leaves[i] for i in at])
 
@@ -355,32 +367,32 @@ def flat_inputs(model: torch.nn.Module, inputs: Any, labels: Any = None) -> list
 
 def _arguments(inputs: Any, labels: Any) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
     """Return positional and keyword arguments, and the labels. Raises ShardirError."""
-    wanted = () if labels is None else labels if isinstance(labels, tuple) else (labels,)
+    label_args = () if labels is None else labels if isinstance(labels, tuple) else (labels,)
     if isinstance(inputs, Mapping):
-        return (), dict(inputs), wanted
+        return (), dict(inputs), label_args
     if isinstance(inputs, torch.Tensor):
-        return (inputs,), {}, wanted
+        return (inputs,), {}, label_args
     if isinstance(inputs, Sequence) and not isinstance(inputs, str):
-        return tuple(inputs), {}, wanted
+        return tuple(inputs), {}, label_args
     raise ShardirError(f"expected inputs: a tensor, a tuple or a dict, got {describe(inputs)}")
 
 
 def _named(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: tuple[Any, ...]
 ) -> list[tuple[str, Any]]:
-    """Return the leaves of the inputs and their names: those of `forward`'s arguments, and
+    """Return the leaves of the inputs with their names: names of `forward`'s arguments, and
     `labels`."""
     names = [
         p.name for p in inspect.signature(model.forward).parameters.values()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]  # fmt: skip
-    found: list[tuple[str, Any]] = []
+    named_leaves: list[tuple[str, Any]] = []
 
     def add(name: str, tree: Any) -> None:
         leaves, _ = tree_flatten_with_path(tree)
         for path, leaf in leaves:
             parts = keystr(path).replace("[", ".").replace("]", "").replace("'", "")
-            found.append((name + parts, _dense(leaf, name + parts)))
+            named_leaves.append((name + parts, _dense(leaf, name + parts)))
 
     for i, tree in enumerate(args):
         add(names[i] if i < len(names) else f"input_{i}", tree)
@@ -388,11 +400,15 @@ def _named(
         add(name, tree)
     for i, tree in enumerate(labels):
         add("labels" if len(labels) == 1 else f"labels_{i}", tree)
-    return found
+    return named_leaves
 
 
 def _dense(leaf: Any, name: str) -> Any:
-    """A leaf as it is. Raises ShardirError for a sparse tensor, another dtype, or an array."""
+    """Return a leaf unchanged.
+
+    Raises:
+        ShardirError: it is a sparse tensor, of an unsupported dtype, or an array.
+    """
     if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
         dtype_name(leaf.dtype, name)
         return leaf
@@ -403,7 +419,7 @@ def _dense(leaf: Any, name: str) -> Any:
     return leaf
 
 
-def refused(error: Exception, model: torch.nn.Module, by: str = "torch.export") -> ShardirError:
+def refusal_of(error: Exception, model: torch.nn.Module, by: str = "torch.export") -> ShardirError:
     """Return the error of a module that can't be exported, or traced."""
     if (op := _control_flow(error)) is not None:
         return ShardirError(
@@ -412,16 +428,18 @@ def refused(error: Exception, model: torch.nn.Module, by: str = "torch.export") 
         )
     of_data = isinstance(error, UserError) or "DataDependent" in type(error).__name__
     use = OF_DATA if of_data else "correct the module, the loss or the example inputs"
-    said = next((l.strip() for l in str(error).splitlines() if l.strip()), type(error).__name__)
+    first_line = next(
+        (l.strip() for l in str(error).splitlines() if l.strip()), type(error).__name__
+    )
     return ShardirError(
         f"expected a module that {by} takes, got {type(error).__name__}"
-        f"{_place(error, model)}: {said:.300}; {use}"
+        f"{_place(error, model)}: {first_line:.300}; {use}"
     )
 
 
 def _control_flow(error: Exception) -> str | None:
-    """Return the op of torch with functions as arguments, such as torch.cond, that an exception
-    comes from, if it comes from one."""
+    """Return the op of torch with functions as arguments, such as torch.cond, that raised an
+    exception; None if none did."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     ops = [Path(file).stem for file in files if "/torch/_higher_order_ops/" in file]
     ops = [op for op in ops if op in CONTROL_FLOW]

@@ -27,9 +27,9 @@ def decomposition(target: OpOverload) -> Callable[..., Any] | None:
     return None
 
 
-def decomposed(node: Node) -> tuple[GraphModule, list[Node], dict[int, Node]] | None:
-    """Return the graph of a call's decomposition, without writes in place, the nodes that are its
-    arguments, and the new values of those that it writes to, by their indices; None without a
+def decompose_call(node: Node) -> tuple[GraphModule, list[Node], dict[int, Node]] | None:
+    """Return the decomposition of a call: its graph, without writes in place; the nodes that are
+    its arguments; and the new values of the arguments that it writes to, by index. None without a
     decomposition."""
     assert isinstance(node.target, OpOverload)
     function = decomposition(node.target)
@@ -41,30 +41,31 @@ def decomposed(node: Node) -> tuple[GraphModule, list[Node], dict[int, Node]] | 
     constants = [leaf.meta["val"] if isinstance(leaf, Node) else leaf for leaf in leaves]
 
     def call(*tensors: torch.Tensor) -> Any:
-        given = list(constants)
+        leaves_of_call = list(constants)
         for i, x in zip(at, tensors, strict=True):
-            given[i] = x
-        args, kwargs = _lists(tree_unflatten(given, spec))
+            leaves_of_call[i] = x
+        args, kwargs = _with_mutable_lists(tree_unflatten(leaves_of_call, spec))
         return function(*args, **kwargs)
 
     examples = [constants[i] for i in at]
     mode = next((x.fake_mode for x in examples if hasattr(x, "fake_mode")), None)
-    # torch chooses kernels of oneDNN for what is on a CPU; they have no decomposition.
+    # torch chooses kernels of oneDNN for tensors on a CPU; they have no decomposition.
     no_mkldnn = torch.backends.mkldnn.flags(enabled=False)
     with warnings.catch_warnings(action="ignore"), mode or unset_fake_temporarily(), no_mkldnn:
         try:
             module, written = functional_graph(call, examples)
-        except Exception:  # of any kind: some are written for other arguments
+        except Exception:  # of any kind: some decompositions refuse these arguments
             return None
     if any(inner.target is node.target for inner in module.graph.nodes):
-        return None  # of arguments with other strides
+        return None  # it calls itself, with different strides
     return module, [leaves[i] for i in at], written
 
 
-def _lists(tree: Any) -> Any:
-    """The arguments with lists that a decomposition may change; those of a graph are immutable."""
+def _with_mutable_lists(tree: Any) -> Any:
+    """Return the arguments with mutable lists, which a decomposition may change; the lists of a
+    graph are immutable."""
     if isinstance(tree, list):
-        return [_lists(x) for x in tree]
+        return [_with_mutable_lists(x) for x in tree]
     if isinstance(tree, dict):
-        return {name: _lists(x) for name, x in tree.items()}
-    return tuple(map(_lists, tree)) if type(tree) is tuple else tree
+        return {name: _with_mutable_lists(x) for name, x in tree.items()}
+    return tuple(map(_with_mutable_lists, tree)) if type(tree) is tuple else tree

@@ -30,10 +30,10 @@ def dtype_name(dtype: torch.dtype, of: str = "") -> str:
         ShardirError: there is no such element type.
     """
     if dtype not in DTYPES:
-        known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        supported = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         use = REAL if dtype.is_complex else "convert it"
         raise ShardirError(
-            f"expected a dtype of {known}{f' of {of}' if of else ''}, got {dtype}; {use}"
+            f"expected a dtype of {supported}{f' of {of}' if of else ''}, got {dtype}; {use}"
         )
     return DTYPES[dtype]
 
@@ -45,8 +45,8 @@ def check_dtypes(node: Node, name: str, at: str) -> None:
         ShardirError: results are complex, or of a dtype that we do not have, or operands differ
             where torch takes one dtype.
     """
-    found = node.meta.get("val")
-    results = found if isinstance(found, tuple | list) else [found]
+    value = node.meta.get("val")
+    results = value if isinstance(value, tuple | list) else [value]
     for x in results:
         if isinstance(x, torch.Tensor):
             if x.is_complex():
@@ -57,11 +57,11 @@ def check_dtypes(node: Node, name: str, at: str) -> None:
     if name not in OF_ONE_DTYPE:
         return
     values = [n.meta.get("val") for n in _operands(node, name)]
-    given = list(dict.fromkeys(x.dtype for x in values if isinstance(x, torch.Tensor)))
-    if len(given) > 1:
+    dtypes = list(dict.fromkeys(x.dtype for x in values if isinstance(x, torch.Tensor)))
+    if len(dtypes) > 1:
         raise ShardirError(
             f"expected operands of one dtype of {name}{at}, got "
-            f"{' and '.join(map(str, given))}; convert one, x.to({given[-1]}), or give example "
+            f"{' and '.join(map(str, dtypes))}; convert one, x.to({dtypes[-1]}), or give example "
             "inputs in the dtype of the module"
         )
 

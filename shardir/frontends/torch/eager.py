@@ -1,9 +1,9 @@
-"""A module as torch runs it, on one device: what a program of it is compared with.
+"""A module as torch runs it, on one device: the reference for its program.
 
 1. The module, its loss, its optimizer and its scheduler are copied together, and begin with the
-   values with which the program does. Nothing of them passes through the import.
-2. Where a program differs, the exported graph is run node by node, in torch, and each value and its
-   gradient is looked for among the program's: by its line and its elements.
+   initial values of the program. They do not pass through the import.
+2. If a program differs, torch runs the exported graph node by node, and each value and gradient is
+   looked up among the program's, by its line and its elements.
 """
 
 import operator
@@ -41,16 +41,21 @@ class Eager:
     modes: Mapping[str, bool]
     """Whether each of its modules was in its training mode, by their paths."""
 
-    def copied(self, values: Mapping[str, torch.Tensor], states: Any = None) -> "EagerModule":
+    def copy_with(self, values: Mapping[str, torch.Tensor], states: Any = None) -> "EagerModule":
         """Return a copy that begins with these values, and its optimizer with these states.
 
         Raises:
             ShardirError: the module can't be copied.
         """
         of_torch = isinstance(self.optimizer, torch.optim.Optimizer)
-        given = self.captured.model, self.loss, self.optimizer if of_torch else None, self.scheduler
+        originals = (
+            self.captured.model,
+            self.loss,
+            self.optimizer if of_torch else None,
+            self.scheduler,
+        )
         try:
-            model, loss, optimizer, scheduler = deepcopy(given)
+            model, loss, optimizer, scheduler = deepcopy(originals)
         except Exception as e:
             raise ShardirError(
                 f"expected a module that copy.deepcopy copies, got {type(e).__name__}: {e}"
@@ -98,13 +103,13 @@ class EagerModule:
         self.model.zero_grad(set_to_none=True)
         total, share = 0.0, 1 / len(batches) if mean else 1.0
         for inputs, labels in batches:
-            found = self.outputs(inputs)
+            outputs = self.outputs(inputs)
             if self.loss is not None:
-                wanted = (
+                label_args = (
                     labels if isinstance(labels, tuple) else () if labels is None else (labels,)
                 )
-                found = self.loss(found, *wanted)
-            loss, _ = scalars_of(found)
+                outputs = self.loss(outputs, *label_args)
+            loss, _ = scalars_of(outputs)
             assert loss is not None
             (loss * share).backward()
             total += float(loss.detach()) * share
@@ -116,9 +121,9 @@ class EagerModule:
         assert self.optimizer is not None
         held = [p for group in self.optimizer.param_groups for p in group["params"]]
         if self.clip is not None:
-            kind, _, most = self.clip.partition(",")
+            kind, _, bound = self.clip.partition(",")
             by = {"norm": torch.nn.utils.clip_grad_norm_, "value": torch.nn.utils.clip_grad_value_}
-            by[kind.strip()](held, float(most.partition("=")[2]))
+            by[kind.strip()](held, float(bound.partition("=")[2]))
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -141,8 +146,8 @@ def random_op(captured: Capture) -> str:
 
 def line_of(node: Node) -> tuple[str, int] | None:
     """Return the file and the line of the user's source of a node."""
-    found = location_of(node)
-    place = None if found is None else file_location(found)
+    location = location_of(node)
+    place = None if location is None else file_location(location)
     return None if place is None else place[:2]
 
 
@@ -157,7 +162,7 @@ def place_of(node: Node) -> str:
 
 
 class ProgramValues:
-    """The values of a program on one device, among which those of torch are looked for."""
+    """The values of a program on one device, in which torch's values are looked up."""
 
     def __init__(self, tolerance: float):
         self.tolerance = tolerance
@@ -166,17 +171,17 @@ class ProgramValues:
     def add(self, value: SSAValue, array: Array) -> None:
         assert isinstance(value.owner, Operation)
         place = file_location(value.owner.location)
-        found = None if place is None else place[:2], value.name_hint, np.asarray(array).ravel()
-        self._found.setdefault(array.size, []).append(found)
+        entry = None if place is None else place[:2], value.name_hint, np.asarray(array).ravel()
+        self._found.setdefault(array.size, []).append(entry)
 
-    def has(self, wanted: torch.Tensor, name: str = "", line: Any = None) -> bool | None:
-        """Whether a value of torch is there, of this name if there are any, else of ops of this
-        line; None where nothing has as many elements."""
-        x = array_of(wanted).ravel().astype(np.float64)
-        found = self._found.get(x.size, [])
-        named = [y for at, hint, y in found if hint == name and line in (None, at)]
-        # an op of torch is several of ours, of one name: the last one has its result
-        near = named[-1:] or [y for at, _, y in found if line is None or at == line]
+    def has(self, expected: torch.Tensor, name: str = "", line: Any = None) -> bool | None:
+        """Whether a value of torch is among the program's values: of its name if there are any,
+        otherwise of the ops of its line. None if no value has its number of elements."""
+        x = array_of(expected).ravel().astype(np.float64)
+        candidates = self._found.get(x.size, [])
+        named = [y for at, hint, y in candidates if hint == name and line in (None, at)]
+        # an op of torch becomes several ops of one name: the last one has its result
+        near = named[-1:] or [y for at, _, y in candidates if line is None or at == line]
         if not near or x.size == 0:
             return None
         allowed = self.tolerance * max(float(np.abs(x).max(initial=0.0)), 1e-30)
@@ -192,27 +197,27 @@ class _Recorded(Interpreter):
         self.copies: dict[Node, torch.Tensor] = {}
 
     def run_node(self, n: Node) -> Any:
-        found = super().run_node(n)
-        if n.op == "call_function" and isinstance(found, torch.Tensor):
-            if found.requires_grad and found.is_floating_point():
-                found.retain_grad()
-            self.values[n], self.copies[n] = found, found.detach().clone()
-        return found
+        value = super().run_node(n)
+        if n.op == "call_function" and isinstance(value, torch.Tensor):
+            if value.requires_grad and value.is_floating_point():
+                value.retain_grad()
+            self.values[n], self.copies[n] = value, value.detach().clone()
+        return value
 
 
 def first_difference(
     captured: Capture, copy: EagerModule, batch: Mapping[str, torch.Tensor], values: ProgramValues,
     loss: float | None,
 ) -> str:  # fmt: skip
-    """Return the op at which a program's values are others than those of torch, or its gradient is.
+    """Return the op at which a program's value, or its gradient, differs from torch's.
 
     Args:
-        batch: the inputs by their names.
-        loss: that of the module; None: there is none.
+        batch: the inputs by name.
+        loss: the loss of the module, or None.
     """
     recorded = _Recorded(captured.program.graph_module)
-    found = recorded.run(*_arguments(captured, copy.model, batch))
-    result: torch.Tensor = found[-1 - len(captured.metrics)] if len(found) > 1 else found[0]
+    outputs = recorded.run(*_arguments(captured, copy.model, batch))
+    result: torch.Tensor = outputs[-1 - len(captured.metrics)] if len(outputs) > 1 else outputs[0]
     bound = 0.0 if loss is None else values.tolerance * max(abs(loss), 1e-3)
     if loss is not None and abs(float(result.detach()) - loss) > bound:
         return "the graph that torch.export makes differs from the module"
@@ -256,13 +261,13 @@ def _arguments(
     for spec in program.graph_signature.input_specs:
         node, target = nodes.get(getattr(spec.arg, "name", "")), spec.target or ""
         if spec.kind is InputKind.USER_INPUT:
-            given = None if node is None else node.meta.get("val")
-            yield batch[next(inputs)[0]] if isinstance(given, torch.Tensor) else given
+            example = None if node is None else node.meta.get("val")
+            yield batch[next(inputs)[0]] if isinstance(example, torch.Tensor) else example
         elif (name := target.removeprefix("model.")) in tensors:
             yield tensors[name]
         else:
-            found = program.constants.get(target, program.state_dict.get(target))
-            yield found
+            constant = program.constants.get(target, program.state_dict.get(target))
+            yield constant
 
 
 def _is_view(node: Node) -> bool:
@@ -271,12 +276,12 @@ def _is_view(node: Node) -> bool:
 
 
 def _maker(node: Node) -> Node:
-    """Return the node that has one as a result, of several; else itself."""
+    """Return the op of which a node is one of several results; otherwise the node."""
     return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 
 def _users(node: Node) -> Iterator[Node]:
-    """Yield the ops that read a node, by way of views."""
+    """Yield the ops that read a node, directly or through views."""
     for user in node.users:
         if user.op == "call_function" and _is_view(user):
             yield from _users(user)

@@ -31,14 +31,14 @@ UNUSED = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 """Arguments that say where a tensor is, not its values."""
 
 
-def called(t: Translation, args: Any, kwargs: Any) -> Any:
-    """Return the results of a node by torch's own op, of which `args` and `kwargs` are the
-    arguments; NotImplemented if it has random, dynamic or other than tensor results, or arguments
-    or dtypes that do not stand in a program."""
+def call_torch_op(t: Translation, args: Any, kwargs: Any) -> Any:
+    """Return the results of a node by torch's own op, with arguments `args` and `kwargs`;
+    NotImplemented if results are random, dynamic or no tensors, or if a program cannot hold its
+    arguments or dtypes."""
     target = t.node.target
     assert isinstance(target, OpOverload)
-    found = t.node.meta.get("val")
-    several = found if isinstance(found, tuple | list) else [found]
+    example = t.node.meta.get("val")
+    several = example if isinstance(example, tuple | list) else [example]
     results = [x for x in several if isinstance(x, torch.Tensor)]
     examples = [*results, *(n.meta.get("val") for n in t.node.all_input_nodes)]
     if (
@@ -50,11 +50,11 @@ def called(t: Translation, args: Any, kwargs: Any) -> Any:
     ):
         return NotImplemented
     schema = [a.name for a in schema_of(target).arguments]
-    given = dict(zip(schema, args, strict=False)) | kwargs
+    arguments = dict(zip(schema, args, strict=False)) | kwargs
     operands: list[Value] = []
     tensors: list[str] = []
     options: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         parts = value if isinstance(value, tuple | list) else [value]
         if any(isinstance(x, Value) for x in parts):
             if not all(isinstance(x, Value) for x in parts):
@@ -69,15 +69,15 @@ def called(t: Translation, args: Any, kwargs: Any) -> Any:
     options |= {"op": op, "tensors": tensors}
     _register(op)
     types = [(tuple(r.shape), dtype_name(r.dtype)) for r in results]
-    made = t.function.op(
+    custom_op = t.function.op(
         nn.CustomOp,
         [v.to("f32") if v.dtype in HALF else v for v in operands],
         properties(nn.CustomOp, {"callee": f"aten.{op}", "options": options}),
         results=[(shape, "f32" if dtype in HALF else dtype) for shape, dtype in types],
     )
     values = tuple(v.to(dtype) if dtype in HALF else v
-                   for v, (_, dtype) in zip(made, types, strict=True))  # fmt: skip
-    return values if isinstance(found, tuple | list) else values[0]
+                   for v, (_, dtype) in zip(custom_op, types, strict=True))  # fmt: skip
+    return values if isinstance(example, tuple | list) else values[0]
 
 
 def _is_option(x: Any) -> bool:
@@ -97,7 +97,7 @@ def _on_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of tensors as one of arrays."""
 
     def evaluate(*arrays: Array, **options: Any) -> Any:
-        found = function(*(torch.from_numpy(np.array(a)) for a in arrays), **options)
-        return tuple(x.numpy() for x in (found if isinstance(found, tuple) else (found,)))
+        results = function(*(torch.from_numpy(np.array(a)) for a in arrays), **options)
+        return tuple(x.numpy() for x in (results if isinstance(results, tuple) else (results,)))
 
     return evaluate

@@ -27,8 +27,8 @@ def functional_graph(
 
 
 def without_writes(module: GraphModule) -> tuple[GraphModule, list[int]]:
-    """Return a graph that computes what another one does, without writes, and the indices of the
-    arguments to which that one writes: their new values are the first results."""
+    """Return an equivalent graph without writes, and the indices of the arguments to which the
+    original writes: their new values are the first results."""
     examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     new, written = functional_graph(lambda *given: Interpreter(module).run(*given), examples)
     end = new.graph.output_node()

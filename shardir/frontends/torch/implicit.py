@@ -7,12 +7,11 @@
     aten.copy_(%b, %x) of another dtype or shape   ->    aten.copy_(%b, aten.expand(_to_copy(%x)))
     aten.copy_(%b, 0.5)                            ->    aten.copy_(%b, aten.full_like(%b, 0.5))
 
-The first are views and writes that the schema of an op does not name: such an op is made of others,
+The first three are views and writes that the schema of an op does not name: the op is composite,
 and for some arguments it returns a view of an operand, or writes to one. A graph without writes
-takes its result for a copy, and its operands for what they were, so the op is replaced by its
-decomposition. A strided view is one of memory, and not of the view that it is taken of. After the
-last two, readers of %b would get %x without
-the conversion, or a number that is no tensor.
+would take its result for a copy, and its operands for unchanged, so the op is replaced by its
+decomposition. A strided view is a view of memory, not of the view that it is taken of. After the
+last two, readers of %b would get %x without the conversion, or a number that is no tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,26 +24,26 @@ from torch.fx.node import map_arg
 
 from shardir.compat.torch import OpOverload, schema_of, tree_leaves
 from shardir.diagnostics import ShardirError
-from shardir.frontends.torch.decompose import decomposed
+from shardir.frontends.torch.decompose import decompose_call
 from shardir.frontends.torch.names import place_of
 from shardir.frontends.torch.static import is_view
 
 
 def write_out(program: GraphModule) -> None:
-    """Replace calls whose results share the memory of an operand, or that write to one, though
-    their schema does not say so, by their decompositions; and convert what is copied into a tensor
-    of another dtype or shape. A graph with such calls is made anew: torch.export leaves users
-    of nodes in it that are not its own."""
+    """Replace calls whose results share the memory of an operand, or that write to an operand,
+    without saying so in their schema, by their decompositions. Convert sources that are copied into
+    a tensor of a different dtype or shape. A graph with such calls is rebuilt: torch.export leaves
+    foreign users of nodes in it."""
     for module in [m for m in program.modules() if isinstance(m, GraphModule)]:
         nodes = module.graph.nodes
         if any(_is_hidden(node) or _converts(node) or _is_strided(node) for node in nodes):
-            module.graph = _copied(module.graph)
+            module.graph = _rebuild(module.graph)
             module.recompile()
 
 
 def _converts(node: Node) -> bool:
-    """Whether a call copies a number, or elements of another dtype or shape than those that it
-    writes."""
+    """Whether a call copies a number, or elements of a dtype or shape different from the
+    target's."""
     if node.target is not torch.ops.aten.copy_.default:
         return False
     written, source = node.args[:2]
@@ -56,12 +55,12 @@ def _converts(node: Node) -> bool:
 
 
 def _is_strided(node: Node) -> bool:
-    """Whether a call is a strided view of a view, which has all elements of the memory, in order of
-    its dimensions: of a part torch drops a part of the gradient, and a graph without writes has
-    tensors in no other order.
+    """Whether a call is a strided view of a view. The view must have all elements of the memory, in
+    order of its dimensions: of a part torch loses a part of the gradient, and a graph without
+    writes stores tensors in this order.
 
     Raises:
-        ShardirError: it has not.
+        ShardirError: it does not.
     """
     if node.target is not torch.ops.aten.as_strided.default:
         return False
@@ -108,12 +107,12 @@ def _addresses(node: Node) -> Iterator[int]:
             yield x.untyped_storage()._cdata
 
 
-def _copied(graph: Graph) -> Graph:
+def _rebuild(graph: Graph) -> Graph:
     """Return a graph of nodes with the same names, in which nothing is implicit."""
     new, made, parts = Graph(), dict[Node, Node](), dict[Node, Sequence[Node]]()
     for node in graph.nodes:
         base = None
-        if _is_hidden(node) and (results := _decomposed(new, node, made)) is not None:
+        if _is_hidden(node) and (results := _inline_decomposition(new, node, made)) is not None:
             if not isinstance(node.meta["val"], torch.Tensor):
                 parts[node] = results
                 continue
@@ -152,17 +151,17 @@ def _convert(new: Graph, copy: Node) -> None:
             source = call(aten.full_like.default, written, source, dtype=to.dtype)
         elif source.meta["val"].dtype != to.dtype:
             source = call(aten._to_copy.default, source, dtype=to.dtype)
-        found = call(aten.expand.default, source, [*to.shape])
-    copy.args = (written, found, *rest)
+        expanded = call(aten.expand.default, source, [*to.shape])
+    copy.args = (written, expanded, *rest)
 
 
-def _decomposed(new: Graph, node: Node, made: dict[Node, Node]) -> list[Node] | None:
+def _inline_decomposition(new: Graph, node: Node, made: dict[Node, Node]) -> list[Node] | None:
     """Add the decomposition of a call, and return its results; None without a decomposition."""
-    if (inner := decomposed(node)) is None:
+    if (inner := decompose_call(node)) is None:
         return None
-    module, given, written = inner
+    module, operand_nodes, written = inner
     places: dict[Node, Any] = {}
-    operands = iter(given)
+    operands = iter(operand_nodes)
     for part in module.graph.nodes:
         if part.op == "placeholder":
             places[part] = made[next(operands)]
@@ -172,7 +171,7 @@ def _decomposed(new: Graph, node: Node, made: dict[Node, Node]) -> list[Node] | 
             places[part] = new.create_node(part.op, part.target, args, kwargs, name=name)
             places[part].meta = {n: x for n, x in node.meta.items() if n != "val"}
     for i, value in written.items():
-        copied = (made[given[i]], places[value])
+        copied = (made[operand_nodes[i]], places[value])
         new.create_node(
             "call_function", torch.ops.aten.copy_.default, copied, name=f"{node.name}_{i}"
         ).meta = {n: x for n, x in node.meta.items() if n != "val"}

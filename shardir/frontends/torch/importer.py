@@ -1,4 +1,4 @@
-"""Exported programs of torch to modules of ours: a walk of the graph, by the table of ATen ops."""
+"""Exported programs of torch -> modules: a walk of the graph, by the table of ATen ops."""
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs
 from shardir.frontends.torch import fallback
 from shardir.frontends.torch.aten import MOVEMENTS, TABLE
 from shardir.frontends.torch.capture import Capture
-from shardir.frontends.torch.decompose import decomposed, decomposition
+from shardir.frontends.torch.decompose import decompose_call, decomposition
 from shardir.frontends.torch.dtypes import check_dtypes, dtype_name
 from shardir.frontends.torch.merged import separate
 from shardir.frontends.torch.names import location_of, path_of, value_names
@@ -40,19 +40,19 @@ from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.marks import RECOMPUTE
 
 FUNCTION, STEP, MODEL = "forward", "step", "model"
-"""The names of the imported function, and of its training step; and that of the function of which
-`forward` runs several microbatches, or stages."""
+"""The names of the imported function, of its training step, and of the function of which `forward`
+runs several microbatches, or stages."""
 
 KEY = "random_key"
-"""The state from which random numbers follow."""
+"""The state that seeds random numbers."""
 
 MAX_CONSTANT = 16
-"""The elements of a constant that stands in the text; larger ones are states."""
+"""Bounds the elements of a constant in the text, to one line; larger constants are states."""
 
 
 @dataclass
 class Imported:
-    """A module of torch as a module of ours."""
+    """A module of torch as a module of the compiler."""
 
     model: torch.nn.Module
     module: Module
@@ -69,12 +69,12 @@ class Imported:
     ) -> None:
         """Give parameters, by their names, a learning rate and a weight decay of their own."""
         f, numbers = self.function.func, {"lr_scale": lr_scales, "weight_decay": weight_decays}
-        found = arg_attrs(f)
-        for argument, attributes in zip(arguments(f), found, strict=True):
+        all_attributes = arg_attrs(f)
+        for argument, attributes in zip(arguments(f), all_attributes, strict=True):
             for option, of in numbers.items():
                 if argument.key is not None and argument.key in of:
                     attributes[f"train.{option}"] = FloatAttr(of[argument.key], f64)
-        set_arg_attrs(f, found)
+        set_arg_attrs(f, all_attributes)
 
 
 class Importer:
@@ -84,7 +84,7 @@ class Importer:
         self.capture, self.train = capture, train
         self.function = module.function(name, private=private)
         self.known: dict[Any, Any] = {}
-        """What is known of each node: a value, several, a number, or None."""
+        """The results of each node: a value, several values, a number, or None."""
         self.values: dict[str, torch.Tensor] = {}
         self.names: dict[int, str] = {}
         """The name of each parameter and buffer, by its identity."""
@@ -96,12 +96,12 @@ class Importer:
 
     # ---- arguments ----
 
-    def arguments(self) -> None:
+    def add_arguments(self) -> None:
         """Add the parameters, the states and the inputs."""
         program = self.capture.program
         nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
         inputs = iter(self.capture.inputs)
-        used = {  # of tied parameters one has the uses
+        used = {  # only one of tied parameters has uses
             id(self.capture.tensor(spec.target))
             for spec in program.graph_signature.input_specs
             if (n := nodes.get(getattr(spec.arg, "name", ""))) is not None and n.users
@@ -121,10 +121,10 @@ class Importer:
                 )
                 self.known[node] = value
             elif node.users or id(self.capture.tensor(spec.target)) not in used:
-                self.known[node] = self._retained(spec.kind, node, spec.target or "")
+                self.known[node] = self._add_retained(spec.kind, node, spec.target or "")
 
-    def _retained(self, kind: InputKind, node: Node, target: str) -> Value:
-        """The argument of a parameter, a buffer or a constant."""
+    def _add_retained(self, kind: InputKind, node: Node, target: str) -> Value:
+        """Add the argument of a parameter, a buffer or a constant."""
         name, tensor = target.removeprefix("model."), self.capture.tensor(target)
         assert tensor is not None
         self.names[id(tensor)] = name
@@ -143,8 +143,8 @@ class Importer:
             return self.function.parameter(name, shape, dtype, init=init)
         return self.function.state(name, shape, dtype, init=init)
 
-    def random(self) -> tuple[Value, int]:
-        """Return the key of random numbers, and a stream of its own for each call."""
+    def next_stream(self) -> tuple[Value, int]:
+        """Return the key of random numbers, and a new stream for each call."""
         if self._key is None:
             self._key = self.function.state(
                 KEY, (), "i64", init="integers, low = 0, high = 1000000000"
@@ -155,7 +155,7 @@ class Importer:
 
     # ---- nodes ----
 
-    def graph(self, module: GraphModule) -> Any:
+    def translate_graph(self, module: GraphModule) -> Any:
         """Translate a graph whose arguments are known; return its output."""
         names = value_names(module, self._path)
         block = self.function.func.body.block
@@ -166,35 +166,35 @@ class Importer:
                 before, outer = block.last_op, self._path
                 self._path = path_of(node, outer)
                 with self.function.at(location_of(node) or self.function.location()):
-                    self.known[node] = self.call(node)
-                made = list(_following(before.next_op if before else block.first_op))
-                self._name(node, names.get(node, ""), made)
-                self._mark(node, made)
+                    self.known[node] = self.translate_call(node)
+                new_ops = list(_ops_from(before.next_op if before else block.first_op))
+                self._name_ops(node, names.get(node, ""), new_ops)
+                self._mark_checkpoint(node, new_ops)
                 self._path = outer
             elif node.op == "output":
                 return self._known_of(node.args[0])
         return None
 
     def _attribute(self, module: GraphModule, node: Node) -> Any:
-        found: Any = module
+        attribute: Any = module
         for part in str(node.target).split("."):
-            found = getattr(found, part)
-        if isinstance(found, FakeTensor):
+            attribute = getattr(attribute, part)
+        if isinstance(attribute, FakeTensor):
             raise ShardirError(
                 f"expected constants with values, got {node.target}, which the module computed "
                 "outside of what is traced; make it a buffer, or compile without trace=True"
             )
-        if isinstance(found, torch.Tensor):
-            return self.function.constant(array_of(found), dtype=dtype_name(found.dtype))
-        return found
+        if isinstance(attribute, torch.Tensor):
+            return self.function.constant(array_of(attribute), dtype=dtype_name(attribute.dtype))
+        return attribute
 
     def _known_of(self, tree: Any) -> Any:
         return map_arg(tree, lambda n: self.known[n])
 
-    def _name(self, node: Node, name: str, made: Sequence[Operation]) -> None:
-        """Name the ops of a node: its results, and what is computed on the way, by the module's
+    def _name_ops(self, node: Node, name: str, ops: Sequence[Operation]) -> None:
+        """Name the ops of a node: its results by `name`, intermediate results by the module's
         path."""
-        new = {r for op in made for r in op.results}
+        new = {r for op in ops for r in op.results}
         path = hint_of(self._path) if self._path else ""
         for value in new:
             hint = value.name_hint or "value"
@@ -204,81 +204,85 @@ class Importer:
             if isinstance(value, Value) and value.ssa in new:
                 value.ssa.name_hint = name
 
-    def _mark(self, node: Node, made: Sequence[Operation]) -> None:
-        """Mark the ops of a node that is of a checkpoint: they are computed again in the backward
-        part, but for values that are used outside."""
+    def _mark_checkpoint(self, node: Node, ops: Sequence[Operation]) -> None:
+        """Mark the ops of a node in a checkpoint: the backward part computes them again, except
+        values that are used outside."""
         if (region := checkpoint_of(node)) is None:
             return
-        kept: set[Operation | Block] = set()
+        kept_ops: set[Operation | Block] = set()
         if any(checkpoint_of(user) != region for user in _readers(node)):
             values = tree_leaves(self.known[node])
-            kept = {v.ssa.owner for v in values if isinstance(v, Value)}
-        for op in made:
-            if op not in kept:
+            kept_ops = {v.ssa.owner for v in values if isinstance(v, Value)}
+        for op in ops:
+            if op not in kept_ops:
                 op.attributes[RECOMPUTE] = UnitAttr()
 
-    def call(self, node: Node) -> Any:
-        """Translate a call; return its values."""
-        check_static(node, self.known, self._at)
+    def translate_call(self, node: Node) -> Any:
+        """Translate a call; return its results."""
+        check_static(node, self.known, self._place)
         target = node.target
         if target is operator.getitem:
             return self.known[node.args[0]][node.args[1]]
         if not isinstance(target, OpOverload):
-            return self._python(node)
+            return self._evaluate_python(node)
         name = schema_of(target).name.partition("::")[2]
         if name.startswith(IGNORED):
             return None
-        check_dtypes(node, name, self._at())
+        check_dtypes(node, name, self._place())
         return self._translate(node, name, overload_of(target))
 
     def _translate(self, node: Node, name: str, overload: str) -> Any:
-        """The values of a call, by the table, by torch's decomposition, or by torch's own op."""
+        """Return the results of a call, by the table, by torch's decomposition, or by torch's own
+        op."""
         entry = TABLE.get(f"{name}.{overload}") or TABLE.get(name)
         args, kwargs = self._known_of((node.args, dict(node.kwargs)))
         if entry is not None:
-            found = self._run(entry_call(entry), node, *args, **kwargs)
-            if found is not NotImplemented:
-                return conform(node, found, moved=name in MOVEMENTS)
-        inner = decomposed(node)
+            results = self._run_entry(entry_call(entry), node, *args, **kwargs)
+            if results is not NotImplemented:
+                return conform(node, results, moved=name in MOVEMENTS)
+        inner = decompose_call(node)
         if inner is not None and all(map(_has_translation, inner[0].graph.nodes)):
-            module, given, written = inner
+            module, operand_nodes, written = inner
             if written:
                 raise ShardirError(
                     f"expected an op whose schema names its writes, got {node.target}"
-                    f"{self._at()}; write it by other ops"
+                    f"{self._place()}; write it by other ops"
                 )
-            self._bind(module, given)
-            return self.graph(module)
-        found = self._run(fallback.called, node, args, kwargs)
-        if found is not NotImplemented:
-            return found
+            self._bind_arguments(module, operand_nodes)
+            return self.translate_graph(module)
+        results = self._run_entry(fallback.call_torch_op, node, args, kwargs)
+        if results is not NotImplemented:
+            return results
         assert isinstance(node.target, OpOverload)
-        left = not_taken(entry, node.target, node.args, node.kwargs) if entry is not None else []
-        of = f" with {' and '.join(left)}" if left else ""
+        not_covered = (
+            not_taken(entry, node.target, node.args, node.kwargs) if entry is not None else []
+        )
+        of = f" with {' and '.join(not_covered)}" if not_covered else ""
         raise ShardirError(
-            f"expected an op that can be imported, got {node.target}{of}{self._at()}; write it by "
-            "other ops"
+            f"expected an op that can be imported, got {node.target}{of}{self._place()}; write "
+            "it by other ops"
         )
 
-    def _at(self) -> str:
-        """The path of the module, and the line of the user's source, for a message."""
+    def _place(self) -> str:
+        """Return the path of the module, and the line of the user's source, for a message."""
         place = file_location(self.function.location())
         path = f" in {self._path!r}" if self._path else ""
         return path + (f" at {place[0]}:{place[1]}" if place else "")
 
-    def _run(self, entry: AtenEntry, node: Node, *args: Any, **kwargs: Any) -> Any:
-        return entry(Translation(self.function, node, self.random), *args, **kwargs)
+    def _run_entry(self, entry: AtenEntry, node: Node, *args: Any, **kwargs: Any) -> Any:
+        return entry(Translation(self.function, node, self.next_stream), *args, **kwargs)
 
-    def _python(self, node: Node) -> Any:
-        """Functions of Python on numbers; those of what is known at run time only are checks."""
+    def _evaluate_python(self, node: Node) -> Any:
+        """Evaluate functions of Python on numbers; calls on values known only at run time are
+        checks."""
         args = self._known_of(node.args)
         assert callable(node.target)
         return None if None in tree_leaves(args) else node.target(*args, **node.kwargs)
 
-    def _bind(self, module: GraphModule, given: Sequence[Any]) -> None:
-        """Give the arguments of a graph within the graph what is known of them."""
+    def _bind_arguments(self, module: GraphModule, arguments: Sequence[Any]) -> None:
+        """Bind the arguments of a nested graph to the values of nodes."""
         inner = [n for n in module.graph.nodes if n.op == "placeholder"]
-        for placeholder, argument in zip(inner, given, strict=True):
+        for placeholder, argument in zip(inner, arguments, strict=True):
             self.known[placeholder] = self._known_of(argument)
 
     # ---- the result ----
@@ -289,8 +293,8 @@ class Importer:
         Raises:
             ShardirError: an op can't be imported.
         """
-        self.arguments()
-        output = self.graph(self.capture.program.graph_module)
+        self.add_arguments()
+        output = self.translate_graph(self.capture.program.graph_module)
         results: list[Value] = []
         for target, value in zip(self.capture.writes, tree_leaves(output), strict=True):
             if target is None and isinstance(value, Value):
@@ -310,13 +314,13 @@ class Importer:
 
 
 def _has_translation(node: Node) -> bool:
-    """Whether the table or a decomposition has a node of a graph, as far as its op tells."""
+    """Whether the table or a decomposition covers a node of a graph, judged by its op."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, OpOverload):
         return True
     name = schema_of(target).name.partition("::")[2]
-    known = {name, name.removesuffix("_"), f"{name}.{overload_of(target)}"}
-    return bool(known & TABLE.keys()) or decomposition(target) is not None
+    names = {name, name.removesuffix("_"), f"{name}.{overload_of(target)}"}
+    return bool(names & TABLE.keys()) or decomposition(target) is not None
 
 
 def _readers(node: Node) -> Iterator[Node]:
@@ -328,8 +332,8 @@ def _readers(node: Node) -> Iterator[Node]:
             yield user
 
 
-def _following(op: Operation | None) -> Iterator[Operation]:
-    """Yield an op and all after it."""
+def _ops_from(op: Operation | None) -> Iterator[Operation]:
+    """Yield an op and all ops after it."""
     while op is not None:
         yield op
         op = op.next_op
@@ -339,8 +343,8 @@ def import_model(
     capture: Capture, module: Module, name: str = FUNCTION, train: bool = True,
     private: bool = True,
 ) -> Imported:  # fmt: skip
-    """Import an exported module as a function of a module of ours, which is `private` if others are
-    made of it.
+    """Import an exported module as a function. It is `private` if further functions are made from
+    it.
 
     Raises:
         ShardirError: an op can't be imported.

@@ -47,8 +47,8 @@ def separate(block: Block) -> None:
 
 def _separate(last: ReshapeOp) -> None:
     """Keep the dimensions separate that an op separates, those of each merged one."""
-    for axis, sizes in _separated(_shape(last.x), _shape(last.out)):
-        way = _way(last.x, axis)
+    for axis, sizes in _separated_dims(_shape(last.x), _shape(last.out)):
+        way = _path(last.x, axis)
         v, at = (way[0].op.operands[way[0].operand], way[0].before) if way else (last.x, axis)
         if isinstance(first := v.owner, ReshapeOp) and _merges(first, at, sizes):
             new = _separate_on(last, first, at, way, sizes)
@@ -56,16 +56,16 @@ def _separate(last: ReshapeOp) -> None:
     return None
 
 
-def _separated(old: Shape, new: Shape) -> list[tuple[int, Shape]]:
-    """Return the dimensions that are separated, each with the sizes of what it becomes."""
-    found: list[tuple[int, Shape]] = []
+def _separated_dims(old: Shape, new: Shape) -> list[tuple[int, Shape]]:
+    """Return the dimensions that are separated, each with the sizes that it becomes."""
+    separated: list[tuple[int, Shape]] = []
     for d, n in enumerate(old):
         for i in range(len(new)):
             j = next((j for j in range(i + 1, len(new)) if prod(new[i : j + 1]) == n), i)
             if j > i and prod(new[:i]) == prod(old[:d]) and min(new[i : j + 1]) > 1:
-                found.append((d, new[i : j + 1]))
+                separated.append((d, new[i : j + 1]))
                 break
-    return found
+    return separated
 
 
 def _merges(op: ReshapeOp, axis: int, sizes: Shape) -> bool:
@@ -75,16 +75,16 @@ def _merges(op: ReshapeOp, axis: int, sizes: Shape) -> bool:
     return start * sizes[0] in accumulate(_shape(op.x), mul)
 
 
-def _way(v: SSAValue, axis: int) -> list[_MergedStep]:
-    """Return the ops on the way of a dimension, each with one use, up to those that merge it."""
-    found: list[_MergedStep] = []
+def _path(v: SSAValue, axis: int) -> list[_MergedStep]:
+    """Return the ops on the path of a dimension, each with one use, up to the op that merges it."""
+    steps: list[_MergedStep] = []
     while v.has_one_use() and isinstance(op := v.owner, TensorOp):
         step = _step(op, axis)
         if step is None:
             break
-        found.insert(0, step)
+        steps.insert(0, step)
         v, axis = op.operands[step.operand], step.before
-    return found
+    return steps
 
 
 def _step(op: TensorOp, axis: int) -> _MergedStep | None:

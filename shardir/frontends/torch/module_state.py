@@ -86,9 +86,9 @@ def _write_anew(
     Raises:
         ShardirError: a buffer can't have its new value there, or is to share it with another one.
     """
-    found = [(name, old, module._buffers.get(at)) for name, module, old, at in buffers]
+    replaced = [(name, old, module._buffers.get(at)) for name, module, old, at in buffers]
     names: dict[int, tuple[str, torch.Tensor | None]] = {}
-    for name, old, new in found:
+    for name, old, new in replaced:
         other, its = names.setdefault(id(old), (name, new))
         if old is not None and new is not its:
             raise ShardirError(
@@ -96,11 +96,11 @@ def _write_anew(
                 "it in place, with copy_()"
             )
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    others = trained if torch.is_grad_enabled() else []
-    others += [(n, x) for n, _, x in found
+    further = trained if torch.is_grad_enabled() else []
+    further += [(n, x) for n, _, x in replaced
                if x is not None and x._version != versions.get(id(x), 0)]  # fmt: skip
     anew: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for name, old, new in found:
+    for name, old, new in replaced:
         if new is old:
             continue
         if old is None or new is None or _form(old) != _form(new):
@@ -109,7 +109,7 @@ def _write_anew(
                 f"and {_form(new)} after it; register it as it is to be"
             )
         anew.append((old, new))
-        for other, x in others:
+        for other, x in further:
             if other != name and _memory(x)[0] == _memory(new)[0]:
                 raise ShardirError(
                     f"expected buffer {name} with memory of its own, got that of {other}, to which "

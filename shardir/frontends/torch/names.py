@@ -19,8 +19,8 @@ WRAPPED = "model"
 
 
 def path_of(node: Node, outer: str = "") -> str:
-    """Return the path of the module that a node is of; `outer` is that of what contains the
-    graph."""
+    """Return the path of the module that a node is of; `outer` is the path of the module that
+    contains the graph."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return outer
@@ -45,15 +45,15 @@ def location_of(node: Node) -> LocationAttr | None:
     """Return the line of the user's source: the innermost that is not of torch, nor of
     code that it makes. None for a node of
     a decomposition."""
-    found = None
+    place = None
     for line in (node.meta.get("stack_trace") or "").splitlines():
         text = line.strip()
         if text.startswith('File "'):
             file, _, rest = text[6:].partition('", line ')
             number = rest.partition(",")[0]
             if number.isdigit() and "/torch/" not in file and not file.startswith("<"):
-                found = file_line(file, int(number))
-    return found
+                place = file_line(file, int(number))
+    return place
 
 
 def place_of(node: Node, outer: str = "") -> str:

@@ -1,4 +1,4 @@
-"""States of torch's optimizers as those of programs, and back, by the names of parameters.
+"""States of torch's optimizers as states of programs, and back, by the names of parameters.
 
 state[weight]["exp_avg"]       weight.exp_avg
 state[weight]["step"]          step.count, one for all parameters
@@ -54,10 +54,10 @@ def steps_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> int:
     return next(iter(counts), 0)
 
 
-def taken(
+def read_states(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], module: ModuleOp, count: int
 ) -> dict[str, Array]:
-    """Return the states of an optimizer as values of those of a program, by their keys.
+    """Return the states of an optimizer as values of a program's states, by their keys.
 
     Args:
         names: those of the parameters that are trained, by their identity.
@@ -67,43 +67,44 @@ def taken(
     Raises:
         ShardirError: the program lacks a state, or it has another shape.
     """
-    found: dict[str, Any] = {}
+    values_by_key: dict[str, Any] = {}
     for p, name in _parameters(optimizer, names):
         for kind, value in optimizer.state.get(p, {}).items():
             if value is None or kind == STEP:
                 continue
             key = SHARED.get(kind) or f"{name}.{_ours(optimizer, kind)}"
             value = array_of(torch.as_tensor(value))
-            if key in found and kind in SHARED and (found[key] != value).any():
+            if key in values_by_key and kind in SHARED and (values_by_key[key] != value).any():
                 raise ShardirError(
-                    f"expected one {kind} of all parameters, got {found[key]} and {value} ({name})"
+                    f"expected one {kind} of all parameters, got {values_by_key[key]} and {value} "
+                    f"({name})"
                 )
-            found[key] = value
+            values_by_key[key] = value
     if count:
-        found[SHARED[STEP]] = np.asarray(count, np.int64)
-    return dict(_fitted(found, module))
+        values_by_key[SHARED[STEP]] = np.asarray(count, np.int64)
+    return dict(_fitted(values_by_key, module))
 
 
-def _fitted(found: Mapping[str, Array], module: ModuleOp) -> Iterator[tuple[str, Array]]:
+def _fitted(states: Mapping[str, Array], module: ModuleOp) -> Iterator[tuple[str, Array]]:
     """Yield values of states in the program's shapes; each replica begins with the same one."""
     mesh = next((op.mesh for op in module.ops if isinstance(op, MeshOp)), None)
-    known = {
+    types = {
         a.key: (global_shape(t, mesh), replicas_of(f))
         for f, _ in bodies(module)
         for a, t in zip(arguments(f), f.function_type.inputs, strict=True) if a.key is not None
     }  # fmt: skip
-    if missing := [k for k in found if not {k, key_of_replica(k)} & known.keys()]:
+    if missing := [k for k in states if not {k, key_of_replica(k)} & types.keys()]:
         missing = [k for k in missing if k != SHARED[STEP]]  # nothing of the program reads it
         if missing:
             raise ShardirError(
                 f"expected an optimizer with the states of the program's, got {several(missing)} "
                 "too; use one without them: load_state_dict of its parameters' states alone"
             )
-    for key, value in found.items():
-        own = key if key in known else key_of_replica(key)
-        if own not in known:
+    for key, value in states.items():
+        own = key if key in types else key_of_replica(key)
+        if own not in types:
             continue
-        shape, replicas = known[own]
+        shape, replicas = types[own]
         if [n for n in shape if n != 1] != [n for n in value.shape if n != 1]:
             raise ShardirError(
                 f"expected {key} of {list(shape)} in the optimizer, got {list(value.shape)}"
@@ -144,23 +145,25 @@ class TorchForm:
         )  # fmt: skip
 
     def state_dict(self, states: Mapping[str, Array], steps: int) -> dict[str, Any]:
-        """Return what `optimizer.load_state_dict` takes, with the rates of the scheduler.
+        """Return an argument for `optimizer.load_state_dict`, with the rates of the scheduler.
 
         Args:
             states: those of the program.
             steps: those of its runs.
         """
-        made: dict[str, Any] = {"state": {}, "param_groups": deepcopy(self.groups)}
+        state_of_parameter: dict[str, Any] = {"state": {}, "param_groups": deepcopy(self.groups)}
         if self.scheduler is not None:
-            for group, now in zip(made["param_groups"], after(self.scheduler, steps), strict=True):
+            for group, now in zip(
+                state_of_parameter["param_groups"], after(self.scheduler, steps), strict=True
+            ):
                 group["lr"] = now
         count = int(states.get(SHARED[STEP], self.count + steps))
         if states or count:
-            made["state"] = {i: self._state(name, dtype, states, count)
+            state_of_parameter["state"] = {i: self._state(name, dtype, states, count)
                              for i, (name, dtype) in enumerate(zip(self.names, self.dtypes,
                                                                    strict=True))
                              if name is not None}  # fmt: skip
-        return made
+        return state_of_parameter
 
     def _state(
         self, name: str, dtype: torch.dtype, states: Mapping[str, Array], count: int

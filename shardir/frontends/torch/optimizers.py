@@ -16,7 +16,7 @@ ParamGroup = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ImportedOptimizer:
-    """An optimizer's text, and what the groups of its parameters have of their own."""
+    """An optimizer's text, and the numbers of parameter groups that differ from it."""
 
     text: str
     lr_scales: dict[str, float] = field(default_factory=dict)
@@ -82,7 +82,7 @@ FORMS = {
 """The text of a group's hyperparameters, by the optimizer's class."""
 
 REFUSED = ("amsgrad", "maximize", "differentiable")
-"""Options that change what is computed, and that ours do not have."""
+"""Options that change the update, and that the compiler does not have."""
 
 
 def read(
@@ -106,9 +106,9 @@ def read(
         return ImportedOptimizer(optimizer)
     form = next((f for kind, f in FORMS.items() if type(optimizer) is kind), None)
     if form is None:
-        known = ", ".join(kind.__name__ for kind in FORMS)
+        supported = ", ".join(kind.__name__ for kind in FORMS)
         raise ShardirError(
-            f'expected an optimizer of torch.optim, {known}, or a text such as "adamw, lr = '
+            f'expected an optimizer of torch.optim, {supported}, or a text such as "adamw, lr = '
             f'1e-3", got {type(optimizer).__name__}'
         )
     groups = optimizer.param_groups
@@ -117,7 +117,8 @@ def read(
             raise ShardirError(f"expected an optimizer without {option}, got {option}=True")
     if len({form(g) for g in groups}) > 1:
         raise ShardirError(
-            "expected groups that differ in lr and weight_decay alone, got others: "
+            "expected groups that differ in lr and weight_decay alone, got further "
+            "differences: "
             f"{' and '.join(sorted({form(g) for g in groups}))}"
         )
     count = optimizer_states.steps_of(optimizer, names if trained is None else trained)
@@ -131,8 +132,8 @@ def read(
         for p in g["params"]:
             if (name := names.get(id(p))) is None:
                 raise ShardirError(
-                    f"expected parameters of the module, got another one of {list(p.shape)} in the "
-                    "optimizer"
+                    f"expected parameters of the module, got one outside of it, of "
+                    f"{list(p.shape)} in the optimizer"
                 )
             if rate != base:
                 scales[name] = rate / base

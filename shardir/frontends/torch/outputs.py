@@ -28,10 +28,10 @@ class Outputs(NamedTuple):
         """Return the form of what a program returns; None of a traced step."""
         if not isinstance(program, ExportedProgram):
             return None
-        given = tree_leaves(program.graph_module.graph.output_node().args[0])
+        results = tree_leaves(program.graph_module.graph.output_node().args[0])
         specs = program.graph_signature.output_specs
         returned = [
-            x for x, spec in zip(given, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT
+            x for x, spec in zip(results, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT
         ]
         leaves = [x.meta["val"].dtype if isinstance(x, Node) else x for x in returned]
         spec = program.call_spec.out_spec
@@ -41,8 +41,8 @@ class Outputs(NamedTuple):
     def made(self, results: Iterable[Any]) -> Any:
         """Return the outputs; results are arrays of numpy, one for each tensor, bf16 as f32."""
         rest = iter(results)
-        found = [
+        leaves = [
             torch.from_numpy(next(rest)).to(x) if isinstance(x, torch.dtype) else x
             for x in self.leaves
         ]
-        return tree_unflatten(found, self.spec)
+        return tree_unflatten(leaves, self.spec)

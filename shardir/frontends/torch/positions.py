@@ -3,8 +3,8 @@
 %mask = ... of iotas: {d2 - d3 >= 0}
 %o = nn.attention %q, %k, %v mask %mask         ->      %o = nn.attention %q, %k, %v causal
 
-Models compute masks and positions from the indices of elements, in many ops, the same in each step.
-They are known from their forms (analysis/positions.py), never from what they look like.
+Models compute masks and positions from the indices of elements, in many ops, equal in each step.
+They are recognised by their forms (analysis/positions.py), not by patterns of ops.
 """
 
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ from shardir.rewriting.rewriter import Rewriter, erase
 
 
 def simplify_positions(block: Block) -> None:
-    """Mark attention whose mask is causal, drop masks that are true everywhere, and compute what
-    else follows from positions in as few ops as its form needs."""
+    """Mark attention whose mask is causal, drop masks that are true everywhere, and compute further
+    functions of positions by as few ops as their forms need."""
     forms = dict[SSAValue, PositionForm]()
-    for op in reversed(ops_of(block)):  # so that what is no longer used is not looked at
+    for op in reversed(ops_of(block)):  # so that values without uses are skipped
         if isinstance(op, TensorOp) and all(v.first_use is None for v in op.results):
             erase(op)
         elif not (isinstance(op, nn.AttentionOp) and _drop_mask(op, forms)):
@@ -85,13 +85,13 @@ def _shorten(v: SSAValue, forms: dict[SSAValue, PositionForm]) -> None:
     rewriter, before = Rewriter().before(v.owner), v.owner.prev_op
     rewriter.attributes = dict(v.owner.attributes)
     new = _Written(rewriter, unsharded_type(v)).of(form)
-    made = list(_between(before, v.owner))
-    if len(made) >= len(_needed_by(v, len(made))):
-        for op in made:
+    new_ops = list(_between(before, v.owner))
+    if len(new_ops) >= len(_needed_by(v, len(new_ops))):
+        for op in new_ops:
             erase(op)
         return
     path, _, _ = (v.name_hint or "").rpartition(".")
-    for op in made:
+    for op in new_ops:
         kind = op.name.partition(".")[2]
         op.results[0].name_hint = f"{path}.{kind}" if path else kind
     new.name_hint = v.name_hint
@@ -153,8 +153,8 @@ class _Written:
             if how == "ge" and e.constant == -1:  # x - 1 >= 0, of integers
                 how, e, opposite = "gt", e + 1, opposite + -1
             sides = [self._sum(side, i64) for side in (_positive(e), _positive(opposite))]
-            found = self.b.compare(how, *sides)
-            x = found if x is None else self.b.value(nn.AndOp, x, found)
+            compared = self.b.compare(how, *sides)
+            x = compared if x is None else self.b.value(nn.AndOp, x, compared)
         assert x is not None
         return x
 
@@ -177,10 +177,10 @@ def _between(first: Operation | None, end: Operation) -> Iterator[Operation]:
 
 def _needed_by(v: SSAValue, limit: int) -> set[Operation]:
     """Return the ops that a value needs; `limit` + 1 of them are enough."""
-    found, waiting = set[Operation](), [v]
-    while waiting and len(found) <= limit:
+    needed, waiting = set[Operation](), [v]
+    while waiting and len(needed) <= limit:
         op = waiting.pop().owner
-        if isinstance(op, Operation) and op not in found:
-            found.add(op)
+        if isinstance(op, Operation) and op not in needed:
+            needed.add(op)
             waiting += op.operands
-    return found
+    return needed

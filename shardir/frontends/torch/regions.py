@@ -40,8 +40,8 @@ def _has_gradient(x: Any) -> bool:
 def annotated(
     train: bool, derived: Collection[str], histories: Histories, warn: Callable[[str], object]
 ) -> Iterator[None]:
-    """A context of an export that annotates checkpoints and, of what is trained, refuses gradients
-    that are written by hand, but for autograd functions of these names. `warn` gets the warnings.
+    """A context of an export that annotates checkpoints. In training it refuses gradients written
+    by hand, except of autograd functions of these names. `warn` gets the warnings.
     """
     numbers = count()
 
@@ -67,8 +67,8 @@ def annotated(
 
     def refuse(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         name = cls.__name__
-        known = name in derived or name.startswith(REGISTERED)
-        if train and not known and any(map(_has_gradient, args)):
+        is_derived = name in derived or name.startswith(REGISTERED)
+        if train and not is_derived and any(map(_has_gradient, args)):
             raise ShardirError(
                 f"expected operations whose gradients follow, got the autograd function {name}, "
                 "whose backward would be ignored; use trace=True, or, if it is the derivative of "

@@ -59,8 +59,8 @@ ENDS: dict[type[Any], Callable[[Any], int | None]] = {
 
 def end_of(scheduler: Any) -> int | None:
     """Return the number of steps after which a scheduler's rate stays; None if that is unknown."""
-    found = next((end for kind, end in ENDS.items() if type(scheduler) is kind), None)
-    return None if found is None else found(scheduler)
+    end_rule = next((end for kind, end in ENDS.items() if type(scheduler) is kind), None)
+    return None if end_rule is None else end_rule(scheduler)
 
 
 def _plus(start: int, end: int | None) -> int | None:
@@ -68,9 +68,9 @@ def _plus(start: int, end: int | None) -> int | None:
 
 
 def _last(ends: Iterator[int | None]) -> int | None:
-    found = list(ends)
-    known = [end for end in found if end is not None]
-    return max(known) if len(known) == len(found) else None
+    ends_list = list(ends)
+    known_ends = [end for end in ends_list if end is not None]
+    return max(known_ends) if len(known_ends) == len(ends_list) else None
 
 
 def _end_of_function(function: Any) -> int | None:
@@ -115,8 +115,8 @@ def schedule(scheduler: Any, optimizer: Any, steps: int | None = None, count: in
         )
     form = next((f for kind, f in SCHEDULES.items() if type(scheduler) is kind), None)
     if form is None or steps is not None or not _is_lawful(scheduler, count):
-        found = [p._replace(step=p.step + count) for p in points(factors(scheduler, steps))]
-        at = ", ".join(map(str, found))
+        line_points = [p._replace(step=p.step + count) for p in points(factors(scheduler, steps))]
+        at = ", ".join(map(str, line_points))
         return f'points<rate = {{lr}}, at = "{at}">'
     if getattr(scheduler, "eta_min", 0) and len({*scheduler.base_lrs}) > 1:
         raise ShardirError(
@@ -144,20 +144,20 @@ def factors(scheduler: Any, steps: int | None = None) -> np.ndarray:
             f"expected 0 to {MAX_STEPS:,} steps of {kind}, got {end:,}; use "
             'optimizer="adamw, lr = cosine<...>"'
         )
-    found = np.array(_rates(copy_of(scheduler), max(0, end - begun(scheduler))), np.float64)
+    rates = np.array(_rates(copy_of(scheduler), max(0, end - begun(scheduler))), np.float64)
     groups = scheduler.optimizer.param_groups
     bases = np.array([float(group["initial_lr"]) for group in groups])
-    found = found[:, bases > 0] / bases[bases > 0]
-    if not found.shape[1]:
+    rates = rates[:, bases > 0] / bases[bases > 0]
+    if not rates.shape[1]:
         return np.ones(1)
-    if np.ptp(found, axis=1).max() > TOLERANCE * np.abs(found).max():
+    if np.ptp(rates, axis=1).max() > TOLERANCE * np.abs(rates).max():
         raise ShardirError(
             f"expected one factor of the rates of all groups from {kind}, got several; schedule "
             "all groups in the same way"
         )
-    if not np.isfinite(found).all() or found.min() < 0:
-        raise ShardirError(f"expected rates of at least 0 of {kind}, got {found.min()}")
-    return found[:, 0]
+    if not np.isfinite(rates).all() or rates.min() < 0:
+        raise ShardirError(f"expected rates of at least 0 of {kind}, got {rates.min()}")
+    return rates[:, 0]
 
 
 def copy_of(scheduler: Any) -> Any:
@@ -197,13 +197,13 @@ def points(rates: np.ndarray) -> list[Point]:
     """Return points between which rates, one of each step, are on lines and half periods of
     cosines, within TOLERANCE of the largest rate."""
     allowed, turns = TOLERANCE * float(rates.max(initial=0.0)), _turns(rates)
-    found, i = list[Point](), 0
+    corners, i = list[Point](), 0
     while i < len(rates) - 1:
         line, turn = _line(rates, i, allowed), turns[i]
         is_cosine = turn > line and _is_cosine(rates[i : turn + 1], allowed)
-        found.append(Point(i, float(rates[i]), is_cosine))
+        corners.append(Point(i, float(rates[i]), is_cosine))
         i = turn if is_cosine else line
-    return [*found, Point(i, float(rates[i]))]
+    return [*corners, Point(i, float(rates[i]))]
 
 
 def _turns(rates: np.ndarray) -> Sequence[int]:

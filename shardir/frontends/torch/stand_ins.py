@@ -1,4 +1,4 @@
-"""Tensors without values on a CPU, in place of those of a module on the meta device.
+"""CPU tensors without values, in place of the tensors of a module on the meta device.
 
 torch has neither autocast nor all kernels for the meta device; for fake tensors it has.
 """

@@ -19,10 +19,10 @@ CHOICE = (
     "write it without control flow on tensors: torch.where computes both sides, a loop of Python "
     "repeats ops"
 )
-"""What to do instead of ops with functions as arguments."""
+"""The remedy for ops with functions as arguments."""
 
 IGNORED = ("_assert", "sym_", "_check", "item", "_local_scalar_dense")
-"""Ops that only check, or whose result only others of these use."""
+"""Ops that only check, or whose result only such ops use."""
 
 REGIONS = ("wrap_with_autocast",)
 """Ops of a graph that is computed as it is."""
@@ -32,7 +32,7 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 def check_static(node: Node, known: Mapping[Any, Any], at: Callable[[], str]) -> None:
     """Check that the shapes of results, and the numbers that a call gets, do not depend on the
-    data. `known`: what was made of each node before; `at` returns the place.
+    data. `known`: the results of each node before; `at` returns the place.
 
     Raises:
         ShardirError: they do.
@@ -40,14 +40,14 @@ def check_static(node: Node, known: Mapping[Any, Any], at: Callable[[], str]) ->
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.name.partition("::")[2].startswith(IGNORED):
         return
-    found = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
-    if not all(isinstance(n, int) for x in found for n in x.shape):
+    tensors = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
+    if not all(isinstance(n, int) for x in tensors for n in x.shape):
         raise ShardirError(
             f"expected shapes that do not depend on the data, got a result of {node.target}{at()} "
             "whose size does; keep all elements, with a mask: torch.where"
         )
-    given = (n for n in node.all_input_nodes if isinstance(n.meta.get("val"), NUMBERS))
-    if found and any(known.get(n) is None for n in given):
+    numbers = (n for n in node.all_input_nodes if isinstance(n.meta.get("val"), NUMBERS))
+    if tensors and any(known.get(n) is None for n in numbers):
         raise ShardirError(
             f"expected numbers that do not depend on the data, got one from a tensor in "
             f"{node.target}{at()}; use the tensor itself, without item()"
@@ -55,8 +55,9 @@ def check_static(node: Node, known: Mapping[Any, Any], at: Callable[[], str]) ->
 
 
 def check_exported(program: GraphModule) -> None:
-    """Check that an exported graph is one that a program can have: no op chooses what it computes
-    by the data, or writes to elements that are one in memory, which torch itself refuses.
+    """Check that an exported graph is one that a program can have: no op depends on the data for
+    its choice of computation, or writes to elements that overlap in memory, which torch itself
+    refuses.
 
     Raises:
         ShardirError: there is such an op.
@@ -65,8 +66,8 @@ def check_exported(program: GraphModule) -> None:
     for node in (node for graph in graphs for node in graph.nodes):
         for expected, is_wrong, got, fix in _REFUSED:
             if is_wrong(node):
-                found = got.format(node.target)
-                raise ShardirError(f"expected {expected}, got {found}{place_of(node)}; {fix}")
+                message = got.format(node.target)
+                raise ShardirError(f"expected {expected}, got {message}{place_of(node)}; {fix}")
 
 
 def _is_control_flow(node: Node) -> bool:
@@ -82,9 +83,9 @@ def _written(node: Node) -> Iterator[Any]:
 
 
 def _repeats_elements(x: Any) -> bool:
-    found = x.meta.get("val") if isinstance(x, Node) else None
-    return isinstance(found, torch.Tensor) and any(
-        step == 0 and n > 1 for n, step in zip(found.shape, found.stride(), strict=True)
+    example = x.meta.get("val") if isinstance(x, Node) else None
+    return isinstance(example, torch.Tensor) and any(
+        step == 0 and n > 1 for n, step in zip(example.shape, example.stride(), strict=True)
     )
 
 

@@ -1,7 +1,8 @@
 """A module of torch, traced: its loss and the gradients that autograd computes, as one graph.
 
-The backward part is what ran, of gradients written by hand (torch.autograd.Function) too. The graph
-has the ops below autograd, so a linear layer is a transpose and a product.
+The backward part is traced as it runs, including gradients written by hand
+(torch.autograd.Function). The graph has the ops below autograd, so a linear layer is a transpose
+and a product.
 """
 
 from collections.abc import Callable, Iterator
@@ -67,15 +68,19 @@ def traced(
     trained = [name for name, p in parameters.items() if p.requires_grad]
 
     def step(states: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> Any:
-        given = {n: x.detach().requires_grad_(n in trained) for n, x in states.items()}
-        loss, *metrics = work({n: given[n] if n in trained else states[n] for n in states}, inputs)
-        found = torch.autograd.grad(loss, [given[n] for n in trained], allow_unused=True)
-        used = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
+        differentiable = {n: x.detach().requires_grad_(n in trained) for n, x in states.items()}
+        loss, *metrics = work(
+            {n: differentiable[n] if n in trained else states[n] for n in states}, inputs
+        )
+        computed = torch.autograd.grad(
+            loss, [differentiable[n] for n in trained], allow_unused=True
+        )
+        used = {n: g for n, g in zip(trained, computed, strict=True) if g is not None}
         gradients[:] = used
         return (loss, *metrics, *used.values())
 
     gradients: list[str] = []
-    kernels = sdpa_kernel(SDPBackend.MATH)  # the others have backward parts of their own
+    kernels = sdpa_kernel(SDPBackend.MATH)  # fused kernels have backward parts of their own
     no_mkldnn = torch.backends.mkldnn.flags(enabled=False)
     with traceback.preserve_node_meta(), no_mkldnn, kernels, _unchanged(wrapper):
         module = make_fx(

@@ -25,7 +25,7 @@ WITHOUT_VALUES = {
     "cudnn_enable", "cudnn_enabled",
 }  # fmt: skip
 """Arguments that say where and how a tensor is stored, and its dtype and shape: `Translation` has
-those of the result."""
+the result's."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def not_taken(
     """Return the names of the arguments of a call that an entry does not take, and whose values are
     not the schema's defaults."""
     left = binding_of(entry, target).left
-    given = arguments_of(target, args, kwargs)
-    return [name for name, default in left.items() if not _is_default(given.get(name), default)]
+    arguments = arguments_of(target, args, kwargs)
+    return [name for name, default in left.items() if not _is_default(arguments.get(name), default)]
 
 
 def _is_default(value: Any, default: Any) -> bool:
@@ -112,9 +112,9 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def entry_call(entry: AtenEntry) -> AtenEntry:
-    """Return the function of a call's arguments that gives an entry those that it takes. It returns
-    NotImplemented if the entry does not take one, so that none is left out in silence, or if ops of
-    ours do not take its operands."""
+    """Return a function of a call's arguments that passes an entry the arguments that it takes. It
+    returns NotImplemented if the entry does not take one, so that none is left out in silence, or
+    if ops of ours do not take its operands."""
 
     def call(t: "Translation", *args: Any, **kwargs: Any) -> Any:
         target = t.node.target
@@ -122,22 +122,28 @@ def entry_call(entry: AtenEntry) -> AtenEntry:
         binding = binding_of(entry, target)
         if not binding.complete or not_taken(entry, target, args, kwargs):
             return NotImplemented
-        given = arguments_of(target, args, kwargs)
-        if not given.keys().isdisjoint(DIMENSIONS):
-            given = _with_rows(given, given[schema_of(target).arguments[0].name])
-        found = {binding.taken[name]: x for name, x in given.items() if name in binding.taken}
+        arguments = arguments_of(target, args, kwargs)
+        if not arguments.keys().isdisjoint(DIMENSIONS):
+            arguments = _with_rows(arguments, arguments[schema_of(target).arguments[0].name])
+        operands_by_name = {
+            binding.taken[name]: x for name, x in arguments.items() if name in binding.taken
+        }
         block = t.function.block
         before = block.last_op
         try:
-            result = entry(t, *found.values()) if isinstance(entry, ByType) else entry(t, **found)
+            result = (
+                entry(t, *operands_by_name.values())
+                if isinstance(entry, ByType)
+                else entry(t, **operands_by_name)
+            )
             result = _without_rows(t.node, result)
             op = block.last_op
             while op is not before and op is not None:
                 op.verify_()
                 op = op.prev_op
         except (ShardirError, VerifyException):  # ops of ours do not take integers, for example
-            while (made := block.last_op) is not before and made is not None:
-                erase(made)
+            while (last_op := block.last_op) is not before and last_op is not None:
+                erase(last_op)
             return NotImplemented
         return result
 
@@ -148,23 +154,23 @@ DIMENSIONS = ("dim", "dims")
 """The arguments that name dimensions: a scalar has one, 0 or -1."""
 
 
-def _with_rows(given: dict[str, Any], first: Any) -> dict[str, Any]:
+def _with_rows(arguments: dict[str, Any], first: Any) -> dict[str, Any]:
     """The arguments of a call whose first one is a scalar, with tensors of one dimension in place
     of scalars."""
     if not isinstance(first, Value) or first.shape:
-        return given
+        return arguments
     return {n: x.reshape(1) if isinstance(x, Value) and not x.shape else x
-            for n, x in given.items()}  # fmt: skip
+            for n, x in arguments.items()}  # fmt: skip
 
 
-def _without_rows(node: Node, found: Any) -> Any:
-    """The results of an entry, as scalars where those of the node are."""
-    if isinstance(found, tuple | list):
-        results = node.meta.get("val")
-        several = results if isinstance(results, tuple | list) else [results]
-        both = zip(found, several, strict=False)
-        return (*(_scalar(x, fake) for x, fake in both), *found[len(several) :])
-    return _scalar(found, node.meta.get("val"))
+def _without_rows(node: Node, results: Any) -> Any:
+    """Return the results of an entry, as scalars where the node's results are."""
+    examples = node.meta.get("val")
+    if isinstance(results, tuple | list):
+        several = examples if isinstance(examples, tuple | list) else [examples]
+        both = zip(results, several, strict=False)
+        return (*(_scalar(x, fake) for x, fake in both), *results[len(several) :])
+    return _scalar(results, examples)
 
 
 def _scalar(x: Any, fake: Any) -> Any:
@@ -177,7 +183,7 @@ SMALL = {torch.uint8: (0, 255), torch.int8: (128, 255), torch.int16: (32768, 655
 bits."""
 
 
-def conform(node: Node, found: Any, moved: bool) -> Any:
+def conform(node: Node, results: Any, moved: bool) -> Any:
     """Return the results of a node, of which small integers wrap around as theirs do. Those that
     are `moved` are elements of the operands.
 
@@ -186,9 +192,9 @@ def conform(node: Node, found: Any, moved: bool) -> Any:
     """
     expected = node.meta.get("val")
     several = isinstance(expected, tuple | list)
-    made = found if isinstance(found, tuple | list) else [found]
+    outputs = results if isinstance(results, tuple | list) else [results]
     out = []
-    for x, fake in zip(made, expected if several else [expected], strict=False):
+    for x, fake in zip(outputs, expected if several else [expected], strict=False):
         if isinstance(x, Value) and isinstance(fake, torch.Tensor):
             want = tuple(fake.shape), dtype_name(fake.dtype)
             if (x.shape, x.dtype) != want:
@@ -201,7 +207,7 @@ def conform(node: Node, found: Any, moved: bool) -> Any:
                 x = (x + first if first else x) & x.function.constant(mask, dtype="i32")
                 x = x - first if first else x
         out.append(x)
-    return (*out, *made[len(out) :]) if isinstance(found, tuple | list) else out[0]
+    return (*out, *outputs[len(out) :]) if isinstance(results, tuple | list) else out[0]
 
 
 class Translation:
@@ -222,8 +228,8 @@ class Translation:
     @property
     def result(self) -> Any:
         """The node's result, or the first of several, as torch's fake tensor."""
-        found = self.node.meta["val"]
-        return found[0] if isinstance(found, tuple | list) else found
+        example = self.node.meta["val"]
+        return example[0] if isinstance(example, tuple | list) else example
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -243,8 +249,8 @@ class Translation:
 
     def argument(self, at: int) -> Any:
         """The fake tensor, or the number, of an argument."""
-        given = self.node.args[at]
-        return given.meta["val"] if isinstance(given, Node) else given
+        argument = self.node.args[at]
+        return argument.meta["val"] if isinstance(argument, Node) else argument
 
     def value(self, x: Value | Real, dtype: str | None = None) -> Value:
         """Return a value, or a number as a constant, in a dtype: that of the result by default."""

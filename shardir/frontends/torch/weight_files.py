@@ -1,4 +1,5 @@
-"""Files of weights: safetensors, alone or in several with an index, and those of torch.save."""
+"""Files of weights: safetensors, in one file or in several with an index, and files of
+torch.save."""
 
 import json
 import pickle
@@ -47,16 +48,16 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
     if is_checkpoint(path):
         return _checkpoint(path)
     if path.is_dir():
-        found = next((path / name for name in IN_FOLDER if (path / name).exists()), None)
-        if found is None:
+        loaded = next((path / name for name in IN_FOLDER if (path / name).exists()), None)
+        if loaded is None:
             raise ShardirError(f"expected one of {', '.join(IN_FOLDER)} in {path}, got none")
-        path = found
+        path = loaded
     try:
         if path.name.endswith(INDEX):
             return _indexed(path)
         if path.suffix == SAFETENSORS:
             return _safetensors(path).load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as e:
         raise ShardirError(f"{path} cannot be read: {reason(e)}") from None
     except ShardirError:
@@ -68,15 +69,15 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
         ) from None
     except Exception as e:  # of the format, which both libraries report by many classes
         raise ShardirError(f"{path}: expected a file of weights, got {_first_line(e)}") from None
-    if not isinstance(found, Mapping) or not all(
-        isinstance(name, str) and isinstance(x, torch.Tensor) for name, x in found.items()
+    if not isinstance(loaded, Mapping) or not all(
+        isinstance(name, str) and isinstance(x, torch.Tensor) for name, x in loaded.items()
     ):
-        raise ShardirError(f"{path}: expected tensors by their names, got {type(found).__name__}")
-    return dict(found)
+        raise ShardirError(f"{path}: expected tensors by their names, got {type(loaded).__name__}")
+    return dict(loaded)
 
 
 def write(
-    path: str | Path, tensors: Mapping[str, torch.Tensor], most: str | int | None = None
+    path: str | Path, tensors: Mapping[str, torch.Tensor], max_size: str | int | None = None
 ) -> None:
     """Write tensors: a `.safetensors` file, or by torch.save; in a folder `model.safetensors`.
     Beyond `most` bytes, or where `path` is that of an index, there are several files and an index.
@@ -91,10 +92,10 @@ def write(
     indexed = path.name.endswith(INDEX)
     target = path.with_name(path.name.removesuffix(INDEX) + SAFETENSORS) if indexed else path
     is_safe = target.suffix == SAFETENSORS
-    if most is not None and not is_safe:
+    if max_size is not None and not is_safe:
         raise ShardirError(f"max_shard_size is for {SAFETENSORS} files, got {path}")
     sizes = {name: x.nbytes for name, x in separate.items()}
-    groups = divide_into_files(sizes, _size(LARGE if most is None and indexed else most))
+    groups = divide_into_files(sizes, _size(LARGE if max_size is None and indexed else max_size))
     try:
         if len(groups) == 1 and not indexed:
             with writing(target) as file:
@@ -121,9 +122,9 @@ def _write(file: Any, path: Path, tensors: dict[str, torch.Tensor], is_safe: boo
 
 def _size(size: str | int | None) -> int | None:
     """Return a number of bytes. Raises ShardirError where it is none."""
-    found = size_of((size,)) if isinstance(size, str) else size
-    if size is None or (found is not None and found > 0):
-        return found
+    size_in_bytes = size_of((size,)) if isinstance(size, str) else size
+    if size is None or (size_in_bytes is not None and size_in_bytes > 0):
+        return size_in_bytes
     raise ShardirError(f"expected max_shard_size such as 5GB, or a number of bytes, got {size!r}")
 
 
@@ -141,14 +142,14 @@ def _checkpoint(path: Path) -> dict[str, torch.Tensor]:
 def _indexed(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of the files that an index names, which are beside it."""
     places = _weight_map(path)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name in sorted(set(places.values())):
-        found |= _safetensors(path).load_file(path.parent / name)
-    if missing := sorted(places.keys() - found.keys()):
+        tensors |= _safetensors(path).load_file(path.parent / name)
+    if missing := sorted(places.keys() - tensors.keys()):
         raise ShardirError(
             f"{path}: expected {missing[0]} in {places[missing[0]]}, got a file without it"
         )
-    return {name: found[name] for name in places}
+    return {name: tensors[name] for name in places}
 
 
 def _weight_map(path: Path) -> dict[str, str]:

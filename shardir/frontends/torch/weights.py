@@ -45,7 +45,7 @@ def save(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def read_dump(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what a run has written, of these names and dtypes."""
+    """Return the arrays that a run has written, of these names and dtypes."""
     with np.load(path, allow_pickle=False) as file:
         return {
             name: torch.from_numpy(np.array(file[key])).to(x.dtype).reshape(x.shape)
@@ -64,11 +64,11 @@ def read_states(path: Path, but: Container[str]) -> dict[str, Array]:
 
 
 def _mapped(path: Path, entry: str) -> Array:
-    found = array_in(path, entry)
-    kind = np.dtype("?" if found.dtype == "i1" else f"<{found.dtype[0]}{BYTES[found.dtype]}")
-    if 0 in found.shape:  # nothing that could be mapped
-        return np.zeros(found.shape, kind)
-    return np.memmap(path, kind, "r", found.offset, found.shape)
+    array = array_in(path, entry)
+    kind = np.dtype("?" if array.dtype == "i1" else f"<{array.dtype[0]}{BYTES[array.dtype]}")
+    if 0 in array.shape:  # nothing that could be mapped
+        return np.zeros(array.shape, kind)
+    return np.memmap(path, kind, "r", array.offset, array.shape)
 
 
 def read_results(path: Path, function: str) -> list[np.ndarray]:
@@ -82,8 +82,8 @@ def read_results(path: Path, function: str) -> list[np.ndarray]:
 
 
 def check(
-    given: Mapping[str, torch.Tensor],
-    wanted: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
     values: Mapping[str, str],
 ) -> None:
     """Check the names and shapes of weights. `values` has the name of the value of each that is
@@ -92,22 +92,22 @@ def check(
     Raises:
         ShardirError: with all that is wrong.
     """
-    for name, x in given.items():
+    for name, x in tensors.items():
         if not isinstance(x, torch.Tensor) or x.is_meta:
             got = "the meta device" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
             raise ShardirError(f"expected a tensor with values as {name!r}, got {got}")
-    there = {values[name] for name in given if name in values}
-    missing = [name for name in wanted if values[name] not in there]
-    surplus = [str(name) for name in given if name not in wanted]
+    named = {values[name] for name in tensors if name in values}
+    missing = [name for name in expected if values[name] not in named]
+    surplus = [str(name) for name in tensors if name not in expected]
     shapes = [
-        f"{name} of {list(wanted[name].shape)}, got {list(x.shape)}"
-        for name, x in given.items()
-        if name in wanted and x.shape != wanted[name].shape
+        f"{name} of {list(expected[name].shape)}, got {list(x.shape)}"
+        for name, x in tensors.items()
+        if name in expected and x.shape != expected[name].shape
     ]
     shapes += [
-        f"{name} of {wanted[name].dtype}, got {x.dtype}"
-        for name, x in given.items()
-        if name in wanted and _kind(wanted[name]) != _kind(x)
+        f"{name} of {expected[name].dtype}, got {x.dtype}"
+        for name, x in tensors.items()
+        if name in expected and _kind(expected[name]) != _kind(x)
     ]
     wrong = [
         f"expected {what} {several(names)}"
@@ -128,6 +128,6 @@ def _kind(x: torch.Tensor) -> tuple[bool, bool]:
 
 
 def several(names: Sequence[str], shown: int = 3) -> str:
-    """The first names of several, and the number of the others."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+    """Return the first names of several, and the number of the remaining ones."""
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + rest

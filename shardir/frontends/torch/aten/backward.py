@@ -17,7 +17,7 @@ from shardir.rewriting.rewriter import Rewriter, erase
 
 
 def cotangents_of(
-    t: Translation, forward: Callable[[], Value], operands: Sequence[Value], given: Value
+    t: Translation, forward: Callable[[], Value], operands: Sequence[Value], seed: Value
 ) -> list[Value | None]:
     """The cotangents of operands, from that of the result of `forward`."""
     block, builder = t.function.block, t.function.builder
@@ -34,14 +34,14 @@ def cotangents_of(
         else:  # parts are at the end of the block, so what reads them follows them
             op.detach()
             block.add_op(op)
-    made = list(_after(before, block))
+    new_ops = list(_after(before, block))
     activity, cotangents = Activity(v.ssa for v in operands), Cotangents(builder)
     transposition = Transposition(block, builder, activity, cotangents)
-    transposition.mark(made)
-    cotangents.add(y, [given.ssa])
-    transposition.run(made)
+    transposition.mark(new_ops)
+    cotangents.add(y, [seed.ssa])
+    transposition.run(new_ops)
     found = [cotangents.sum(v.ssa) for v in operands]
-    for op in reversed(made):
+    for op in reversed(new_ops):
         if all(v.first_use is None for v in op.results):
             erase(op)
     return [None if d is None else Value(t.function, d) for d in found]

@@ -37,8 +37,8 @@ def _matmul(t: Translation, x: Value, y: Value) -> Value:
     batch = max(len(x.shape), len(y.shape)) - 2
     letters = ascii_lowercase[:batch]
     (left, x), (right, y) = _batch(x, letters), _batch(y, letters)
-    kept = "".join(c for c in letters if c in left + right)
-    z = nn.einsum(x, y, equation=f"{left}xz,{right}zy->{kept}xy")
+    kept_letters = "".join(c for c in letters if c in left + right)
+    z = nn.einsum(x, y, equation=f"{left}xz,{right}zy->{kept_letters}xy")
     return z.reshape(*t.shape)
 
 
@@ -163,10 +163,10 @@ def _conv_transpose(
     return y.reshape(*t.shape)
 
 
-def sizes(given: Any, n: int) -> tuple[int, ...]:
+def sizes(value: Any, n: int) -> tuple[int, ...]:
     """A number for each dimension of space."""
-    found = (given,) if isinstance(given, int) else tuple(given)
-    return found * n if len(found) == 1 else found
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return numbers * n if len(numbers) == 1 else numbers
 
 
 def edges(padding: Any, kernel: Sequence[int], gaps: Sequence[int]) -> tuple[int, ...]:

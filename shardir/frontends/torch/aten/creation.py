@@ -86,9 +86,11 @@ def dropout(t: Translation, x: Value, p: float = 0.5, train: bool | None = True)
 
 
 def _bernoulli(t: Translation, x: Value, p: Value | float | None = None) -> Value:
-    given = x if p is None else p
+    probabilities = x if p is None else p
     drawn = random(t, "uniform", t.shape, "f32")
-    return (drawn < (given.to("f32") if isinstance(given, Value) else given)).to(t.dtype)
+    return (
+        drawn < (probabilities.to("f32") if isinstance(probabilities, Value) else probabilities)
+    ).to(t.dtype)
 
 
 def _randint(t: Translation, high: int, low: int = 0) -> Value:
@@ -103,8 +105,8 @@ def _feature_dropout(t: Translation, x: Value, p: float, train: bool) -> Value:
     """Dropout of all of a channel."""
     if not train or p == 0:
         return x
-    kept = random(t, "uniform", x.shape[:2], "f32") >= p
-    mask = kept.to(x.dtype) * (1 / (1 - p) if p < 1 else 0.0)
+    is_kept = random(t, "uniform", x.shape[:2], "f32") >= p
+    mask = is_kept.to(x.dtype) * (1 / (1 - p) if p < 1 else 0.0)
     return x * mask.reshape(*x.shape[:2], *(1,) * (len(x.shape) - 2))
 
 

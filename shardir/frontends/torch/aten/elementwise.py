@@ -62,12 +62,12 @@ def _pow(t: Translation, x: Value | Real, exponent: Value | Real) -> Value:
 
 def _repeated_product(t: Translation, x: Value, n: int) -> Value:
     """x to the power of n, by squares."""
-    found: Value | None = None
+    product: Value | None = None
     while n:
-        found = (x if found is None else found * x) if n % 2 else found
+        product = (x if product is None else product * x) if n % 2 else product
         n //= 2
         x = x * x if n else x
-    return t.full(1) if found is None else found
+    return t.full(1) if product is None else product
 
 
 POWERS = {

@@ -35,17 +35,17 @@ def _scaled_by_frequency(t: Translation, table: Value, ids: Value) -> Value:
 
 def _index(t: Translation, x: Value, indices: Sequence[Value | None]) -> Value:
     """Advanced indexing: the dimensions that have an index, as torch broadcasts them."""
-    given = [d for d, i in enumerate(indices) if i is not None]
+    indexed_dims = [d for d, i in enumerate(indices) if i is not None]
     tensors = [i for i in indices if i is not None]
     if any(i.dtype == "i1" for i in tensors):
         return NotImplemented
-    flat, shape = flat_index(t, [x.shape[d] for d in given], tensors)
-    if given == [*range(given[0], given[-1] + 1)]:
-        at, moved = given[0], x
+    flat, shape = flat_index(t, [x.shape[d] for d in indexed_dims], tensors)
+    if indexed_dims == [*range(indexed_dims[0], indexed_dims[-1] + 1)]:
+        at, moved = indexed_dims[0], x
     else:  # torch puts the dimensions of the indices first
-        rest = [d for d in range(len(x.shape)) if d not in given]
-        at, moved = 0, x.transpose(*given, *rest)
-    n = len(given)
+        rest = [d for d in range(len(x.shape)) if d not in indexed_dims]
+        at, moved = 0, x.transpose(*indexed_dims, *rest)
+    n = len(indexed_dims)
     moved = moved.reshape(*moved.shape[:at], prod(moved.shape[at : at + n]), *moved.shape[at + n :])
     return nn.gather(moved, flat.reshape(*shape), axis=at)
 
@@ -71,31 +71,33 @@ def _index_put(
     t: Translation, x: Value, indices: Sequence[Value | None], values: Value,
     accumulate: bool = False,
 ) -> Value:  # fmt: skip
-    given = [d for d, i in enumerate(indices) if i is not None]
+    indexed_dims = [d for d, i in enumerate(indices) if i is not None]
     tensors = [i for i in indices if i is not None]
-    if len(tensors) == 1 and tensors[0].dtype == "i1" and not values.shape and given == [0]:
+    if len(tensors) == 1 and tensors[0].dtype == "i1" and not values.shape and indexed_dims == [0]:
         mask = tensors[0]
         mask = mask.reshape(*mask.shape, *(1,) * (len(x.shape) - len(mask.shape)))
         return nn.select(mask.broadcast_to(*x.shape), values.to(x.dtype).broadcast_to(*x.shape), x)
     if any(i.dtype == "i1" for i in tensors):
         return NotImplemented
-    flat, shape = flat_index(t, [x.shape[d] for d in given], tensors)
-    if len(given) == len(shape) == 1 and not accumulate:
-        at = given[0]
+    flat, shape = flat_index(t, [x.shape[d] for d in indexed_dims], tensors)
+    if len(indexed_dims) == len(shape) == 1 and not accumulate:
+        at = indexed_dims[0]
         rows = values.to(x.dtype).broadcast_to(*x.shape[:at], *shape, *x.shape[at + 1 :])
         return nn.index_copy(x, flat, rows, axis=at)
-    if given != [*range(len(given))]:  # those that have an index first
-        others = [d for d in range(len(x.shape)) if d not in given]
-        order = [*given, *others]
-        if given == [*range(given[0], given[-1] + 1)]:  # else torch has them first in the values
-            at, count = given[0], len(shape)
-            ends = (*x.shape[:at], *shape, *x.shape[given[-1] + 1 :])
+    if indexed_dims != [*range(len(indexed_dims))]:  # indexed dimensions first
+        remaining_dims = [d for d in range(len(x.shape)) if d not in indexed_dims]
+        order = [*indexed_dims, *remaining_dims]
+        if indexed_dims == [
+            *range(indexed_dims[0], indexed_dims[-1] + 1)
+        ]:  # else torch has them first in the values
+            at, count = indexed_dims[0], len(shape)
+            ends = (*x.shape[:at], *shape, *x.shape[indexed_dims[-1] + 1 :])
             values = values.broadcast_to(*ends).transpose(
                 *range(at, at + count), *range(at), *range(at + count, len(ends))
             )
         moved = _index_put(t, x.transpose(*order), tensors, values, accumulate)
         return moved.transpose(*(order.index(d) for d in range(len(order))))
-    n, rest = prod(x.shape[: len(given)]), x.shape[len(given) :]
+    n, rest = prod(x.shape[: len(indexed_dims)]), x.shape[len(indexed_dims) :]
     source = values.to(x.dtype).broadcast_to(*shape, *rest).reshape(prod(shape), prod(rest))
     at = flat.reshape(prod(shape), 1).broadcast_to(prod(shape), prod(rest))
     added = nn.scatter_add(at, source, axis=0, shape=(n, prod(rest)), dtype=x.dtype)
@@ -104,8 +106,8 @@ def _index_put(
         return x + added
     ones = t.value(1, "i64").broadcast_to(prod(shape))
     named = nn.scatter_add(flat.reshape(-1), ones, axis=0, shape=(n,), dtype="i64") > 0
-    named = named.reshape(*x.shape[: len(given)], *(1,) * len(rest)).broadcast_to(*x.shape)
-    return nn.select(named, added, x)  # torch leaves open what is written by equal indices
+    named = named.reshape(*x.shape[: len(indexed_dims)], *(1,) * len(rest)).broadcast_to(*x.shape)
+    return nn.select(named, added, x)  # torch leaves the result of equal indices open
 
 
 def _index_copy(t: Translation, x: Value, dim: int, ids: Value, source: Value) -> Value:
@@ -184,8 +186,8 @@ def _embedding_bag(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     """Sums and means of bags of rows: a product with the matrix of which id is in which bag. The
     other results, for torch's own backward part, are left to its kernel."""
-    others = any(user.args[1:] != (0,) for user in t.node.users)
-    if mode == 2 or scale_grad_by_freq or others:
+    has_further_uses = any(user.args[1:] != (0,) for user in t.node.users)
+    if mode == 2 or scale_grad_by_freq or has_further_uses:
         return NotImplemented
     n, bags = ids.shape[0], t.shape[0]
     starts = offsets[:bags].to("i64").reshape(bags, 1)

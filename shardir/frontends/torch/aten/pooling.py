@@ -17,8 +17,8 @@ def _batched(n: int, entry: AtenEntry) -> AtenEntry:
     def both(t: Translation, x: Value, *args: Any, **named: Any) -> Value:
         if len(x.shape) > n + 1:
             return entry(t, x, *args, **named)
-        found = entry(t, x.reshape(1, *x.shape), *args, **named)
-        return found if found is NotImplemented else found.reshape(*t.shape)
+        out = entry(t, x.reshape(1, *x.shape), *args, **named)
+        return out if out is NotImplemented else out.reshape(*t.shape)
 
     return both
 
@@ -37,14 +37,14 @@ def _clipped(
 def _margins(
     t: Translation, x: Value, window: Sequence[int], steps: Sequence[int], margins: Sequence[int]
 ) -> tuple[int, ...]:
-    """The padding before and after each dimension, after it as much as the result's size needs,
-    which `ceil_mode` rounds up."""
-    found = list(margins)
+    """Return the padding before and after each dimension; after it as much as the result's size
+    needs, which `ceil_mode` rounds up."""
+    widened = list(margins)
     for d, (w, step) in enumerate(zip(window, steps, strict=True)):
         n, out = x.shape[len(x.shape) - len(window) + d], t.shape[len(t.shape) - len(window) + d]
-        needed = (out - 1) * step + w - n - found[2 * d]
-        found[2 * d + 1] = max(found[2 * d + 1], needed)
-    return tuple(found)
+        missing = (out - 1) * step + w - n - widened[2 * d]
+        widened[2 * d + 1] = max(widened[2 * d + 1], missing)
+    return tuple(widened)
 
 
 def _max_pool(n: int) -> AtenEntry:
@@ -53,12 +53,12 @@ def _max_pool(n: int) -> AtenEntry:
         dilation: Any = 1, ceil_mode: bool = False,
     ) -> Value:  # fmt: skip
         del ceil_mode  # the result's size has it
-        given = edges(padding, sizes(size, n), ())
-        window = _clipped(t, x, sizes(size, n), given)
+        padding_only = edges(padding, sizes(size, n), ())
+        window = _clipped(t, x, sizes(size, n), padding_only)
         steps = window if stride in (None, (), []) else sizes(stride, n)
         if set(sizes(dilation, n)) != {1}:
             return NotImplemented
-        margins = _margins(t, x, window, steps, given)
+        margins = _margins(t, x, window, steps, padding_only)
         return nn.max_pool(x, window=window, stride=steps, padding=margins)
 
     return _batched(n, entry)
@@ -71,20 +71,20 @@ def _avg_pool(n: int) -> AtenEntry:
         divisor_override: int | None = None,
     ) -> Value:  # fmt: skip
         del ceil_mode  # the result's size has it
-        given = edges(padding, sizes(size, n), ())
-        window = _clipped(t, x, sizes(size, n), given)
+        padding_only = edges(padding, sizes(size, n), ())
+        window = _clipped(t, x, sizes(size, n), padding_only)
         steps = window if stride in (None, (), []) else sizes(stride, n)
-        margins = _margins(t, x, window, steps, given)
-        beyond = margins != given
+        margins = _margins(t, x, window, steps, padding_only)
+        beyond = margins != padding_only
         how = dict(window=window, stride=steps, padding=margins)
         if divisor_override is not None:
             return nn.avg_pool(x, **how) * (prod(window) / divisor_override)
-        if not (beyond and count_include_pad and any(given)):
+        if not (beyond and count_include_pad and any(padding_only)):
             return nn.avg_pool(x, **how, exclude=not count_include_pad or beyond)
         y = nn.avg_pool(x, **how)
         for d, (w, step) in enumerate(zip(window, steps, strict=True)):
-            # what ceil_mode adds after the padding does not count
-            end = x.shape[len(x.shape) - n + d] + given[2 * d] + given[2 * d + 1]
+            # elements that ceil_mode adds after the padding do not count
+            end = x.shape[len(x.shape) - n + d] + padding_only[2 * d] + padding_only[2 * d + 1]
             counts = [min(w, end - i * step) for i in range(y.shape[len(y.shape) - n + d])]
             if set(counts) != {w}:
                 scale = t.function.constant([w / count for count in counts], dtype=x.dtype)
@@ -95,11 +95,11 @@ def _avg_pool(n: int) -> AtenEntry:
 
 
 def _has_scales(t: Translation, x: Value, n: int, *scales: Any) -> bool:
-    """Whether the factors of a resampling that are given are those of the sizes."""
-    given = [s for s in scales if s is not None]
-    given = [*given[0]] if given and isinstance(given[0], list | tuple) else given
+    """Whether the scale factors of a resampling, if any, follow from the sizes."""
+    factors = [s for s in scales if s is not None]
+    factors = [*factors[0]] if factors and isinstance(factors[0], list | tuple) else factors
     ratios = [want / have for want, have in zip(t.shape[-n:], x.shape[-n:], strict=True)]
-    return not given or given == ratios
+    return not factors or factors == ratios
 
 
 def _adaptive(n: int) -> AtenEntry:

@@ -49,8 +49,8 @@ def _cell(step: CellStep) -> AtenEntry:
         b_ih: Value | None = None, b_hh: Value | None = None,
     ) -> Value | CellState:  # fmt: skip
         state = _state(t, hx)
-        found = step(linear(t, x, w, b_ih), linear(t, state[0], w_kept, b_hh), state)
-        return found[0] if isinstance(hx, Value) else found
+        state_after = step(linear(t, x, w, b_ih), linear(t, state[0], w_kept, b_hh), state)
+        return state_after[0] if isinstance(hx, Value) else state_after
 
     return entry
 
@@ -79,7 +79,7 @@ def _network(step: CellStep) -> AtenEntry:
             if layer < num_layers - 1:
                 x = dropout(t, x, p, train)
         x = x.transpose(1, 0, 2) if batch_first else x
-        return x, *(stack(t, found) for found in zip(*states, strict=True))
+        return x, *(stack(t, last_states) for last_states in zip(*states, strict=True))
 
     return entry
 
@@ -90,10 +90,10 @@ def _direction(
 ) -> tuple[Value, CellState]:  # fmt: skip
     """The outputs of one layer in one direction, and its last state. The product of the input is
     one for all steps."""
-    w, w_kept, *others = params
-    b, b_kept, *projection = others if has_biases else (None, None, *others)
-    given = linear(t, x, w, b)
-    order = unbind(t, given)
+    w, w_kept, *params_of_rest = params
+    b, b_kept, *projection = params_of_rest if has_biases else (None, None, *params_of_rest)
+    projected = linear(t, x, w, b)
+    order = unbind(t, projected)
     outputs: list[Value] = []
     for one in reversed(order) if reverse else order:
         hidden, *memory = step(one, linear(t, state[0], w_kept, b_kept), state)

@@ -39,10 +39,10 @@ def _of_rows(entry: AtenEntry) -> AtenEntry:
     def both(t: Translation, x: Value, *args: Any, **named: Any) -> Any:
         if x.shape:
             return entry(t, x, *args, **named)
-        found = entry(t, x.reshape(1), *args, **named)
-        if isinstance(found, tuple):
-            return tuple(y.reshape() for y in found)
-        return found if found is NotImplemented else found.reshape()
+        out = entry(t, x.reshape(1), *args, **named)
+        if isinstance(out, tuple):
+            return tuple(y.reshape() for y in out)
+        return out if out is NotImplemented else out.reshape()
 
     return both
 
@@ -78,10 +78,10 @@ def _holds(kind: str) -> AtenEntry:
     """`any` and `all`; of an empty list of dimensions they are of each element."""
 
     def entry(t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False) -> Value:
-        found = truth(t, x)
+        is_true = truth(t, x)
         if dim is None or isinstance(dim, int) or len(dim):
-            found = found.to("i32").reduce(kind, dims_of(x, dim), keepdim) > 0
-        return found.to(t.dtype)
+            is_true = is_true.to("i32").reduce(kind, dims_of(x, dim), keepdim) > 0
+        return is_true.to(t.dtype)
 
     return entry
 
