@@ -4,8 +4,8 @@
                              tensor<4x6xf32, #dist.layout<@m, [{}, {tp}]>>) -> tensor<8x6xf32>
  -> %h = nn.matmul %x, %w : (...) -> tensor<8x6xf32, #dist.layout<@m, [{dp}, {tp}]>>
 
-The engine is `shardir/algebra/propagation`, with `shardir/search/propagations/reopening.py`. This pass makes a
-graph of each function, and writes the resulting layouts into the types.
+The engine is `shardir/algebra/propagation`, with `shardir/search/propagations/reopening.py`. This
+pass makes a graph of each function, and writes the resulting layouts into the types.
 
 1. An annotated layout is never changed. Open dimensions of a `#dist.sharding` are split further,
    but not over axes that stay replicated; dimensions take part by ascending priority. An op with a
