@@ -4,6 +4,7 @@
 from typing import Any
 
 import pytest
+from support.extent import long_form
 
 torch = pytest.importorskip("torch")
 
@@ -19,6 +20,7 @@ from support.ranks.example_runs import (
 )
 
 
+@long_form
 def test_reid(ran):
     def loss(v: Tensors) -> Any:
         features = torch.relu(v["images"] @ v["w1"]) @ v["w2"]
@@ -27,6 +29,7 @@ def test_reid(ran):
     check_training(ran("reid"), loss, steps=3)
 
 
+@long_form
 def test_dlrm(ran):
     def loss(v: Tensors) -> Any:
         rows = torch.nn.functional.embedding(v["ids"], v["table"])
@@ -53,6 +56,7 @@ def test_wide_and_deep(ran):
     check_training(ran("wide_and_deep"), loss, steps=3)
 
 
+@long_form
 def test_densenet(ran):
     """It has the sizes of the lecture."""
 
@@ -82,6 +86,7 @@ def test_transformer(ran):
     check_training(ran("transformer_block"), loss, steps=3)
 
 
+@long_form
 def test_realformer(ran):
     def loss(v: Tensors) -> Any:
         x, scores = v["x"], 0.0
@@ -97,6 +102,7 @@ def test_realformer(ran):
     check_training(ran("realformer"), loss, steps=3)
 
 
+@long_form
 def test_encoder_decoder(ran):
     def embedded(v: Tensors, tokens: Any) -> Any:
         return v["table"][tokens] * 8**0.5 + sinusoids(tokens.shape[1], 8)

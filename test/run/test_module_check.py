@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.extent import long_form
 from torch import nn
 from torch.nn import functional as F
 
@@ -60,6 +61,7 @@ def test_a_program_that_is_right_agrees() -> None:
     torch.testing.assert_close(program.state_dict(), Net().state_dict(), rtol=0, atol=0)
 
 
+@long_form
 def test_microbatches_over_tokens_are_compared_as_one_batch() -> None:
     """Their numbers of labels differ; batches that batch norms see apart can't be compared."""
     model, several = Net(), {"accumulate": "tokens, microbatches = 2", "plan": None}
