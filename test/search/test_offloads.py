@@ -27,12 +27,12 @@ from shardir.dialects import dist
 from shardir.passes.choose_recompute import write
 from shardir.rewriting.copying import copied
 from shardir.rewriting.registry import run_pipeline
-from shardir.search import repetition_choice
-from shardir.search.activations import Activations
-from shardir.search.offloads import LinkEvent, exposed
-from shardir.search.repetition_bound import bound_within
-from shardir.search.repetition_choice import choose
-from shardir.search.repetitions import Simulator, saved_values
+from shardir.search.recompute import repetition_choice
+from shardir.search.recompute.activations import Activations
+from shardir.search.recompute.offloads import LinkEvent, exposed
+from shardir.search.recompute.repetition_bound import bound_within
+from shardir.search.recompute.repetition_choice import choose
+from shardir.search.recompute.repetitions import Simulator, saved_values
 from shardir.tools import bench
 
 optimum = bench.load("recompute_milp").optimum
