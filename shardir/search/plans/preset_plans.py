@@ -17,7 +17,7 @@ from shardir.search.graph.bucket_prices import TransferPrices
 from shardir.search.graph.buckets import shared_seconds
 from shardir.search.graph.cost_graph import CostGraph
 from shardir.search.graph.graph_bytes import argument_bytes
-from shardir.search.measure.strategy_plan import LoweredPlans, StrategyPlan
+from shardir.search.measure.strategy_plan import MAX_MEASURED_OPS, LoweredPlans, StrategyPlan
 from shardir.search.plans.preset_solutions import GroupedSolution, PresetSolutions
 from shardir.search.plans.presets import ProductOfPresets, Structure, axes_of, products
 from shardir.search.problem.elimination import Solution
@@ -34,11 +34,9 @@ MAX_LOWERED = 8
 ascend910, shm, pod2048) the fastest was among the first five of the smallest sums, or among the
 first four of the smallest bounds."""
 
-MAX_LOWERED_OPS = 4000
-"""The ops of all functions that are lowered to be measured; of a large function, FEW_LOWERED."""
-
 FEW_LOWERED = 2
-"""How many plans of presets are lowered of a large function: the first one by each order."""
+"""How many are lowered at least, though they have more than MAX_MEASURED_OPS together: the first
+one by each order."""
 
 SolvedProduct = tuple[GroupedSolution, ProductOfPresets]
 
@@ -114,13 +112,12 @@ class PresetPlans:
         self, plan: StrategyPlan, limit: int | None, report: Callable[[str], object]
     ) -> StrategyPlan:
         """Return the plan of the fastest program with overlap, of a searched plan and those of
-        presets, within a limit of memory. Where the plan's program is too large to be lowered for
-        this alone, it is that plan."""
-        lowered = self.lowered
-        if not lowered.is_measured(plan):
+        presets, within a limit of memory; of a function with more than MAX_MEASURED_OPS the
+        searched plan."""
+        lowered, ops = self.lowered, max(len(plan.candidates), 1)
+        if ops > MAX_MEASURED_OPS:
             return plan
-        ops = max(len(plan.candidates), 1)
-        many = max(FEW_LOWERED, min(MAX_LOWERED, MAX_LOWERED_OPS // ops - 1))
+        many = max(FEW_LOWERED, min(MAX_LOWERED, MAX_MEASURED_OPS // ops - 1))
         best, seconds = plan, lowered.cost(plan).seconds
         for p in islice(self.plans(plan, limit, seconds), many):
             cost = lowered.cost(p)
