@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.extent import extent
 
 from shardir.diagnostics import ShardirError
 from shardir.tools import bench
@@ -130,15 +129,7 @@ def test_an_error_of_a_benchmark_is_one_line(
     assert capsys.readouterr().err == "error: expected rounds, got none\n"
 
 
-QUICK = (
-    "bytes", "checkpoint", "laws", "memory-plan", "overlap", "parse", "pipeline",
-    "pipeline-schedules", "scale", "stages",
-)  # fmt: skip
-"""The benchmarks whose smoke forms run by default. The others start many processes or measure what
-is linked to torch: all of them run in the long form."""
-
-
-@pytest.mark.parametrize("name", extent(QUICK, tuple(bench.names())))
+@pytest.mark.parametrize("name", bench.names())
 @pytest.mark.usefixtures("forked_ranks")
 def test_each_benchmark_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
