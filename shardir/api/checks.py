@@ -143,7 +143,7 @@ class _Checking:
     def of_outputs(self, batches: Sequence[Any]) -> ModuleCheck:
         """Compare the outputs of the first batch, and the buffers after it."""
         trial = replace(self.program, state=self.first)
-        copy = self.eager.copied(self.first.values)
+        copy = self.eager.copy_with(self.first.values)
         inputs = batches[0]
         with torch.no_grad():
             theirs = copy.outputs(inputs)
@@ -179,7 +179,7 @@ class _Checking:
         taken = [next(given)[1] for _ in range(count * steps)]
         form = self.program.optimizer
         states = None if form is None else form.state_dict(self.first.states, 0)
-        copy = self.eager.copied(self.first.values, states)
+        copy = self.eager.copy_with(self.first.values, states)
         each = [[self._pair(x) for x in taken[i * count : (i + 1) * count]] for i in range(steps)]
         if over_tokens:
             each = [[_together(pairs)] for pairs in each]
@@ -193,7 +193,7 @@ class _Checking:
             )
         else:
             self._steps(copy, taken, each, is_mean, gradients)
-        self._trace(self.eager.copied(self.first.values, states), taken[0], loss)
+        self._trace(self.eager.copy_with(self.first.values, states), taken[0], loss)
         return self.report
 
     def _pair(self, batch: Any) -> tuple[Any, Any]:
@@ -269,7 +269,7 @@ class _Checking:
             tensors = dict(flat_inputs(copy.model, *self._inputs_and_labels(batch)))
             if loss is not None:
                 loss, _ = copy.gradients([self._pair(batch)], True)
-            copy = self.eager.copied(
+            copy = self.eager.copy_with(
                 self.first.values,
                 None
                 if copy.optimizer is None

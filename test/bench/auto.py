@@ -58,7 +58,7 @@ PROBING = 17, 0.01
 SMOKE = {
     "RANKS": 2, "BOTH": (1, 2), "ROUNDS": 1, "PROBING": (1, 0.0), "MAX_PROBE_BYTES": 1 << 8,
     "MODELS": {"mlp": {"megatron": ((1, 2), {})}}, "MORE": {"mlp": {}},
-    "fitted": assumed, "probes": few_probes,
+    "fit_cluster": assumed, "probes": few_probes,
 }  # fmt: skip
 
 

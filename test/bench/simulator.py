@@ -46,7 +46,7 @@ WORST = 8
 """The number of kinds of ops of a model that are logged."""
 SMOKE = {
     "RANKS": 2, "ROUNDS": 2, "TURN": 0.0, "MAX_PROBE_BYTES": 1 << 8, "BACKENDS": ("gloo",),
-    "fitted": assumed, "probes": few_probes,
+    "fit_cluster": assumed, "probes": few_probes,
     "programs": lambda: ((x, x, text("mlp", (1, 2), {})) for x in ("mlp", "again")),
 }  # fmt: skip
 

@@ -193,7 +193,7 @@ def test_a_step_is_the_same_with_loops(
     assert loops(passed(single, "outline-blocks")) >= 1
     given = random_arguments(function(single, "step"), single)
     looped = program.program_text(single)
-    monkeypatch.setattr(program, "outlined", lambda module: module)
+    monkeypatch.setattr(program, "outline_copy", lambda module: module)
     flat = program.program_text(single)
     assert len(looped.splitlines()) < len(flat.splitlines())
     want, most = peak(emitted(flat, "step", given))
@@ -236,7 +236,7 @@ def test_a_recurrence_is_the_same_with_loops(
     single = passed(parse(text), "single-device")
     given = random_arguments(function(single, "step"), single)
     looped = emitted(program.program_text(single), "step", given)
-    monkeypatch.setattr(program, "outlined", lambda module: module)
+    monkeypatch.setattr(program, "outline_copy", lambda module: module)
     flat = emitted(program.program_text(single), "step", given)
     assert all(map(np.array_equal, arrays(flat()), arrays(looped())))
 

@@ -145,7 +145,7 @@ def test_no_table_is_larger_than_the_cap(monkeypatch: pytest.MonkeyPatch):
         made.append(out.size)
         return out
 
-    monkeypatch.setattr("shardir.search.elimination.np.add", counted)
+    monkeypatch.setattr("shardir.search.problem.elimination.np.add", counted)
     found = eliminate(problem, cap)
     assert max(made) <= cap
     assert found.bound <= found.objective
