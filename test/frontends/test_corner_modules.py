@@ -58,6 +58,11 @@ CASES = dict(
             ["v = self.l(x0).reshape(4, 6).T.as_strided((3, 4), (8, 1), 2)"],
         ),
         M(
+            "as_strided of a copy is one of its memory",
+            [W],
+            ["v = self.w.T.reshape(4, 9)", "v = x0 @ v.as_strided((6, 6), (1, 6))"],
+        ),
+        M(
             "writes through as_strided of a transpose",
             [W],
             ["v = self.w * 1", "v.T.as_strided((3,), (7,)).mul_(0.5)", "v = x0 @ v"],
@@ -596,6 +601,7 @@ PLANTED = (
     "running statistics of an instance norm whose result is not used",
     "running statistics have no gradient",
     "as_strided of a transpose is one of the memory",
+    "as_strided of a copy is one of its memory",
     "dropout off is the same tensor",
     "a write to data of broadcast_tensors",
     "a transpose under no_grad has no gradient",

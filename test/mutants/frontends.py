@@ -22,6 +22,15 @@ MUTANTS = [
         "test/frontends/test_writes.py",
     ),
     Mutant(
+        "a copy has the memory of what it copies",
+        "as_strided of a reshape that copies is one of the tensor before.",
+        "shardir/frontends/torch/implicit.py",
+        "_base",
+        " or {*_addresses(x)}.isdisjoint(_addresses(viewed)):",
+        ":",
+        "test/frontends/test_corner_modules.py -k as_strided",
+    ),
+    Mutant(
         "what is copied keeps its own type",
         "An integer buffer that is read after a copy of floats into it has the floats.",
         "shardir/frontends/torch/implicit.py",

@@ -80,9 +80,13 @@ def _is_strided(node: Node) -> bool:
 
 
 def _base(x: Any) -> Any:
-    """The value whose memory a view has."""
+    """The value whose memory a view has. A call that may return a view, such as `reshape`, may have
+    made a copy, which has memory of its own."""
     while isinstance(x, Node) and x.args and (x.target is getitem or is_view(x.target)):
-        x = x.args[0]
+        viewed = x.args[0]
+        if not isinstance(viewed, Node) or {*_addresses(x)}.isdisjoint(_addresses(viewed)):
+            break
+        x = viewed
     return x
 
 
