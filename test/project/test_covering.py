@@ -7,8 +7,8 @@ import pytest
 from op_cases import CASES, Case
 from support import op_layouts
 from support.covering import Covered, covering
-from support.harness import MESH, ordered_subsets
-from support.op_layouts import BY_NAME, WIDE_MESH, by_kin, exchanged, kin, signature, types
+from support.harness import MESH, layouts, ordered_subsets
+from support.op_layouts import BY_NAME, WIDE_MESH, by_kin, exchanged, kin, signature
 
 from shardir.algebra.factors import try_op_sharding
 
@@ -55,22 +55,43 @@ def test_an_equivalent_row_counts():
 
 
 def of_kin(cases: list[str], mesh: object) -> list[tuple]:
-    """The layouts of each row of these cases on this mesh."""
-    runs = [(case, element) for case in cases for element in BY_NAME[case].elements]
-    return [some for run in runs for m, some in by_kin()[run] if m is mesh]
+    """The op, the element type and the layouts of each row of these cases on this mesh."""
+    return [
+        (BY_NAME[case].op.name, case, element, *some)
+        for case in cases
+        for element in BY_NAME[case].elements
+        for m, some in by_kin()[case, element]
+        if m is mesh
+    ]
 
 
 def test_layouts_of_kin():
-    """Over 2x2, up to the names of the axes, each split of each dimension of each value; and each
-    case with some layout."""
+    """Up to the names of the axes each layout of each value, each split of each dimension of each
+    value with each op, and each two splits of dimensions of two operands (up to matrices); over 2x3
+    each split of each dimension of each value, up to the order of its axes; each case on both
+    meshes."""
     for key, cases in kin().items():
-        ranks = [len(s) for v in signature(cases[0], BY_NAME[cases[0]].elements[0]) for s in v]
+        ins, outs = (list(map(len, v)) for v in signature(cases[0], BY_NAME[cases[0]].elements[0]))
         found = of_kin(cases, MESH)
-        found += [tuple(l and exchanged(l) for l in some) for some in found]
-        for k, rank in enumerate(ranks):
-            splits = {x for some in found if some[k] for x in enumerate(some[k].dims)}
-            assert splits == {*product(range(rank), ordered_subsets(MESH.names))}, key
-        assert all(of_kin([case], MESH) or of_kin([case], WIDE_MESH) for case in cases), key
+        found += [(*r[:3], *(l and exchanged(l) for l in r[3:])) for r in found]
+        for k, rank in enumerate([*ins, *outs], 3):
+            assert {r[k] for r in found} >= {*layouts(rank)}, key
+            for op in {r[0] for r in found}:
+                splits = {x for r in found if r[0] == op and r[k] for x in enumerate(r[k].dims)}
+                assert splits == {*product(range(rank), ordered_subsets(MESH.names))}, key
+            splits = {
+                (d, frozenset(x)) for r in of_kin(cases, WIDE_MESH) for d, x in enumerate(r[k].dims)
+            }
+            axes = map(frozenset, ordered_subsets(WIDE_MESH.names))
+            assert splits == {*product(range(rank), axes)}
+        for i, j in combinations(range(len(ins)), 2):
+            if max(ins[i], ins[j]) > op_layouts.MATRIX:
+                continue
+            for d, e in product(range(ins[i]), range(ins[j])):
+                together = {(r[3 + i].dims[d], r[3 + j].dims[e]) for r in found}
+                assert together == {*product(ordered_subsets(MESH.names), repeat=2)}, key
+        for mesh in (MESH, WIDE_MESH):
+            assert {r[1] for r in of_kin(cases, mesh)} == {*cases}, key
 
 
 def test_each_factor_of_each_case_is_split_where_it_is_computed():
@@ -96,6 +117,6 @@ def is_split(case: Case) -> bool:
     }
 
 
-def test_each_element_type_of_each_op_is_tried():
+def test_each_element_type_of_each_op_has_a_layout():
     wanted = {(c.op, e) for c in CASES for e in c.elements}
-    assert {(BY_NAME[case].op, e) for case, some in types().items() for e in some} == wanted
+    assert {(BY_NAME[case].op, e) for (case, e), found in by_kin().items() if found} == wanted

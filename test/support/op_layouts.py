@@ -2,16 +2,18 @@
 
 By default they are those of covering arrays (covering.py) over *kin*: the elementwise ops on
 values of the same ranks, the composite ops of the same factors on them, or the cases of another op
-on them, by their factors. Over the 2x2 mesh they try each split of each dimension of each value
-with some of the kin; over the 2x3 mesh, where shards are uneven, each case that is not elementwise
-with each of its factors split and no value redistributed; each op on both meshes and with each of
-its element types. The long form (extent.py) takes each case with each element type on its own.
+on them, by their factors. Over the 2x2 mesh they try each op with each split of each dimension of
+each of its values, and with some of the kin each layout of each value and each two splits of
+dimensions of two operands up to matrices; over the 2x3 mesh each split of each dimension of each
+value with some of the kin. In addition each case is tried over 2x3 with each of its factors split
+and no value redistributed, and on both meshes; and each element type of each op. The long form
+(extent.py) takes each case with each element type on its own.
 """
 
 import random
 from collections.abc import Hashable, Sequence
 from functools import cache
-from itertools import cycle, islice, permutations, product
+from itertools import combinations, cycle, islice, permutations, product
 from math import prod
 
 from op_cases import CASES, Case
@@ -22,8 +24,8 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.dialects.nn.base import Composite, TensorOp, decomposes
-from support.covering import Covered, covering
-from support.extent import LONG, sampled
+from support.covering import Covered, covering, itself
+from support.extent import LONG
 from support.harness import MESH, function, layouts, ordered_subsets, program
 
 WIDE_MESH = mesh_of("m", "a = 2, b = 3")
@@ -62,7 +64,6 @@ def factors(case: str, element: str) -> Factors:
 BY_NAME = {str(case): case for case in CASES}
 
 
-@cache
 def program_of(name: str, element: str):
     case = BY_NAME[name]
     return program(case.args(element), case.body(element), case.wrt(element) or None)
@@ -112,39 +113,30 @@ def tried(case: Case, element: str) -> list[Tried]:
 
 @cache
 def by_kin() -> dict[Run, list[Tried]]:
-    """The layouts of each run. The rows of a covering array are dealt to the cases of its kin and
-    their element types in turn; each case gets its aligned ones, or at least one, each op one on
-    each mesh. An element type may have none: it is tried on one device."""
+    """The layouts of each run. The rows of a covering array that are of one op are dealt to its
+    cases and element types in turn; each case gets its aligned ones and one on each mesh, each
+    element type of an op at least one."""
     dealt: dict[Run, list[Tried]] = {(str(c), e): [] for c in CASES for e in c.elements}
-    draw = random.Random(0)
-    for (kind, _), cases in kin().items():
-        turns = turn(cases, draw)
-        for some in rows(*signature(cases[0], BY_NAME[cases[0]].elements[0]), draw):
-            dealt[next(turns)].append((MESH, some))
-        for case, element in ((c, BY_NAME[c].elements[0]) for c in cases):
-            if kind != "elementwise":
-                dealt[case, element] += [(WIDE_MESH, some) for some in aligned(case, element)]
-            if not dealt[case, element]:
-                dealt[case, element].append((WIDE_MESH, crowded(case, element, WIDE_MESH)))
-    seen = {(BY_NAME[c].op, m) for (c, _), found in dealt.items() for m, _ in found}
-    for (case, element), found in dealt.items():
+    for key, cases in kin().items():
+        draw = random.Random(str(key))
+        ins, outs = signature(cases[0], BY_NAME[cases[0]].elements[0])
+        ops = list(dict.fromkeys(BY_NAME[c].op.name for c in cases))
+        turns = {op: turn([c for c in cases if BY_NAME[c].op.name == op], draw) for op in ops}
         for mesh in (MESH, WIDE_MESH):
-            if (BY_NAME[case].op, mesh) not in seen:
-                seen.add((BY_NAME[case].op, mesh))
-                found.append((mesh, crowded(case, element, mesh)))
+            for op, *some in rows(ops, ins, outs, mesh, draw):
+                dealt[next(turns[op])].append((mesh, tuple(some)))
+    for case in map(str, CASES):
+        element = BY_NAME[case].elements[0]
+        found = dealt[case, element]
+        found += [(WIDE_MESH, some) for some in aligned(case, element)]
+        missing = [m for m in (MESH, WIDE_MESH) if not any(m is x for x, _ in found)]
+        found += [(mesh, anything(case, element, mesh)) for mesh in missing]
+    reached = {(BY_NAME[case].op, element) for (case, element), found in dealt.items() if found}
+    for (case, element), found in dealt.items():
+        if (BY_NAME[case].op, element) not in reached:
+            reached.add((BY_NAME[case].op, element))
+            found.append((MESH, anything(case, element, MESH)))
     return dealt
-
-
-@cache
-def types() -> dict[str, list[str]]:
-    """The element types of each case: those that have layouts, and in some case of the op each."""
-    found = {str(c): [e for e in c.elements if LONG or by_kin()[str(c), e]] for c in CASES}
-    seen = {(BY_NAME[c].op, e) for c, some in found.items() for e in some}
-    for case in CASES:
-        missing = [e for e in case.elements if (case.op, e) not in seen]
-        found[str(case)] += missing
-        seen |= {(case.op, e) for e in missing}
-    return found
 
 
 def turn(cases: Sequence[str], draw: random.Random):
@@ -171,15 +163,10 @@ def aligned(case: str, element: str) -> list[tuple[Layout, ...]]:
     return found
 
 
-def crowded(case: str, element: str, mesh: Mesh) -> tuple[Layout, ...]:
-    """Layouts in which a dimension of each value is split over all axes: few elements for each
-    device, or none."""
+def anything(case: str, element: str, mesh: Mesh) -> tuple[Layout, ...]:
+    """Some layouts of the operands and results."""
     draw = random.Random(f"{case} {element} {mesh}")
-    every = [layouts(len(s), mesh) for v in signature(case, element) for s in v]
-    n = len(mesh.names)
-    return tuple(
-        draw.choice([l for l in v if max(map(len, l.dims), default=n) == n]) for v in every
-    )
+    return tuple(draw.choice(layouts(len(s), mesh)) for v in signature(case, element) for s in v)
 
 
 @cache
@@ -210,19 +197,65 @@ def is_elementwise(op: TensorOp) -> bool:
     )
 
 
+@cache
+def elementwise() -> set[type[TensorOp]]:
+    """The ops all of whose cases are elementwise."""
+    kinds: dict[type[TensorOp], set[str]] = {}
+    for (kind, _), cases in kin().items():
+        for case in cases:
+            kinds.setdefault(BY_NAME[case].op, set()).add(kind)
+    return {op for op, found in kinds.items() if found == {"elementwise"}}
+
+
 def rows(
-    ins: Sequence[Shape], outs: Sequence[Shape], draw: random.Random
-) -> list[tuple[Layout | None, ...]]:
-    """Layouts of the values over 2x2 in which each split of each dimension of each value stands.
-    The axes are equivalent, so one of two rows there that differ by their names."""
-    values = [*(layouts(len(s)) for s in ins), *((None, *layouts(len(s))) for s in outs)]
-    between = [Covered(0, i, parts) for i in range(1, len(values) + 1)]
-    return [tuple(row[1:]) for row in covering([[None], *values], draw, between, renamed)]
+    ops: Sequence[str], ins: Sequence[Shape], outs: Sequence[Shape], mesh: Mesh, draw: random.Random
+) -> list[tuple]:
+    """An op and the layouts of its values in each row: over 2x2 each layout of each value, if there
+    are several ops each with each split of each dimension of each value, and each two splits of
+    dimensions of two operands up to matrices; over 2x3 each split of each dimension of each value.
+    The axes of 2x2 are equivalent, so one of two rows there that differ by their names."""
+    if mesh is WIDE_MESH:
+        columns = [ops, *(splits(len(s), mesh, draw) for s in (*ins, *outs))]
+        turns = [cycle(draw.sample(c, len(c))) for c in columns]
+        return [tuple(map(next, turns)) for _ in range(max(map(len, columns)))]
+    values = [
+        *(layouts(len(s), mesh) for s in ins),
+        *((None, *layouts(len(s), mesh)) for s in outs),
+    ]
+    views = (parts, of_kin) if len(ops) > 1 else (itself,)
+    between = [Covered(0, i, view) for view in views for i in range(1, len(values) + 1)]
+    between += [
+        Covered(i, j, parts)
+        for (i, s), (j, t) in combinations(enumerate(ins, 1), 2)
+        if len(s) <= MATRIX >= len(t)
+    ]
+    return covering([ops, *values], draw, between, renamed)
 
 
-def parts(value: Layout | None) -> Sequence[Hashable]:
-    """The axes that split each dimension of a layout."""
+def of_kin(value: str | Layout | None) -> Sequence[Hashable]:
+    """The layout, whatever the op."""
+    return ["some op" if isinstance(value, str) else value]
+
+
+def parts(value: str | Layout | None) -> Sequence[Hashable]:
+    """The axes that split each dimension of a layout; the name of an op itself."""
     return [*enumerate(value.dims)] if isinstance(value, Layout) and value.dims else [value]
+
+
+def splits(rank: int, mesh: Mesh, draw: random.Random) -> list[Layout]:
+    """Layouts in which each dimension is unsplit, and split over any axes in one of the orders."""
+    missing = {
+        (d, draw.choice([*permutations(axes)]))
+        for d in range(rank)
+        for n in range(len(mesh.names) + 1)
+        for axes in combinations(mesh.names, n)
+    }
+    found = [] if missing else [*layouts(rank, mesh)]
+    while missing:
+        some = draw.sample(layouts(rank, mesh), len(layouts(rank, mesh)))
+        found.append(max(some, key=lambda l: len(missing & {*enumerate(l.dims)})))
+        missing -= {*enumerate(found[-1].dims)}
+    return found
 
 
 def renamed(row: Sequence) -> tuple:
@@ -266,9 +299,8 @@ def with_partial(rank: int, axes: Axes, reduction: str, draw: random.Random) -> 
 
 
 def partials(op: type[TensorOp]) -> list[tuple[Case, list[tuple[Layout, ...]]]]:
-    """The layouts with partial operands that each case of an op is tried with: the rows of the
-    cases with as many operands are dealt to them in turn, one to each and at least three; in the
-    long form each has all, three times."""
+    """The layouts with partial operands that each case of an op is tried with: the rows of cases
+    with as many operands are dealt to them in turn (in the long form each has all, three times)."""
     found: list[tuple[Case, list[tuple[Layout, ...]]]] = []
     by_number: dict[int, list[Case]] = {}
     for case in cases_of(op):
@@ -278,10 +310,11 @@ def partials(op: type[TensorOp]) -> list[tuple[Case, list[tuple[Layout, ...]]]]:
         draw = random.Random(f"{op.name} {number}")
         each = [[r for _ in range(3 if LONG else 1) for r in partial_rows(c, draw)] for c in cases]
         if not LONG:
-            few = sampled(range(len(each[0])), 3)
-            turns = few if len(cases) <= len(few) else range(len(cases))
-            each = [[r[t % len(r)] for t in turns[k :: len(cases)]] for k, r in enumerate(each)]
-        found += [(c, some) for c, some in zip(cases, each, strict=True) if some]
+            turns = max(len(cases), len(each[0]))
+            each = [
+                [r[t % len(r)] for t in range(k, turns, len(cases))] for k, r in enumerate(each)
+            ]
+        found += zip(cases, each, strict=True)
     return found
 
 
