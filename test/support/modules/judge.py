@@ -102,6 +102,10 @@ def trained_by_torch(
         named = model.named_parameters(remove_duplicate=False)
         gradients.append({name: copied(p.grad) for name, p in named if p.grad is not None})
         steps.step()
+        for owner in model.modules():  # a buffer has no history of the step before
+            for name, x in owner.named_buffers(recurse=False):
+                if x.requires_grad:
+                    setattr(owner, name, x.detach())
     return Trained(losses, gradients, {name: copied(x) for name, x in states_of(model).items()})
 
 
