@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from xdsl.dialects.func import FuncOp
 
 import shardir
 from shardir.diagnostics import ShardirError
@@ -158,6 +159,42 @@ def test_writes_are_those_of_torch(forward: Callable[[Inner, Tensor], Tensor]) -
     torch.testing.assert_close(found["losses"], torch.stack(losses).detach())
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value.detach())
+
+
+class Returned(nn.Module):
+    """Returns a buffer, or a view of it, that it writes in place or assigns anew."""
+
+    def __init__(self, anew: bool, view: bool) -> None:
+        super().__init__()
+        self.layer, self.anew, self.view = nn.Linear(4, 4), anew, view
+        self.register_buffer("seen", torch.zeros(()))
+        self.seen: Tensor
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        before = self.seen.view(()) if self.view else self.seen
+        if self.anew:
+            self.seen = self.seen + x.mean()
+        else:
+            self.seen.add_(x.mean())
+        return {"loss": self.layer(x).sum(), "before": before, "after": self.seen}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_returned_buffer_has_the_value_of_torch(anew: bool, view: bool, train: bool) -> None:
+    """A buffer that is assigned anew is another tensor in torch, and a result stays the old one."""
+    torch.manual_seed(0)
+    model, x = Returned(anew, view).double(), torch.randn(3, 4).double()
+    options: dict[str, Any] = {"optimizer": "sgd, lr = 0"} if train else {"train": False}
+    program = shardir.compile(deepcopy(model), x, pipeline="single-device", **options)
+    f = next(f for f in program.module.body.ops if isinstance(f, FuncOp) and f.body.blocks)
+    values = {name: array_of(v) for name, v in program.imported.values.items()}
+    given = [array_of(x) if a.key is None else values[a.key] for a in arguments(f)]
+    results = run(program.module, f.sym_name.data, given)
+    found = [r for r, key in zip(results, updated_keys(f), strict=True) if key is None]
+    for value, result in zip(model(x).values(), found, strict=True):
+        torch.testing.assert_close(torch.as_tensor(result), value.detach())
 
 
 class Counts(nn.Module):

@@ -119,8 +119,9 @@ class _WithLoss(torch.nn.Module):
         self.histories = Histories(train)
 
     def forward(self, args: Any, kwargs: Any, labels: Any) -> Any:
-        with self.histories.recording(), recorded_attributes(self.model, self._remarked):
-            return self._results(args, kwargs, labels)
+        attributes = recorded_attributes(self.model, self._remarked)
+        with self.histories.recording(), attributes as retained:
+            return tree_map(retained, self._results(args, kwargs, labels))
 
     def _results(self, args: Any, kwargs: Any, labels: Any) -> Any:
         outputs = self.model(*args, **kwargs)

@@ -18,9 +18,15 @@ ModuleAttributes = list[tuple[str, torch.nn.Module, dict[str, Any]]]
 
 
 @contextmanager
-def recorded_attributes(model: torch.nn.Module, warn: Callable[[str], object]) -> Iterator[None]:
+def recorded_attributes(
+    model: torch.nn.Module, warn: Callable[[str], object]
+) -> Iterator[Callable[[Any], Any]]:
     """A context in which a module runs, that ends with the buffers that were assigned anew written
     in place. `warn` gets the names of other attributes that the module has changed.
+
+    Yields:
+        a function that returns a result of the module with memory of its own, where that of a
+        buffer will have a new value.
 
     Raises:
         ShardirError: a buffer has another shape or dtype, or none, or the memory of a tensor that a
@@ -34,7 +40,13 @@ def recorded_attributes(model: torch.nn.Module, warn: Callable[[str], object]) -
     tensors: ModuleAttributes = [(path, m, _tensors(m)) for path, m in modules]
     versions = [x._version for _, _, x, _ in _all(tensors)]
     starts = {id(x): x._version for _, _, x, _ in _all(buffers) if x is not None}
-    yield
+
+    def retained(x: Any) -> Any:
+        replaced = (old for _, m, old, at in _all(buffers) if m._buffers.get(at) is not old)
+        memory = {_memory(old)[0] for old in replaced if old is not None}
+        return x.clone() if isinstance(x, torch.Tensor) and _memory(x)[0] in memory else x
+
+    yield retained
     for (name, module, before, attribute), version in zip(_all(tensors), versions, strict=True):
         if before._version != version:
             raise ShardirError(
