@@ -295,6 +295,7 @@ REFUSED = (
     "no write to a tensor of two names",
     "a write without a gradient to a detached tensor that is read later",
     "a mutation on a view chain",
+    "A view was created in no_grad mode",
     "a view that can be written to",
     "parameters and buffers that keep their shape",
     "no view of a tensor that is read after its data is assigned",
@@ -313,8 +314,8 @@ def kind_of_refusal(module: ModuleText, message: str) -> str:
     if any(words in message for words in REFUSED):
         return "refused as documented"
     try:
-        torch.export.export(module.made(), module.batches(1)[0])
-    except Exception:  # torch.export refuses it, in one of many ways
+        torch.export.export(module.made(), module.batches(1)[0]).run_decompositions({})
+    except Exception:  # torch.export or its functionalization refuses it, in one of many ways
         return "refused by torch.export"
     return "refused"
 

@@ -41,12 +41,18 @@ class Result:
     symptom: tuple[str, str] = ("", "")
 
 
-class LateError(Exception):
-    """A module took too long."""
+class LateError(BaseException):
+    """A module took too long. No `except Exception` takes it for a refusal."""
 
 
 def late(*_: object) -> None:
-    raise LateError(f"not judged after {SECONDS} s")
+    raise LateError(f"not judged after {SECONDS} s of the CPU")
+
+
+def limit(seconds: float) -> None:
+    """Raise LateError after so many seconds of the CPU; never, if 0."""
+    signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def optimizer_of(seed: int) -> str:
@@ -70,22 +76,25 @@ def result_of(seed: int, shrink: bool = True, ranks: int = 0) -> Result:
         return Result(seed, None)
     module, wanted = valid
     options = {"outputs": seed % 3 == 0, "ranks": bool(ranks) and seed % ranks == 0}
-    signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    verdict = judged(module, wanted, optimizer, **options)
-    signal.alarm(0)
+    try:
+        limit(SECONDS)
+        verdict = judged(module, wanted, optimizer, **options)
+    except LateError as error:
+        verdict = Verdict("late", str(error))
+    finally:
+        limit(0)
     found = symptom(verdict)
     if verdict.kind in GOOD:
         return Result(seed, verdict, module.features)
     features = module.features
     if shrink:
-        signal.alarm(SECONDS)
         try:
+            limit(SECONDS)
             module = reduced(module, verdict, optimizer, **options)
         except LateError:
             pass
         finally:
-            signal.alarm(0)
+            limit(0)
         wanted = outcome(module, optimizer)
         if wanted is not None:
             verdict = judged(module, wanted, optimizer, **options)
@@ -123,7 +132,7 @@ def main() -> int:
         if r.verdict and r.verdict.kind not in GOOD:
             failed.update(r.features)
             seen[r.symptom] += 1
-        if r.text and seen[r.symptom] <= 3:
+        if r.text and (r.symptom[0] == "wrong" or seen[r.symptom] <= 3):
             print(f"\n### seed {r.seed}\n{r.text}", flush=True)
         if n % 100 == 0:
             print(
