@@ -4,7 +4,7 @@ from xdsl.ir import Block, SSAValue
 
 from shardir.diagnostics import Failure, Located, coded
 from shardir.dialects.dist import ShardingGroupOp
-from shardir.dialects.locations import maker
+from shardir.dialects.locations import describe_maker
 from shardir.dialects.nn.types import unsharded_type
 
 
@@ -32,7 +32,8 @@ def sharding_groups(block: Block) -> list[dict[SSAValue, ShardingGroupOp]]:
         for v in remaining:
             if unsharded_type(v).get_shape() != unsharded_type(first).get_shape():
                 shapes = [
-                    f"{list(unsharded_type(w).get_shape())} of {maker(w)}" for w in (v, first)
+                    f"{list(unsharded_type(w).get_shape())} of {describe_maker(w)}"
+                    for w in (v, first)
                 ]
                 group = members[v].group.value.data
                 message = (
@@ -48,6 +49,6 @@ def contradiction(
     op: ShardingGroupOp, one: tuple[SSAValue, object], other: tuple[SSAValue, object]
 ) -> str:
     """Return the message for two values of a group with different annotated layouts."""
-    got = " and ".join(f"[{layout}] of {maker(v)}" for v, layout in (one, other))
+    got = " and ".join(f"[{layout}] of {describe_maker(v)}" for v, layout in (one, other))
     group = op.group.value.data
     return coded("P3", f"expected one layout in sharding group {group}, got {got}")

@@ -18,7 +18,7 @@ from shardir.cost.seconds import OpCost
 from shardir.cost.simulator import COMPUTE, RankTimeline, SimulatedEvent, Simulation
 from shardir.cost.stages import TimedRun
 from shardir.dialects import dist
-from shardir.dialects.locations import maker, short_location
+from shardir.dialects.locations import describe_maker, short_location
 
 ACTIONS = "functions"
 """The row of stages' functions."""
@@ -115,7 +115,7 @@ def about(cost: OpCost) -> Iterator[tuple[str, Any]]:
         yield "over", axes_text(cost.axes)
     if isinstance(op, dist.CollectiveOp):
         yield "in flight", dist.is_started(op)
-    yield "made by", ", ".join(dict.fromkeys(map(maker, op.operands)))
+    yield "made by", ", ".join(dict.fromkeys(map(describe_maker, op.operands)))
     users = dict.fromkeys(use.operation for v in op.results for use in v.uses)
     yield "needed by", ", ".join(map(name_of, users))
 

@@ -1,12 +1,11 @@
-"""The ops of a block, the hashes and the classes of ops and values: what a compilation asks for
-most.
+"""Faster versions of the parts of xDSL that a compilation uses most: lists of a block's ops, and
+hashes, fields and classes of ops and values.
 
-xDSL's list of a block's ops counts them first, by a second walk, and a walk over those of a large
-program is slow, since each is elsewhere in memory. Its ops and values hash and
-compare by identity, in Python; as those of `object` do, in C. It returns fields by properties in
-Python, asks for each index of a value what it is, and matches each name with two patterns. Of its
-abstract classes others may be registered as subclasses, which none is: `OpClass` says what that
-costs.
+xDSL walks over a block's ops twice to list them, and such a walk is slow in a large program, whose
+ops are scattered in memory. Its ops and values hash and compare by identity, but in Python, where
+`object` does so in C. It reads fields through Python properties, checks the type of each index of a
+value, and matches each name with two patterns. Its abstract classes allow registered subclasses,
+which nothing uses (see `OpClass`).
 """
 
 from abc import ABCMeta
@@ -27,11 +26,13 @@ OpT = TypeVar("OpT", bound=Operation)
 
 
 def hash_in_c() -> None:
-    """Let ops and values hash and compare as `object` does, a tenth of the time of a compilation,
-    return FIELDS in C, take most names as they are, and ask for their classes and those of
-    attributes without a look at registered ones; and let blocks retain the list of their ops until
-    it changes. For a process of ours, before it makes any: dictionaries with those from before lose
-    them."""
+    """Patch xDSL's classes for speed; a tenth of the time of a compilation is hashing alone.
+
+    Ops and values hash and compare as `object` does, return FIELDS in C and skip the patterns for
+    most names. Checks of the classes of ops, values and attributes skip registered subclasses.
+    Blocks keep the list of their ops until it changes. Call it in a process of ours before any op
+    is made: dictionaries lose keys that were hashed before.
+    """
     for kind, name, field in FIELDS:
         setattr(kind, name, property(attrgetter(field)))
     named = property(name_of, _set_name)
@@ -50,14 +51,14 @@ def hash_in_c() -> None:
 
 
 ATTACHED, DETACH, SPLIT = getattr(Block, ATTACH), Block.detach_op, Block.split_before
-"""What changes the list of a block's ops, by xDSL."""
+"""xDSL's methods that change the list of a block's ops."""
 
 LISTED = "shardir_ops"
-"""The field of a block with its ops, if they have been listed since they changed."""
+"""The field of a block with the list of its ops; absent after a change."""
 
 
 def _attach(self: Block, op: Operation) -> None:
-    """Attach an op to a block; whether it contains that is asked of one with regions."""
+    """Attach an op to a block. Only an op with regions is checked not to contain the block."""
     self.__dict__.pop(LISTED, None)
     if op.parent is None and not op.regions:
         op.parent = self
@@ -78,14 +79,13 @@ def _split(self: Block, *args: Any, **kwargs: Any) -> Block:
 
 
 def _at(self: SSAValues, index: int | slice) -> SSAValue | SSAValues:
-    """Return a value, or several."""
-    found: Any = tuple.__getitem__(self, index)
-    return found if isinstance(index, int) else SSAValues(found)
+    """Return the value at an index, or the values of a slice."""
+    item: Any = tuple.__getitem__(self, index)
+    return item if isinstance(index, int) else SSAValues(item)
 
 
 def _set_name(self: IRWithName, name: str | None) -> None:
-    """Set the name of a value, without what xDSL does to those that end with a number, or that it
-    may refuse."""
+    """Set the name of a value; only a name that xDSL would change or refuse takes its slow path."""
     if name is None or (name.isidentifier() and name.isascii() and not name[-1].isdigit()):
         set_name(self, name)
     else:
@@ -93,20 +93,20 @@ def _set_name(self: IRWithName, name: str | None) -> None:
 
 
 class ListedOps(tuple[Operation, ...]):
-    """Ops in order, which may change their places while these are read."""
+    """A snapshot of a block's ops, in order; ops may move while it is iterated."""
 
     @cached_property
     def by_class(self) -> dict[type[Operation], list[int]]:
         """The indices of the ops of each class, in order."""
-        found: dict[type[Operation], list[int]] = {kind: [] for kind in {*map(type, self)}}
+        indices: dict[type[Operation], list[int]] = {kind: [] for kind in {*map(type, self)}}
         for i, op in enumerate(self):
-            found[type(op)].append(i)
-        return found
+            indices[type(op)].append(i)
+        return indices
 
 
 def ops_of(block: Block) -> ListedOps:
-    """Return the ops of a block, in order; listed once as long as it has the same, in a process of
-    ours."""
+    """Return the ops of a block, in order; in a process of ours the list is cached until it
+    changes."""
     listed = block.__dict__.get(LISTED)
     if listed is None:
         listed = ListedOps(ops_from(block.first_op))
@@ -125,21 +125,21 @@ def ops_from(op: Operation | None) -> list[Operation]:
 
 
 def of_kind(ops: Iterable[Operation], *kinds: type[OpT]) -> list[OpT]:
-    """Return the ops of a kind, in order. Whether it is one is asked for each class among them: to
-    ask for each op takes longer."""
-    same: list[Any]
+    """Return the ops of given kinds, in order. Classes are tested once each, which is faster than
+    once for each op."""
+    selected: list[Any]
     if isinstance(ops, ListedOps):
-        each = [at for cls, at in ops.by_class.items() if issubclass(cls, kinds)]
-        same = [ops[i] for i in (each[0] if len(each) == 1 else sorted(chain(*each)))]
+        indices = [i for cls, i in ops.by_class.items() if issubclass(cls, kinds)]
+        selected = [ops[i] for i in (indices[0] if len(indices) == 1 else sorted(chain(*indices)))]
     else:
         ops = list(ops)
-        found = {cls for cls in {*map(type, ops)} if issubclass(cls, kinds)}
-        same = [op for op in ops if type(op) in found] if found else []
-    return same
+        classes = {cls for cls in {*map(type, ops)} if issubclass(cls, kinds)}
+        selected = [op for op in ops if type(op) in classes] if classes else []
+    return selected
 
 
 def ops_in(op: Operation) -> Iterator[Operation]:
-    """Yield an op and the ops in its regions, in order, as `walk` does in three times as long."""
+    """Yield an op and the ops in its regions, in order: xDSL's `walk` in a third of its time."""
     yield op
     for block in (block for region in op.regions for block in region.blocks):
         for inner in ops_of(block):

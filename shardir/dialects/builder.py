@@ -3,7 +3,7 @@
     def gradient(self, b, d):
         return [b.mul(d, b.neg(self.out))]
 
-The same code serves the unsharded program and the laid-out one: what implements it
+One gradient serves the unsharded program and the laid-out one: the implementation
 (`shardir/rewriting/rewriter.py`) infers types, places each op, and redistributes its operands.
 """
 
@@ -36,10 +36,11 @@ class OpBuilder(ABC):
         result: TensorType | Sequence[TensorType] | None = None,
         like: SSAValue | Layout | None = None,
     ) -> Operation:
-        """A new op.
+        """Return a new op.
 
-        `result` has the types that can't be inferred (layouts are ignored); `like` is the layout to
-        aim at where the operands do not decide: a layout, or a value that has it.
+        Args:
+            result: the types that can't be inferred; layouts are ignored.
+            like: the preferred layout, or a value with it, where the operands do not decide.
         """
 
     @abstractmethod
@@ -51,26 +52,26 @@ class OpBuilder(ABC):
         result: TensorType | Sequence[TensorType] | None = None,
         like: SSAValue | Layout | None = None,
     ) -> Sequence[SSAValue]:
-        """The results of a new op, see `op`; or of the ops that it decomposes into, where it is a
-        composite, or needs a dimension unsharded that is sharded."""
+        """Return the results of a new op (see `op`). A composite, and an op with a sharded
+        dimension that it needs whole, is decomposed."""
 
     def value(self, kind: type[Any], *operands: SSAValue, **options: Any) -> SSAValue:
-        """The only result of a new op; see `results`."""
+        """Return the only result of a new op; see `results`."""
         return self.results(kind, *operands, **options)[0]
 
     # ---- layouts ----
 
     @abstractmethod
     def layout(self, value: SSAValue) -> Layout:
-        """The layout of a value; replicated where it has none."""
+        """Return the layout of a value; replicated where it has none."""
 
     @abstractmethod
     def redistribute(self, value: SSAValue, layout: Layout) -> SSAValue:
-        """The value in another layout; the same redistribution is made once."""
+        """Return the value in another layout; equal redistributions are made once."""
 
     @abstractmethod
     def complete(self, value: SSAValue) -> SSAValue:
-        """The value with its partial values reduced, sharded as it is."""
+        """Return the value with its partial values reduced and its sharding kept."""
 
     # ---- constants ----
 
@@ -84,7 +85,7 @@ class OpBuilder(ABC):
 
     @abstractmethod
     def zeros(self, type: TensorType, like: SSAValue | None = None) -> SSAValue:
-        """Zeros of a type, whose layout is ignored."""
+        """Zeros of a type; its layout is ignored."""
 
     @abstractmethod
     def iota(self, dim: int, like: SSAValue) -> SSAValue:
@@ -118,10 +119,10 @@ class OpBuilder(ABC):
 
     @abstractmethod
     def convert(self, x: SSAValue, element: Attribute, partial: bool = False) -> SSAValue:
-        """x in another element type; with `partial` a partial sum stays one."""
+        """x in another element type; with `partial`, a partial sum stays partial."""
 
-    def widened(self, x: SSAValue) -> SSAValue:
-        """x in f32 where it is in f16 or bf16, whose sums of squares overflow or lose precision."""
+    def widen(self, x: SSAValue) -> SSAValue:
+        """x in f32 if it is f16 or bf16: their sums of squares overflow or lose precision."""
         assert isinstance(x.type, TensorType)
         narrow = isinstance(x.type.element_type, Float16Type | BFloat16Type)
         return self.convert(x, f32) if narrow else x
@@ -138,7 +139,7 @@ class OpBuilder(ABC):
 
     @abstractmethod
     def reduce(self, x: SSAValue, kind: str, dims: Sequence[int], keep: bool = False) -> SSAValue:
-        """The sum, maximum, ... of x over dimensions; with `keep` they stay, of size 1."""
+        """The sum, maximum, ... of x over `dims`, kept with size 1 if `keep`."""
 
     @abstractmethod
     def einsum(self, equation: str, x: SSAValue, y: SSAValue) -> SSAValue:
@@ -150,8 +151,8 @@ class OpBuilder(ABC):
 
     @abstractmethod
     def total(self, scalars: Sequence[SSAValue]) -> SSAValue:
-        """The sum of scalars, complete: partial values are added on each device, and then reduced
-        once, whatever the axes over which each was partial."""
+        """The complete sum of scalars. Each device adds its partial values, over whichever axes
+        they are partial; one reduction follows."""
 
     # ---- shapes ----
 
@@ -167,8 +168,8 @@ class OpBuilder(ABC):
 
     @abstractmethod
     def split_shards(self, x: SSAValue, axis: int) -> SSAValue | None:
-        """x with its sharded dimension `axis` as two: the shards, still sharded, and the elements
-        of each. None where it is unsharded, or the shards are not of one size."""
+        """x with its sharded dimension `axis` split in two: shards (sharded) and elements of a
+        shard. None if the dimension is unsharded or its shards differ in size."""
 
     @abstractmethod
     def transpose(self, x: SSAValue, perm: Sequence[int]) -> SSAValue:
@@ -183,8 +184,8 @@ class OpBuilder(ABC):
         value: float = 0.0,
         like: SSAValue | None = None,
     ) -> SSAValue:
-        """x with `value` before and after each dimension, so many elements; negative numbers remove
-        elements."""
+        """x with `low` elements of `value` before each dimension and `high` after it; negative
+        numbers remove elements."""
 
     @abstractmethod
     def slice(
@@ -195,7 +196,7 @@ class OpBuilder(ABC):
         strides: Sequence[int] = (),
         like: SSAValue | None = None,
     ) -> SSAValue:
-        """The elements from `starts` to `limits` of each dimension, all or one in `strides`."""
+        """The elements from `starts` to `limits` of each dimension, with steps of `strides`."""
 
     @abstractmethod
     def split(self, x: SSAValue, sizes: Sequence[int], axis: int) -> Sequence[SSAValue]:

@@ -14,12 +14,12 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 
 def file_name(name: str) -> StringAttr:
-    """Return the name of a file in locations: IR is UTF-8, so a byte that is not is U+FFFD."""
+    """Return the name of a file for locations. IR is UTF-8: other bytes become U+FFFD."""
     return StringAttr(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
 
 def op_name(op: Operation) -> str:
-    """The name of an op in the text, also of a dialect that is not registered."""
+    """The name of an op in the text, even if its dialect is not registered."""
     return op.op_name.data if isinstance(op, UnregisteredOp) else op.name
 
 
@@ -38,30 +38,30 @@ def file_location(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
             return None
 
 
-def at(item: Operation | BlockArgument) -> str:
+def location_suffix(item: Operation | BlockArgument) -> str:
     """` at net.ir:22`; empty without a location."""
-    found = file_location(item.location)
-    return f" at {found[0]}:{found[1]}" if found else ""
+    location = file_location(item.location)
+    return f" at {location[0]}:{location[1]}" if location else ""
 
 
 def short_location(item: Operation | BlockArgument) -> str:
-    """`net.ir:22`, without folders, on one line in any case; empty without a location."""
-    found = file_location(item.location)
-    if not found:
+    """`net.ir:22`, without folders, always on one line; empty without a location."""
+    location = file_location(item.location)
+    if not location:
         return ""
-    name = found[0].rpartition("/")[2]
-    return f"{''.join(c if c.isprintable() else '?' for c in name)}:{found[1]}"
+    name = location[0].rpartition("/")[2]
+    return f"{''.join(c if c.isprintable() else '?' for c in name)}:{location[1]}"
 
 
-def called(op: Operation) -> str:
-    """`%y = nn.matmul at net.ir:22`; names are those of the source."""
+def describe_op(op: Operation) -> str:
+    """`%y = nn.matmul at net.ir:22`, with the names of the source."""
     names = [f"%{v.name_hint}" for v in op.results if v.name_hint]
-    return f"{', '.join(names)}{' = ' if names else ''}{op.name}{at(op)}"
+    return f"{', '.join(names)}{' = ' if names else ''}{op.name}{location_suffix(op)}"
 
 
-def maker(v: SSAValue) -> str:
+def describe_maker(v: SSAValue) -> str:
     """The op that defines a value, or the argument, with its location."""
     if isinstance(v, BlockArgument):
-        return f"the argument %{v.name_hint or v.index}{at(v)}"
+        return f"the argument %{v.name_hint or v.index}{location_suffix(v)}"
     assert isinstance(v.owner, Operation)
-    return called(v.owner)
+    return describe_op(v.owner)

@@ -1,6 +1,6 @@
 """The attributes of a memory plan, and their check: values that are read later are not overwritten.
 
-`offsets` of an op has the offset of each result in the function's block, in bytes, or -1.
+An op's attribute `offsets` has the offset in bytes of each result in the function's arena, or -1.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,33 +22,32 @@ MEMORY_PLAN = "memory_plan"
 def planned_results(ops: Iterable[Operation]) -> Iterator[tuple[int, OpResult]]:
     """Yield the results that have offsets, each with its offset."""
     for op in [op for op in ops if OFFSETS in op.attributes]:
-        if isinstance(found := op.attributes[OFFSETS], DenseArrayBase):
-            for v, offset in zip(op.results, found.get_values(), strict=False):
+        if isinstance(offsets := op.attributes[OFFSETS], DenseArrayBase):
+            for v, offset in zip(op.results, offsets.get_values(), strict=False):
                 if isinstance(offset, int) and offset >= 0:
                     yield offset, v
 
 
 def check_offsets(ops: Sequence[Operation]) -> None:
-    """Check that in the memory plan of a function's ops no result overwrites a value that is read
-    later.
+    """Check that no result of a memory plan overwrites a value that is read later.
 
-    Only uses of the value itself count, not those of its views.
+    Only uses of the value itself count, not uses of its views.
 
     Raises:
-        VerifyException: one does.
+        VerifyException: a result overlaps a live value.
     """
     planned = list(planned_results(ops))
-    at = {op: i for i, op in enumerate(ops)} if planned else {}
+    index_of = {op: i for i, op in enumerate(ops)} if planned else {}
     live: list[tuple[int, int, int, OpResult]] = []  # last use, offset, end
     for offset, v in planned:
-        made, end = at[v.op], offset + size_of(v)
-        live = [x for x in live if x[0] >= made]
+        defined, end = index_of[v.op], offset + size_of(v)
+        live = [x for x in live if x[0] >= defined]
         for _, low, top, other in live:
             if low < end and offset < top:
                 got = f"{_named(v)} at {offset} to {end} and {_named(other)} at {low} to {top}"
                 message = f"expected values that are live at once apart, got {got}"
                 raise VerifyException(coded("F5", message))
-        last = max((at.get(use.operation, made) for use in v.uses), default=made)
+        last = max((index_of.get(use.operation, defined) for use in v.uses), default=defined)
         live.append((last, offset, end, v))
 
 

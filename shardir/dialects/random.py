@@ -1,8 +1,7 @@
-"""Random numbers by a key and a position only: the numpy twin of the torch runtime's.
+"""Random numbers as a function of a key and a position only, in numpy.
 
-They are equal bit for bit to the numbers of shardir_runtime/ops/random.py on the ranks (its
-docstring has the algorithm): the interpreter and the emitted program start from the
-same parameters and inputs.
+They equal those of shardir_runtime/ops/random.py on the ranks bit for bit (its docstring has the
+algorithm): the interpreter and the emitted program start from equal parameters and inputs.
 """
 
 import math
@@ -38,7 +37,7 @@ LARGEST = {
 
 
 def check_range(kind: str, params: Mapping[str, Any], element: str) -> None:
-    """Raises ShardirError unless an element type has the numbers that an initial value names."""
+    """Raises ShardirError unless an element type can hold the numbers of an initial value."""
     if kind != "integers" and element in LARGEST:
         for name in ("value", "mean", "std", "low", "high"):
             if not abs(number := params.get(name, 0)) <= LARGEST[element]:
@@ -164,5 +163,5 @@ def fill(
     else:
         raise ValueError(f"unknown distribution {kind!r}")
     if np.dtype(dtype).itemsize == 2:
-        values = values.astype(np.float32)  # rounded in two steps, as everywhere
+        values = values.astype(np.float32)  # round in two steps, as the runtime does
     return values.astype(dtype)

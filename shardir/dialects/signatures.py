@@ -1,4 +1,4 @@
-"""Results that follow from the signature of an op, its types and properties, computed once."""
+"""Memos of results that depend on an op's signature only: its types and properties."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ NONE: Mapping[str, Any] = {}
 
 
 class Memo(dict[Any, Any]):
-    """A memo of what follows from signatures: `forget_signatures` clears it."""
+    """A memo that `forget_signatures` clears."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ class SignatureMemo(Memo):
     def of_op(
         self, op: Operation, make: Callable[[], _Value], mesh: object = None, *, marks: bool = False
     ) -> _Value:
-        """Return the value of an op's kind, types and properties, on a mesh where it depends on
-        that, and with `marks` of its attributes too; made by `make` the first time."""
+        """Return the value for an op's kind, types and properties, and for a mesh if given;
+        with `marks`, for its attributes too. `make` computes it the first time."""
         props, attributes = op.properties, op.attributes if marks else NONE
         key = (
             type(op), id(mesh), *[id(type_of(v)) for v in operands_of(op)], None,
@@ -62,22 +62,22 @@ class SignatureMemo(Memo):
         )  # fmt: skip
         if attributes:
             key = (*key, None, *attributes, *map(id, attributes.values()))
-        found = self.get(key)
-        if found is None:
+        entry = self.get(key)
+        if entry is None:
             if len(self) > self.limit:
                 self.clear()
             types = [type_of(v) for v in (*operands_of(op), *op.results)]
-            found = self[key] = (mesh, types, {**props}, {**attributes}), make()
-        return found[1]
+            entry = self[key] = (mesh, types, {**props}, {**attributes}), make()
+        return entry[1]
 
     def of(self, part: Any, make: Callable[[Any], _Value]) -> _Value:
-        """Return the value of a single type or attribute, made by `make` of it the first time."""
-        found = self.get(id(part))
-        if found is None:
+        """Return the value for a single type or attribute; `make` computes it the first time."""
+        entry = self.get(id(part))
+        if entry is None:
             if len(self) > self.limit:
                 self.clear()
-            found = self[id(part)] = part, make(part)
-        return found[1]
+            entry = self[id(part)] = part, make(part)
+        return entry[1]
 
 
 _memos: WeakValueDictionary[int, Memo] = WeakValueDictionary()
@@ -89,6 +89,6 @@ verified = SignatureMemo()
 
 
 def forget_signatures() -> None:
-    """Clear all memos, after a change of what follows from a signature."""
+    """Clear all memos, after a change of the rules that they cache."""
     for memo in list(_memos.values()):
         memo.clear()

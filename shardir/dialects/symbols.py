@@ -1,8 +1,8 @@
 """Lookup of the ops that a module declares by name.
 
 find_symbol(module, FuncOp, "f")         # walks over the ops of the module
-with fixed_symbols():                    # in which no op is added, removed or renamed
-    find_symbol(module, FuncOp, "f")     # asks a table, made at the first lookup
+with fixed_symbols():                    # while no op is added, removed or renamed
+    find_symbol(module, FuncOp, "f")     # looks in a table, made by the first lookup
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ _verified: ContextVar[SignatureMemo | None] = ContextVar("verified", default=Non
 
 @contextmanager
 def fixed_symbols() -> Iterator[None]:
-    """Look symbols up in tables, as long as no module changes: in the block of a `with`."""
+    """Context in which no module changes: lookups of symbols use tables."""
     tables, values, verified = _tables.set({}), _known.set({}), _verified.set(SignatureMemo())
     try:
         yield
@@ -39,14 +39,14 @@ def fixed_symbols() -> Iterator[None]:
         _verified.reset(verified)
 
 
-def verified_here() -> SignatureMemo | None:
-    """Return the signatures that have been verified since symbols are fixed; None where they are
-    not."""
+def verified_signatures() -> SignatureMemo | None:
+    """Return the signatures verified inside `fixed_symbols`; None outside."""
     return _verified.get()
 
 
-def known(module: Operation, name: str, make: Callable[[], Value]) -> Value:
-    """Return what a module means by a name: made once where symbols are fixed."""
+def cached_by_symbol(module: Operation, name: str, make: Callable[[], Value]) -> Value:
+    """Return the value that `make` computes for a symbol of a module; cached inside
+    `fixed_symbols`."""
     values = _known.get()
     if values is None:
         return make()
@@ -56,15 +56,15 @@ def known(module: Operation, name: str, make: Callable[[], Value]) -> Value:
 
 
 def find_symbol(module: Operation, kind: type[OpT], name: str) -> OpT | None:
-    """Return the first op of a kind and a name among those at the top of a module."""
+    """Return the first op at the top of a module with a kind and a name; None without one."""
     tables = _tables.get()
     if tables is None:
-        found = (op for op in module.regions[0].block.ops if _name(op) == name)
+        candidates = (op for op in module.regions[0].block.ops if _name(op) == name)
     else:
         if module not in tables:
             tables[module] = _declared(module)
-        found = iter(tables[module].get(name, ()))
-    return next((op for op in found if isinstance(op, kind)), None)
+        candidates = iter(tables[module].get(name, ()))
+    return next((op for op in candidates if isinstance(op, kind)), None)
 
 
 def _declared(module: Operation) -> Declarations:

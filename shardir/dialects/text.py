@@ -1,6 +1,6 @@
 """Attributes with their own notation: `#dist.layout<@m, [{dp}, {}]>`.
 
-The text between `<` and `>` is parsed by the algebra's notation, in both parsers of the IR.
+The algebra parses the text between `<` and `>`, for both parsers of the IR.
 """
 
 import re
@@ -30,7 +30,7 @@ class TextAttr(Data[T], ABC, Generic[T]):
     @classmethod
     @abstractmethod
     def from_text(cls, text: str) -> T:
-        """The data of a text. Raises NotationError."""
+        """Parse the data. Raises NotationError."""
 
     @classmethod
     def to_text(cls, data: T) -> str:
@@ -47,7 +47,7 @@ class TextAttr(Data[T], ABC, Generic[T]):
         source = token.span.input
         parser.parse_punctuation("<")
         start = end = token.span.end
-        end = closing(source.content, start)
+        end = closing_bracket(source.content, start)
         if end < 0:
             parser.raise_error(f"expected a `>` that closes the `<` of #{cls.name}, got none")
         text = source.content[start:end]
@@ -64,7 +64,7 @@ class TextAttr(Data[T], ABC, Generic[T]):
         printer.print_string(f"<{self.to_text(self.data)}>")
 
 
-def closing(text: str, start: int) -> int:
+def closing_bracket(text: str, start: int) -> int:
     """The offset of the `>` that closes a `<` just before `start`; -1 when there is none.
 
     `->` is an arrow, and text in quotes is a string.
@@ -129,8 +129,8 @@ def word(kind: type[WordAttr], text: str) -> WordAttr:
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """The values of an option: their type, the default (None: it is required), and their range,
-    from `minimum` to `maximum`, of which `ends` is the interval: [], (], [) or ()."""
+    """The values of an option: type, default (None: required), and range from `minimum` to
+    `maximum`; `ends` says which ends are included: [], (], [) or ()."""
 
     kind: type
     default: Any = None
@@ -138,7 +138,7 @@ class OptionSpec:
     maximum: float = inf
     ends: str = "[]"
     nested: Callable[[NamedOptions, str], NamedOptions] | None = None
-    """Completes a word with named values, which the option accepts instead of a value."""
+    """Completes a word with named options, if the option accepts one instead of a value."""
 
     def check(self, name: str, value: Any) -> None:
         """Raises NotationError when the value is out of range."""
@@ -158,9 +158,9 @@ class OptionSpec:
 Kinds = Mapping[str, Mapping[str, OptionSpec]]
 
 
-def complete(name: str, kinds: Kinds, given: NamedOptions, text: str) -> NamedOptions:
-    """Options with their defaults, in order. Raises NotationError where they are not of `kinds`."""
-    word, values = given[0], dict(given[1])
+def complete(name: str, kinds: Kinds, options: NamedOptions, text: str) -> NamedOptions:
+    """Options with their defaults, in order. Raises NotationError for options not in `kinds`."""
+    word, values = options[0], dict(options[1])
     if word not in kinds:
         raise NotationError(f"expected a {name} of {', '.join(kinds)}, got {word!r}")
     wanted = kinds[word]
@@ -196,12 +196,12 @@ def complete(name: str, kinds: Kinds, given: NamedOptions, text: str) -> NamedOp
 
 def option_offset(name: str, text: str) -> int:
     """The offset of the option in the text."""
-    found = re.search(rf"\b{re.escape(name)}\s*=", text)
-    return found.start() if found else 0
+    match = re.search(rf"\b{re.escape(name)}\s*=", text)
+    return match.start() if match else 0
 
 
 class OptionsAttr(TextAttr[NamedOptions], ABC):
-    """A word of KINDS with its named values."""
+    """A word of KINDS with its named options."""
 
     KINDS: ClassVar[Kinds]
 
@@ -210,9 +210,9 @@ class OptionsAttr(TextAttr[NamedOptions], ABC):
         return cls.completed(parse_options(text), text)
 
     @classmethod
-    def completed(cls, given: NamedOptions, text: str) -> NamedOptions:
+    def completed(cls, options: NamedOptions, text: str) -> NamedOptions:
         """The options with their defaults. Raises NotationError."""
-        return complete(cls.name, cls.KINDS, given, text)
+        return complete(cls.name, cls.KINDS, options, text)
 
     @classmethod
     def to_text(cls, data: NamedOptions) -> str:

@@ -95,4 +95,4 @@ class _Totals(Denominators):
         t = unsharded_type(v)
         self.sums.append((v, kind))
         arg = self.block.insert_arg(tensor(t.element_type, ()), len(self.block.args))
-        return self.b.widened(arg)
+        return self.b.widen(arg)

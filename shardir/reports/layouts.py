@@ -24,7 +24,7 @@ from shardir.analysis.functions import name_of, values
 from shardir.build.function import hint_of
 from shardir.diagnostics import ShardirError, nearest
 from shardir.dialects import dist
-from shardir.dialects.locations import at, called, maker
+from shardir.dialects.locations import describe_maker, describe_op, location_suffix
 from shardir.dialects.nn.base import TensorOp, strategy_factors
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp, arguments
@@ -92,7 +92,7 @@ class Explanation:
         for name in self._requested.get(v.name_hint or "", ()):
             self._unknown.pop(name, None)
         layout = dist.layout_of(v)
-        first = f"{where}{at(_maker(v))}: {named(v)}, "
+        first = f"{where}{location_suffix(_maker(v))}: {named(v)}, "
         return "\n  ".join([f"{first}{unsharded_type(v)}: [{layout}]", *lines])
 
     def propagate(self, module: ModuleOp) -> Iterator[str]:
@@ -124,7 +124,7 @@ class Explanation:
 
 
 def named(v: SSAValue) -> str:
-    return f"%{v.name_hint}" if v.name_hint else maker(v)
+    return f"%{v.name_hint}" if v.name_hint else describe_maker(v)
 
 
 def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
@@ -151,23 +151,25 @@ def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
     for n in state.graph.touching[index]:
         if n in state.node_conflicts:
             conflict = _conflict(state.node_conflicts[n])
-            yield f"at {called(p.ops[n])} proposals conflicted: {conflict}"
+            yield f"at {describe_op(p.ops[n])} proposals conflicted: {conflict}"
 
 
 def _origin(p: FunctionPropagation, v: SSAValue, origin: Provenance) -> str:
     if origin.kind == "annotation":
-        return f"annotated{at(_maker(v))}"
+        return f"annotated{location_suffix(_maker(v))}"
     if origin.kind == "input":
         return "an input that no annotation reaches, split along dimension 0"
     assert origin.node is not None
     op = p.ops[origin.node]
     if origin.kind == "strategy":
-        return f"by the strategy of {called(op)}"
+        return f"by the strategy of {describe_op(op)}"
     group = f" (group {op.group.value.data})" if isinstance(op, dist.ShardingGroupOp) else ""
     sources = " and ".join(
         f"dimension {s.dim} of {named(p.values[s.value])}" for s in origin.sources
     )
-    return f"by {called(op)}{group} from {sources or 'a layout for which a faster one was found'}"
+    return (
+        f"by {describe_op(op)}{group} from {sources or 'a layout for which a faster one was found'}"
+    )
 
 
 def _conflict(alternatives: Sequence[Alternative]) -> str:
@@ -193,7 +195,7 @@ def _costs(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
         parameter = p.state.is_parameter[p.value_index[w]]
         late = ", a parameter, which proposes after activations" if parameter else ""
         if isinstance(op, dist.PropagationBarrierOp):
-            late += f", across {called(op)}, which allows <{op.allowed.data}>"
+            late += f", across {describe_op(op)}, which allows <{op.allowed.data}>"
         proposal = f"dimension {e} of {named(w)} proposes{late}"
         yield f"instead [{other}], as {proposal}: {_cost(p, v, other)}"
 
@@ -295,10 +297,10 @@ def _with(layout: Layout, d: int, axes: Axes, mesh: Mesh) -> Layout:
 def _follows(op: Operation, v: SSAValue, layout: Layout, mesh: Mesh) -> Iterator[str]:
     """Yield the operands from which the axes of a result come."""
     if not isinstance(op, TensorOp):
-        yield f"the layout of {called(op)}"
+        yield f"the layout of {describe_op(op)}"
         return
     factors = op.factors()
-    yield f"follows from {called(op)}, factors {factors}"
+    yield f"follows from {describe_op(op)}, factors {factors}"
     from_where: dict[str, list[str]] = {}
     for w, names_of in zip(op.operands, factors.operands, strict=True):
         other = dist.layout_of(w)

@@ -20,7 +20,7 @@ from shardir.algebra.mesh import Mesh
 from shardir.algebra.redistribution import Redistribution, plan_redistribution
 from shardir.analysis.functions import name_of
 from shardir.dialects import dist
-from shardir.dialects.locations import at, called, maker
+from shardir.dialects.locations import describe_maker, describe_op, location_suffix
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import BackwardOp
 from shardir.rewriting.functions import bodies
@@ -39,7 +39,9 @@ def explain(module: ModuleOp) -> list[str]:
                 part = " (backward)"
             elif isinstance(op, dist.RedistributeOp):
                 plans.append(_plan(op, meshes))
-                found.append(f"{name}{part}{at(op)}: {_paragraph(op, plans[-1], order)}")
+                found.append(
+                    f"{name}{part}{location_suffix(op)}: {_paragraph(op, plans[-1], order)}"
+                )
         if plans:
             received = sum(p.received_bytes for p in plans)
             bound = sum(p.bound_bytes for p in plans)
@@ -59,13 +61,18 @@ def _plan(op: dist.RedistributeOp, meshes: dict[str, Mesh]) -> Redistribution:
 def _paragraph(op: dist.RedistributeOp, plan: Redistribution, order: dict[Operation, int]) -> str:
     name = f"%{op.value.name_hint}, " if op.value.name_hint else ""
     maps = [layout.tensor_map(plan.mesh) for layout in (plan.source, plan.target)]
-    lines = [f"from {maker(op.value)}", *_readers(op.out, order), " -> ".join(maps), str(plan)]
+    lines = [
+        f"from {describe_maker(op.value)}",
+        *_readers(op.out, order),
+        " -> ".join(maps),
+        str(plan),
+    ]
     return f"{name}{unsharded_type(op.value)}\n" + indent("\n".join(lines), "  ")
 
 
 def _readers(v: SSAValue, order: dict[Operation, int]) -> Iterator[str]:
     uses = [(use.operation, use.index) for use in v.uses]
     for op, i in sorted(uses, key=lambda use: (order[use[0]], use[1])):
-        yield f"for {called(op)}, operand {i}"
+        yield f"for {describe_op(op)}, operand {i}"
     if not uses:
         yield "for no op: it has no users"

@@ -30,7 +30,7 @@ from xdsl.utils.exceptions import VerifyException
 from shardir.compat.xdsl import next_of, successors_of
 from shardir.diagnostics import Diagnostic, Failure, ParseErrors, ShardirError, coded
 from shardir.dialects.blocks import ops_in, ops_of
-from shardir.dialects.dist import check_transfers, check_type, foreign
+from shardir.dialects.dist import check_transfers, check_type, invalid_type_message
 from shardir.dialects.locations import op_name
 from shardir.dialects.memory import check_offsets
 from shardir.dialects.symbols import find_symbol, fixed_symbols
@@ -202,9 +202,9 @@ def foreign_value(op: Operation) -> str | None:
     else:
         return None
     for what, i, t in types:
-        if (message := foreign(t)) is not None:
+        if (message := invalid_type_message(t)) is not None:
             return f"{what} {i}: {message}"
-    return "" if any(foreign(v.type) is not None for v in op.operands) else None
+    return "" if any(invalid_type_message(v.type) is not None for v in op.operands) else None
 
 
 def is_in_function(op: Operation) -> bool:

@@ -8,7 +8,7 @@ from xdsl.ir import Operation
 from op_cases.case import FLOATS, Case
 from shardir.algebra.layout import Shape
 from shardir.dialects import nn
-from shardir.dialects.nn.convolution import convolved
+from shardir.dialects.nn.convolution import convolved_shape
 from shardir.dialects.nn.movement import IntsPerDimAttr
 
 
@@ -19,7 +19,7 @@ def conv(
     """A convolution, its transposed and its weight's gradient."""
     given = {"stride": stride, "padding": padding, "dilation": dilation}
     props = {n: IntsPerDimAttr(v) for n, v in given.items() if v}
-    y = convolved(x, w, props)
+    y = convolved_shape(x, w, props)
     name = f"{'x'.join(map(str, x))}-{'x'.join(map(str, w))}" + "".join(
         f"-{n[0]}{','.join(map(str, v))}" for n, v in given.items() if v
     )

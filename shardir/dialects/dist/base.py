@@ -3,8 +3,8 @@
     %b = dist.all_gather %a dim 0 over <dp> : (tensor<4x8xf32, #dist.local<@m, [{dp}, {}]>>)
                                             -> tensor<8x8xf32, #dist.local<@m, [{}, {}]>>
 
-An op `dist.<name>` has the record of that name (shardir/algebra/collectives/), by which the layout
-of its result follows from that of its operand. The verifier compares the type with it.
+An op `dist.<name>` has the record of that name (shardir/algebra/collectives/), which derives the
+result's layout from the operand's. The verifier compares the result's type with it.
 """
 
 from abc import ABC, abstractmethod
@@ -50,7 +50,7 @@ PARAMETERS = {
     "axes": "axes", "reduction": "reduction", "dim": "dim", "split": "dim", "concat": "concat",
     "root": "root", "pairs": "pairs",
 }  # fmt: skip
-"""The properties of ops that are parameters of a step, with their names there."""
+"""The properties of ops that are parameters of a `CollectiveStep`, with their names there."""
 
 
 class CollectiveOp(IRDLOperation, metaclass=OpClass):
@@ -65,7 +65,7 @@ class CollectiveOp(IRDLOperation, metaclass=OpClass):
 
     @property
     def axes(self) -> AxesAttr:
-        """The axes of the groups; none of an op that needs no other device."""
+        """The axes of the groups; empty for an op that needs no other device."""
         return AxesAttr(())
 
     @property
@@ -73,19 +73,19 @@ class CollectiveOp(IRDLOperation, metaclass=OpClass):
         return COLLECTIVES[self.name.removeprefix(PREFIX)]
 
     def as_step(self, out: SSAValue) -> CollectiveStep:
-        """Return the step of the op for the value of which `out` is the result."""
+        """Return the step of the op for the value whose result is `out`."""
         layout = type_layout(out.type)
         assert layout is not None
-        found = self.properties.items()
-        given = {PARAMETERS[n]: _value(p) for n, p in found if n in PARAMETERS and n != "axes"}
-        return CollectiveStep(self.record.name, self.axes.data, layout, **given)
+        properties = {n: p for n, p in self.properties.items() if n != "axes"}
+        parameters = {PARAMETERS[n]: _value(p) for n, p in properties.items() if n in PARAMETERS}
+        return CollectiveStep(self.record.name, self.axes.data, layout, **parameters)
 
     def moves(self, mesh: Mesh) -> bool:
-        """Whether it does anything on a mesh: its groups have several devices, or it needs none."""
+        """Whether the op has an effect on a mesh: groups of several devices, or no need of one."""
         return self.record.moves(mesh.extent(self.axes.data))
 
     def step_for(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> CollectiveStep:
-        """Return the step of the op for one of its values, with all that its cost depends on."""
+        """Return the step of the op for one of its values, with all parameters of its cost."""
         return self.as_step(out)
 
     @classmethod
@@ -95,10 +95,10 @@ class CollectiveOp(IRDLOperation, metaclass=OpClass):
         return {n: parameter(n, step) for n in names if n in PARAMETERS}
 
     def keeps(self, value: SSAValue, mesh: Mesh) -> bool:
-        """Whether the global value is the same afterwards, and its cotangent that of the result.
+        """Whether the result is the operand's global value; their cotangents are then equal.
 
         Raises:
-            ShardirError: the result selects from different values of the devices, so that their
+            ShardirError: the result selects one of different values of the devices, so that their
                 cotangents would differ.
         """
         return self.record.keeps_value
@@ -140,9 +140,9 @@ class CollectiveOp(IRDLOperation, metaclass=OpClass):
             self._check_shards(step, layout, mesh, shape)
 
     def check_shapes(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
-        """Raise ShardirError when the shape or element type of the global value changes."""
-        if found := type_change(value, out, mesh):
-            raise ShardirError(coded("C4", found))
+        """Raise ShardirError if the shape or element type of the global value changes."""
+        if message := type_change(value, out, mesh):
+            raise ShardirError(coded("C4", message))
 
     def _check_shards(self, step: CollectiveStep, layout: Layout, mesh: Mesh, shape: Shape) -> None:
         passes = tuple(self.record.passes(step, mesh.extent(step.axes)))
@@ -178,13 +178,13 @@ def mesh_of_collective(op: Operation, axes: Axes, *types: Attribute) -> Mesh:
 
 
 class GroupedOp(CollectiveOp, ABC):
-    """A collective of groups over axes, which its text has."""
+    """A collective with groups: its text names their axes."""
 
     axes = prop_def(AxesAttr)
 
 
 class HeldByOne(IRDLOperation, metaclass=OpClass):
-    """An op after which one device of each group holds the value, the others zeros."""
+    """An op whose result is the value on one device of each group, and zeros on the others."""
 
     @property
     @abstractmethod
@@ -193,8 +193,8 @@ class HeldByOne(IRDLOperation, metaclass=OpClass):
 
 
 def check_holder(op: str, value: SSAValue, position: int, axes: Axes, mesh: Mesh) -> None:
-    """Raise ShardirError unless the device at `position` of each group holds the value: all of them
-    hold it, or the others hold zeros."""
+    """Raise ShardirError unless the device at `position` of each group holds the value, and the
+    other devices hold it too, or zeros."""
     layout = type_layout(value.type)
     assert layout is not None
     if not any(mesh.overlap(a, b) for a in axes for b in layout.used):
@@ -238,8 +238,7 @@ def _parameter(name: str, value: Any) -> Attribute:
 
 
 class AsyncOp(CollectiveOp, ABC):
-    """A collective that can be `async`: it is in flight while its device goes on, until the
-    `dist.wait` that takes its results."""
+    """A collective that may be `async`: in flight until the `dist.wait` that takes its results."""
 
     started = opt_prop_def(UnitAttr)
 
@@ -260,8 +259,7 @@ class AsyncOp(CollectiveOp, ABC):
 
 
 class FusibleOp(AsyncOp, ABC):
-    """A collective that moves several values at once; those with the same `fusion` index share
-    one."""
+    """A collective that may move several values. Ops with equal `fusion` indices become one."""
 
     fusion = opt_prop_def(IntegerAttr.constr(type=i64))
 
@@ -272,7 +270,7 @@ def _waits_for(op: Operation, started: AsyncOp) -> bool:
 
 @op_definition
 class WaitOp(IRDLOperation, metaclass=OpClass):
-    """The results of an `async` collective, once it has ended."""
+    """Waits for an `async` collective, and returns its results."""
 
     name = "dist.wait"
     values = var_operand_def(TensorType)
@@ -282,7 +280,7 @@ class WaitOp(IRDLOperation, metaclass=OpClass):
 
     @property
     def started(self) -> AsyncOp:
-        """The collective that it waits for."""
+        """The collective that this op waits for."""
         (op,) = {maker(v) for v in self.values}
         assert isinstance(op, AsyncOp)
         return op
@@ -308,12 +306,12 @@ def _listed(types: Sequence[Attribute]) -> str:
 
 
 class HandsOn(IRDLOperation, metaclass=OpClass):
-    """An op of a loop that hands values from one run to another, or out of the loop: those of
-    collectives in flight too."""
+    """An op of a loop that passes values to the next run or out of the loop, also values in
+    flight."""
 
 
 def maker(v: SSAValue) -> Operation | None:
-    """Return the op that made a value, before a loop handed it on; None for an argument."""
+    """Return the op that computed a value, looking through `HandsOn`; None for an argument."""
     while isinstance(v.owner, HandsOn):
         v = v.owner.operands[0]
     return v.owner if isinstance(v.owner, Operation) else None

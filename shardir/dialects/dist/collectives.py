@@ -1,5 +1,5 @@
-"""The op of each collective: its properties and its text. Its layouts, costs and memory are in its
-record (shardir/algebra/collectives/).
+"""The op of each collective: properties and text. Layouts, costs and memory are in its record
+(shardir/algebra/collectives/).
 """
 
 from abc import ABC
@@ -21,12 +21,12 @@ _END = "attr-dict `:` functional-type(operands, results)"
 _OVER = f"`over` $axes {_END}"
 _FUSIBLE = f"`over` $axes (`fusion` $fusion^)? (`async` $started^)? {_END}"
 
-# ---- every device of a group has the same part ----
+# ---- every device of a group has the same role ----
 
 
 @op_definition
 class AllReduceOp(FusibleOp, GroupedOp):
-    """Partial values become the value, on every device."""
+    """Reduces partial values; every device gets the result."""
 
     name = "dist.all_reduce"
     reduction = prop_def(ReductionAttr)
@@ -35,7 +35,7 @@ class AllReduceOp(FusibleOp, GroupedOp):
 
 @op_definition
 class ReduceScatterOp(FusibleOp, GroupedOp):
-    """Partial values become the value, of which each device gets its shard along `dim`."""
+    """Reduces partial values; each device gets its shard of the result along `dim`."""
 
     name = "dist.reduce_scatter"
     reduction = prop_def(ReductionAttr)
@@ -63,7 +63,8 @@ class AllSliceOp(GroupedOp):
 
 @op_definition
 class AllToAllOp(FusibleOp, GroupedOp):
-    """The split moves from `concat` to `split`: each device sends a block to each other one."""
+    """Moves the split from dimension `concat` to `split`: each device sends a block to every
+    other."""
 
     name = "dist.all_to_all"
     split = prop_def(Int)
@@ -74,7 +75,7 @@ class AllToAllOp(FusibleOp, GroupedOp):
 @op_definition
 class ExchangeOp(GroupedOp):
     """From any split to any other: each device fetches exactly the elements that it lacks, in one
-    irregular all-to-all. The axes are those that split the dimensions which change, before it."""
+    irregular all-to-all. `axes` split the changing dimensions of the operand."""
 
     name = "dist.exchange"
     assembly_format = f"$values {_OVER}"
@@ -82,8 +83,8 @@ class ExchangeOp(GroupedOp):
 
 @op_definition
 class ReplicatedToPartialOp(GroupedOp):
-    """A replicated value becomes partial: the first device of each group keeps it, the others hold
-    zeros (sum) or the same (max, min, mean). No communication."""
+    """A replicated value becomes partial: the first device of each group keeps it, the others
+    replace it by zeros (sum) or keep it too (max, min, mean). No communication."""
 
     name = "dist.replicated_to_partial"
     reduction = prop_def(ReductionAttr)
@@ -107,7 +108,7 @@ class CopyOp(AsyncOp):
     assembly_format = f"$values (`async` $started^)? {_END}"
 
 
-# ---- single devices of a group, by their position in it (row-major over the axes) ----
+# ---- some devices of a group have a role of their own, by position (row-major over the axes) ----
 
 
 class _FromRoot(GroupedOp, ABC):
@@ -153,8 +154,8 @@ class ScatterFromRootOp(_FromRoot):
 
 @op_definition
 class PermuteOp(GroupedOp):
-    """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; one that receives
-    nothing gets zeros."""
+    """Position `pairs[2 i]` of each group sends to position `pairs[2 i + 1]`; a position that
+    receives nothing gets zeros."""
 
     name = "dist.permute"
     pairs = prop_def(PairsAttr)

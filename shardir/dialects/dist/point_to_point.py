@@ -1,5 +1,5 @@
-"""send and recv: from one device of each group to another, by their positions in it (row-major over
-`axes`).
+"""send and recv: from one device of each group to another. Positions in a group are row-major over
+`axes`.
 """
 
 from abc import ABC
@@ -60,8 +60,8 @@ class SendOp(_PointToPoint):
 
 @op_definition
 class RecvOp(_PointToPoint, HeldByOne):
-    """The device at `to` gets what the one at `from` sent; the others have zeros. Sends and
-    receives between the same two devices match in program order."""
+    """The device at `to` receives a value from the device at `from`; the others have zeros. Sends
+    and receives between two devices match in program order."""
 
     name = "dist.recv"
     out = result_def(TensorType)
@@ -81,15 +81,15 @@ class RecvOp(_PointToPoint, HeldByOne):
         return self.axes.data, self.target.value.data
 
     def check_keeps(self, sent: SSAValue, mesh: Mesh) -> None:
-        """Raise ShardirError unless the global value that arrives is the one that was sent."""
+        """Raise ShardirError unless the global values that are sent and received are equal."""
         check_holder("dist.send", sent, self.source.value.data, self.axes.data, mesh)
 
 
 def matching_sends(ops: Iterable[Operation]) -> dict[RecvOp, SendOp]:
-    """Return the send of each recv: those between the same two devices match in order.
+    """Return the send of each recv. Between two devices they match in program order.
 
     Raises:
-        Failure: a send or a recv has no match, or one with another local type.
+        Failure: a send or a recv has no match, or the local types of a match differ.
     """
     pending: dict[tuple[int, int, Axes], deque[SendOp]] = {}
     matched: dict[RecvOp, SendOp] = {}
@@ -114,18 +114,18 @@ def matching_sends(ops: Iterable[Operation]) -> dict[RecvOp, SendOp]:
 
 
 def check_transfers(ops: Sequence[Operation]) -> None:
-    """Check that the sends and receives of a function end, and bring the values that were sent.
+    """Check that the sends and receives of a function terminate, and deliver the right values.
 
-    One text runs on all devices, and a send does not wait: if each receive is after its send, no
-    device waits for what comes later in the text. But between two devices values arrive in the
-    order of the sends, over whichever axes.
+    All devices run one program, and a send does not wait: if each receive follows its send, no
+    device waits for a later op. But between two devices values arrive in the order of the sends,
+    whatever their axes.
 
     Raises:
-        Failure: a send or a recv has no match, or one with another local type; or two receives of
-            a device from another one are in another order than their sends.
+        Failure: a send or a recv has no match, or the local types of a match differ, or a device
+            receives from another one in another order than that of the sends.
     """
     matched = matching_sends(ops)
-    if len({op.axes.data for op in matched}) < 2:  # the pairs of devices of groups are others
+    if len({op.axes.data for op in matched}) < 2:  # no two groups have the same pair of devices
         return
     sent: dict[tuple[int, int], list[SendOp]] = {}
     for op in ops:

@@ -1,12 +1,12 @@
-"""Products in steps: a collective and the product that reads its result, or makes its operand, in
-as many steps as a group has devices. Shards go around a ring while devices compute.
+"""Ring products: a contraction fused with the all-gather of an operand or the reduce-scatter of its
+result, in one step per device of a group. Shards go around a ring while devices compute.
 
     %y = dist.gathered_product %x, %w "ij,jk->ik" along "i" over <tp>
            : (tensor<4x8xf32, #dist.local<@m, [{tp}, {}]>>,
               tensor<8x6xf32, #dist.local<@m, [{}, {}]>>)
            -> tensor<8x6xf32, #dist.local<@m, [{}, {}]>>
 
-XLA has the same as windowed einsums (collective matmul: Wang et al., 2023), torch as
+XLA calls them windowed einsums (collective matmul: Wang et al., 2023); torch has
 `fused_all_gather_matmul` and `fused_matmul_reduce_scatter`, on symmetric memory.
 """
 
@@ -30,13 +30,13 @@ from shardir.dialects.dist.types import check_types, layout_of, verification
 
 
 class RingProductOp(IRDLOperation, ABC, metaclass=OpClass):
-    """A contraction of two values and a collective over `axes`, in the dimension of the letter
-    `along`, which one of the operands and the result have."""
+    """A contraction of two values, with a collective over `axes` along the dimension of the letter
+    `along`, an index of one operand and of the result."""
 
     MOST: ClassVar[int]
     """The maximum number of results."""
     GATHERS: ClassVar[bool]
-    """Whether the shards of an operand are gathered; else those of the product are summed."""
+    """Whether an operand is all-gathered; else the product is reduce-scattered."""
     lhs = operand_def(TensorType)
     rhs = operand_def(TensorType)
     outs = var_result_def(TensorType)
@@ -63,15 +63,15 @@ class RingProductOp(IRDLOperation, ABC, metaclass=OpClass):
 
     @property
     def ring(self) -> tuple[int, int, int]:
-        """The operand whose shards go around or are summed, its dimension of the letter `along`,
-        and that of the result."""
+        """The index of the operand with the letter `along`, and the dimension of that letter in the
+        operand and in the result."""
         x, y, z = self.letters
         which = int(self.along.data not in x)
         return which, (x, y)[which].index(self.along.data), z.index(self.along.data)
 
     @property
     def moved(self) -> SSAValue:
-        """The value whose shards go around."""
+        """The operand with the letter `along`."""
         return self.operands[self.ring[0]]
 
     def verify_(self) -> None:
@@ -91,49 +91,53 @@ class RingProductOp(IRDLOperation, ABC, metaclass=OpClass):
                 self._refuse(f"a value with the dimensions {term!r}, got {v.type}")
             for c, n in zip(term, v.type.get_shape(), strict=True):
                 sizes.setdefault(c, set()).add(n)
-        both = sizes.pop(letter)
+        sizes_along = sizes.pop(letter)
         _, dim, out = self.ring
-        given, made = self.moved.type, self.out.type
-        assert isinstance(given, TensorType) and isinstance(made, TensorType)
-        want = self.size_after(given.get_shape()[dim], mesh.extent(self.axes.data))
-        if any(len(found) > 1 for found in sizes.values()) or made.get_shape()[out] != want:
-            self._refuse(f"equal sizes of each letter and {want} of {letter!r}, got {sorted(both)}")
+        moved, result = self.moved.type, self.out.type
+        assert isinstance(moved, TensorType) and isinstance(result, TensorType)
+        want = self.size_after(moved.get_shape()[dim], mesh.extent(self.axes.data))
+        if any(len(values) > 1 for values in sizes.values()) or result.get_shape()[out] != want:
+            self._refuse(
+                f"equal sizes of each letter and {want} of {letter!r}, got {sorted(sizes_along)}"
+            )
         self._check_layouts(mesh)
 
     def _check_layouts(self, mesh: Mesh) -> None:
-        """Raise VerifyException unless results have the layouts of the collective and of the
-        product."""
+        """Raise VerifyException unless the results have the layouts that the collective and the
+        product give."""
         (which, dim, out), axes = self.ring, self.axes.data
-        layouts = [layout_of(v) for v in self.operands]
-        assert all(l is not None for l in layouts)
-        found: list[Layout] = [l for l in layouts if l is not None]
+        operand_layouts = [layout_of(v) for v in self.operands]
+        assert all(l is not None for l in operand_layouts)
+        layouts: list[Layout] = [l for l in operand_layouts if l is not None]
         with verification():
             if self.GATHERS:
-                step = CollectiveStep("all_gather", axes, found[which], dim=dim)
-                found[which] = COLLECTIVES["all_gather"].after(mesh, found[which], step)
-            of: dict[str, Axes] = {}
-            for term, l in zip(self.letters, found, strict=False):
-                of |= {c: a for c, a in zip(term, l.dims, strict=True) if c not in of or a}
+                step = CollectiveStep("all_gather", axes, layouts[which], dim=dim)
+                layouts[which] = COLLECTIVES["all_gather"].after(mesh, layouts[which], step)
+            axes_of: dict[str, Axes] = {}
+            for term, l in zip(self.letters, layouts, strict=False):
+                pairs = zip(term, l.dims, strict=True)
+                axes_of |= {c: a for c, a in pairs if c not in axes_of or a}
             x, y, z = self.letters
-            partial = {a for l in found for a in l.partial}
-            partial |= {a for c in {*x, *y} - {*z} for a in of[c]}
-            dims = tuple(of[c] for c in z)
-            want = Layout(found[0].mesh, dims).with_partial(tuple(sorted(partial, key=str)), "sum")
+            partial = {a for l in layouts for a in l.partial}
+            partial |= {a for c in {*x, *y} - {*z} for a in axes_of[c]}
+            product = Layout(layouts[0].mesh, tuple(axes_of[c] for c in z))
+            want = product.with_partial(tuple(sorted(partial, key=str)), "sum")
             if not self.GATHERS:
                 step = CollectiveStep("reduce_scatter", axes, want, reduction="sum", dim=out)
                 want = COLLECTIVES["reduce_scatter"].after(mesh, want, step)
-        for v, w in zip(self.outs, (want, found[which]), strict=False):
+        for v, w in zip(self.outs, (want, layouts[which]), strict=False):
             have = layout_of(v)
             assert have is not None
             if have.dims != w.dims or {*have.partial} != {*w.partial}:
                 self._refuse(f"a result with [{w}], got [{have}]")
 
-    def _refuse(self, found: str) -> None:
-        raise VerifyException(coded("C17", f"expected {found}"))
+    def _refuse(self, expected: str) -> None:
+        raise VerifyException(coded("C17", f"expected {expected}"))
 
     @abstractmethod
     def size_after(self, size: int, n: int) -> int:
-        """Return the size of the letter's dimension in the result, on n devices."""
+        """Return the size of the dimension `along` in the result, on n devices; `size` is that of
+        the operand."""
 
     def steps(self, mesh: Mesh) -> int:
         """The number of steps: the devices of a group."""
@@ -142,8 +146,8 @@ class RingProductOp(IRDLOperation, ABC, metaclass=OpClass):
 
 @op_definition
 class GatheredProductOp(RingProductOp):
-    """The product with all shards of an operand: of each, when it arrives; and all shards, if
-    there is a second result."""
+    """The product with the all-gathered operand, shard by shard as they arrive; the second result,
+    if any, is the gathered operand."""
 
     name = "dist.gathered_product"
     MOST: ClassVar[int] = 2
@@ -155,7 +159,8 @@ class GatheredProductOp(RingProductOp):
 
 @op_definition
 class ScatteredProductOp(RingProductOp):
-    """A shard of the sum of all devices' products: of each, when what others have added arrives."""
+    """A shard of the sum of all devices' products. Each device adds its product to the sum that
+    arrives, and sends it on."""
 
     name = "dist.scattered_product"
     MOST: ClassVar[int] = 1
@@ -166,4 +171,4 @@ class ScatteredProductOp(RingProductOp):
 
 
 RING_PRODUCTS: tuple[type[RingProductOp], ...] = (GatheredProductOp, ScatteredProductOp)
-"""All of them."""
+"""All ring products."""

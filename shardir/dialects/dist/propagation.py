@@ -1,5 +1,5 @@
-"""Sharding groups, whose values get one layout, and propagation barriers. Neither computes: both
-have had their effect when every value has a layout."""
+"""Sharding groups, whose values get one layout, and propagation barriers. Neither computes: they
+are resolved once every value has a layout."""
 
 from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import TensorType, i64
@@ -58,9 +58,8 @@ class ShardingGroupOp(_OfGlobalValues):
 
 @op_definition
 class PropagationBarrierOp(_OfGlobalValues):
-    """The same value, whose layout may differ after it: layouts propagate in the given direction,
-    from operand to result (`forward`), from result to operand (`backward`), or not at all
-    (`none`)."""
+    """The operand, perhaps in another layout. Layouts propagate from operand to result only
+    (`forward`), from result to operand only (`backward`), or not at all (`none`)."""
 
     name = "dist.propagation_barrier"
     allowed = prop_def(DirectionAttr)
@@ -71,8 +70,8 @@ class PropagationBarrierOp(_OfGlobalValues):
 
     def verify_(self) -> None:
         super().verify_()
-        if found := type_change(self.value, self.out):
-            raise VerifyException(coded("R2", found))
+        if message := type_change(self.value, self.out):
+            raise VerifyException(coded("R2", message))
 
     def reversed(self, cotangent: SSAValue) -> "PropagationBarrierOp":
         """Return the barrier of the result's cotangent, in the other direction."""
@@ -83,7 +82,7 @@ class PropagationBarrierOp(_OfGlobalValues):
         )  # fmt: skip
 
     def factors(self) -> Factors:
-        """Return one factor for each dimension, of operand and result."""
+        """Return one factor for each dimension of operand and result."""
         assert isinstance(self.value.type, TensorType)
         shape = self.value.type.get_shape()
         names = [f"d{i}" for i in range(len(shape))]

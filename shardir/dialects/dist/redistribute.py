@@ -1,4 +1,4 @@
-"""The redistribution of the global view: the same value in another layout."""
+"""The redistribution of the global view: a value in another layout."""
 
 from xdsl.dialects.builtin import IntegerAttr as Int
 from xdsl.dialects.builtin import TensorType, i64
@@ -20,8 +20,8 @@ from shardir.dialects.dist.types import check_types, is_local, layout_of, type_c
 
 @op_definition
 class RedistributeOp(IRDLOperation):
-    """The same value in another layout. Redistributions that have the same `fusion` index
-    communicate in one buffer."""
+    """The operand in another layout. Redistributions with equal `fusion` indices communicate in
+    one buffer."""
 
     name = "dist.redistribute"
     value = operand_def(TensorType)
@@ -35,12 +35,12 @@ class RedistributeOp(IRDLOperation):
         have, want = self.value.type, self.out.type
         a, b = layout_of(self.value), layout_of(self.out)
         if a is None or b is None or is_local(have) or is_local(want):
-            found = f"expected types with a #dist.layout, got {have} and {want}"
-            raise VerifyException(coded("R1", found))
-        if found := type_change(self.value, self.out):
-            raise VerifyException(coded("R2", found))
+            message = f"expected types with a #dist.layout, got {have} and {want}"
+            raise VerifyException(coded("R1", message))
+        if message := type_change(self.value, self.out):
+            raise VerifyException(coded("R2", message))
         if a.mesh != b.mesh:
-            found = f"expected a result on mesh @{a.mesh}, as the operand is, got @{b.mesh}"
-            raise VerifyException(coded("R3", found))
+            message = f"expected a result on mesh @{a.mesh}, as the operand is, got @{b.mesh}"
+            raise VerifyException(coded("R3", message))
         with verification():
             check_reachable(a, b)

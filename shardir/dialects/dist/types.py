@@ -42,19 +42,19 @@ from shardir.dialects.dist.attributes import (
     ShardingAttr,
 )
 from shardir.dialects.signatures import SignatureMemo
-from shardir.dialects.symbols import find_symbol, known
+from shardir.dialects.symbols import cached_by_symbol, find_symbol
 
 MAX_DEVICES = 1 << 20
 """The devices of the largest mesh: the verifier and the interpreter enumerate ranks."""
 
 MAX_AXES = 64
-"""The axes of the largest mesh: layouts are checked axis by axis, with each other one."""
+"""The axes of the largest mesh: layouts are checked by pairs of axes."""
 
 
 @op_definition
 class ClusterOp(IRDLOperation):
     """The memory and speed of a device, and the bandwidth and latency within each level,
-    innermost to outermost. Redistributions on a mesh that is `on` it are planned by it."""
+    innermost to outermost. Redistributions on a mesh that is `on` it are planned for it."""
 
     name = "dist.cluster"
     sym_name = prop_def(SymbolNameConstraint())
@@ -65,8 +65,8 @@ class ClusterOp(IRDLOperation):
 
 @op_definition
 class MeshOp(IRDLOperation):
-    """Named axes, major to minor; a rank is the row-major index of its coordinates, and
-    neighbouring ranks share the units of the cluster, if there is one."""
+    """Named axes, major to minor. A rank is the row-major index of its coordinates; consecutive
+    ranks share the units of the cluster, if any."""
 
     name = "dist.mesh"
     sym_name = prop_def(SymbolNameConstraint())
@@ -140,13 +140,13 @@ def find_mesh(op: Operation, name: str) -> Mesh:
     """
     module = module_of(op)
 
-    def once() -> Mesh:
-        found = find_symbol(module, MeshOp, name) if isinstance(module, ModuleOp) else None
-        if found is None:
+    def declared() -> Mesh:
+        op_of_mesh = find_symbol(module, MeshOp, name) if isinstance(module, ModuleOp) else None
+        if op_of_mesh is None:
             raise VerifyException(undeclared_mesh(name))
-        return found.mesh
+        return op_of_mesh.mesh
 
-    return known(module, name, once)
+    return cached_by_symbol(module, name, declared)
 
 
 def undeclared_mesh(name: str) -> str:
@@ -170,7 +170,8 @@ def type_layout(type: Attribute) -> Layout | None:
 
 
 def sharding_of(value: SSAValue) -> Sharding | None:
-    """Return the annotation of a global value: a layout, or one to which axes may be added."""
+    """Return the annotation of a global value: a layout, to which propagation may add axes if it
+    is a `#dist.sharding`."""
     encoding = value.type.encoding if isinstance(value.type, TensorType) else None
     if isinstance(encoding, ShardingAttr):
         return encoding.data
@@ -178,47 +179,47 @@ def sharding_of(value: SSAValue) -> Sharding | None:
 
 
 def is_local(type: Attribute) -> bool:
-    """Whether the type is that of a local value."""
+    """Whether a type has a `#dist.local`."""
     return isinstance(type, TensorType) and isinstance(type.encoding, LocalAttr)
 
 
 def global_shape(type: Attribute, mesh: Mesh | None) -> Shape:
     """Return the global shape of a tensor type in either view."""
 
-    def once() -> Shape:
+    def compute() -> Shape:
         assert isinstance(type, TensorType)
         if isinstance(type.encoding, LocalAttr):
             assert mesh is not None
             return type.encoding.data.global_shape(mesh, type.get_shape())
         return type.get_shape()
 
-    return _global_shapes.get_or((type, mesh), {}, once)
+    return _global_shapes.get_or((type, mesh), {}, compute)
 
 
 _global_shapes = SignatureMemo()
 
 
 def global_type(type: Attribute, mesh: Mesh | None) -> TensorType:
-    """Return the type of the global value without a layout, from a type of either view."""
+    """Return the type of the global value, without a layout, for a type of either view."""
     assert isinstance(type, TensorType)
     return tensor(type.element_type, global_shape(type, mesh))
 
 
 @lru_cache(maxsize=65536)
 def tensor(element: Attribute, shape: Shape) -> TensorType:
-    """Return a tensor type without a layout, made once."""
+    """Return a tensor type without a layout; cached."""
     return TensorType(element, shape)
 
 
 @lru_cache(maxsize=65536)
 def laid_out(element: Attribute, shape: Shape, layout: Layout) -> TensorType:
-    """Return the global view's type, made once."""
+    """Return a type of the global view; cached."""
     return TensorType(element, shape, LayoutAttr(layout))
 
 
 @lru_cache(maxsize=65536)
 def local(element: Attribute, shape: Shape, layout: Layout, mesh: Mesh) -> TensorType:
-    """Return the local view's type of a value of global `shape`, made once."""
+    """Return the local view's type of a value with the global `shape`; cached."""
     here = layout.local_shape(mesh, shape)
     return TensorType(element, here, LocalAttr(LocalLayout.of(layout, mesh, shape)))
 
@@ -230,9 +231,9 @@ def with_layout(type: TensorType, layout: Layout | None) -> TensorType:
     return laid_out(type.element_type, type.get_shape(), layout)
 
 
-def foreign(type: Attribute) -> str | None:
-    """Return the message about a type that no value of the language has; None for one that values
-    have: a tensor with static sizes, an element type of ours, and a layout or none."""
+def invalid_type_message(type: Attribute) -> str | None:
+    """Return the error message for a type that is not valid here; None for a tensor with static
+    sizes, one of our element types, and a layout or none."""
     return _foreign.of(type, _foreign_message)
 
 
@@ -263,9 +264,9 @@ def _foreign_message(type: Attribute) -> str | None:
 
 
 def check_type(op: Operation, type: Attribute, what: str) -> None:
-    """Raise VerifyException where a type is none of the language, or its layout violates an
-    invariant, after `what`."""
-    if (message := foreign(type)) is not None:
+    """Raise VerifyException if a type is not valid, or its layout violates an invariant. The
+    message begins with `what`."""
+    if (message := invalid_type_message(type)) is not None:
         raise VerifyException(f"{what}: {message}")
     layout = type_layout(type)
     if isinstance(type, TensorType) and isinstance(type.encoding, ShardingAttr):
@@ -307,14 +308,14 @@ def _check(mesh: Mesh, encoding: LayoutAttr | ShardingAttr | LocalAttr, shape: S
 
 
 def type_change(value: SSAValue, out: SSAValue, mesh: Mesh | None = None) -> str:
-    """Return the message for two values of different global types; empty if they have one."""
+    """Return the error message if the global types of two values differ, else an empty one."""
     have, want = global_type(value.type, mesh), global_type(out.type, mesh)
     return "" if have == want else f"expected a result of global type {have}, got {want}"
 
 
 @contextmanager
 def verification() -> Iterator[None]:
-    """Raise the algebra's ShardirError as the VerifyException that xDSL expects."""
+    """Turn the algebra's ShardirError into the VerifyException that xDSL expects."""
     try:
         yield
     except ShardirError as e:
@@ -322,10 +323,10 @@ def verification() -> Iterator[None]:
 
 
 def check_types(op: Operation) -> None:
-    """Raise VerifyException where the type of an operand or result is none of the language, or its
-    layout violates an invariant."""
+    """Raise VerifyException if the type of an operand or result is not valid, or its layout
+    violates an invariant."""
     for what, values in (("operand", operands_of(op)), ("result", op.results)):
-        checked = set[int]()  # of a bucket's thousands of values few types
+        checked = set[int]()  # a bucket has thousands of values, but few types
         for i, v in enumerate(values):
             t = v.type
             if id(t) in checked:

@@ -1,5 +1,5 @@
-"""Halo exchanges: each device gets the elements of its windows that others hold, and no more; and
-the transpose, which adds the windows back onto their elements.
+"""Halo exchanges: each device fetches exactly the elements of its windows that it lacks. The
+transpose adds windows back onto their elements.
 
     %w = dist.halo_unfold %x dim 0 step 2 offset -1 over <d>
            : (tensor<4x6xf32, #dist.local<@m, [{d}, {}]>>)
@@ -24,8 +24,8 @@ from shardir.dialects.dist.types import global_shape, global_type
 
 
 class HaloOp(GroupedOp, ABC):
-    """On one side a dimension `dim`; on the other `dim`, its windows, and `dim` + 1, the elements
-    of each. The dimension and its windows are split over the same axes."""
+    """An op between a value with a dimension `dim`, and a value with its windows in `dim` and their
+    elements in `dim` + 1. The dimension and its windows are split over the same axes."""
 
     dim = prop_def(Int.constr(type=i64))
     step = prop_def(Int.constr(type=i64))
@@ -47,8 +47,8 @@ class HaloOp(GroupedOp, ABC):
     def properties_of(cls, step: CollectiveStep) -> dict[str, Attribute]:
         w = step.windows
         assert w is not None
-        given = {"step": Int(w.step, i64), "offset": Int(w.offset, i64)}
-        return {**super().properties_of(step), **given}
+        window = {"step": Int(w.step, i64), "offset": Int(w.offset, i64)}
+        return {**super().properties_of(step), **window}
 
     def check_shapes(self, value: SSAValue, out: SSAValue, mesh: Mesh) -> None:
         d, step = self.dim.value.data, self.step.value.data
@@ -56,8 +56,8 @@ class HaloOp(GroupedOp, ABC):
         if step < 1:
             raise ShardirError(coded("T10", f"expected a step of at least 1, got {step}"))
         have, want = x.get_shape(), cut.get_shape()
-        others = have[:d] + have[d + 1 :], want[:d] + want[d + 2 :]
-        if x.element_type != cut.element_type or others[0] != others[1]:
+        unchanged = have[:d] + have[d + 1 :], want[:d] + want[d + 2 :]
+        if x.element_type != cut.element_type or unchanged[0] != unchanged[1]:
             message = (
                 f"expected windows of {x} with two dimensions instead of dimension {d}, got {cut}"
             )
@@ -66,8 +66,8 @@ class HaloOp(GroupedOp, ABC):
 
 @op_definition
 class HaloUnfoldOp(HaloOp):
-    """The windows of a split dimension: each device fetches the elements of its windows that it
-    lacks. Elements outside of the dimension are zeros, or the `lowest` number."""
+    """The windows of a split dimension: each device fetches the missing elements of its windows.
+    Elements outside of the dimension are zeros, or the `lowest` number."""
 
     name = "dist.halo_unfold"
     lowest = opt_prop_def(UnitAttr)
@@ -82,8 +82,8 @@ class HaloUnfoldOp(HaloOp):
 
 @op_definition
 class HaloFoldOp(HaloOp):
-    """Windows added onto their elements: each device sends the elements of its windows that others
-    hold. Elements outside of the dimension are dropped."""
+    """Adds windows onto their elements: each device sends the elements that other devices own.
+    Elements outside of the dimension are dropped."""
 
     name = "dist.halo_fold"
     assembly_format = (

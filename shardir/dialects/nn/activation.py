@@ -1,5 +1,5 @@
-"""Activations: elementwise ops of floats. One whose derivative torch has a kernel for has its
-gradient as one op.
+"""Activations: elementwise ops of floats. Where torch has a kernel for the derivative, the gradient
+is one op.
 """
 
 import math
@@ -32,8 +32,8 @@ def sigmoid(x: Array) -> Array:
 
 
 class ActivationGrad(Float, ABC):
-    """The cotangent of an activation's operand, from its `saved` value (operand or result). Its
-    properties are the activation's."""
+    """The cotangent of an activation's operand, from the `saved` operand or result. It has the
+    activation's properties."""
 
     saved = operand_def(TensorType)
     dy = operand_def(TensorType)
@@ -197,7 +197,7 @@ class GeluOp(Activation):
 
 @op_definition
 class SoftplusOp(FloatUnary):
-    """ln(1 + e^x); x itself beyond 20, as torch has it"""
+    """ln(1 + e^x); x itself beyond 20, as in torch"""
 
     name = "nn.softplus"
     PRECISION: ClassVar[str] = "wide"
@@ -248,7 +248,7 @@ class EluOp(FloatUnary):
 
 @op_definition
 class HardtanhOp(FloatUnary):
-    """x brought into min to max; at the ends no cotangent goes through (0 to 6: relu6)."""
+    """x clipped to min..max (0 to 6: relu6); the gradient is 0 at the ends and beyond."""
 
     name = "nn.hardtanh"
     min = prop_def(FloatAttr.constr(type=f64))

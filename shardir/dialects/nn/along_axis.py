@@ -1,4 +1,4 @@
-"""Read and add along one dimension, with an index for each element.
+"""Reads and additions along one dimension, with an index for each element.
 
 %y = nn.take_along_axis %x, %ids axis 1 : (tensor<4x8xf32>, tensor<4x3xi32>) -> tensor<4x3xf32>
 """
@@ -28,7 +28,7 @@ from shardir.dialects.nn.indexing import IndexedRead, check_indices, local_indic
 
 
 def _check_along(shape: Shape, ids: Shape, axis: int) -> None:
-    """Raises ShardirError unless the shapes are equal but for the dimension `axis`."""
+    """Raises ShardirError unless the shapes are equal except for the dimension `axis`."""
     if len(shape) != len(ids) or any(
         n != m for d, (n, m) in enumerate(zip(shape, ids, strict=True)) if d != axis
     ):
@@ -38,7 +38,7 @@ def _check_along(shape: Shape, ids: Shape, axis: int) -> None:
         raise ShardirError(coded("T6", message, use="use nn.broadcast or nn.slice"))
 
 
-def _along(rank: int, axis: int) -> tuple[list[str], list[str]]:
+def _factors_along(rank: int, axis: int) -> tuple[list[str], list[str]]:
     """Return the factors of the indexed value and of the indices."""
     names = factor_names(rank)
     return names, [*names[:axis], "k", *names[axis + 1 :]]
@@ -71,7 +71,7 @@ class ScatterAddOp(TensorOp):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         rank = len(results[0].get_shape())
-        names, ids = _along(rank, axis_of(props, "axis", rank))
+        names, ids = _factors_along(rank, axis_of(props, "axis", rank))
         shapes = [v.get_shape() for v in (*operands, *results)]
         return Factors.of([ids, ids], [names], shapes, sparse=names)
 
@@ -79,12 +79,12 @@ class ScatterAddOp(TensorOp):
         ids, src = arrays
         shape = device.shape(self.out)
         axis = axis_of(self.properties, "axis", len(shape))
-        here, inside = local_indices(device, self.out, axis, ids)
+        local_ids, inside = local_indices(device, self.out, axis, ids)
         out = np.zeros(shape, src.dtype)
         if shape[axis]:
-            at: list[Array] = list(np.ogrid[tuple(slice(n) for n in ids.shape)])
-            at[axis] = here
-            np.add.at(out, tuple(at), np.where(inside, src, np.zeros((), src.dtype)))
+            where: list[Array] = list(np.ogrid[tuple(slice(n) for n in ids.shape)])
+            where[axis] = local_ids
+            np.add.at(out, tuple(where), np.where(inside, src, np.zeros((), src.dtype)))
         return out
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -113,17 +113,17 @@ class TakeAlongAxisOp(IndexedRead):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         rank = len(operands[0].get_shape())
-        names, ids = _along(rank, axis_of(props, "axis", rank))
+        names, ids = _factors_along(rank, axis_of(props, "axis", rank))
         shapes = [v.get_shape() for v in (*operands, *results)]
         return Factors.of([names, ids], [ids], shapes, sparse=names)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, ids = arrays
         axis = axis_of(self.properties, "axis", x.ndim)
-        here, inside = local_indices(device, self.x, axis, ids)
+        local_ids, inside = local_indices(device, self.x, axis, ids)
         if x.shape[axis] == 0:
             return np.zeros(ids.shape, x.dtype)
-        taken = np.take_along_axis(x, here, axis=axis)
+        taken = np.take_along_axis(x, local_ids, axis=axis)
         return np.where(inside, taken, np.zeros((), x.dtype))
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:

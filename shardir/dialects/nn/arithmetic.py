@@ -78,7 +78,7 @@ class Extreme(Binary, ABC):
     """One of x and y; where they are equal, each gets half of the cotangent."""
 
     WORSE: ClassVar[tuple[str, str]]
-    """How x stands to y where it is not the one, and where y is not."""
+    """The comparison of x with y if x is not selected, and if y is not."""
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         zero = b.scalar(0.0, dy)
@@ -165,7 +165,7 @@ class AbsOp(Arithmetic, Unary):
         return (b.mul(dy, b.value(SignOp, self.x)),)
 
 
-# ---- constant between jumps: no cotangent goes through ----
+# ---- piecewise constant: the gradient is 0 ----
 
 
 @op_definition

@@ -3,19 +3,19 @@
     %o = nn.attention %q, %k, %v causal : (tensor<2x8x16x4xf32>, ...) -> tensor<2x8x16x4xf32>
 
 q is [.., heads, m, d], k [.., heads, n, d], v [.., heads, n, e]; m counts the queries, n the keys.
-Where k and v have fewer heads, each serves as many heads of q as there are for one. A query that
-may attend to no key gets zeros, as in torch.
+Where k and v have fewer heads, equal groups of consecutive heads of q share one. A query that may
+attend to no key gets zeros, as in torch.
 
     %o, %lse = nn.attention %q, %k, %v causal logsumexp
         : (tensor<2x8x16x4xf32>, ...) -> (tensor<2x8x16x4xf32>, tensor<2x8x16xf32>)
 
-With `logsumexp` the second result, [.., heads, m], is the logarithm of the sum of the exponentials
-of each query's scores, 0 of a query without keys; of f16 and bf16 operands it is f32. The gradient
-reads both results, from which the probabilities follow without their maxima and sums (Dao et al.,
-FlashAttention-2, 2023, algorithm 2), so an attention that is differentiated has it.
+With `logsumexp` the second result, [.., heads, m], is log(sum(exp(scores))) of each query, 0 for a
+query without keys; it is f32 for f16 and bf16 operands. The gradient reads both results and needs
+no row maxima and sums (Dao et al., FlashAttention-2, 2023, algorithm 2), so a differentiated
+attention has it.
 
-Where the keys are split, attention is decomposed: the maximum and the sum of each
-row, and the products, are what is communicated.
+Where the keys are split, attention is decomposed: devices communicate the maximum and the sum of
+each row, and the products.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 @op_definition
 class AttentionGradOp(Attending):
-    """The cotangents of q, k and v of an attention, from that of its result, the result, and the
-    logarithms of the sums of its rows"""
+    """The cotangents of an attention's q, k and v, from its result, the result's cotangent, and the
+    log-sum-exp of each row"""
 
     name = "nn.attention_grad"
     q = operand_def(TensorType)
@@ -72,9 +72,9 @@ class AttentionGradOp(Attending):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        made = ("q", "k", "v")
-        given = (*made, "out", "out", "lse")
-        return cls.factors_of(operands, results, given, made, ("n", "d", "e"))
+        result_names = ("q", "k", "v")
+        operand_names = (*result_names, "out", "out", "lse")
+        return cls.factors_of(operands, results, operand_names, result_names, ("n", "d", "e"))
 
     def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         q, k, _, dy, out, lse = arrays[:6]
@@ -94,7 +94,7 @@ class AttentionGradOp(Attending):
 
 @op_definition
 class AttentionOp(Attending):
-    """softmax(q k^T scale + mask) v, of the last two dimensions. Without a scale it is 1 / sqrt(d).
+    """softmax(q k^T scale + mask) v, of the last two dimensions. The default scale is 1 / sqrt(d).
     With `causal` query i attends to keys 0 to i. A mask of i1 selects the keys. With `logsumexp`
     there is a second result: log(sum(exp(..))) of the scores of each query"""
 
@@ -118,9 +118,11 @@ class AttentionOp(Attending):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        made = ("out", "lse")[: len(results)]
-        repeated = ("e",) if len(made) > 1 else ()
-        return cls.factors_of(operands, results, ("q", "k", "v"), made, ("n", "d"), repeated)
+        result_names = ("out", "lse")[: len(results)]
+        repeated = ("e",) if len(result_names) > 1 else ()
+        return cls.factors_of(
+            operands, results, ("q", "k", "v"), result_names, ("n", "d"), repeated
+        )
 
     def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         scores, _, v = self.scores(device, arrays)
@@ -146,18 +148,18 @@ class AttentionOp(Attending):
         masks = [] if mask is None else [mask]
         if dlse is None and dy is not None:
             props = {n: a for n, a in self.properties.items() if n in ("causal", "scale")}
-            given = (self.q, self.k, self.v, dy, out, lse, *masks)
-            found, d_scores = b.results(AttentionGradOp, *given, props=props), None
+            operands = (self.q, self.k, self.v, dy, out, lse, *masks)
+            d_qkv, d_scores = b.results(AttentionGradOp, *operands, props=props), None
         else:
             dy = b.zeros(unsharded_type(out), like=out) if dy is None else dy
-            *found, d_scores = self.cotangents(b, mask, out, lse, dy, dlse)
+            *d_qkv, d_scores = self.cotangents(b, mask, out, lse, dy, dlse)
         if mask is None or unsharded_type(mask).element_type == i1:
-            return (*found, *(None for _ in masks))
+            return (*d_qkv, *(None for _ in masks))
         if d_scores is None:
             d_scores = self.score_cotangent(b, self.probabilities(b, mask, lse), out, dy, None)
         q, k = (unsharded_type(v).get_shape() for v in (self.q, self.k))
         d_mask = b.sum_to(b.reshape(d_scores, (*q[:-1], k[-2])), mask)
-        return (*found, b.convert(d_mask, unsharded_type(mask).element_type))
+        return (*d_qkv, b.convert(d_mask, unsharded_type(mask).element_type))
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         v = unsharded_type(self.v)
@@ -175,7 +177,7 @@ class AttentionOp(Attending):
         p = b.convert(b.div(exps, total), v.element_type)
         out = b.einsum(self.equation("Qmn,Kne->Qme"), p, self.v)
         rows = unsharded_type(self.q).get_shape()[:-1]
-        found = [b.reshape(out, (*rows, v.get_shape()[-1]))]
+        results = [b.reshape(out, (*rows, v.get_shape()[-1]))]
         if self.logsumexp is not None:
-            found.append(b.reshape(b.add(top, b.value(LogOp, total)), rows))
-        return found
+            results.append(b.reshape(b.add(top, b.value(LogOp, total)), rows))
+        return results

@@ -1,9 +1,9 @@
 """The bases of tensor ops: TensorOp and Composite.
 
-An op is one class. From its types and properties alone follow `infer` (the result types), `rule`
-(the factors, from which layouts follow), `evaluate` (numpy, the reference) and `gradient`. An op
-that needs a dimension unsharded may also have `decompose`: the ops that compute it when that
-dimension is split.
+An op is one class. `infer` (the result types), `rule` (the factors, from which layouts follow),
+`evaluate` (numpy, the reference) and `gradient` depend on its types and properties only. An op that
+needs a dimension unsharded may also have `decompose`: the ops that compute it when that dimension
+is split.
 """
 
 from abc import ABC, abstractmethod
@@ -78,18 +78,18 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
     MULTILINEAR: ClassVar[bool] = False
     """Whether one partial operand (a sum) among complete ones gives a partial result."""
     GLOBAL_TYPES: ClassVar[bool] = False
-    """Whether types follow from each other for global shapes only, and not for shards too."""
+    """Whether `infer` and `check_results` need global shapes, since shards do not fit."""
 
     PRECISION: ClassVar[str] = "given"
-    """The type in which mixed precision computes it: "narrow" (the fastest), "wide" (where range or
-    precision is needed), or "given", that of its operands."""
+    """The precision of this op under mixed precision: "narrow" (the fastest), "wide" (range or
+    precision needed), or "given" (that of its operands)."""
 
     STATISTICS: ClassVar[tuple[str, ...]] = ()
-    """Operands and results that are f32 where the others are narrower."""
+    """Operands and results that are f32 even if the others are narrower."""
 
     FLOPS: ClassVar[int] = 1
-    """Floating-point operations for each element of the largest of its operands and results; a
-    function such as exp is one."""
+    """Floating-point operations per element of the largest operand or result; a function such as
+    exp counts as one."""
 
     def __init__(self, *values: SSAValue, **parts: Any):
         if values:
@@ -101,7 +101,7 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
-        """Return the result types, where they follow from the operands. Raises ShardirError where
+        """Return the result types, if they follow from the operands. Raises ShardirError if the
         operands do not fit."""
         raise ShardirError(f"expected explicit result types of {cls.name}, got none")
 
@@ -112,13 +112,13 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
     @classmethod
     def flops(cls, sizes: Mapping[str, int], shapes: Sequence[Shape]) -> int:
-        """Floating-point operations of one device, from its sizes of the factors, and its shapes of
-        operands, then results."""
+        """Floating-point operations of one device. `sizes` and `shapes` are its local sizes of
+        factors, and shapes of operands, then results."""
         return cls.FLOPS * max(map(prod, shapes))
 
     @classmethod
     def touched(cls, shapes: Sequence[Shape]) -> Sequence[int]:
-        """The number of elements read of each operand, then written of each result."""
+        """The number of elements read from each operand, then written to each result."""
         return [prod(s) for s in shapes]
 
     @abstractmethod
@@ -126,7 +126,7 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
         """Compute the results of one device in numpy."""
 
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
-        """Return the cotangents of the operands from those of the results; None for no cotangent.
+        """Return the operands' cotangents from the results' cotangents; None for no cotangent.
 
         Raises:
             ShardirError: the op has no gradient.
@@ -149,22 +149,22 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
         return ShardirError(coded("G8", message, use="put nn.stop_gradient before it"))
 
     def saving(self) -> tuple[Props, dict[str, TensorType]] | None:
-        """Return the properties with which the op has more results, which its gradient reads, and
-        the types of these by their names, with layouts where its own results have some; None where
-        the gradient reads operands and results alone."""
+        """Return the properties that add the results which the gradient reads, and the types of
+        these results by name, with layouts if the op's results have layouts; None if the gradient
+        reads operands and results only."""
         return None
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        """Return the results by ops that allow every split; None without a decomposition."""
+        """Return the results, computed by ops that allow every split; None without a
+        decomposition."""
         return None
 
     def parts(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        """Return the results by `decompose`. Of an op that is "wide", the parts are in f32 where an
-        operand is narrower: the unsharded op has such statistics inside it, where nothing
-        overflows or is rounded."""
+        """Return the results by `decompose`. The parts of a "wide" op are in f32 if an operand is
+        narrower: the unsharded op computes its statistics in f32 too."""
         operands = list(self.operands)
         if self.PRECISION == "wide":
-            operands = [b.widened(v) for v in operands]
+            operands = [b.widen(v) for v in operands]
         if operands == list(self.operands):
             return self.decompose(b)
         types = [
@@ -175,23 +175,23 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
         op = type(self).create(
             operands=operands, result_types=types, properties=dict(self.properties)
         )
-        found = op.decompose(b)
+        results = op.decompose(b)
         op.erase()
-        return found and [
+        return results and [
             b.convert(new, unsharded_type(v).element_type, partial=True)
-            for v, new in zip(self.results, found, strict=True)
+            for v, new in zip(self.results, results, strict=True)
         ]
 
     @classmethod
     def runs_on_host(cls, operands: Sequence[Layout], results: Sequence[Layout | None]) -> bool:
-        """Whether hosts compute an op of values with these layouts: by default where all of them
-        are `on host`, but for scalars among the operands. A result may have no layout yet."""
+        """Whether hosts compute an op with these layouts: by default if all values are `on host`,
+        scalar operands aside. A result may have no layout yet."""
         tensors = [l for l in operands if l.dims]
         return bool(tensors) and all(l is not None and l.host for l in (*tensors, *results))
 
     def exchange(self, mesh: Mesh) -> tuple[type[CollectiveOp], Props] | None:
-        """The collective that computes the op in the local view, and its properties, where devices
-        need elements of others; None where each has all that it needs."""
+        """The collective that computes the op in the local view, and its properties, if devices
+        need elements of other devices; else None."""
         return None
 
     @by_signature
@@ -232,7 +232,7 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
-        """Raises ShardirError where explicit result types do not fit (`INFERRED` is False)."""
+        """Raises ShardirError if explicit result types do not fit (`INFERRED` is False)."""
 
     def factors(self, mesh: Mesh | None = None) -> Factors:
         """The op's factors on its global shapes."""
@@ -275,17 +275,17 @@ class TensorOp(IRDLOperation, metaclass=OpClass):
 
 
 class Composite(TensorOp, ABC):
-    """An op whose meaning is its decomposition.
+    """An op that is defined by its decomposition.
 
     Layouts propagate through it by its factors, as through any op. insert-redistributions and
-    distributed-autodiff replace it by the decomposition; the interpreter and the backend do so
-    where no pass has (`shardir/rewriting/composites.py`). So it has no evaluation, gradient or text
-    of its own, and does not occur in the local view.
+    distributed-autodiff decompose it; otherwise the interpreter and the backend do
+    (`shardir/rewriting/composites.py`). So it has no evaluation, gradient or emitted text of its
+    own, and does not occur in the local view.
     """
 
     @abstractmethod
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
-        """Return the results by other ops."""
+        """Return the results, computed by other ops."""
 
     def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         raise AssertionError(f"{self.name} is evaluated by its decomposition")
@@ -303,14 +303,15 @@ def decomposes(kind: type[TensorOp]) -> bool:
 
 
 def strategy_factors(op: TensorOp) -> Factors:
-    """The factors that a strategy of the op may split; `replicate` ones too where it decomposes."""
+    """The factors that a strategy of the op may split, including `replicate` factors if the op has
+    a decomposition."""
     factors = op.factors()
     return factors.unrestricted if decomposes(type(op)) else factors
 
 
 def is_in_parts(kind: type[TensorOp], factors: Factors, operands: Sequence[Layout]) -> bool:
-    """Whether an op is computed by its decomposition: it is a composite, or has a decomposition and
-    needs a dimension unsharded that these layouts of the operands split."""
+    """Whether an op is computed by its decomposition: a composite always, other ops with a
+    decomposition if the operands' layouts split a dimension that must be unsharded."""
     if issubclass(kind, Composite) or not decomposes(kind):
         return decomposes(kind)
     unsharded = factors.replicate | factors.moved
@@ -334,8 +335,7 @@ def layout_mismatch(
     mesh: Mesh,
     multilinear: bool,
 ) -> str:
-    """Return why devices cannot compute an op with these layouts, as `expected X, got Y`; "" when
-    they can."""
+    """Return the error message if devices cannot compute an op with these layouts, else ""."""
     on_host = [l for l in (*operands, *results) if l.host]
     if on_host and len(on_host) < len(operands) + len(results):
         return f"expected operands and results in one memory, got some on host, [{on_host[0]}]"
@@ -349,11 +349,11 @@ def layout_mismatch(
     ]
     for what, dims, layout in sides:
         for i, (dim, axes) in enumerate(zip(dims, layout.dims, strict=True)):
-            mine, complete = factors.assign(dim, axes, mesh)
+            assigned, complete = factors.assign(dim, axes, mesh)
             if not complete:
                 return f"expected dimension {i} of {what} split by its factors, got [{layout}]"
             for f in dim:
-                axes_of = mesh.simplify(mine.get(f, ()))
+                axes_of = mesh.simplify(assigned.get(f, ()))
                 moved = f in factors.moved and what.startswith("operand")
                 if (moved or f in factors.replicate) and axes_of:
                     return f"expected dimension {i} of {what} unsharded, got [{layout}]"
@@ -374,10 +374,10 @@ def layout_mismatch(
             return "expected operands partial over the same axes, got different ones"
         if not (alone or (together and (pending.reduction == "sum" or factors.linear == "any"))):
             return f"expected reduced operands, got a partial {pending.reduction}"
-    found = try_op_sharding(factors, {f: a for f, a in chosen.items() if a}, mesh, pending)
-    if found is None:
+    sharding = try_op_sharding(factors, {f: a for f, a in chosen.items() if a}, mesh, pending)
+    if sharding is None:
         return "expected each axis to split one factor, got an axis that splits two"
-    for i, (want, have) in enumerate(zip(found.results, results, strict=True)):
+    for i, (want, have) in enumerate(zip(sharding.results, results, strict=True)):
         if want.simplified(mesh) != have.on_device.simplified(mesh):
             return f"expected result {i} with [{want}], got [{have}]"
     return ""
@@ -394,6 +394,6 @@ def rule_of(
     results: tuple[TensorType, ...],
     props: Props,
 ) -> Factors:
-    """The factors of an op of this signature, computed once."""
+    """The factors of an op with this signature; cached."""
     parts = (op, *operands, None, *results)
     return rules.get_or(parts, props, lambda: op.rule(operands, results, props))

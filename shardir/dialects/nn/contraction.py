@@ -1,10 +1,10 @@
-"""Contractions of two tensors: a family whose members have an einsum equation each.
+"""Contractions of two tensors: each op has an einsum equation.
 
     %c = nn.einsum "bik,bkj->bij" %a, %b : (tensor<8x4x5xf32>, tensor<8x5x6xf32>)
                                          -> tensor<8x4x6xf32>
     %c = nn.matmul %a, %b : (tensor<4x5xf32>, tensor<5x6xf32>) -> tensor<4x6xf32>
 
-Each letter is a factor. A letter of both operands that the result lacks is summed over.
+Each letter is a factor. Letters of both operands that the result lacks are summed over.
 """
 
 import re
@@ -38,8 +38,8 @@ def split_equation(equation: str) -> tuple[str, str, str]:
     """The letters of the operands and of the result.
 
     Raises:
-        ShardirError: the text is not an equation of two operands, a letter stands twice in one of
-            them, or a letter stands in one of the three alone.
+        ShardirError: the text is not an equation of two operands, a term repeats a letter, or a
+            letter is in one term only.
     """
     m = EQUATION.fullmatch(equation.replace(" ", ""))
     if m is None:
@@ -121,7 +121,7 @@ class Contraction(TensorOp, ABC):
 
 @op_definition
 class EinsumOp(Contraction):
-    """The contraction that its equation states."""
+    """The contraction of `equation`."""
 
     name = "nn.einsum"
     equation = prop_def(StringAttr)
@@ -136,8 +136,8 @@ class EinsumOp(Contraction):
 
 @op_definition
 class MatmulOp(Contraction):
-    """Matrix product of the last two dimensions; leading ones are a batch. A matrix on the right
-    serves all of the batch."""
+    """Matrix product of the last two dimensions; leading dimensions are a batch. The whole batch
+    shares a right operand with two dimensions."""
 
     name = "nn.matmul"
     assembly_format = f"$lhs `,` $rhs {STRATEGY}"

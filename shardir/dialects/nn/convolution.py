@@ -4,13 +4,13 @@
            : (tensor<8x3x32x32xf32>, tensor<16x3x3x3xf32>) -> tensor<8x16x16x16xf32>
 
 x is [batch, channels, spatial...], the weight [channels of y, channels of x in a group, kernel...],
-y [batch, channels of y, places...]; the number of groups is that of the channels of x, divided by
-that of a group. A convolution is linear in both operands, and three ops are each other's gradients:
-y of x and w, x of y and w (the transposed convolution), w of x and y.
+y [batch, channels of y, positions...]. The number of groups is the number of channels of x divided
+by the channels of a group. A convolution is linear in both operands, and the gradients of three ops
+are the ops themselves: y from x and w, x from y and w (transposed convolution), w from x and y.
 
-The batch, the channels and the groups can be split; where the channels that are summed over are,
-the result is partial, and so is the weight's gradient over the batch's axes. A spatial dimension
-that is split is computed in windows (`Tiles`).
+The batch, the channels and the groups can be split. The result is partial over the axes that split
+the summed channels, the weight's gradient over the axes of the batch. A split spatial dimension is
+computed in windows (`Tiles`).
 """
 
 from abc import ABC, abstractmethod
@@ -49,8 +49,8 @@ SLIDES = f"(`stride` $stride^)? (`padding` $padding^)? (`dilation` $dilation^)? 
 
 
 class Convolving(TensorOp, ABC):
-    """One of x, w and y, from the other two. `padding` has two numbers for each dimension, before
-    it and after it."""
+    """Computes one of x, w and y from the other two. `padding` has two numbers per dimension:
+    before it and after it."""
 
     PRECISION: ClassVar[str] = "narrow"
 
@@ -64,14 +64,14 @@ class Convolving(TensorOp, ABC):
     @classmethod
     @abstractmethod
     def ends(cls, operands: Sequence, results: Sequence) -> Sequence:
-        """x, w and y of the operands and results; shapes, factors or values."""
+        """Select x, w and y from operands and results, given as types, shapes or values."""
 
     @classmethod
     def check(cls, operands: Types, results: Types, props: Props) -> None:
-        """Raises ShardirError unless x, w and y are those of a convolution."""
+        """Raises ShardirError unless the shapes of x, w and y fit."""
         float_element(cls.name, (*operands, *results))
         x, w, y = (t.get_shape() for t in cls.ends(operands, results))
-        expected = convolved(x, w, props)
+        expected = convolved_shape(x, w, props)
         if y != expected:
             message = (
                 f"expected y of shape {list(expected)} for x {list(x)} and weight {list(w)}, "
@@ -86,21 +86,23 @@ class Convolving(TensorOp, ABC):
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         x, w, _ = (t.get_shape() for t in cls.ends(operands, results))
-        groups, found = groups_of(x, w), slides(w[SPATIAL:], props)
+        groups, windows = groups_of(x, w), slides(w[SPATIAL:], props)
         sizes = {"g": groups, "c": w[1], "o": w[0] // groups}
         one = [f for f in ("c", "o") if sizes[f] != 1 or groups == 1]
         several = ["g"] if groups > 1 else []
         inner, outer = (" ".join([*several, *(f for f in one if f == end)]) for end in "co")
-        spatial = [f"s{i}" for i in range(len(found))]
+        spatial = [f"s{i}" for i in range(len(windows))]
         names = (
             ["n", inner, *spatial],
-            [outer, "c" if "c" in one else "", *[""] * len(found)],
+            [outer, "c" if "c" in one else "", *[""] * len(windows)],
             ["n", outer, *spatial],
         )
         shapes = [t.get_shape() for t in (*operands, *results)]
-        ins, outs = cls.sides(names)
-        under = [f for f, s in zip(spatial, found, strict=True) if not s.passes]
-        factors = Factors.of(ins, outs, shapes, replicate=under, sliding=under)
+        operand_factors, result_factors = cls.sides(names)
+        replicated = [f for f, s in zip(spatial, windows, strict=True) if not s.passes]
+        factors = Factors.of(
+            operand_factors, result_factors, shapes, replicate=replicated, sliding=replicated
+        )
         return factors.with_sizes(sizes)
 
     @classmethod
@@ -111,17 +113,17 @@ class Convolving(TensorOp, ABC):
     @classmethod
     @abstractmethod
     def sides(cls, names: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
-        """The operands' and the results' of what x, w and y have."""
+        """Split what `names` has for x, w and y into operands and results."""
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         shape = device.shape(self.out)
-        if not prod(shape):  # perhaps a device without any of the groups
+        if not prod(shape):  # perhaps a device without groups
             return np.zeros(shape, arrays[0].dtype)
         return self.compute(shape, *arrays)
 
     @abstractmethod
     def compute(self, shape: Shape, *arrays: Array) -> Array:
-        """The result, of a shape that is not empty."""
+        """The result, whose shape is not empty."""
 
     @property
     def shapes_of_ends(self) -> tuple[Shape, Shape, Shape]:
@@ -136,7 +138,7 @@ class Convolving(TensorOp, ABC):
         self, b: "OpBuilder", kind: "type[Convolving]", first: SSAValue, second: SSAValue,
         result: SSAValue | None = None,
     ) -> SSAValue:  # fmt: skip
-        """Another one of the three, of the same convolution."""
+        """Another of the three ops, with the options of this convolution."""
         props = {n: p for n, p in self.properties.items() if n != "strategy"}
         result_type = unsharded_type(result) if result is not None else None
         return b.value(kind, first, second, props=props, result=result_type, like=result)
@@ -159,56 +161,57 @@ def groups_of(x: Shape, w: Shape) -> int:
     return x[1] // w[1] if w[1] else 1
 
 
-def convolved(x: Shape, w: Shape, props: Props) -> Shape:
+def convolved_shape(x: Shape, w: Shape, props: Props) -> Shape:
     """Return the shape of a convolution's result.
 
     Raises:
         ShardirError: x and the weight do not fit.
     """
     if len(x) < 3 or len(x) != len(w):
-        found = (
+        message = (
             f"expected x [batch, channels, spatial...] and a weight of the same rank, "
             f"got {list(x)} and {list(w)}"
         )
         raise ShardirError(
             coded(
                 "T10",
-                found,
+                message,
                 use="use a weight [channels of y, channels of x in a group, kernel...]",
             )
         )
     groups = groups_of(x, w)
     if x[1] != w[1] * groups or groups < 1 or w[0] % groups:
-        found = (
+        message = (
             f"expected groups of {w[1]} channels whose number divides {w[0]}, "
             f"got {x[1]} channels of x"
         )
-        raise ShardirError(coded("T10", found, use="correct the weight"))
-    found = slides(w[SPATIAL:], props)
-    places = (s.positions(n) for s, n in zip(found, x[SPATIAL:], strict=True))
-    return (x[0], w[0], *places)
+        raise ShardirError(coded("T10", message, use="correct the weight"))
+    windows = slides(w[SPATIAL:], props)
+    positions = (s.positions(n) for s, n in zip(windows, x[SPATIAL:], strict=True))
+    return (x[0], w[0], *positions)
 
 
 def _grouped(x: Array, groups: int, dim: int) -> Array:
-    """A dimension of channels as two, the groups and theirs."""
-    theirs = _per_group(x.shape[dim], groups)
-    return x.reshape(*x.shape[:dim], groups, theirs, *x.shape[dim + 1 :])
+    """Split a dimension of channels into groups and channels per group."""
+    per_group = _per_group(x.shape[dim], groups)
+    return x.reshape(*x.shape[:dim], groups, per_group, *x.shape[dim + 1 :])
 
 
 def _per_group(channels: int, groups: int) -> int:
-    """A device without groups is one of those over which groups of one channel are split."""
+    """The number of channels per group; 1 on a device without groups, since only groups of one
+    channel are split."""
     return channels // groups if groups else 1
 
 
 def _flat(x: Array) -> Array:
-    """Grouped channels with all places in one dimension."""
+    """Flatten the positions of grouped channels into one dimension."""
     return x.reshape(*x.shape[:3], prod(x.shape[3:]))
 
 
 @op_definition
 class ConvOp(Convolving):
-    """The kernel's product with each place of x that it slides over, summed over the kernel and the
-    channels of a group (a cross-correlation, as in torch)."""
+    """The product of the kernel with each window of x, summed over the kernel and the channels of a
+    group (a cross-correlation, as in torch)."""
 
     name = "nn.conv"
     x = operand_def(TensorType)
@@ -220,7 +223,8 @@ class ConvOp(Convolving):
         x, w = operands
         return [
             tensor(
-                float_element(cls.name, operands), convolved(x.get_shape(), w.get_shape(), props)
+                float_element(cls.name, operands),
+                convolved_shape(x.get_shape(), w.get_shape(), props),
             )
         ]
 
@@ -236,11 +240,11 @@ class ConvOp(Convolving):
 
     def compute(self, shape: Shape, *arrays: Array) -> Array:
         x, w = arrays
-        found = self.slides()
+        windows = self.slides()
         groups = groups_of(x.shape, w.shape)
-        xs, ws = _grouped(padded(x, found), groups, 1), _grouped(w, groups, 0)
+        xs, ws = _grouped(padded(x, windows), groups, 1), _grouped(w, groups, 0)
         out = np.zeros((shape[0], groups, _per_group(shape[1], groups), *shape[2:]), x.dtype)
-        for tap, under in taps(found, shape[SPATIAL:]):
+        for tap, under in taps(windows, shape[SPATIAL:]):
             out += np.einsum("ngc...,goc->ngo...", xs[under], ws[tap])
         return out.reshape(shape)
 
@@ -257,8 +261,8 @@ class ConvOp(Convolving):
 
 @op_definition
 class ConvTransposeOp(Convolving):
-    """The x-like of a y-like and a weight: each element of y times the kernel, added where the
-    convolution takes it from. The result's type has the sizes of its dimensions."""
+    """The transposed convolution: each element of y times the kernel, added onto its window of x.
+    The result's type specifies the spatial sizes."""
 
     name = "nn.conv_transpose"
     y = operand_def(TensorType)
@@ -276,13 +280,15 @@ class ConvTransposeOp(Convolving):
 
     def compute(self, shape: Shape, *arrays: Array) -> Array:
         y, w = arrays
-        found = self.slides()
+        windows = self.slides()
         groups = groups_of(shape, w.shape)
         ys, ws = _grouped(y, groups, 1), _grouped(w, groups, 0)
-        out = _grouped(padded(np.zeros(shape, y.dtype), found), groups, 1)
-        for tap, under in taps(found, y.shape[SPATIAL:]):
+        out = _grouped(padded(np.zeros(shape, y.dtype), windows), groups, 1)
+        for tap, under in taps(windows, y.shape[SPATIAL:]):
             out[under] += np.einsum("ngo...,goc->ngc...", ys, ws[tap])
-        inside = tuple(slice(s.low, s.low + n) for s, n in zip(found, shape[SPATIAL:], strict=True))
+        inside = tuple(
+            slice(s.low, s.low + n) for s, n in zip(windows, shape[SPATIAL:], strict=True)
+        )
         return out[(..., *inside)].reshape(shape)
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -294,14 +300,14 @@ class ConvTransposeOp(Convolving):
     def in_tiles(self, b: "OpBuilder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
         weight = b.reshape(self.weight, kernel)
         shape = tensor(unsharded_type(self.out).element_type, tuple(cut.x))
-        made = b.value(ConvTransposeOp, cut.of_y(b, self.y), weight, props=props, result=shape)
-        return cut.to_x(b, made)
+        result = b.value(ConvTransposeOp, cut.of_y(b, self.y), weight, props=props, result=shape)
+        return cut.to_x(b, result)
 
 
 @op_definition
 class ConvWeightOp(Convolving):
-    """The weight-like of an x-like and a y-like: their product summed over the batch and all
-    places. The result's type specifies the size of the kernel."""
+    """The gradient of the weight: the product of x and y, summed over the batch and all positions.
+    The result's type specifies the size of the kernel."""
 
     name = "nn.conv_weight"
     x = operand_def(TensorType)
@@ -319,11 +325,11 @@ class ConvWeightOp(Convolving):
 
     def compute(self, shape: Shape, *arrays: Array) -> Array:
         x, y = arrays
-        found = self.slides()
+        windows = self.slides()
         groups = groups_of(x.shape, shape)
-        xs, ys = _grouped(padded(x, found), groups, 1), _grouped(y, groups, 1)
+        xs, ys = _grouped(padded(x, windows), groups, 1), _grouped(y, groups, 1)
         out = np.zeros((groups, _per_group(shape[0], groups), *shape[1:]), x.dtype)
-        for tap, under in taps(found, y.shape[SPATIAL:]):
+        for tap, under in taps(windows, y.shape[SPATIAL:]):
             out[tap] += np.einsum("ngcs,ngos->goc", _flat(xs[under]), _flat(ys))
         return out.reshape(shape)
 
@@ -333,5 +339,5 @@ class ConvWeightOp(Convolving):
     def in_tiles(self, b: "OpBuilder", cut: Tiles, props: Props, kernel: Shape) -> SSAValue:
         shape = tensor(unsharded_type(self.out).element_type, kernel)
         operands = cut.of_x(b, self.x), cut.of_y(b, self.y)
-        made = b.value(ConvWeightOp, *operands, props=props, result=shape)
-        return b.reshape(made, unsharded_type(self.out).get_shape())
+        result = b.value(ConvWeightOp, *operands, props=props, result=shape)
+        return b.reshape(result, unsharded_type(self.out).get_shape())

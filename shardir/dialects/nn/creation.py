@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def dense_values(attr: DenseIntOrFPElementsAttr[Any]) -> Array:
-    """The numbers of a dense attribute, in its type's (global) shape; bf16 as float32. One number
-    for all elements is held once."""
+    """The numbers of a dense attribute, in its type's (global) shape; bf16 as float32. A splat is a
+    broadcast view of one number."""
     values = attr.get_values()
     element = attr.get_element_type()
     if isinstance(element, IntegerType):
@@ -44,7 +44,7 @@ def dense_values(attr: DenseIntOrFPElementsAttr[Any]) -> Array:
 
 
 def dense_attr(type: TensorType[Any], values: Sequence[float]) -> DenseIntOrFPElementsAttr[Any]:
-    """The dense attribute of these numbers, row by row; or of one for all elements."""
+    """The dense attribute of numbers in row-major order; one number is a splat."""
     if len(values) == 1:
         one = DenseIntOrFPElementsAttr.from_list(TensorType(type.element_type, []), values)
         return DenseIntOrFPElementsAttr(type, one.data)
@@ -53,7 +53,7 @@ def dense_attr(type: TensorType[Any], values: Sequence[float]) -> DenseIntOrFPEl
 
 @op_definition
 class ConstantOp(TensorOp):
-    """Numbers that the text gives. A device holds its part of them.
+    """Numbers in the program. A device holds its shard of them.
 
     %c = nn.constant dense<[[1.0, 2.0], [3.0, 4.0]]> : tensor<2x2xf32> -> tensor<2x2xf32>
     """
@@ -98,7 +98,7 @@ class ConstantOp(TensorOp):
 
 @op_definition
 class IotaOp(TensorOp):
-    """0, 1, 2, ... along `dim`, the same along the others.
+    """0, 1, 2, ... along `dim`, repeated along the other dimensions.
 
     %i = nn.iota dim 1 -> tensor<4x4xi32>
     """

@@ -8,9 +8,8 @@
     %l, %log_p = nn.cross_entropy %z, %labels log_softmax
         : (tensor<8x3xf32>, tensor<8xi32>) -> (tensor<8xf32>, tensor<8x3xf32>)
 
-With `log_softmax` the second result has the logarithms of the probabilities, of the type of the
-logits. The gradient reads them in place of the logits, so a cross entropy that is differentiated
-has them.
+With `log_softmax` the second result has the log-probabilities, in the type of the logits. The
+gradient reads them instead of the logits, so a differentiated cross entropy has them.
 """
 
 from abc import ABC
@@ -59,7 +58,7 @@ class _OfLabels(TensorOp, ABC):
 
     @classmethod
     def check(cls, operands: Types, props: Props) -> tuple[Any, tuple[int, ...]]:
-        """The element type and shape of the rows."""
+        """Check the shapes of rows and labels; return the rows' element type and shape."""
         rows, labels = operands[:2]
         check_indices(labels)
         if not rows.get_shape() or labels.get_shape() != rows.get_shape()[:-1]:
@@ -72,14 +71,14 @@ class _OfLabels(TensorOp, ABC):
         return factor_names(len(operands[1].get_shape()))
 
 
-def counted(b: "OpBuilder", labels: SSAValue, ignore: int | None) -> SSAValue | None:
-    """The i1 mask of the labels that count; None where all do."""
+def counted_labels(b: "OpBuilder", labels: SSAValue, ignore: int | None) -> SSAValue | None:
+    """The i1 mask of the labels that are not `ignore`; None without `ignore`."""
     if ignore is None:
         return None
     return b.compare("ne", labels, b.scalar(ignore, labels))
 
 
-def where(b: "OpBuilder", condition: SSAValue | None, x: SSAValue) -> SSAValue:
+def select_or_zero(b: "OpBuilder", condition: SSAValue | None, x: SSAValue) -> SSAValue:
     """x where the condition holds, else 0; x without a condition."""
     if condition is None:
         return x
@@ -100,13 +99,12 @@ class _CrossEntropy(_OfLabels, ABC):
         return super().check(operands, props)
 
     def options(self) -> tuple[int | None, float]:
-        """The label that does not count, and the share of the loss that is spread over all
-        classes."""
+        """The ignored label, and the smoothing: the share of the loss spread over all classes."""
         ignore = self.ignore.value.data if self.ignore is not None else None
         return ignore, float_of(self, "smoothing") if self.smoothing is not None else 0.0
 
     def checked(self, labels: Array, classes: int) -> tuple[Array, Array]:
-        """The labels, 0 in place of those that do not count, and which ones do."""
+        """The labels, with 0 for ignored ones, and the mask of labels that count."""
         ignore, _ = self.options()
         counts = labels != ignore if ignore is not None else np.ones(labels.shape, bool)
         safe = np.where(counts, labels, 0).astype(np.int64)
@@ -117,7 +115,7 @@ class _CrossEntropy(_OfLabels, ABC):
 
 
 def options_of(props: Props) -> Props:
-    """Those of the properties that one cross entropy hands to another."""
+    """The properties that all cross entropies share: `ignore` and `smoothing`."""
     return {n: a for n, a in props.items() if n in ("ignore", "smoothing")}
 
 
@@ -165,12 +163,12 @@ class CrossEntropyGradOp(_CrossEntropy):
         t = unsharded_type(self.log_p)
         rows, classes = t.get_shape()[:-1], t.get_shape()[-1]
         ignore, share = self.options()
-        counts = counted(b, self.labels, ignore)
-        labels, dy = where(b, counts, self.labels), where(b, counts, self.dy)
-        each = b.reshape(dy, (*rows, 1))
-        spread = b.mul(b.value(ExpOp, self.log_p), each)
+        counts = counted_labels(b, self.labels, ignore)
+        labels, dy = select_or_zero(b, counts, self.labels), select_or_zero(b, counts, self.dy)
+        dy_column = b.reshape(dy, (*rows, 1))
+        spread = b.mul(b.value(ExpOp, self.log_p), dy_column)
         if share:
-            spread = b.sub(spread, b.scale(each, share / classes))
+            spread = b.sub(spread, b.scale(dy_column, share / classes))
             dy = b.scale(dy, 1 - share)
         target = b.value(PickGradOp, labels, dy, result=t, like=self.log_p)
         return (b.sub(spread, target),)
@@ -236,16 +234,16 @@ class CrossEntropyOp(_CrossEntropy):
         last = len(shape) - 1
         ignore, share = self.options()
         shifted, _, total = shifted_exp(b, self.logits, last)
-        counts = counted(b, self.labels, ignore)
-        target = b.value(PickOp, shifted, where(b, counts, self.labels))
+        counts = counted_labels(b, self.labels, ignore)
+        target = b.value(PickOp, shifted, select_or_zero(b, counts, self.labels))
         if share:
             spread = b.scale(b.reduce(shifted, "mean", [last]), share)
             target = b.add(b.scale(target, 1 - share), spread)
         logarithms = b.value(LogOp, b.reshape(total, shape[:-1]))
-        found = [where(b, counts, b.sub(logarithms, target))]
+        results = [select_or_zero(b, counts, b.sub(logarithms, target))]
         if self.log_softmax is not None:
-            found.append(b.sub(shifted, b.reshape(logarithms, (*shape[:-1], 1))))
-        return found
+            results.append(b.sub(shifted, b.reshape(logarithms, (*shape[:-1], 1))))
+        return results
 
 
 class _LabelLoss(Loss, _OfLabels, ABC):
@@ -276,7 +274,7 @@ class CrossEntropyLossOp(_LabelLoss, _CrossEntropy):
         return b.value(CrossEntropyOp, self.logits, self.labels, props=options_of(self.properties))
 
     def counts(self, b: "OpBuilder") -> SSAValue | None:
-        return counted(b, self.labels, self.options()[0])
+        return counted_labels(b, self.labels, self.options()[0])
 
 
 @op_definition
@@ -291,9 +289,9 @@ class NllLossOp(_LabelLoss):
 
     def losses(self, b: "OpBuilder") -> SSAValue:
         counts = self.counts(b)
-        picked = b.value(PickOp, self.x, where(b, counts, self.labels))
-        return b.neg(where(b, counts, picked))
+        picked = b.value(PickOp, self.x, select_or_zero(b, counts, self.labels))
+        return b.neg(select_or_zero(b, counts, picked))
 
     def counts(self, b: "OpBuilder") -> SSAValue | None:
         ignore = self.ignore.value.data if self.ignore is not None else None
-        return counted(b, self.labels, ignore)
+        return counted_labels(b, self.labels, ignore)

@@ -5,9 +5,8 @@
     shardir.register_custom_op("acme.rescale", torch="acme.kernels:rescale", evaluate=rescale,
                                rule="(i, j) -> (i, j)", gradient="acme.rescale_grad")
 
-The text names an op and gives it data, no more: its functions are registered in Python.
-Without a rule nothing is known of its dimensions, so every device holds replicated operands and
-computes all of it.
+The IR has only the op's name and data; its functions are registered in Python. Without a rule
+nothing is known about its dimensions: every device computes the whole op, from replicated operands.
 """
 
 import keyword
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
 OptionValue = int | float | str | tuple["OptionValue", ...]
-"""For each value the factor of each of its dimensions; "" where it has none."""
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 RULE = re.compile(
@@ -63,16 +61,17 @@ FACTOR = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def is_dotted_name(text: str) -> bool:
-    """Whether a text is an ASCII name of Python, or several with dots between them."""
+    """Whether a text is an ASCII Python name, perhaps dotted."""
     return NAME.fullmatch(text) is not None and not any(map(keyword.iskeyword, text.split(".")))
 
 
-# ---- what is registered ----
+# ---- registrations ----
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The factors of an op, whatever the sizes of its dimensions."""
+    """The factors of an op, whatever the sizes of its dimensions: one for each dimension of each
+    value, "" for none."""
 
     operands: Dims
     results: Dims
@@ -81,10 +80,10 @@ class Rule:
 
     @staticmethod
     def read(text: str) -> "Rule":
-        """`(i, k), (k, j) -> (i, j)`, then perhaps `reduce max`, and `replicate j`.
+        """Parse `(i, k), (k, j) -> (i, j)`, with optional `reduce max` and `replicate j`.
 
         Raises:
-            ShardirError: it is no rule, or no device could compute by it.
+            ShardirError: the text is malformed, or no device could compute by the rule.
         """
 
         def wrong(want: str, got: str) -> ShardirError:
@@ -105,10 +104,10 @@ class Rule:
         )
         replicate = tuple(f.strip() for f in (m["replicate"] or "").split(",") if f.strip())
         for value in (*operands, *results):
-            found = [f for f in value if f]
-            if bad := [f for f in found if not FACTOR.fullmatch(f)]:
+            factors = [f for f in value if f]
+            if bad := [f for f in factors if not FACTOR.fullmatch(f)]:
                 raise wrong("one name for a dimension, or 1 for none", repr(bad[0]))
-            if len(set(found)) < len(found):
+            if len(set(factors)) < len(factors):
                 raise wrong("distinct names in a value", f"({', '.join(value)})")
         known = {f for value in operands for f in value if f}
         for f in (f for value in results for f in value if f):
@@ -119,7 +118,7 @@ class Rule:
         return Rule(operands, results, m["reduction"] or "sum", replicate)
 
     def misfit(self, operands: Sequence[Shape], results: Sequence[Shape]) -> str:
-        """Return the difference between shapes and the rule, "X, got Y"; "" when they fit."""
+        """Return the mismatch of shapes and rule as "X, got Y"; "" if they fit."""
         sizes: dict[str, int] = {}
         for what, names, shapes in (
             ("operand", self.operands, operands), ("result", self.results, results),
@@ -165,17 +164,17 @@ def register_custom_op(
     rule: str | None = None,
     gradient: str | None = None,
 ) -> None:
-    """Specify `nn.custom "name"`, or an op `name` of a dialect that shardir does not know. This
-    replaces an earlier registration of the name.
+    """Register the functions of `nn.custom "name"`, or of an op `name` of a dialect that shardir
+    does not know. This replaces an earlier registration of the name.
 
     Args:
         torch: `"module:function"`. Emitted programs import the module, and call the function with
-            the operands' tensors, and the op's attributes by name. It writes into no operand.
-        evaluate: the same on numpy arrays, for the interpreter.
+            the operands' tensors, and the op's attributes by name. It must not modify operands.
+        evaluate: a function with equal results on numpy arrays, for the interpreter.
         rule: how the dimensions relate, such as `"(i, k), (k, j) -> (i, j)"`. The functions then
-            get a device's part. A name that a result lacks is one that is summed over.
+            get a device's shards. Names that a result lacks are summed over.
         gradient: the name of the custom op that takes operands, results and the cotangents of the
-            float results, and gives the cotangents of the float operands.
+            float results, and returns the cotangents of the float operands.
 
     Raises:
         ShardirError: a name, the rule or `torch` is invalid.
@@ -189,13 +188,13 @@ def register_custom_op(
         module, colon, function = torch.partition(":")
         if not (colon and is_dotted_name(module) and is_dotted_name(function)):
             raise ShardirError(f'expected torch="module:function", got {torch!r}')
-    made = Custom(evaluate, torch, gradient, Rule.read(rule) if rule is not None else None)
-    _registered[name] = made
+    registration = Custom(evaluate, torch, gradient, Rule.read(rule) if rule is not None else None)
+    _registered[name] = registration
     forget_signatures()
 
 
 def forget_custom_op(name: str) -> None:
-    """Takes back what was registered of a name."""
+    """Remove the registration of a name."""
     _registered.pop(name, None)
     forget_signatures()
 
@@ -204,8 +203,8 @@ def forget_custom_op(name: str) -> None:
 
 
 def python_value(attr: Attribute) -> OptionValue:
-    """The Python value of an attribute: a number, a bool, a string, a tuple of these; of
-    any other its text."""
+    """The Python value of an attribute: a number, a bool, a string, a tuple of these, or else its
+    text."""
     match attr:
         case IntegerAttr():
             return bool(attr.value.data) if attr.type == i1 else attr.value.data
@@ -227,7 +226,7 @@ def python_value(attr: Attribute) -> OptionValue:
 @op_definition
 class CustomOp(TensorOp):
     """The function registered in Python under the name (`shardir.register_custom_op`). Without a
-    registered rule each device computes all of it, from replicated operands"""
+    registered rule each device computes the whole op, from replicated operands"""
 
     name = "nn.custom"
     callee = prop_def(StringAttr)
@@ -241,17 +240,17 @@ class CustomOp(TensorOp):
 
     @property
     def custom(self) -> Custom:
-        """Its registration."""
+        """The registration of the callee."""
         return _registered.get(self.callee.data, _NOTHING)
 
     @property
     def values(self) -> dict[str, OptionValue]:
-        """The options, as Python has them."""
+        """The options as Python values."""
         data = self.options.data if self.options is not None else {}
         return {name: python_value(a) for name, a in data.items()}
 
     def lacks(self, what: str, example: str) -> ShardirError:
-        """The error that something is needed of the op and not registered."""
+        """The error that `what` is needed and not registered."""
         name = self.callee.data
         message = f'expected the {what} of the custom op "{name}", got none'
         use = (
@@ -294,22 +293,22 @@ class CustomOp(TensorOp):
             return Factors.of(rule.operands, rule.results, shapes, replicate=rule.replicate,
                               reduction=rule.reduction)  # fmt: skip
         names = factor_names(sum(map(len, shapes)))
-        rest = iter(names)
-        dims = [[next(rest) for _ in shape] for shape in shapes]
+        unused = iter(names)
+        dims = [[next(unused) for _ in shape] for shape in shapes]
         n = len(operands)
         return Factors.of(dims[:n], dims[n:], shapes, replicate=names)
 
     def evaluate(self, device: Device, *arrays: Array) -> Array | tuple[Array, ...]:
         if self.custom.evaluate is None:
             raise self.lacks("evaluation in numpy", "evaluate=function")
-        made = self.custom.evaluate(*arrays, **self.values)
-        found = tuple(map(np.asarray, made if isinstance(made, tuple) else (made,)))
-        shapes, wanted = [a.shape for a in found], [device.shape(v) for v in self.results]
+        outputs = self.custom.evaluate(*arrays, **self.values)
+        results = tuple(map(np.asarray, outputs if isinstance(outputs, tuple) else (outputs,)))
+        shapes, wanted = [a.shape for a in results], [device.shape(v) for v in self.results]
         if shapes != wanted:
             name, have, want = self.callee.data, *(list(map(list, l)) for l in (shapes, wanted))
             message = f'expected shapes {want} of the evaluation of "{name}", got {have}'
             raise ShardirError(coded("T11", message, use="correct the function or the types"))
-        return found
+        return results
 
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         if self.custom.gradient is None:
@@ -317,7 +316,7 @@ class CustomOp(TensorOp):
             message = f'expected a gradient of the custom op "{name}", got none'
             use = f'use register_custom_op("{name}", gradient="{name}_grad"), or nn.stop_gradient'
             raise ShardirError(coded("G8", message, use=use))
-        given = [
+        result_cotangents = [
             b.zeros(unsharded_type(v), like=v) if d is None else d
             for v, d in zip(self.results, cotangents, strict=True)
             if isinstance(unsharded_type(v).element_type, AnyFloat)
@@ -327,8 +326,8 @@ class CustomOp(TensorOp):
         props: dict[str, Attribute] = {"callee": StringAttr(self.custom.gradient)}
         if self.options is not None:
             props["options"] = self.options
-        made = iter(b.results(
-            CustomOp, *self.operands, *self.results, *given, props=props,
+        operand_cotangents = iter(b.results(
+            CustomOp, *self.operands, *self.results, *result_cotangents, props=props,
             result=[t for t, is_float in zip(types, floats, strict=True) if is_float],
         ))  # fmt: skip
-        return [next(made) if is_float else None for is_float in floats]
+        return [next(operand_cotangents) if is_float else None for is_float in floats]

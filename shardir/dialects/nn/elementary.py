@@ -36,13 +36,12 @@ class PowOp(Float, Binary):
     NUMPY: ClassVar[NumpyFunction] = np.power
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """y x^(y - 1), which is 0 for y = 0 whatever x is; and x^y ln(x), which is 0 for x = 0 and
-        y >= 0."""
+        """y x^(y - 1), with 0 for y = 0 and any x; and x^y ln(x), with 0 for x = 0 and y >= 0."""
         x, y, zero = self.lhs, self.rhs, b.scalar(0.0, dy)
-        known = splat(y)
-        if known is not None:
-            slope = b.value(PowOp, x, b.scalar(known - 1, y))
-            return (b.mul(dy, b.scale(slope, known)) if known else None), None
+        exponent = splat(y)
+        if exponent is not None:
+            slope = b.value(PowOp, x, b.scalar(exponent - 1, y))
+            return (b.mul(dy, b.scale(slope, exponent)) if exponent else None), None
         power = b.mul(y, b.value(PowOp, x, b.sub(y, b.scalar(1.0, y))))
         dx = b.select(b.compare("eq", y, zero), zero, b.mul(dy, power))
         at_0 = b.compare("eq", x, zero)
@@ -51,7 +50,7 @@ class PowOp(Float, Binary):
 
 
 def splat(v: SSAValue) -> float | None:
-    """The number that a value has everywhere, where it is a constant."""
+    """The number of a constant value with equal elements; else None."""
     if isinstance(v.owner, ConstantOp) and len(v.owner.value) and v.owner.value.is_splat():
         return float(dense_values(v.owner.value).flat[0])
     return None
@@ -223,7 +222,7 @@ class AtanOp(FloatUnary):
 
 
 def erf(x: Array) -> Array:
-    """2 / sqrt(pi) times the integral of e^-t^2 from 0 to x; numpy has none."""
+    """The error function, 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x; numpy lacks it."""
     return np.asarray(_erf(x), dtype=x.dtype)
 
 

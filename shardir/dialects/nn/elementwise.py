@@ -46,11 +46,11 @@ def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
 
 
 class Elementwise(TensorOp, ABC):
-    """One result element from the operands' elements at the same place."""
+    """Computes each element of the result from the operands' elements at its position."""
 
     LINEAR: ClassVar[str] = ""
     NUMPY: ClassVar[NumpyFunction]
-    """The meaning, where numpy has a function for it."""
+    """The numpy function that computes the op, if there is one."""
 
     @classmethod
     def element(cls, operands: Types, props: Props) -> Any:
@@ -68,10 +68,15 @@ class Elementwise(TensorOp, ABC):
         names = factor_names(len(shape))
         dims = []
         for t in operands:
-            mine = t.get_shape()
-            tail = names[len(shape) - len(mine) :]
-            full = shape[len(shape) - len(mine) :]
-            dims.append([f if n == m else "" for f, n, m in zip(tail, mine, full, strict=True)])
+            operand_shape = t.get_shape()
+            tail = names[len(shape) - len(operand_shape) :]
+            result_shape = shape[len(shape) - len(operand_shape) :]
+            dims.append(
+                [
+                    f if n == m else ""
+                    for f, n, m in zip(tail, operand_shape, result_shape, strict=True)
+                ]
+            )
         return Factors.of(
             dims, [names], [t.get_shape() for t in (*operands, *results)], linear=cls.LINEAR
         )
@@ -80,7 +85,7 @@ class Elementwise(TensorOp, ABC):
         return type(self).NUMPY(*arrays)
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """The operands' cotangents, before they are summed to the operands' shapes.
+        """The operands' cotangents, before the sums over broadcast dimensions.
 
         Raises:
             ShardirError: the op has no gradient.
@@ -88,8 +93,8 @@ class Elementwise(TensorOp, ABC):
         raise self.no_gradient()
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        found = zip(self.partials(b, dy), self.operands, strict=True)
-        return [None if d is None else b.sum_to(d, v) for d, v in found]
+        cotangents = zip(self.partials(b, dy), self.operands, strict=True)
+        return [None if d is None else b.sum_to(d, v) for d, v in cotangents]
 
 
 class Unary(Elementwise, ABC):
@@ -122,7 +127,7 @@ class Arithmetic(Elementwise, ABC):
 
 
 class PiecewiseConstant(Elementwise, ABC):
-    """Constant between jumps: no cotangent goes through."""
+    """Piecewise constant: the gradient is 0."""
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         return [None] * len(self.operands)

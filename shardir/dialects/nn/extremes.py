@@ -66,21 +66,20 @@ class _ArgExtreme(TensorOp, ABC):
         return (None,)
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        """The extreme, then the smallest index at which it occurs; NaN counts as maximum and
-        minimum."""
+        """Reduce to the extreme, then to its smallest index. NaN counts as maximum and minimum."""
         t = unsharded_type(self.x)
         axis = axis_of(self.properties, "axis", len(t.get_shape()))
-        found = b.compare("eq", self.x, b.reduce(self.x, self.KIND, [axis], keep=True))
+        is_extreme = b.compare("eq", self.x, b.reduce(self.x, self.KIND, [axis], keep=True))
         if isinstance(t.element_type, AnyFloat):
-            found = b.value(OrOp, found, b.value(IsnanOp, self.x))
+            is_extreme = b.value(OrOp, is_extreme, b.value(IsnanOp, self.x))
         index = b.iota(axis, like=self.x)
-        index = b.select(found, index, b.scalar(t.get_shape()[axis], index))
+        index = b.select(is_extreme, index, b.scalar(t.get_shape()[axis], index))
         return (b.reduce(index, "min", [axis], self.keep is not None),)
 
 
 @op_definition
 class ArgmaxOp(_ArgExtreme):
-    """The i64 index along `axis` of the maximum; of the first where some are equal."""
+    """The i64 index along `axis` of the first maximum."""
 
     name = "nn.argmax"
     KIND: ClassVar[str] = "max"
@@ -89,7 +88,7 @@ class ArgmaxOp(_ArgExtreme):
 
 @op_definition
 class ArgminOp(_ArgExtreme):
-    """The i64 index along `axis` of the minimum; of the first where some are equal."""
+    """The i64 index along `axis` of the first minimum."""
 
     name = "nn.argmin"
     KIND: ClassVar[str] = "min"

@@ -1,8 +1,7 @@
-"""Ops that take by index: gather (embedding), take_along_axis and pick, what their gradients add
-up, and one_hot.
+"""Ops that read by index: gather (embedding) and pick, their gradients, and one_hot.
 
-A dimension that is taken from can be split: a device gives zeros for indices of other shards, and
-the results are a partial sum.
+The indexed dimension can be split: a device gives zeros for indices of other shards, and the result
+is a partial sum.
 """
 
 from abc import ABC
@@ -39,7 +38,8 @@ def check_indices(t: TensorType) -> None:
 
 
 def local_indices(device: Device, v: SSAValue, axis: int, ids: Array) -> tuple[Array, Array]:
-    """Return the indices within the shard of `v` along a dimension, and a mask of those within it.
+    """Return indices relative to the shard of `v` along `axis`, 0 outside of it, and the mask of
+    the indices inside.
 
     Raises:
         ShardirError: an index is outside of the dimension.
@@ -58,7 +58,7 @@ def _gathered_shape(table: Shape, ids: Shape, axis: int) -> Shape:
 
 
 def check_slices(table: Shape, ids: Shape, props: Props) -> None:
-    """Raise ShardirError where the slices of a table do not fit it, or the indices."""
+    """Raise ShardirError unless the slices fit the table and the indices."""
     if ("field" in props) != ("slices" in props):
         message = "expected a field and slices, or neither, got one of them"
         raise ShardirError(coded("T10", message))
@@ -87,8 +87,8 @@ def slices_of(props: Props) -> Shape:
 def _dims(
     table: Shape, ids: Shape, props: Props
 ) -> tuple[list[str | SlicedDim], list[str], list[str]]:
-    """Return the dimensions of a table and those of indices, and the factors of the table; with
-    slices its rows are split as the fields are."""
+    """Return the dimensions of the table, the dimensions of the indices, and the factors of the
+    table. With slices the table's rows have the factor of the fields."""
     axis = axis_of(props, "axis", len(table))
     t, i = factor_names(len(table), "t"), factor_names(len(ids), "i")
     if "field" not in props:
@@ -101,7 +101,7 @@ def check_fields(device: Device, v: SSAValue, props: Props, ids: Array) -> None:
     """Check that the indices of each field are within its slice.
 
     Raises:
-        ShardirError: one is not.
+        ShardirError: an index is outside of its slice.
     """
     if "field" not in props or not ids.size:
         return
@@ -114,15 +114,15 @@ def check_fields(device: Device, v: SSAValue, props: Props, ids: Array) -> None:
     low, high = ((e[slice_of]).reshape(along) for e in (ends - slices, ends))
     outside = np.argwhere((ids < low) | (ids >= high))
     if len(outside):
-        at = tuple(int(k) for k in outside[0])
-        first, last = (int(np.broadcast_to(e, ids.shape)[at]) for e in (low, high - 1))
-        where = [device.start(v, d) + k for d, k in enumerate(at)]
-        message = f"expected an index from {first} to {last} at {where}, got {int(ids[at])}"
+        position = tuple(int(k) for k in outside[0])
+        first, last = (int(np.broadcast_to(e, ids.shape)[position]) for e in (low, high - 1))
+        where = [device.start(v, d) + k for d, k in enumerate(position)]
+        message = f"expected an index from {first} to {last} at {where}, got {int(ids[position])}"
         raise ShardirError(f"{message}; correct the indices or the slices")
 
 
 def _table_props(op: "GatherOp | GatherGradOp") -> Props:
-    """Return the properties that tell how indices belong to a table."""
+    """Return the properties that relate indices to a table: `axis`, `field`, `slices`."""
     return {k: op.properties[k] for k in ("axis", "field", "slices") if k in op.properties}
 
 
@@ -139,7 +139,7 @@ class IndexedRead(TensorOp, ABC):
 
 @op_definition
 class GatherGradOp(TensorOp):
-    """Zeros of the table's shape, to which the elements of dy are added at their indices."""
+    """Zeros of the table's shape, with the elements of dy added at their indices."""
 
     name = "nn.gather_grad"
     ids = operand_def(TensorType)
@@ -179,16 +179,16 @@ class GatherGradOp(TensorOp):
         ids, dy = arrays
         shape = device.shape(self.out)
         axis = axis_of(self.properties, "axis", len(shape))
-        here, inside = local_indices(device, self.out, axis, ids)
+        local_ids, inside = local_indices(device, self.out, axis, ids)
         out = np.zeros(shape, dy.dtype)
         addends = np.moveaxis(dy, range(axis, axis + ids.ndim), range(ids.ndim))
         if shape[axis]:
-            np.add.at(np.moveaxis(out, axis, 0), here[inside], addends[inside])
+            np.add.at(np.moveaxis(out, axis, 0), local_ids[inside], addends[inside])
         return out
 
     @classmethod
     def runs_on_host(cls, operands: Sequence[Layout], results: Sequence[Layout | None]) -> bool:
-        """Whether the gradient of the table is there."""
+        """Whether the gradient of the table is on host."""
         return results[0] is not None and results[0].host
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -201,9 +201,9 @@ class GatherOp(IndexedRead):
 
     An embedding is a gather at axis 0. Index `padding` of the table gets no gradient.
 
-    With `field d slices <n0, n1, ...>` dimension d of the indices is that of fields: those of the
-    k-th are within the k-th slice of the table. (Of more fields than slices, equal numbers share
-    one.) Then a device that has the slices of its fields has all the elements that they need.
+    With `field d slices <n0, n1, ...>` dimension d of the indices counts fields: the indices of the
+    k-th field are in the k-th slice of the table. (If there are more fields than slices, equal
+    numbers of fields share a slice.) So a device with the slices of its fields needs no others.
     """
 
     name = "nn.gather"
@@ -249,17 +249,17 @@ class GatherOp(IndexedRead):
         table, ids = arrays
         axis = axis_of(self.properties, "axis", table.ndim)
         check_fields(device, self.ids, self.properties, ids)
-        here, inside = local_indices(device, self.table, axis, ids)
+        local_ids, inside = local_indices(device, self.table, axis, ids)
         shape = _gathered_shape(table.shape, ids.shape, axis)
         if table.shape[axis] == 0:
             return np.zeros(shape, table.dtype)
-        found = np.take(table, here, axis=axis)
+        taken = np.take(table, local_ids, axis=axis)
         mask = inside.reshape((1,) * axis + ids.shape + (1,) * (table.ndim - axis - 1))
-        return np.where(mask, found, np.zeros((), table.dtype))
+        return np.where(mask, taken, np.zeros((), table.dtype))
 
     @classmethod
     def runs_on_host(cls, operands: Sequence[Layout], results: Sequence[Layout | None]) -> bool:
-        """Whether the table is there."""
+        """Whether the table is on host."""
         return operands[0].host
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
@@ -280,7 +280,7 @@ class GatherOp(IndexedRead):
 
 @op_definition
 class PickGradOp(TensorOp):
-    """Zeros with one more dimension, where dy stands at the index along it."""
+    """Zeros with one more dimension, with dy at the index along it."""
 
     name = "nn.pick_grad"
     ids = operand_def(TensorType)

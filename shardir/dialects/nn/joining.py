@@ -1,4 +1,4 @@
-"""Movement of several operands or results: concat, stack, split."""
+"""Movement with several operands or results: concat, stack, split."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class ConcatOp(_Joining):
         return _part(device, np.concatenate(arrays, axis=axis), self.out, axis)
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        """The operands among zeros, added."""
+        """Pad each operand with zeros to the result's size, and add."""
         shape = unsharded_type(self.out).get_shape()
         axis, before = axis_of(self.properties, "axis", len(shape)), 0
         out: SSAValue | None = None
@@ -90,7 +90,7 @@ class ConcatOp(_Joining):
 
 @op_definition
 class StackOp(_Joining):
-    """The operands beside each other along a new dimension, `axis` of the result."""
+    """The operands side by side along a new dimension, `axis` of the result."""
 
     name = "nn.stack"
 
@@ -128,7 +128,7 @@ class StackOp(_Joining):
 
 @op_definition
 class SplitOp(Movement):
-    """Pieces of x along `axis`, of these `sizes`."""
+    """Pieces of x along `axis`, with the given `sizes`."""
 
     name = "nn.split"
     x = operand_def(TensorType)
@@ -182,11 +182,11 @@ class SplitOp(Movement):
 
     def gradient(self, b: "OpBuilder", *cotangents: SSAValue | None) -> Sequence[SSAValue | None]:
         """An unused piece has a cotangent of zeros."""
-        given = [
+        dys = [
             b.zeros(unsharded_type(out), like=out) if d is None else d
             for d, out in zip(cotangents, self.outs, strict=True)
         ]
-        return (b.value(ConcatOp, *given, props={"axis": self.axis}),)
+        return (b.value(ConcatOp, *dys, props={"axis": self.axis}),)
 
 
 def needs_one(op: str, operands: Types) -> None:
@@ -201,7 +201,7 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 def _part(device: Device, full: Array, out: SSAValue, axis: int) -> Array:
-    """The elements along `axis` that belong here."""
+    """The elements along `axis` of the device's shard of `out`."""
     first = device.start(out, axis)
     part = np.arange(first, first + device.shape(out)[axis])
     return np.take(full, part, axis=axis)

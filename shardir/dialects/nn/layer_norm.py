@@ -4,8 +4,8 @@
         : (tensor<4x8xf32>, tensor<8xf32>, tensor<8xf32>)
         -> (tensor<4x8xf32>, tensor<4xf32>, tensor<4xf32>)
 
-With `statistics` there are, of each row, the mean and 1 / sqrt(var + eps), f32 of narrower
-operands. The gradient reads them, so a layer norm that is differentiated has them.
+With `statistics` the op also returns the mean and 1 / sqrt(var + eps) of each row, in f32 if the
+operands are narrower. The gradient reads them, so a differentiated layer norm has them.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def check_norm(x: Shape, weight: Shape) -> None:
-    """Raises ShardirError unless the dimensions of `weight` are the trailing ones of `x`."""
+    """Raises ShardirError unless `weight` has the trailing dimensions of `x`."""
     if not weight or x[-len(weight) :] != weight:
         message = (
             f"expected a weight and bias of trailing dimensions of {list(x)}, got {list(weight)}"
@@ -48,17 +48,17 @@ def check_norm(x: Shape, weight: Shape) -> None:
         raise ShardirError(coded("T6", message, use="use x's trailing dimensions"))
 
 
-def check_statistics(x: TensorType, weight: TensorType, given: Types) -> None:
-    """Raises ShardirError unless these are the types of the statistics of a layer norm of x."""
+def check_statistics(x: TensorType, weight: TensorType, statistics: Types) -> None:
+    """Raises ShardirError unless a layer norm of x has statistics of these types."""
     expected = statistic_type(x, weight.get_num_dims())
-    for name, t in zip(("mean", "rstd"), given, strict=True):
+    for name, t in zip(("mean", "rstd"), statistics, strict=True):
         if t != expected:
             raise ShardirError(coded("T1", f"expected {name} of type {expected}, got {t}"))
 
 
 @op_definition
 class LayerNormGradOp(TensorOp):
-    """The cotangents of x, weight and bias of a layer norm, from that of its result, and its
+    """The cotangents of a layer norm's x, weight and bias, from the result's cotangent and the
     statistics."""
 
     name = "nn.layer_norm_grad"
@@ -111,17 +111,17 @@ class LayerNormGradOp(TensorOp):
         mean, rstd = (b.reshape(v, (*rows, *[1] * len(dims))) for v in (self.mean, self.rstd))
         h = b.mul(b.sub(self.x, mean), rstd)
         g = b.mul(self.dy, self.weight)
-        # Complete before either is used: so both go together.
-        each, slope = (b.complete(b.reduce(v, "mean", dims, keep=True)) for v in (g, b.mul(g, h)))
-        dx = b.mul(b.sub(b.sub(g, each), b.mul(h, slope)), rstd)
+        # Both means are complete before either is used, so that one collective reduces both.
+        mean_g, slope = (b.complete(b.reduce(v, "mean", dims, keep=True)) for v in (g, b.mul(g, h)))
+        dx = b.mul(b.sub(b.sub(g, mean_g), b.mul(h, slope)), rstd)
         lead = range(dims[0])
         return dx, b.reduce(b.mul(self.dy, h), "sum", lead), b.reduce(self.dy, "sum", lead)
 
 
 @op_definition
 class LayerNormOp(TensorOp):
-    """(x - mean) / sqrt(var + eps) * weight + bias, over the trailing dimensions that weight and
-    bias have. With `statistics` there are two more results: the mean and 1 / sqrt(var + eps)"""
+    """(x - mean) / sqrt(var + eps) * weight + bias, over the trailing dimensions of weight and
+    bias. With `statistics` there are two more results: the mean and 1 / sqrt(var + eps)"""
 
     name = "nn.layer_norm"
     FLOPS: ClassVar[int] = 8
@@ -189,7 +189,7 @@ class LayerNormOp(TensorOp):
         centred = b.sub(self.x, mean)
         var = b.reduce(b.mul(centred, centred), "mean", dims, keep=True)
         root = b.value(SqrtOp, b.add(var, b.constant(float_of(self, "eps"), t.element_type)))
-        found = [b.add(b.mul(b.div(centred, root), self.weight), self.bias)]
+        results = [b.add(b.mul(b.div(centred, root), self.weight), self.bias)]
         if self.statistics is not None:
-            found += [b.reshape(v, rows) for v in (mean, b.value(ReciprocalOp, root))]
-        return found
+            results += [b.reshape(v, rows) for v in (mean, b.value(ReciprocalOp, root))]
+        return results

@@ -1,4 +1,4 @@
-"""Elementwise truth: what is asked of numbers, and what is made of the answers."""
+"""Elementwise logic: comparisons, tests of floats, and bitwise operations."""
 
 from abc import ABC
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class ComparisonAttr(WordAttr):
 
 @op_definition
 class CompareOp(PiecewiseConstant, Binary):
-    """i1 elements: whether x stands in the relation to y."""
+    """i1 elements: whether the comparison of x with y holds."""
 
     name = "nn.compare"
     how = prop_def(ComparisonAttr)
@@ -96,7 +96,7 @@ class Bitwise(PiecewiseConstant, ABC):
 
 @op_definition
 class AndOp(Bitwise, Binary):
-    """x and y: of i1 whether both hold, of integers bit by bit"""
+    """x and y: logical for i1, bitwise for integers"""
 
     name = "nn.and"
     NUMPY: ClassVar[NumpyFunction] = np.bitwise_and
@@ -104,7 +104,7 @@ class AndOp(Bitwise, Binary):
 
 @op_definition
 class OrOp(Bitwise, Binary):
-    """x or y: of i1 whether one or both hold, of integers bit by bit"""
+    """x or y: logical for i1, bitwise for integers"""
 
     name = "nn.or"
     NUMPY: ClassVar[NumpyFunction] = np.bitwise_or
@@ -112,7 +112,7 @@ class OrOp(Bitwise, Binary):
 
 @op_definition
 class XorOp(Bitwise, Binary):
-    """x or y but not both: of i1, or of integers bit by bit"""
+    """x xor y: logical for i1, bitwise for integers"""
 
     name = "nn.xor"
     NUMPY: ClassVar[NumpyFunction] = np.bitwise_xor
@@ -120,7 +120,7 @@ class XorOp(Bitwise, Binary):
 
 @op_definition
 class NotOp(Bitwise, Unary):
-    """Not x: of i1, or of integers bit by bit"""
+    """not x: logical for i1, bitwise for integers"""
 
     name = "nn.not"
     NUMPY: ClassVar[NumpyFunction] = np.invert

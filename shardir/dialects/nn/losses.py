@@ -1,12 +1,12 @@
-"""Losses of elements, and reductions of them.
+"""Elementwise losses and their reductions.
 
 `nn.binary_cross_entropy` and `nn.binary_cross_entropy_with_logits` have one loss per element. Each
-`nn.*_loss` has its reduction as its first word:
+`nn.*_loss` begins with its reduction:
 
     %l = nn.mse_loss <mean> %x, %y : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<f32>
 
-A mean divides by the number of all elements, or of all labels that count, of the global batch,
-wherever its parts are.
+A mean divides by the number of elements, or of labels that count, in the global batch, however it
+is split.
 """
 
 from abc import ABC, abstractmethod
@@ -64,8 +64,8 @@ class _PerElement(Binary, ABC):
 
 @op_definition
 class BinaryCrossEntropyOp(_PerElement):
-    """-(y log x + (1 - y) log(1 - x)) of a probability x. As in torch logarithms are -100 or more,
-    but not in the derivative by y"""
+    """-(y log x + (1 - y) log(1 - x)) of a probability x. As in torch, logarithms are clamped to at
+    least -100, except in the derivative with respect to y"""
 
     name = "nn.binary_cross_entropy"
 
@@ -75,12 +75,12 @@ class BinaryCrossEntropyOp(_PerElement):
 
     def partials(self, b: "OpBuilder", dy: SSAValue) -> tuple[SSAValue, SSAValue]:
         x, y = self.lhs, self.rhs
-        rest = b.sub(b.scalar(1.0, x), x)
+        complement = b.sub(b.scalar(1.0, x), x)
         # As in torch, 1e-12 in f32; but f16 has no such number, and torch divides by 0 there.
         half = isinstance(unsharded_type(x).element_type, Float16Type)
         floor = 6e-8 if half else float(np.float32(1e-12))
-        dx = b.div(b.sub(x, y), b.value(MaxOp, b.mul(x, rest), b.scalar(floor, x)))
-        return b.mul(dy, dx), b.mul(dy, b.sub(b.value(LogOp, rest), b.value(LogOp, x)))
+        dx = b.div(b.sub(x, y), b.value(MaxOp, b.mul(x, complement), b.scalar(floor, x)))
+        return b.mul(dy, dx), b.mul(dy, b.sub(b.value(LogOp, complement), b.value(LogOp, x)))
 
 
 @op_definition
@@ -125,7 +125,7 @@ class Loss(Composite, ABC):
         """One loss per element or label."""
 
     def counts(self, b: "OpBuilder") -> SSAValue | None:
-        """The i1 mask of the losses that a mean counts; None where all do."""
+        """The i1 mask of the losses that count in a mean; None if all do."""
         return None
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
@@ -137,7 +137,7 @@ class Loss(Composite, ABC):
         counts = self.counts(b) if how == "mean" else None
         if counts is None:
             return (b.reduce(losses, how, dims),)
-        # Numbers of labels and sums of losses may be beyond what 16 bits can hold.
+        # The number of labels and the sum of losses may overflow 16 bits.
         short = isinstance(t.element_type, BFloat16Type | Float16Type)
         element = f32 if short else t.element_type
         number = b.convert(b.reduce(b.convert(counts, i64), "sum", dims), element)
@@ -146,7 +146,7 @@ class Loss(Composite, ABC):
 
     @classmethod
     def reduced(cls, props: Props, element: Any, shape: tuple[int, ...]) -> list[TensorType]:
-        """The result's type, from those of the losses."""
+        """The result's type, from the element type and shape of the losses."""
         how = props["reduction"]
         assert isinstance(how, LossReductionAttr)
         if how.data == "mean":
@@ -155,7 +155,7 @@ class Loss(Composite, ABC):
 
 
 class _ElementLoss(Loss, ABC):
-    """Of x and the target y, of one shape."""
+    """A loss of x and a target y of equal shape."""
 
     x = operand_def(TensorType)
     y = operand_def(TensorType)
@@ -212,7 +212,7 @@ class _Huber(_ElementLoss, ABC):
         return super().infer(operands, props)
 
     def huber(self, b: "OpBuilder", limit: float) -> SSAValue:
-        """m (d - m / 2), where d = |x - y| and m is d or the limit, the lesser of the two."""
+        """m (d - m / 2), where d = |x - y| and m = min(d, limit)."""
         d = self.distance(b)
         m = b.value(MinOp, d, b.scalar(limit, d))
         return b.mul(m, b.sub(d, b.scale(m, 0.5)))
@@ -275,8 +275,8 @@ class SoftMarginLossOp(_ElementLoss):
 
 @op_definition
 class KlDivLossOp(_ElementLoss):
-    """y (log y - x) of log-probabilities x, 0 where y is 0, where its derivative by y is taken as
-    -x (torch's is NaN); with `log_target`, e^y (y - x)"""
+    """y (log y - x) of log-probabilities x. Where y is 0, it is 0 and its derivative by y is -x
+    (NaN in torch). With `log_target`, e^y (y - x)"""
 
     name = "nn.kl_div_loss"
     log_target = opt_prop_def(UnitAttr)
@@ -286,6 +286,6 @@ class KlDivLossOp(_ElementLoss):
         x, y = self.x, self.y
         if self.log_target is not None:
             return b.mul(b.value(ExpOp, y), b.sub(y, x))
-        nothing = b.compare("eq", y, b.scalar(0.0, y))
-        log = b.value(LogOp, b.select(nothing, b.scalar(1.0, y), y))
+        is_zero = b.compare("eq", y, b.scalar(0.0, y))
+        log = b.value(LogOp, b.select(is_zero, b.scalar(1.0, y), y))
         return b.mul(y, b.sub(log, x))

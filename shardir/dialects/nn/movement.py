@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IndexMap:
-    """The source of the elements of a dimension: index j of `length` ones of the result is index
-    `first` + `step` * j of the operand, modulo its size where `wraps`; an index outside of the
-    operand is filled."""
+    """The source of a dimension of the result, which has `length` elements: index j reads index
+    `first` + `step` * j of the operand, modulo its size if `wraps`. Indices outside of the operand
+    are filled."""
 
     length: int
     first: int = 0
@@ -50,12 +50,12 @@ class IndexMap:
     wraps: bool = False
 
     def indices(self, start: int, count: int, size: int) -> Array:
-        """The indices in an operand of `size` for `count` indices of the result from `start`; -1
-        stands for those outside of it."""
-        found = self.first + self.step * np.arange(start, start + count)
+        """The operand's indices for `count` indices of the result from `start`; -1 for indices
+        outside of the operand, which has `size` elements."""
+        sources = self.first + self.step * np.arange(start, start + count)
         if self.wraps:
-            return found % max(1, size)
-        return np.where((found >= 0) & (found < size), found, -1)
+            return sources % max(1, size)
+        return np.where((sources >= 0) & (sources < size), sources, -1)
 
 
 SourceIndices = Mapping[int, IndexMap]
@@ -73,7 +73,7 @@ def ints_of(props: Props, name: str, rank: int) -> tuple[int, ...]:
     """The integers of a property, one for each dimension.
 
     Raises:
-        ShardirError: there are more or fewer.
+        ShardirError: the number of integers is not the rank.
     """
     attr = props[name]
     assert isinstance(attr, IntsPerDimAttr)
@@ -90,7 +90,7 @@ def ints_of(props: Props, name: str, rank: int) -> tuple[int, ...]:
 
 
 class Movement(TensorOp, ABC):
-    """An op that computes nothing. Types follow from each other for global values only."""
+    """An op that moves elements and computes nothing."""
 
     FLOPS: ClassVar[int] = 0
     GLOBAL_TYPES: ClassVar[bool] = True
@@ -106,23 +106,23 @@ def strided_elements(
 ) -> SSAValue:
     """Elements start, start + step, ... along a dimension; zeros past its ends."""
     shape = unsharded_type(x).get_shape()
-    found = b.unfold(x, dim, Windows(shape[dim], count, 1, step, start))
-    return b.reshape(found, (*shape[:dim], count, *shape[dim + 1 :]))
+    windows = b.unfold(x, dim, Windows(shape[dim], count, 1, step, start))
+    return b.reshape(windows, (*shape[:dim], count, *shape[dim + 1 :]))
 
 
 def union(b: "OpBuilder", x: SSAValue, y: SSAValue) -> SSAValue:
-    """The union of two values of which one is zero, or false, wherever the other is not."""
+    """The sum of two values with disjoint nonzero elements; `or` for i1."""
     return b.value(OrOp, x, y) if unsharded_type(x).element_type == i1 else b.add(x, y)
 
 
 class IndexMapOp(Movement, ABC):
-    """Each element of the result is one of the operand, by an index map for each dimension, or is
-    filled."""
+    """An op whose result is the operand, reindexed by an index map for each dimension; unmapped
+    elements are filled."""
 
     x = operand_def(TensorType)
     out = result_def(TensorType)
     PART: ClassVar[bool] = False
-    """Whether the result is a part of the operand and nothing else."""
+    """Whether the result is a part of the operand: a slice."""
 
     @classmethod
     @abstractmethod
@@ -131,24 +131,24 @@ class IndexMapOp(Movement, ABC):
 
     @classmethod
     def filling(cls, props: Props) -> float:
-        """The value of elements that have no index in the operand."""
+        """The value of elements without a source."""
         return 0.0
 
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         shape = list(operands[0].get_shape())
-        for d, found in cls.sources(tuple(shape), props).items():
-            shape[d] = found.length
+        for d, index_map in cls.sources(tuple(shape), props).items():
+            shape[d] = index_map.length
         return [tensor(operands[0].element_type, tuple(shape))]
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        """A slice of less than half of a dimension is a partial sum of the elements on each device:
-        that communicates fewer elements than a gather of the dimension."""
+        """A slice of less than half of a dimension becomes a partial sum of the elements on each
+        device: its reduction moves fewer elements than a gather of the dimension."""
         shape = operands[0].get_shape()
         ins, outs, moved = factor_names(len(shape)), factor_names(len(shape)), []
-        for d, found in cls.sources(shape, props).items():
-            if cls.PART and 2 * found.length < shape[d]:
+        for d, index_map in cls.sources(shape, props).items():
+            if cls.PART and 2 * index_map.length < shape[d]:
                 outs[d] = f"o{d}"
             else:
                 moved.append(ins[d])
@@ -161,14 +161,14 @@ class IndexMapOp(Movement, ABC):
         (out,) = arrays
         shape, total = device.shape(self.out), device.global_shape(self.x)
         filling = np.asarray(self.filling(self.properties)).astype(out.dtype)
-        for d, found in self.sources(total, self.properties).items():
-            indices = found.indices(device.start(self.out, d), shape[d], total[d])
-            here = indices - device.start(self.x, d)
-            inside = (indices >= 0) & (here >= 0) & (here < out.shape[d])
+        for d, index_map in self.sources(total, self.properties).items():
+            indices = index_map.indices(device.start(self.out, d), shape[d], total[d])
+            local = indices - device.start(self.x, d)
+            inside = (indices >= 0) & (local >= 0) & (local < out.shape[d])
             column = [1] * out.ndim
             column[d] = shape[d]
             if out.shape[d]:
-                taken = np.take(out, np.where(inside, here, 0), axis=d)
+                taken = np.take(out, np.where(inside, local, 0), axis=d)
             else:
                 taken = np.zeros((*out.shape[:d], shape[d], *out.shape[d + 1 :]), out.dtype)
             out = np.where(inside.reshape(column), taken, filling)
@@ -274,17 +274,17 @@ class RepeatInterleaveOp(Movement):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        """Each device copies its own elements, where each has equally many."""
+        """Each device repeats the elements of its shard, if shards are even."""
         shape = operands[0].get_shape()
         axis, names = axis_of(props, "axis", len(shape)), factor_names(len(shape))
         outs, repeats = list(names), int_of(props, "repeats")
         if repeats > 1:
             outs[axis] = f"{names[axis]} r"
-        found = Factors.of(
+        factors = Factors.of(
             [names], [outs], [shape, results[0].get_shape()], linear="any",
             moved=[] if repeats else [names[axis]],
         )  # fmt: skip
-        return found.with_sizes({"r": repeats})
+        return factors.with_sizes({"r": repeats})
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, shape = arrays[0], device.shape(self.out)

@@ -1,10 +1,9 @@
-"""Norms with statistics over the batch, groups of channels, or trailing dimensions: composites, so
-that each shard is reduced on its device, and partial sums are communicated.
+"""Norms with statistics over the batch, groups of channels, or trailing dimensions. They are
+composites: each device reduces its shard, and partial sums are communicated.
 
     %y, %mean_1, %var_1 = nn.batch_norm %x, %weight, %bias, %mean, %var momentum 0.1 eps 1e-5
 
-Statistics are those of the global batch, in any layout. 16-bit numbers are normalised
-in f32.
+Statistics are over the global batch in any layout. 16-bit numbers are normalised in f32.
 """
 
 from abc import ABC
@@ -38,7 +37,7 @@ Number = FloatAttr.constr(type=f64)
 
 
 class _Norm(Composite, ABC):
-    """x less its mean over its root mean square, times a weight, and a bias."""
+    """A normalised x, times a weight, perhaps plus a bias."""
 
     PRECISION: ClassVar[str] = "wide"
     eps = prop_def(Number)
@@ -49,12 +48,12 @@ class _Norm(Composite, ABC):
 
 
 def _of_channels(b: "OpBuilder", v: SSAValue, rank: int) -> SSAValue:
-    """One value for each channel, in a shape that broadcasts with [batch, channels, ...]."""
+    """Reshape [channels] so that it broadcasts with [batch, channels, ...]."""
     return b.reshape(v, (unsharded_type(v).get_shape()[0], *[1] * (rank - 2)))
 
 
 class _ChannelNorm(_Norm, ABC):
-    """The first operand is [batch, channels, ...]; the others have a value for each channel."""
+    """The first operand is [batch, channels, ...]; the other operands are [channels]."""
 
     @classmethod
     def check(cls, operands: Types) -> Any:
@@ -92,8 +91,8 @@ class _ChannelNorm(_Norm, ABC):
 @op_definition
 class BatchNormOp(_ChannelNorm):
     """(x - mean) / sqrt(var + eps) * weight + bias with each channel's mean and variance over the
-    global batch and all positions; and the running statistics' new values, (1 - momentum) old +
-    momentum new, of which the variance is the unbiased one."""
+    global batch and all positions; and the updated running statistics, (1 - momentum) old +
+    momentum new. The running variance is unbiased."""
 
     name = "nn.batch_norm"
     x = operand_def(TensorType)
@@ -127,7 +126,7 @@ class BatchNormOp(_ChannelNorm):
         shape = t.get_shape()
         x, weight, bias, old_mean, old_var = self.operands
         dims, n = (0, *range(2, len(shape))), prod(shape[:1] + shape[2:])
-        # Reduced at once: otherwise each use would reduce the partial sum.
+        # Complete the mean here: otherwise each use would reduce the partial sum.
         mean = b.complete(b.reduce(x, "mean", dims))
         centred = b.sub(x, _of_channels(b, mean, len(shape)))
         var = b.complete(b.reduce(b.mul(centred, centred), "mean", dims))
@@ -136,8 +135,7 @@ class BatchNormOp(_ChannelNorm):
         m = float_of(self, "momentum")
         new_mean = b.add(b.scale(old_mean, 1 - m), b.scale(mean, m))
         new_var = b.add(b.scale(old_var, 1 - m), b.scale(var, m * n / (n - 1)))
-        found = b.add(b.mul(normed, weight), bias), new_mean, new_var
-        return found
+        return b.add(b.mul(normed, weight), bias), new_mean, new_var
 
 
 @op_definition
@@ -160,8 +158,8 @@ class BatchNormInferenceOp(_ChannelNorm):
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         rank = len(unsharded_type(self.x).get_shape())
-        x, *rest = self.operands
-        weight, bias, mean, var = (_of_channels(b, v, rank) for v in rest)
+        x, *per_channel = self.operands
+        weight, bias, mean, var = (_of_channels(b, v, rank) for v in per_channel)
         normed = self.scaled(b, b.sub(x, mean), var)
         out = b.add(b.mul(normed, weight), bias)
         return (out,)
@@ -169,8 +167,8 @@ class BatchNormInferenceOp(_ChannelNorm):
 
 @op_definition
 class GroupNormOp(_ChannelNorm):
-    """(x - mean) / sqrt(var + eps) * weight + bias with the mean and variance of each sample
-    over the channels of a group and all positions; `groups` groups of channels."""
+    """(x - mean) / sqrt(var + eps) * weight + bias with each sample's mean and variance over the
+    channels of a group and all positions; there are `groups` groups of channels."""
 
     name = "nn.group_norm"
     x = operand_def(TensorType)
@@ -209,7 +207,7 @@ class GroupNormOp(_ChannelNorm):
 
 @op_definition
 class RmsNormOp(_Norm):
-    """x / sqrt(mean(x^2) + eps) * weight, over the trailing dimensions that the weight has."""
+    """x / sqrt(mean(x^2) + eps) * weight, over the trailing dimensions of the weight."""
 
     name = "nn.rms_norm"
     x = operand_def(TensorType)

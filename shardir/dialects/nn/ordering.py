@@ -1,7 +1,7 @@
 """Ops that depend on the order along a dimension: running sums, sort, the k largest elements.
 
-Where the dimension is split evenly, running sums and topk are computed on each shard, and then
-communicate totals and candidates (`decompose`). A sort needs the dimension unsharded.
+Along an evenly split dimension, running sums and topk are computed on each shard, and totals or
+candidates are communicated (`decompose`). A sort needs the dimension unsharded.
 """
 
 from abc import ABC
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Along(TensorOp, ABC):
-    """An op along `axis` of x, which is unsharded; the other dimensions may be split."""
+    """An op along the unsharded dimension `axis` of x; the other dimensions may be split."""
 
     x = operand_def(TensorType)
     axis = prop_def(IntegerAttr.constr(type=i64))
@@ -53,7 +53,7 @@ class _Along(TensorOp, ABC):
 
 @op_definition
 class CumsumOp(_Along):
-    """The running sum along `axis`, up to and including each element; `reverse`: from the end."""
+    """The running sum along `axis`, including each element; from the end with `reverse`."""
 
     PRECISION: ClassVar[str] = "wide"
 
@@ -85,7 +85,7 @@ class CumsumOp(_Along):
         return (b.value(CumsumOp, dy, props=props),)
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        """The running sums of each shard, plus the totals of the shards before it."""
+        """Add to the running sums of each shard the totals of the preceding shards."""
         props: dict[str, Attribute] = {"axis": self.axis}
         if self.reverse is not None:
             props["reverse"] = self.reverse
@@ -96,18 +96,17 @@ class CumsumOp(_Along):
         totals = b.reduce(shards, "sum", [axis + 1])
         shape = unsharded_type(totals).get_shape()
         square = (*shape[:axis], shape[axis], *shape[axis:])
-        others = b.broadcast(totals, [d for d in range(len(square)) if d != axis], square)
-        mine, other = (b.iota(d, like=others) for d in (axis, axis + 1))
-        counted = b.compare("lt" if self.reverse is None else "gt", other, mine)
-        others = b.select(counted, others, b.scalar(0.0, others))
-        offset = b.reduce(others, "sum", [axis + 1])
+        preceding = b.broadcast(totals, [d for d in range(len(square)) if d != axis], square)
+        shard, other_shard = (b.iota(d, like=preceding) for d in (axis, axis + 1))
+        counted = b.compare("lt" if self.reverse is None else "gt", other_shard, shard)
+        preceding = b.select(counted, preceding, b.scalar(0.0, preceding))
+        offset = b.reduce(preceding, "sum", [axis + 1])
         offset = b.reshape(offset, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
         return (b.reshape(b.add(local, offset), unsharded_type(self.x).get_shape()),)
 
 
 def order(x: Array, axis: int, descending: bool) -> Array:
-    """The indices that sort x along `axis`; equal elements stay in order, and NaN counts as the
-    maximum."""
+    """The indices that sort x along `axis`, stably; NaN counts as the maximum."""
     if not descending:
         return np.argsort(x, axis, kind="stable")
     backwards = np.argsort(np.flip(x, axis), axis, kind="stable")
@@ -115,7 +114,7 @@ def order(x: Array, axis: int, descending: bool) -> Array:
 
 
 class _Ordered(_Along, ABC):
-    """Elements of x in an order, and their indices."""
+    """The sorted elements of x, all or some, and their indices."""
 
     values = result_def(TensorType)
     indices = result_def(TensorType)
@@ -132,8 +131,8 @@ class _Ordered(_Along, ABC):
 
 @op_definition
 class SortOp(_Ordered):
-    """The elements along `axis` in ascending order, or `descending`, and their i64 indices. Equal
-    ones stay in order; NaN counts as the maximum."""
+    """The elements along `axis` in ascending or `descending` order, and their i64 indices. The sort
+    is stable; NaN counts as the maximum."""
 
     name = "nn.sort"
     descending = opt_prop_def(UnitAttr)
@@ -172,8 +171,8 @@ class ArgsortOp(_Along):
 
 @op_definition
 class TopkOp(_Ordered):
-    """The `k` largest elements along `axis`, or the `smallest`, in order, and their i64 indices; of
-    equal ones the first. NaN counts as the maximum."""
+    """The `k` largest elements along `axis`, or the `smallest`, in order, and their i64 indices.
+    The first of equal elements wins; NaN counts as the maximum."""
 
     name = "nn.topk"
     k = prop_def(IntegerAttr.constr(type=i64))
@@ -201,7 +200,7 @@ class TopkOp(_Ordered):
         return np.take_along_axis(arrays[0], indices, self.at()), indices
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        """The k largest of the k largest elements of each shard."""
+        """Select k elements from the top k of each shard."""
         axis, k = self.at(), self.k.value.data
         props: dict[str, Attribute] = {n: p for n, p in self.properties.items() if n != "strategy"}
         shards = b.split_shards(self.x, axis)
@@ -213,5 +212,5 @@ class TopkOp(_Ordered):
         shape = unsharded_type(ids).get_shape()
         flat = (*shape[:axis], shape[axis] * k, *shape[axis + 2 :])
         values, ids = b.reshape(values, flat), b.reshape(ids, flat)
-        values, at = b.op(TopkOp, values, props=props).results
-        return values, b.value(TakeAlongAxisOp, ids, at, props={"axis": int_attr(axis)})
+        values, chosen = b.op(TopkOp, values, props=props).results
+        return values, b.value(TakeAlongAxisOp, ids, chosen, props={"axis": int_attr(axis)})

@@ -1,5 +1,5 @@
-"""Pools over any number of spatial dimensions: maxima, and means, which are composites of windows
-and reductions of them.
+"""Pooling over any number of spatial dimensions: maxima, and means, which are composites of windows
+and reductions.
 
     %y = nn.max_pool %x window <3, 3> stride <2, 2> padding <1, 1, 1, 1>
            : (tensor<8x16x32x32xf32>) -> tensor<8x16x16x16xf32>
@@ -62,7 +62,7 @@ def numbers(props: Props, name: str) -> tuple[int, ...]:
 class _Pool(TensorOp, ABC):
     @classmethod
     def check(cls, operands: Types, count: int, what: str) -> Shape:
-        """The shape of x, which has `count` spatial dimensions."""
+        """Check that x has `count` spatial dimensions, and return its shape."""
         float_element(cls.name, operands)
         shape = operands[0].get_shape()
         if count < 1 or len(shape) != SPATIAL + count:
@@ -92,9 +92,9 @@ class _WindowPool(_Pool, ABC):
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         window = numbers(props, "window")
         x = cls.check(operands, len(window), "window")
-        found = slides(window, props)
-        positions = [s.positions(n) for s, n in zip(found, x[SPATIAL:], strict=True)]
-        if any(2 * max(s.low, s.high) > s.span for s in found):
+        windows = slides(window, props)
+        positions = [s.positions(n) for s, n in zip(windows, x[SPATIAL:], strict=True)]
+        if any(2 * max(s.low, s.high) > s.span for s in windows):
             raise ShardirError(
                 coded("T10", "expected a padding of at most half of the window, got more")
             )
@@ -105,20 +105,19 @@ class _WindowPool(_Pool, ABC):
 
 
 class _MaxPooling(_WindowPool, ABC):
-    """Along a dimension in which a window has several elements, each device needs all elements, or
-    the op is computed in tiles."""
+    """A dimension with windows of several elements is unsharded, or the op is computed in tiles."""
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         names = factor_names(len(operands[0].get_shape()))
-        found = slides(numbers(props, "window"), props)
-        under = [f for f, s in zip(names[SPATIAL:], found, strict=True) if not s.passes]
+        windows = slides(numbers(props, "window"), props)
+        windowed = [f for f, s in zip(names[SPATIAL:], windows, strict=True) if not s.passes]
         shapes = [t.get_shape() for t in (*operands, *results)]
-        ends = [names] * len(operands), [names] * len(results)
-        return Factors.of(*ends, shapes, replicate=under, sliding=under)
+        sides = [names] * len(operands), [names] * len(results)
+        return Factors.of(*sides, shapes, replicate=windowed, sliding=windowed)
 
     def tiles(self, b: "OpBuilder", y: SSAValue) -> tuple[Tiles, Props]:
-        """The tiles, and the properties of the pool of each."""
+        """The tiles, and the properties of the pool on a tile."""
         x = self.operands[0]
         shapes = unsharded_type(x).get_shape(), unsharded_type(y).get_shape()
         cut = tiles(b, self.slides(), *shapes, *self.operands)
@@ -129,8 +128,8 @@ class _MaxPooling(_WindowPool, ABC):
 
 @op_definition
 class MaxPoolGradOp(_MaxPooling):
-    """Zeros, to which dy is added at the maximum under each window: at the first of equal ones, the
-    last of several NaN (as in torch), and none of the padding"""
+    """Zeros, with dy added at the maximum under each window: at the first of equal elements, at the
+    last of several NaN (as in torch), never at the padding"""
 
     name = "nn.max_pool_grad"
     x = operand_def(TensorType)
@@ -152,18 +151,18 @@ class MaxPoolGradOp(_MaxPooling):
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, dy = arrays
-        found, positions = self.slides(), dy.shape[SPATIAL:]
-        inner, inside = padded(x, found, -np.inf), padded(np.ones(x.shape, bool), found, False)
+        windows, positions = self.slides(), dy.shape[SPATIAL:]
+        inner, inside = padded(x, windows, -np.inf), padded(np.ones(x.shape, bool), windows, False)
         out, top = np.zeros_like(inner), np.full(dy.shape, -np.inf, x.dtype)
         chosen = np.full(dy.shape, -1)
-        for i, (_, under) in enumerate(taps(found, positions)):
+        for i, (_, under) in enumerate(taps(windows, positions)):
             value = inner[under]
-            here = inside[under] & ((chosen < 0) | (value > top) | np.isnan(value))
-            chosen[here], top[here] = i, value[here]
-        for i, (_, under) in enumerate(taps(found, positions)):
+            replaces = inside[under] & ((chosen < 0) | (value > top) | np.isnan(value))
+            chosen[replaces], top[replaces] = i, value[replaces]
+        for i, (_, under) in enumerate(taps(windows, positions)):
             out[under] += np.where(chosen == i, dy, 0)
-        ends = zip(found, x.shape[SPATIAL:], strict=True)
-        return out[(..., *(slice(s.low, s.low + n) for s, n in ends))]
+        unpadded = zip(windows, x.shape[SPATIAL:], strict=True)
+        return out[(..., *(slice(s.low, s.low + n) for s, n in unpadded))]
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
         cut, props = self.tiles(b, self.dy)
@@ -176,20 +175,22 @@ class MaxPoolGradOp(_MaxPooling):
 
     @staticmethod
     def without_copies(b: "OpBuilder", dx: SSAValue, dim: int, low: int) -> SSAValue:
-        """dx with what is at the first `low` elements of the first of the windows `dim`, which are
-        copies, added to the one after them, which they are copies of."""
+        """Move the gradient of padding to the element that the padding copies: in the first window
+        along `dim`, add the first `low` elements of dx to the next one."""
         shape = list(unsharded_type(dx).get_shape())
         window = indices(b, shape[dim], 0, len(shape) - dim, b.layout(dx).dims[dim])
-        here = b.compare("eq", window, b.scalar(0, window))
-        lost = b.reduce(between(b, dx, dim + 1, 0, low), "sum", [dim + 1], keep=True)
+        is_first = b.compare("eq", window, b.scalar(0, window))
+        of_padding = b.reduce(between(b, dx, dim + 1, 0, low), "sum", [dim + 1], keep=True)
         before, after = [0] * len(shape), [0] * len(shape)
         before[dim + 1], after[dim + 1] = low, shape[dim + 1] - low - 1
-        return b.add(dx, b.pad(b.select(here, lost, b.scalar(0.0, lost)), before, after))
+        return b.add(
+            dx, b.pad(b.select(is_first, of_padding, b.scalar(0.0, of_padding)), before, after)
+        )
 
 
 @op_definition
 class MaxPoolOp(_MaxPooling):
-    """The maximum under each window; of equal ones the first has the cotangent, as in torch."""
+    """The maximum under each window; the first of equal elements gets the gradient, as in torch."""
 
     name = "nn.max_pool"
     x = operand_def(TensorType)
@@ -197,8 +198,8 @@ class MaxPoolOp(_MaxPooling):
     assembly_format = f"$x `window` $window (`stride` $stride^)? (`padding` $padding^)? {STRATEGY}"
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
-        found = self.slides()
-        return _maximum(padded(arrays[0], found, -np.inf), found, device.shape(self.out))
+        windows = self.slides()
+        return _maximum(padded(arrays[0], windows, -np.inf), windows, device.shape(self.out))
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
         props = {n: p for n, p in self.properties.items() if n != "strategy"}
@@ -209,10 +210,10 @@ class MaxPoolOp(_MaxPooling):
         return (cut.to_y(b, b.value(MaxPoolOp, cut.of_x(b, self.x, maxima=True), props=props)),)
 
 
-def _maximum(x: Array, found: Sequence[Slide], shape: Shape) -> Array:
+def _maximum(x: Array, windows: Sequence[Slide], shape: Shape) -> Array:
     """The maximum under each window of padded x."""
     out = np.full(shape, -np.inf, x.dtype)
-    for _, under in taps(found, shape[SPATIAL:]):
+    for _, under in taps(windows, shape[SPATIAL:]):
         np.maximum(out, x[under], out=out)
     return out
 
@@ -231,29 +232,29 @@ class AvgPoolOp(Composite, _WindowPool):
     )
 
     def windows(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
-        """x with two dimensions for each spatial one: the positions, and the elements at each."""
+        """x with two dimensions for each spatial one: positions, and elements of a window."""
         sizes, positions = (unsharded_type(v).get_shape()[SPATIAL:] for v in (x, self.results[0]))
-        ends = list(zip(self.slides(), sizes, positions, strict=True))
-        for i, (s, n, p) in reversed(list(enumerate(ends))):
+        slides = list(zip(self.slides(), sizes, positions, strict=True))
+        for i, (s, n, p) in reversed(list(enumerate(slides))):
             x = b.unfold(x, SPATIAL + i, Windows(n, p, s.kernel, s.stride, -s.low))
         return x
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue]:
-        found = self.slides()
-        under = [SPATIAL + 2 * i + 1 for i in range(len(found))]
-        mean = b.reduce(self.windows(b, self.x), "mean", under)
+        slides = self.slides()
+        window_dims = [SPATIAL + 2 * i + 1 for i in range(len(slides))]
+        mean = b.reduce(self.windows(b, self.x), "mean", window_dims)
         if self.exclude is None:
             return (mean,)
         sizes = unsharded_type(self.x).get_shape()[SPATIAL:]
-        for d, (s, size) in enumerate(zip(found, sizes, strict=True), SPATIAL):
+        for d, (s, size) in enumerate(zip(slides, sizes, strict=True), SPATIAL):
             if s.low or s.high:
                 mean = b.mul(mean, self.without_padding(b, mean, d, s, size))
         return (mean,)
 
     @staticmethod
     def without_padding(b: "OpBuilder", y: SSAValue, d: int, s: Slide, size: int) -> SSAValue:
-        """The elements under the window at each position of dimension d, divided by those of them
-        that are no padding."""
+        """At each position of dimension d, the size of the window divided by the number of its
+        elements that are not padding."""
         t = unsharded_type(y)
         rank, axes = len(t.get_shape()) - d, b.layout(y).dims[d] if b.mesh is not None else ()
         first = b.scale(indices(b, t.get_shape()[d], 0, rank, axes), s.stride)
@@ -290,7 +291,7 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
 
     @classmethod
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
-        """A dimension of size 1 reduces all elements: it is not split as they are."""
+        """A dimension reduced to size 1 has no factor in the result."""
         names = factor_names(len(operands[0].get_shape()))
         size = results[0].get_shape()
         kept = ["" if n == 1 else f for f, n in zip(names, size, strict=True)][SPATIAL:]
@@ -314,7 +315,7 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
 
     @staticmethod
     def uneven_means(b: "OpBuilder", x: SSAValue, d: int, n: int) -> SSAValue:
-        """The means of n parts of dimension d, which may overlap. Elements are selected, not
+        """The means of n parts of dimension d, which may overlap. Elements are selected instead of
         multiplied by 0, so that a NaN stays in its parts."""
         t = unsharded_type(x)
         shape = t.get_shape()
@@ -328,13 +329,13 @@ class AdaptiveAvgPoolOp(Composite, _Pool):
             b.compare("gt", b.scale(b.add(index, one), n), first),
             b.compare("lt", b.scale(index, n), last),
         )
-        each = b.reshape(x, (*shape[:d], 1, *shape[d:]))
-        total = b.reduce(b.select(inside, each, b.scalar(0.0, x)), "sum", [d + 1])
+        repeated = b.reshape(x, (*shape[:d], 1, *shape[d:]))
+        total = b.reduce(b.select(inside, repeated, b.scalar(0.0, x)), "sum", [d + 1])
         count = b.reduce(b.convert(inside, i64), "sum", [1])
         return b.mul(total, _quotient(b, 1, count, t.element_type))
 
 
 def _quotient(b: "OpBuilder", number: int, by: SSAValue, element: Attribute) -> SSAValue:
-    """A number divided by integers, in a type that has them."""
+    """A number divided by integers, computed in a type that can hold the integers."""
     wide = b.convert(by, f64 if element == f64 else f32)
     return b.convert(b.div(b.scalar(number, wide), wide), element)

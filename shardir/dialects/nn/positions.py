@@ -1,13 +1,13 @@
-"""Positions: rotary embeddings and sinusoids.
+"""Rotary and sinusoidal position embeddings.
 
     %p = nn.iota dim 0 -> tensor<16xi32>
     %r = nn.rotary <halves> %q, %p base 1.0e4 : (tensor<2x8x16x4xf32>, tensor<16xi32>) -> ...
 
-Positions are an operand. Where they are counted (`nn.iota`) and the sequence is split, each device
-counts from its own first position.
+Positions are an operand. If they are counted by `nn.iota` and the sequence is split, each device
+counts from the first position of its shard.
 
-Pair i of the d / 2 pairs of the last dimension rotates by the frequency base^(-2 i / d): elements
-2 i and 2 i + 1 are a pair where they are `interleaved`, i and i + d / 2 where they are `halves`.
+Pair i of the d / 2 pairs of the last dimension rotates by the frequency base^(-2 i / d). A pair is
+elements 2 i and 2 i + 1 with `interleaved`, i and i + d / 2 with `halves`.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,8 @@ class PairingAttr(WordAttr):
 
 
 def needs_pairs(d: int, props: Props) -> None:
-    """Raises ShardirError unless the last dimension is even, and the base above 0."""
+    """Raises ShardirError unless the size `d` of the last dimension is even, and the base above
+    0."""
     if d % 2:
         raise ShardirError(
             coded("T6", f"expected a last dimension of pairs, got size {d}", use="use an even size")
@@ -63,8 +64,8 @@ def needs_pairs(d: int, props: Props) -> None:
 
 
 def angles(positions: Array, pairs: Array, d: int, base: float, dtype: Any) -> Array:
-    """[.., pairs]: each position times the frequencies of these pairs of d elements, in single
-    precision (as models are trained) or, for f64, in double."""
+    """Positions times frequencies, [.., pairs], for given pairs of d elements; computed in `dtype`:
+    single precision, as models are trained, or double for f64."""
     frequencies = (base ** (-2.0 * pairs / d)).astype(dtype)
     return positions[..., None].astype(dtype) * frequencies
 
@@ -108,11 +109,14 @@ class RotaryOp(TensorOp):
     def rule(cls, operands: Types, results: Types, props: Props) -> Factors:
         x, positions = (t.get_shape() for t in operands)
         names = factor_names(len(x))
-        at = len(x) - 1 - len(positions)
-        mine = [
-            f if n == m else "" for f, n, m in zip(names[at:-1], positions, x[at:-1], strict=True)
+        lead = len(x) - 1 - len(positions)
+        position_factors = [
+            f if n == m else ""
+            for f, n, m in zip(names[lead:-1], positions, x[lead:-1], strict=True)
         ]
-        return Factors.of([names, mine], [names], [x, positions, x], replicate=names[-1:])
+        return Factors.of(
+            [names, position_factors], [names], [x, positions, x], replicate=names[-1:]
+        )
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, positions = arrays
@@ -126,7 +130,7 @@ class RotaryOp(TensorOp):
         return np.stack([a * cos - b * sin, b * cos + a * sin], axis=axis).reshape(x.shape)
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """The transpose of a rotation is the rotation by the negative angle."""
+        """The transpose of a rotation rotates by the negative angle."""
         props: dict[str, Any] = {"pairing": self.pairing, "base": self.base}
         if self.reverse is None:
             props["reverse"] = UnitAttr()
@@ -135,7 +139,7 @@ class RotaryOp(TensorOp):
 
 @op_definition
 class SinusoidOp(TensorOp):
-    """For each position the sine and cosine of each frequency, as pairs of a new last dimension
+    """The sine and cosine of each position times each frequency, as pairs of a new last dimension
     (Vaswani et al., 2017)"""
 
     name = "nn.sinusoid"

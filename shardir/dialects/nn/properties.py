@@ -1,4 +1,4 @@
-"""Properties of ops: integers, floats and lists of dimensions, made and read."""
+"""Constructors and readers of op properties: integers, floats and lists of dimensions."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -32,7 +32,7 @@ def float_attr(x: float) -> FloatAttr:
 
 @lru_cache(maxsize=4096)
 def _float_attr(x: float, sign: float) -> FloatAttr:
-    """Return the attribute; `sign`, since -0.0 equals 0.0."""
+    """Return the attribute; `sign` is in the cache's key, since -0.0 equals 0.0."""
     return FloatAttr(x, f64)
 
 

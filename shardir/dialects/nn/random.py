@@ -4,9 +4,9 @@
     %y = nn.dropout %x, %key p 0.1 stream 3 : (tensor<8x4xf32>, tensor<i64>) -> tensor<8x4xf32>
 
 An element depends only on the key, the stream and its global position (shardir/dialects/random.py).
-So it is the same on any mesh, replicas are equal, shards differ, and a recomputed op draws the same
-elements. Each op has its own stream, in a loop (`stride 4`) one in each run; the key, common to
-all, changes at each step: it is a state of the step's function, which increments it.
+So results do not depend on the mesh, replicas are equal, shards differ, and a recomputed op draws
+equal elements. Each op has a stream of its own, in a loop (`stride 4`) one for each run. All ops
+share the key, a state that the step's function increments.
 """
 
 from abc import ABC
@@ -70,13 +70,14 @@ def check_probability(p: float) -> None:
 
 
 def part_of(device: Device, v: SSAValue) -> list[tuple[int, int]]:
-    """The range [start, stop) of each dimension that a device holds."""
+    """The range [start, stop) of each dimension in a device's shard."""
     starts = [device.start(v, d) for d in range(len(device.global_shape(v)))]
     return [(a, a + n) for a, n in zip(starts, device.shape(v), strict=True)]
 
 
 class Drawn(TensorOp, ABC):
-    """An op that draws random numbers: in a loop from stream + stride * the number of the run."""
+    """An op that draws random numbers, from stream + stride * run, where run is the index of the
+    loop's run."""
 
     key = operand_def(TensorType)
     stream = prop_def(IntegerAttr.constr(type=i64))
@@ -89,7 +90,7 @@ class Drawn(TensorOp, ABC):
 
 @op_definition
 class RandomOp(Drawn):
-    """Random numbers of a distribution, by the key and the position of each"""
+    """Random numbers of a distribution, by key and position"""
 
     name = "nn.random"
     distribution = prop_def(DistributionAttr)
@@ -135,7 +136,7 @@ class RandomOp(Drawn):
 
 @op_definition
 class DropoutOp(Drawn):
-    """x / (1 - p), but zeros at a share p of the positions, which the key chooses"""
+    """x / (1 - p), with zeros at a share p of the positions, chosen by the key"""
 
     name = "nn.dropout"
     x = operand_def(TensorType)
@@ -169,5 +170,5 @@ class DropoutOp(Drawn):
         return x * kept * x.dtype.type(1 / (1 - p))
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """The same positions are drawn again: nothing is saved."""
+        """Draw the same positions again: nothing is saved."""
         return b.value(DropoutOp, dy, self.key, props={"p": self.p, "stream": self.stream}), None

@@ -50,7 +50,7 @@ class ReductionKindAttr(WordAttr):
 
 
 class OverDims(TensorOp, ABC):
-    """Over `dims` of x; `keep` leaves dimensions of size 1."""
+    """A reduction of x over `dims`; with `keep` they stay, with size 1."""
 
     PRECISION: ClassVar[str] = "wide"
     x = operand_def(TensorType)
@@ -61,7 +61,7 @@ class OverDims(TensorOp, ABC):
 
     @classmethod
     def check(cls, x: TensorType, count: int, props: Props) -> None:
-        """Raises ShardirError where `count` elements of the type of x have no such value."""
+        """Raises ShardirError if the reduction of `count` elements of x's type is undefined."""
         float_element(cls.name, [x])
         if not dims_of(props, "dims", len(x.get_shape())):
             raise ShardirError(
@@ -92,7 +92,7 @@ class OverDims(TensorOp, ABC):
         replicate: bool = False,
         **options: str,
     ) -> Factors:
-        """The factors; with `replicate` the dimensions must be unsharded."""
+        """The factors; with `replicate` the reduced dimensions must be unsharded."""
         rank = len(operands[0].get_shape())
         dims, names = dims_of(props, "dims", rank), factor_names(rank)
         kept = [""] if "keep" in props else []
@@ -103,14 +103,14 @@ class OverDims(TensorOp, ABC):
         )  # fmt: skip
 
     def where(self) -> tuple[tuple[int, ...], int]:
-        """The dimensions, and the global number of elements along them."""
+        """The reduced dimensions, and the global number of elements along them."""
         t = self.x.type
         assert isinstance(t, TensorType)
         dims = dims_of(self.properties, "dims", len(t.get_shape()))
         return dims, prod(t.get_shape()[d] for d in dims)
 
     def spread(self, b: "OpBuilder", v: SSAValue) -> SSAValue:
-        """A value like the result, repeated along the dimensions."""
+        """Broadcast a value of the result's shape along the reduced dimensions."""
         shape = unsharded_type(self.x).get_shape()
         dims, _ = self.where()
         left = [d for d in range(len(shape)) if d not in dims]
@@ -127,10 +127,10 @@ class OverDims(TensorOp, ABC):
 
 @op_definition
 class ReduceOp(OverDims):
-    """The sum, mean, product, maximum or minimum over `dims`; of i1 whether any or all hold.
-    `keep` leaves dimensions of size 1.
+    """The sum, mean, product, maximum or minimum over `dims`; `any` and `all` for i1. With `keep`
+    the dimensions stay, with size 1.
 
-    The partial value of a mean is the device's own sum divided by the global number of elements, so
+    The partial value of a mean is the device's sum divided by the global number of elements, so
     that a split mean is a partial sum, whatever the sizes of shards.
     """
 
@@ -175,8 +175,8 @@ class ReduceOp(OverDims):
                     first = (info.min if kind == "max" else info.max) if info else kind == "min"
                 else:
                     first = -end if kind == "max" else end
-                take = np.max if kind == "max" else np.min
-                return np.asarray(take(x, axis=dims, keepdims=keep, initial=first))
+                extreme = np.max if kind == "max" else np.min
+                return np.asarray(extreme(x, axis=dims, keepdims=keep, initial=first))
             case "any":
                 return np.asarray(np.any(x, axis=dims, keepdims=keep))
             case "all":
@@ -204,10 +204,12 @@ class ReduceOp(OverDims):
         return b.mul(chosen, self.spread(b, b.div(dy, ties)))
 
     def others(self, b: "OpBuilder") -> SSAValue:
-        """For each element the product of the others. With p the product of all nonzero ones, it
-        is p / x where no element is 0, and p at a single 0. Elsewhere it is 0, but written with the
-        sum of the zeros, whose slope is that of the remaining one, so that the second derivative is
-        right too."""
+        """The product of all other elements, for each element.
+
+        Let p be the product of the nonzero elements. The result is p / x if no element is 0, and p
+        at a single 0. Elsewhere it is 0, written with the sum of the other zeros so that the second
+        derivative is right too.
+        """
         dims, _ = self.where()
         zero, one, two = (b.scalar(n, self.x) for n in (0.0, 1.0, 2.0))
         is_zero = b.compare("eq", self.x, zero)
@@ -226,14 +228,14 @@ class ReduceOp(OverDims):
         return b.select(is_zero, here, b.select(none, rest, several))
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        """The product of each shard, then the product of those, which are gathered for it."""
+        """Multiply the elements of each shard, gather the products, and multiply them."""
         x = self.x
         dims, _ = self.where()
         for d in dims:
             if (shards := b.split_shards(x, d)) is not None:
                 x = b.reduce(shards, "prod", [d + 1])
-        here = [d for d in dims if not b.layout(x).dims[d]]
-        x = b.reduce(x, "prod", here, keep=True)
+        unsharded = [d for d in dims if not b.layout(x).dims[d]]
+        x = b.reduce(x, "prod", unsharded, keep=True)
         props = {n: a for n, a in self.properties.items() if n != "strategy"}
         return b.op(ReduceOp, x, props=props).results
 

@@ -1,4 +1,4 @@
-"""The value that a broadcast repeats: its operand, where that is smaller than the result."""
+"""The operand of a broadcast that repeats it."""
 
 from dataclasses import replace
 from math import prod
@@ -11,11 +11,12 @@ from shardir.dialects.nn.shape import BroadcastOp
 from shardir.dialects.nn.types import unsharded_type
 
 RepeatedDims = tuple[int, ...]
-"""Of each dimension of an operand that of the result, -1 if it is repeated along it too."""
+"""The dimension of the result for each dimension of the operand; -1 if its size 1 is repeated."""
 
 
 def repeated(v: SSAValue) -> tuple[SSAValue, RepeatedDims] | None:
-    """Return the value that a broadcast's result repeats; None for other values."""
+    """Return the operand of the broadcast that makes a value, and its dimensions in the result;
+    None for other values, and if nothing is repeated."""
     if not isinstance(op := v.owner, BroadcastOp):
         return None
     small, shape = unsharded_type(op.x).get_shape(), unsharded_type(v).get_shape()
@@ -26,5 +27,5 @@ def repeated(v: SSAValue) -> tuple[SSAValue, RepeatedDims] | None:
 
 
 def repeated_layout(layout: Layout, dims: RepeatedDims) -> Layout:
-    """Return the layout of what is repeated, from that of the result."""
+    """Return the operand's layout from the result's."""
     return replace(layout, dims=tuple([layout.dims[d] if d >= 0 else () for d in dims]))

@@ -1,5 +1,4 @@
-"""Rows that are replaced, by index: the keys and values of an attention that are kept from token to
-token (a key-value cache).
+"""Replacement of rows by index, as in the key-value cache of attention.
 
 %y = nn.index_copy %x, %ids, %rows axis 1 : (tensor<4x8xf32>, tensor<2xi64>, tensor<4x2xf32>)
                                          -> tensor<4x8xf32>
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 
 @op_definition
 class IndexCopyOp(TensorOp):
-    """x with other rows at the indices along `axis`: x[.., ids[i], ..] = rows[.., i, ..]. Of equal
-    indices one is retained.
+    """x with replaced rows along `axis`: x[.., ids[i], ..] = rows[.., i, ..]. Of rows with equal
+    indices, one is kept.
 
-    A device of which `axis` is split replaces those of its own rows.
+    Where `axis` is split, a device replaces rows of its shard only.
     """
 
     name = "nn.index_copy"

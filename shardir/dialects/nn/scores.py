@@ -1,5 +1,5 @@
-"""The scores of attention, q k^T scale + mask, and what is made of them: the common part of
-attention and its gradient, in numpy and by other ops."""
+"""The scores of attention, q k^T scale + mask, and the rest that attention and its gradient share:
+types, factors, and both computations, in numpy and by other ops."""
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
@@ -35,23 +35,23 @@ OPTIONS = "(`mask` $mask^)? (`causal` $causal^)? (`scale` $scale^)?"
 
 
 class Attending(TensorOp, ABC):
-    """The common part of attention and its gradient. Their operands begin with q, k and v; a mask
-    is the last one."""
+    """The base of attention and its gradient. The operands begin with q, k and v; a mask is the
+    last operand."""
 
     causal = opt_prop_def(UnitAttr)
     scale = opt_prop_def(FloatAttr.constr(type=f64))
     PRECISION: ClassVar[str] = "narrow"
     STATISTICS: ClassVar[tuple[str, ...]] = ("lse",)
     GIVEN: ClassVar[int]
-    """How many operands there are, without a mask."""
+    """The number of operands without the mask."""
     OF_ONE_ELEMENT: ClassVar[int]
-    """How many of them, the first ones, have one element type."""
+    """The number of leading operands that share an element type."""
 
     # ---- types and factors ----
 
     @classmethod
     def check(cls, operands: Types) -> tuple[Any, Shape]:
-        """The element type, and the shape of the result."""
+        """Check the operands; return the element type and shape of the result."""
         q, k, v = (t.get_shape() for t in operands[:3])
         element = float_element(cls.name, operands[: cls.OF_ONE_ELEMENT])
         if not len(q) == len(k) == len(v) > 1:
@@ -61,8 +61,8 @@ class Attending(TensorOp, ABC):
             )
             raise ShardirError(coded("T6", message, use="use nn.reshape"))
         fits = k[:-1] == v[:-1] and q[-1] == k[-1] and q[:-3] == k[:-3]
-        heads, ours = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
-        if not fits or (heads != ours and (not ours or heads % ours)):
+        heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
+        if not fits or (heads != kv_heads and (not kv_heads or heads % kv_heads)):
             message = (
                 "expected q [.., heads, m, d], k [.., heads, n, d] and v [.., heads, n, e], got "
                 f"{list(q)}, {list(k)} and {list(v)}"
@@ -83,42 +83,44 @@ class Attending(TensorOp, ABC):
 
     @classmethod
     def dims(cls, operands: Types) -> tuple[dict[str, list[str]], int]:
-        """The factors of q, k, v, both results and the mask, and how many heads of q share one."""
+        """The factors of q, k, v, both results and the mask, and the number of heads of q for each
+        head of k."""
         q, k = (t.get_shape() for t in operands[:2])
-        ours = factor_names(len(q) - 2, "b")
-        theirs = list(ours)
+        q_lead = factor_names(len(q) - 2, "b")
+        k_lead = list(q_lead)
         group = 1
         if len(q) > 2 and q[-3] != k[-3]:
             group = q[-3] // k[-3]
-            ours[-1], theirs[-1] = "h g", "h"
-        found = {"q": [*ours, "m", "d"], "k": [*theirs, "n", "d"], "v": [*theirs, "n", "e"],
-                 "out": [*ours, "m", "e"], "lse": [*ours, "m"]}  # fmt: skip
+            q_lead[-1], k_lead[-1] = "h g", "h"
+        dims = {"q": [*q_lead, "m", "d"], "k": [*k_lead, "n", "d"], "v": [*k_lead, "n", "e"],
+                 "out": [*q_lead, "m", "e"], "lse": [*q_lead, "m"]}  # fmt: skip
         if len(operands) > cls.GIVEN:
-            shape, full, names = operands[-1].get_shape(), (*q[:-1], k[-2]), [*ours, "m", "n"]
-            at = len(names) - len(shape)
-            found["mask"] = [
-                f if n == m else "" for f, n, m in zip(names[at:], shape, full[at:], strict=True)
+            shape, full, names = operands[-1].get_shape(), (*q[:-1], k[-2]), [*q_lead, "m", "n"]
+            first = len(names) - len(shape)
+            dims["mask"] = [
+                f if n == m else ""
+                for f, n, m in zip(names[first:], shape, full[first:], strict=True)
             ]
-        return found, group
+        return dims, group
 
     @classmethod
     def factors_of(
-        cls, operands: Types, results: Types, given: Sequence[str], made: Sequence[str],
-        replicate: Sequence[str], repeated: Sequence[str] = (),
+        cls, operands: Types, results: Types, operand_names: Sequence[str],
+        result_names: Sequence[str], replicate: Sequence[str], repeated: Sequence[str] = (),
     ) -> Factors:  # fmt: skip
         dims, group = cls.dims(operands)
-        given = [*given, "mask"] if "mask" in dims else given
+        operand_names = [*operand_names, "mask"] if "mask" in dims else operand_names
         factors = Factors.of(
-            [dims[n] for n in given], [dims[n] for n in made],
+            [dims[n] for n in operand_names], [dims[n] for n in result_names],
             [t.get_shape() for t in (*operands, *results)], replicate=replicate, repeated=repeated,
         )  # fmt: skip
-        # Nothing but q and the result has a dimension for the group, and there the heads are too.
+        # The group's size is set here: only q and the result have it, merged with the heads.
         return replace(
             factors, sizes=tuple((f, group if f == "g" else n) for f, n in factors.sizes)
         )
 
     PRODUCTS: ClassVar[tuple[int, int]]
-    """How many products of matrices have the factors m, n and d, and how many m, n and e."""
+    """The numbers of matrix products with factors m, n and d, and with factors m, n and e."""
 
     @classmethod
     def flops(cls, sizes: Mapping[str, int], shapes: Sequence[Shape]) -> int:
@@ -134,14 +136,16 @@ class Attending(TensorOp, ABC):
         return 1 / sqrt(unsharded_type(self.operands[0]).get_shape()[-1])
 
     def scores(self, device: Device, arrays: Sequence[Array]) -> tuple[Array, Array, Array]:
-        """The scores, and k and v with the heads of q."""
+        """The scores, and k and v repeated to the heads of q."""
         q, k, v = arrays[:3]
         if q.ndim > 2 and q.shape[-3] != k.shape[-3]:
             k, v = (np.repeat(x, q.shape[-3] // k.shape[-3], axis=-3) for x in (k, v))
         scores = q @ k.swapaxes(-1, -2) * q.dtype.type(self.factor())
         if self.causal is not None:
-            at = [device.start(x, len(k.shape) - 2) for x in self.operands[:2]]
-            rows, columns = (a + np.arange(n) for a, n in zip(at, scores.shape[-2:], strict=True))
+            starts = [device.start(x, len(k.shape) - 2) for x in self.operands[:2]]
+            rows, columns = (
+                a + np.arange(n) for a, n in zip(starts, scores.shape[-2:], strict=True)
+            )
             scores = np.where(columns <= rows[:, None], scores, -np.inf)
         if len(arrays) > self.GIVEN:
             mask = arrays[-1]
@@ -151,7 +155,7 @@ class Attending(TensorOp, ABC):
     # ---- by other ops ----
 
     def spread(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
-        """A tensor with the heads of q, these in groups: [.., kv heads, group, ...]."""
+        """Split the heads of a tensor like q into groups: [.., kv heads, group, ...]."""
         (q, k), t = (
             (unsharded_type(v).get_shape() for v in self.operands[:2]),
             unsharded_type(x).get_shape(),
@@ -162,18 +166,18 @@ class Attending(TensorOp, ABC):
         return b.reshape(x, (*t[:-3], *groups, *t[-2:]))
 
     def equation(self, text: str) -> str:
-        """An equation of Q, the leading dimensions of q, and K, those of k."""
+        """Expand Q and K in an equation to the leading dimensions of q and k."""
         q, k = (unsharded_type(v).get_shape() for v in self.operands[:2])
         lead = "abchijkl"[: len(q) - 2]
         grouped = len(q) > 2 and q[-3] != k[-3]
         return text.replace("Q", f"{lead}g" if grouped else lead).replace("K", lead)
 
     def built_scores(self, b: "OpBuilder", mask: SSAValue | None) -> SSAValue:
-        """The scores, [Q, m, n], f32 where the operands are narrower. The scale is applied before
-        the product, which overflows in f16 otherwise."""
+        """The scores by other ops, [Q, m, n], in f32 if the operands are narrower. The scale is
+        applied before the product, which would overflow in f16 otherwise."""
         q, k = self.operands[:2]
         scaled = b.scale(self.spread(b, q), self.factor())
-        scores = b.widened(b.einsum(self.equation("Qmd,Knd->Qmn"), scaled, k))
+        scores = b.widen(b.einsum(self.equation("Qmd,Knd->Qmn"), scaled, k))
         last = len(unsharded_type(scores).get_shape()) - 1
         if mask is not None or self.causal is not None:
             nothing = b.scalar(float("-inf"), scores)
@@ -182,7 +186,7 @@ class Attending(TensorOp, ABC):
             # pyrefly: ignore[unbound-name] - bound above
             scores = b.select(b.compare("le", columns, rows), scores, nothing)
         if mask is not None:
-            wide = self.spread(b, b.widened(mask))
+            wide = self.spread(b, b.widen(mask))
             boolean = unsharded_type(mask).element_type == i1
             # pyrefly: ignore[unbound-name] - bound above
             scores = b.select(wide, scores, nothing) if boolean else b.add(scores, wide)
@@ -190,12 +194,12 @@ class Attending(TensorOp, ABC):
 
     @staticmethod
     def count(b: "OpBuilder", scores: SSAValue, dim: int, at: int) -> SSAValue:
-        """The numbers of the rows (at 0) or columns of the scores, [m, 1] or [1, n]."""
+        """The indices of the rows (`at` = 0) or columns of the scores, [m, 1] or [1, n]."""
         axes = b.layout(scores).dims[dim] if b.mesh is not None else ()
         return indices(b, unsharded_type(scores).get_shape()[dim], at, 2, axes, i32)
 
     def probabilities(self, b: "OpBuilder", mask: SSAValue | None, lse: SSAValue) -> SSAValue:
-        """The softmax of the scores, [Q, m, n], from the logarithm of the sum of each row."""
+        """The softmax of the scores, [Q, m, n], from the log-sum-exp of each row."""
         rows = b.reshape(lse, (*unsharded_type(lse).get_shape(), 1))
         return b.value(ExpOp, b.sub(self.built_scores(b, mask), self.spread(b, rows)))
 
@@ -203,12 +207,11 @@ class Attending(TensorOp, ABC):
         self, b: "OpBuilder", p: SSAValue, out: SSAValue, dy: SSAValue, dlse: SSAValue | None
     ) -> SSAValue:
         """The cotangent of the scores, from the probabilities, the result, and the cotangents of
-        both results. The sum of each row of probabilities times their cotangents is that of the
-        result times its own."""
+        both results. In each row, sum(p dp) is computed as sum(out dy)."""
         v = self.operands[2]
-        dp = b.widened(b.einsum(self.equation("Qme,Kne->Qmn"), self.spread(b, dy), v))
+        dp = b.widen(b.einsum(self.equation("Qme,Kne->Qmn"), self.spread(b, dy), v))
         last = len(unsharded_type(out).get_shape()) - 1
-        total = b.reduce(b.mul(b.widened(dy), b.widened(out)), "sum", [last], keep=True)
+        total = b.reduce(b.mul(b.widen(dy), b.widen(out)), "sum", [last], keep=True)
         if dlse is not None:
             total = b.sub(total, b.reshape(dlse, (*unsharded_type(dlse).get_shape(), 1)))
         return b.mul(p, b.sub(dp, self.spread(b, total)))

@@ -1,5 +1,5 @@
-"""Elementwise ops that keep or replace an element: by a condition, by bounds, by its position; and
-those that keep all, in another type or without a cotangent."""
+"""Elementwise ops that select elements by a condition, by bounds or by position; and ops that keep
+all elements, but convert the type or stop the gradient."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class SelectOp(Elementwise):
 
 @op_definition
 class ClampOp(FloatUnary):
-    """x clamped to min and max; at the bounds the cotangent passes."""
+    """x clamped to min and max; the gradient passes at the bounds."""
 
     name = "nn.clamp"
     min = opt_prop_def(FloatAttr.constr(type=f64))
@@ -138,7 +138,7 @@ class Triangle(Unary, ABC):
 
 @op_definition
 class TrilOp(Triangle):
-    """x on and below the diagonal (0: the main one, 1: the next above it), 0 elsewhere."""
+    """x on and below the diagonal (0: main diagonal, 1: the next above it), 0 elsewhere."""
 
     name = "nn.tril"
     NUMPY: ClassVar[NumpyFunction] = np.less_equal
@@ -146,7 +146,7 @@ class TrilOp(Triangle):
 
 @op_definition
 class TriuOp(Triangle):
-    """x on and above the diagonal (0: the main one, 1: the next above it), 0 elsewhere."""
+    """x on and above the diagonal (0: main diagonal, 1: the next above it), 0 elsewhere."""
 
     name = "nn.triu"
     NUMPY: ClassVar[NumpyFunction] = np.greater_equal
@@ -157,8 +157,8 @@ class TriuOp(Triangle):
 
 @op_definition
 class ConvertOp(Unary):
-    """The same values in the result's element type. With `partial` a partial sum stays one, and is
-    reduced in that type; without it the sum is reduced before."""
+    """x in the result's element type. With `partial` a partial sum stays partial, and is reduced in
+    the new type; without it the sum is reduced first."""
 
     name = "nn.convert"
     FLOPS: ClassVar[int] = 0
@@ -203,7 +203,7 @@ class ConvertOp(Unary):
 
 @op_definition
 class StopGradientOp(Unary):
-    """x, through which no cotangent passes."""
+    """x, without a gradient."""
 
     name = "nn.stop_gradient"
     FLOPS: ClassVar[int] = 0
@@ -218,7 +218,7 @@ class StopGradientOp(Unary):
 
 @op_definition
 class StraightThroughOp(Float):
-    """x, a value written without a gradient, whose cotangent passes to `history`."""
+    """x, whose cotangent passes to `history`: x was written without a gradient."""
 
     name = "nn.straight_through"
     x = operand_def(TensorType)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
-    """The finest groups of dimensions of `old` and of `new` that have equal products.
+    """The finest groups of dimensions of `old` and of `new` with equal products.
 
     Dimensions of size 1 belong to no group.
     """
@@ -46,10 +46,10 @@ def reshape_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
 
 @op_definition
 class ReshapeOp(TensorOp):
-    """The same elements in row-major order, in another shape.
+    """The elements of x in row-major order, in another shape.
 
-    Dimensions that merge or split keep their layouts: the major factors of a merged dimension can
-    be split.
+    Merged and split dimensions keep their layouts: the major factors of a merged dimension can be
+    split.
     """
 
     name = "nn.reshape"
@@ -83,8 +83,8 @@ class ReshapeOp(TensorOp):
         replicated: list[str] = []
         for i, (a, b) in enumerate(reshape_groups(old, new)):
             group = _refine(f"g{i}", [old[d] for d in a], [new[d] for d in b])
-            for names, dims, found in ((ins, a, group.old), (outs, b, group.new)):
-                for d, factors in zip(dims, found, strict=True):
+            for names, dims, factors_of_dims in ((ins, a, group.old), (outs, b, group.new)):
+                for d, factors in zip(dims, factors_of_dims, strict=True):
                     names[d] = " ".join(factors)
             sizes |= group.sizes
             replicated += group.replicated
@@ -99,7 +99,7 @@ class ReshapeOp(TensorOp):
 
 
 class _Refined(NamedTuple):
-    """The factors of each dimension of one group, their sizes, and those that must be unsharded."""
+    """The factors of each dimension of a group, their sizes, and the factors to leave unsharded."""
 
     old: list[list[str]]
     new: list[list[str]]
@@ -108,38 +108,38 @@ class _Refined(NamedTuple):
 
 
 def _refine(name: str, old: list[int], new: list[int]) -> _Refined:
-    """The common factors of one group, major to minor: sizes at which both sides can be cut.
+    """The common factors of a group, major to minor: the sizes at which both sides can be cut.
 
-    8 x 6 -> 4 x 12 has the cuts 8 | 48 and 4 | 48: factors 4, 2, 6. Where the cuts of the sides do
-    not divide each other, their common divisor is still a factor, and all minor to it stays
-    unsharded: 6 x 4 -> 4 x 6 is 2 (3 4) -> 2 (2 6).
+    8 x 6 -> 4 x 12 has the cuts 8 | 48 and 4 | 48: factors 4, 2, 6. If the cuts of the sides do not
+    divide each other, their common divisor is a factor, and the minor rest is unsharded:
+    6 x 4 -> 4 x 6 is 2 (3 4) -> 2 (2 6).
     """
-    found = _Refined([[] for _ in old], [[] for _ in new], {}, [])
+    refined = _Refined([[] for _ in old], [[] for _ in new], {}, [])
     i = j = 0
-    at, p, q = 1, old[0], new[0]
+    done, p, q = 1, old[0], new[0]
     while True:
         common = gcd(p, q)
         if common > 1:
-            factor = f"{name}_{at}"
-            found.old[i].append(factor)
-            found.new[j].append(factor)
-            found.sizes[factor] = common
-            at, p, q = at * common, p // common, q // common
+            factor = f"{name}_{done}"
+            refined.old[i].append(factor)
+            refined.new[j].append(factor)
+            refined.sizes[factor] = common
+            done, p, q = done * common, p // common, q // common
         if p > 1 and q > 1:
-            rest = f"{name}_{at}"
-            if found.sizes:
-                found.sizes[rest] = prod(old) // at
-                found.replicated.append(rest)
-            for dim in (found.old[i], found.new[j]):
+            unsharded = f"{name}_{done}"
+            if refined.sizes:
+                refined.sizes[unsharded] = prod(old) // done
+                refined.replicated.append(unsharded)
+            for dim in (refined.old[i], refined.new[j]):
                 if dim:
-                    dim.append(rest)
-            return found
+                    dim.append(unsharded)
+            return refined
         if p == 1:
             i += 1
         if q == 1:
             j += 1
         if i == len(old):
-            return found
+            return refined
         p, q = old[i] if p == 1 else p, new[j] if q == 1 else q
 
 
@@ -183,9 +183,10 @@ class TransposeOp(TensorOp):
 
 @op_definition
 class BroadcastOp(TensorOp):
-    """The operand's dimension i is dimension `dims[i]` of the result; along the others it repeats.
+    """Dimension i of the operand is dimension `dims[i]` of the result; it repeats along the other
+    dimensions of the result.
 
-    An operand's dimension of size 1 repeats too.
+    A dimension of size 1 repeats too.
     """
 
     name = "nn.broadcast"
@@ -237,8 +238,8 @@ class BroadcastOp(TensorOp):
         old, new = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
         dims = dims_of(self.properties, "dims", len(new))
         kept = [d for i, d in enumerate(dims) if old[i] == new[d]]
-        gone = [d for d in range(len(new)) if d not in kept]
-        summed = b.reduce(dy, "sum", gone) if gone else dy
+        repeated = [d for d in range(len(new)) if d not in kept]
+        summed = b.reduce(dy, "sum", repeated) if repeated else dy
         order = sorted(kept)
         perm = [order.index(d) for d in kept]
         if perm != sorted(perm):

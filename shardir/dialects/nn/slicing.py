@@ -32,7 +32,7 @@ from shardir.dialects.nn.movement import (
 
 @op_definition
 class SliceOp(IndexMapOp):
-    """Of each dimension the indices `starts`, `starts` + `strides`, ... below `limits`."""
+    """The indices `starts`, `starts` + `strides`, ... below `limits` of each dimension."""
 
     name = "nn.slice"
     starts = prop_def(IntsPerDimAttr)
@@ -86,19 +86,19 @@ class SliceOp(IndexMapOp):
         return (b.slice(out, starts, limits, strides),)
 
     def pullback(self, b: "OpBuilder", dy: SSAValue) -> Sequence[SSAValue | None]:
-        """The cotangent, padded with zeros: between its elements for a stride, before the first and
-        after the last for start and limit."""
+        """Pad the cotangent with zeros: between its elements for the strides, then before and after
+        them for starts and limits."""
         shape, taken = unsharded_type(self.x).get_shape(), unsharded_type(self.out).get_shape()
         starts, strides = self.starts.data, self.strides.data
         if any(k > 1 for k in strides):
-            alone = b.reshape(dy, tuple(k for n in taken for k in (n, 1)))
+            columns = b.reshape(dy, tuple(k for n in taken for k in (n, 1)))
             gaps = [k for stride in strides for k in (0, stride - 1)]
-            dy = b.pad(alone, [0] * len(gaps), gaps)
+            dy = b.pad(columns, [0] * len(gaps), gaps)
             dy = b.reshape(dy, tuple(n * k for n, k in zip(taken, strides, strict=True)))
-        rest = [
+        after = [
             n - start - m * k for n, start, m, k in zip(shape, starts, taken, strides, strict=True)
         ]
-        return (b.pad(dy, starts, rest, like=self.x),)
+        return (b.pad(dy, starts, after, like=self.x),)
 
 
 @op_definition
@@ -120,7 +120,7 @@ class PadOp(IndexMapOp):
 
     @classmethod
     def sources(cls, shape: Shape, props: Props) -> SourceIndices:
-        found = {}
+        index_maps = {}
         low, high = ints_of(props, "low", len(shape)), ints_of(props, "high", len(shape))
         for d, (n, before, after) in enumerate(zip(shape, low, high, strict=True)):
             if n + before + after < 0 or -before > n or -after > n:
@@ -132,8 +132,8 @@ class PadOp(IndexMapOp):
                     )
                 )
             if before or after:
-                found[d] = IndexMap(n + before + after, -before)
-        return found
+                index_maps[d] = IndexMap(n + before + after, -before)
+        return index_maps
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
         shape, new, out = (

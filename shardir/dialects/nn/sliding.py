@@ -1,7 +1,7 @@
-"""Kernels that slide over dimensions: those of convolutions and pools.
+"""Kernels that slide over dimensions, in convolutions and pools.
 
-An op that slides over a split dimension is computed on windows of it, one for each device
-(`Tiles`, on `nn.unfold`).
+An op that slides over a split dimension is computed on windows, one for each device (`Tiles`, with
+`nn.unfold`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from shardir.dialects.builder import OpBuilder
 
 SPATIAL = 2
-"""The first spatial dimension: before it are the batch and the channels."""
+"""The first spatial dimension, after the batch and the channels."""
 
 
 class Slide(NamedTuple):
-    """A kernel that slides over one dimension, with a padding of `low` and `high` at its ends."""
+    """A kernel that slides over one dimension with a padding of `low` and `high`."""
 
     kernel: int
     stride: int = 1
@@ -47,14 +47,14 @@ class Slide(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether each element is computed from one: the dimension can be split."""
+        """Whether each result depends on one element only, so that the dimension can be split."""
         return self[:4] == (1, 1, 0, 0)
 
     def positions(self, size: int) -> int:
         """The number of positions of the kernel over a dimension of `size` elements.
 
         Raises:
-            ShardirError: it does not fit.
+            ShardirError: the kernel does not fit.
         """
         if min(self.kernel, self.stride, self.dilation) < 1 or min(self.low, self.high) < 0:
             raise ShardirError(
@@ -92,17 +92,17 @@ def slides(kernel: Sequence[int], props: Props) -> list[Slide]:
 
     def numbers(name: str, per_dim: int, default: int) -> tuple[int, ...]:
         attr = props.get(name)
-        found = attr.data if isinstance(attr, IntsPerDimAttr) else (default,) * n * per_dim
-        if len(found) != n * per_dim:
-            each = "two numbers, low and high," if per_dim == 2 else "one number"
+        values = attr.data if isinstance(attr, IntsPerDimAttr) else (default,) * n * per_dim
+        if len(values) != n * per_dim:
+            per_dimension = "two numbers, low and high," if per_dim == 2 else "one number"
             raise ShardirError(
                 coded(
                     "T10",
-                    f"expected {name} with {each} for each of {n} dimensions, got "
-                    f"<{', '.join(map(str, found))}>",
+                    f"expected {name} with {per_dimension} for each of {n} dimensions, got "
+                    f"<{', '.join(map(str, values))}>",
                 )
             )
-        return found
+        return values
 
     stride, dilation = numbers("stride", 1, 1), numbers("dilation", 1, 1)
     padding = numbers("padding", 2, 0)
@@ -111,32 +111,32 @@ def slides(kernel: Sequence[int], props: Props) -> list[Slide]:
     ]
 
 
-def slide_props(found: Sequence[Slide]) -> dict[str, Any]:
+def slide_props(windows: Sequence[Slide]) -> dict[str, Any]:
     """The properties of a slide: stride, padding and dilation."""
     return {
-        "stride": IntsPerDimAttr(tuple(s.stride for s in found)),
-        "padding": IntsPerDimAttr(tuple(n for s in found for n in (s.low, s.high))),
-        "dilation": IntsPerDimAttr(tuple(s.dilation for s in found)),
+        "stride": IntsPerDimAttr(tuple(s.stride for s in windows)),
+        "padding": IntsPerDimAttr(tuple(n for s in windows for n in (s.low, s.high))),
+        "dilation": IntsPerDimAttr(tuple(s.dilation for s in windows)),
     }
 
 
-def taps(found: Sequence[Slide], positions: Shape) -> Iterator[tuple[Any, Any]]:
+def taps(windows: Sequence[Slide], positions: Shape) -> Iterator[tuple[Any, Any]]:
     """Yield each index of the kernel, and the elements of padded x under it."""
-    for at in product(*(range(s.kernel) for s in found)):
-        under = (s.under(k, n) for s, k, n in zip(found, at, positions, strict=True))
-        yield (..., *at), (..., *under)
+    for index in product(*(range(s.kernel) for s in windows)):
+        under = (s.under(k, n) for s, k, n in zip(windows, index, positions, strict=True))
+        yield (..., *index), (..., *under)
 
 
-def padded(x: Array, found: Sequence[Slide], value: float = 0.0) -> Array:
+def padded(x: Array, windows: Sequence[Slide], value: float = 0.0) -> Array:
     """x padded with a value."""
-    ends = [(0, 0)] * (x.ndim - len(found)) + [(s.low, s.high) for s in found]
+    ends = [(0, 0)] * (x.ndim - len(windows)) + [(s.low, s.high) for s in windows]
     return np.pad(x, ends, constant_values=value)
 
 
 class Tiles:
-    """An op that slides, in tiles: a split dimension of `x` becomes two, the devices' windows and
-    their elements; one of the result `y`, the windows and the positions in each. The kernel stays
-    within a window, so that the dimension of windows can be split."""
+    """A sliding op in tiles. A split dimension of `x` becomes two: the devices' windows and their
+    elements. A split dimension of the result `y` becomes the windows and their positions. The
+    kernel stays within a window, so that the dimension of windows can be split."""
 
     def __init__(self, found: Sequence[Slide], x: Shape, y: Shape, parts: Sequence[int]):
         self.slides: list[Slide] = []
@@ -164,10 +164,10 @@ class Tiles:
     def of_x(self, b: "OpBuilder", x: SSAValue, maxima: bool = False) -> SSAValue:
         """The windows of x.
 
-        For products, elements under no position are zeros: times 0, a NaN there would reach the
-        gradient of a weight. For `maxima`, the padding before the first element is a copy of it,
-        which passes its cotangent on to it, also where all of a window is the lowest number; the
-        padding after the last element is the lowest number.
+        For products, elements under no position are zeros: a NaN there, times 0, would reach the
+        gradient of a weight. For `maxima`, the padding before the first element copies it and
+        passes its cotangent to it, even if the whole window is the lowest number; the padding after
+        the last element is the lowest number.
         """
         for dim, windows, positions, slide in reversed(self.cut):
             x = b.unfold(x, dim, windows, lowest=maxima)
@@ -188,13 +188,13 @@ class Tiles:
         return y
 
     def to_x(self, b: "OpBuilder", x: SSAValue) -> SSAValue:
-        """The sum of windows, of the shape of x."""
+        """Add windows onto the elements of x."""
         for dim, windows, _, _ in self.cut:
             x = b.fold(x, dim, windows)
         return x
 
     def to_y(self, b: "OpBuilder", y: SSAValue) -> SSAValue:
-        """The positions of all windows."""
+        """Merge windows into the positions of y."""
         for dim, _, windows, _ in self.cut:
             y = b.fold(y, dim, windows)
         return y
@@ -212,7 +212,7 @@ def _rest(b: "OpBuilder", x: SSAValue, dim: int) -> tuple[int, Axes]:
 def _used(
     b: "OpBuilder", x: SSAValue, dim: int, windows: Windows, positions: Windows, slide: Slide
 ) -> SSAValue:
-    """The windows with zeros for their elements that are under no position of theirs."""
+    """Replace the elements of windows that are under no position by zeros."""
     last = positions.rows - (positions.count - 1) * positions.size  # positions in the last window
     end = (positions.rows - 1) * slide.stride + slide.span + windows.offset
     is_complete = last == positions.size or end >= windows.rows
@@ -232,13 +232,13 @@ def _used(
     return b.select(b.compare("gt", times, b.scalar(0.0, times)), x, b.scalar(0.0, x))
 
 
-def tiles(b: "OpBuilder", found: Sequence[Slide], x: Shape, y: Shape, *values: SSAValue) -> Tiles:
-    """The tiles for the layouts of these values, of shape x or y."""
+def tiles(b: "OpBuilder", windows: Sequence[Slide], x: Shape, y: Shape, *values: SSAValue) -> Tiles:
+    """The tiles for the layouts of `values`, which have shape x or y."""
     assert b.mesh is not None
     mesh = b.mesh
     layouts = [b.layout(v) for v in values]
-    parts = [max(mesh.extent(l.dims[SPATIAL + i]) for l in layouts) for i in range(len(found))]
-    return Tiles(found, x, y, parts)
+    parts = [max(mesh.extent(l.dims[SPATIAL + i]) for l in layouts) for i in range(len(windows))]
+    return Tiles(windows, x, y, parts)
 
 
 def between(b: "OpBuilder", x: SSAValue, dim: int, start: int, end: int) -> SSAValue:
@@ -249,5 +249,5 @@ def between(b: "OpBuilder", x: SSAValue, dim: int, start: int, end: int) -> SSAV
     return b.slice(x, starts, ends)
 
 
-def kernel_size(found: Sequence[Slide]) -> int:
-    return prod(s.kernel for s in found)
+def kernel_size(windows: Sequence[Slide]) -> int:
+    return prod(s.kernel for s in windows)

@@ -1,6 +1,7 @@
 """Softmax and log-softmax along a dimension.
 
-Where it is split they decompose into reductions, whose partial maxima and sums are communicated.
+Along a split dimension they decompose into reductions, and partial maxima and sums are
+communicated.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _RowOp(TensorOp, ABC):
-    """Operands and result of one shape; the dimension `axis` is unsharded."""
+    """An op with operands and result of one shape, whose dimension `axis` is unsharded."""
 
     FLOPS: ClassVar[int] = 5
     PRECISION: ClassVar[str] = "wide"
@@ -90,14 +91,13 @@ class _SoftmaxForm(_RowOp, ABC):
     def finish(
         self, b: "OpBuilder", shifted: SSAValue, exps: SSAValue, total: SSAValue
     ) -> SSAValue:
-        """The result, from x - max, its exponential, and the sum of that."""
+        """The result, from x - max, exp(x - max), and the sum of the exponentials."""
 
 
 def shifted_exp(b: "OpBuilder", x: SSAValue, axis: int) -> tuple[SSAValue, SSAValue, SSAValue]:
-    """x - max, e to that, and its sum, along `axis`.
+    """x - max, exp(x - max), and the sum of the exponentials along `axis`.
 
-    The maximum is subtracted only against overflow: the results do not depend on it, so no
-    cotangent passes it.
+    The maximum only prevents overflow: results do not depend on it, so it gets no gradient.
     """
     top = b.value(StopGradientOp, b.reduce(x, "max", [axis], keep=True))
     shifted = b.sub(x, top)

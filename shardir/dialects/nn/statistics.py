@@ -1,7 +1,6 @@
 """Statistics along dimensions: logsumexp, variance, standard deviation.
 
-Where a dimension is split they are decomposed into reductions, whose partial results are
-communicated.
+Along a split dimension they are decomposed into reductions, and partial results are communicated.
 """
 
 from abc import ABC
@@ -50,7 +49,7 @@ class LogsumexpOp(OverDims):
         return b.mul(self.spread(b, dy), share)
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        """The maximum is subtracted only against overflow, and not where it is infinite."""
+        """The maximum only prevents overflow; it is not subtracted where it is infinite."""
         dims, _ = self.where()
         top = b.value(StopGradientOp, b.reduce(self.x, "max", dims, keep=True))
         top = b.select(b.value(IsinfOp, top), b.scalar(0.0, top), top)
@@ -69,7 +68,7 @@ class _Variance(OverDims, ABC):
         check_not_empty(count, "a variance")
 
     def divisor(self) -> float:
-        """1 over the number of degrees of freedom; infinite where there is none."""
+        """1 over the number of degrees of freedom; infinity if there is none."""
         free = self.where()[1] - int_of(self.properties, "correction")
         return 1 / free if free > 0 else inf
 
@@ -90,8 +89,8 @@ class _Variance(OverDims, ABC):
 
 @op_definition
 class VarOp(_Variance):
-    """The variance over `dims`: squared distances from the mean, over their number less
-    `correction`."""
+    """The variance over `dims`: the sum of squared distances from the mean, divided by their number
+    minus `correction`."""
 
     name = "nn.var"
 
@@ -107,7 +106,7 @@ class VarOp(_Variance):
 
 @op_definition
 class StdOp(_Variance):
-    """The standard deviation: the root of nn.var. No cotangent passes where it is 0."""
+    """The standard deviation: the root of nn.var. The gradient is 0 where it is 0."""
 
     name = "nn.std"
 
@@ -121,9 +120,9 @@ class StdOp(_Variance):
         return b.mul(self.spread(b, slope), self.centred(b))
 
     def decompose(self, b: "OpBuilder") -> Sequence[SSAValue] | None:
-        """0 is replaced by 1 under the root, where its slope is infinite."""
+        """The variance 0 is replaced by 1 under the root, whose slope is infinite at 0."""
         var = self.sum_of_squares(b)
         zero, one = b.scalar(0.0, var), b.scalar(1.0, var)
-        none = b.compare("eq", var, zero)
-        root = b.value(SqrtOp, b.select(none, one, var))
-        return (b.select(none, zero, root),)
+        is_zero = b.compare("eq", var, zero)
+        root = b.value(SqrtOp, b.select(is_zero, one, var))
+        return (b.select(is_zero, zero, root),)

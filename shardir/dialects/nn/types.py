@@ -50,7 +50,7 @@ def _bytes(t: Attribute) -> int:
 
 
 def elements_of(v: SSAValue) -> int:
-    """Return the elements of a value; in the local view those of its shard."""
+    """Return the number of elements of a value; in the local view, of its shard."""
     return _elements.of(type_of(v), lambda t: prod(t.get_shape()))
 
 
@@ -72,23 +72,24 @@ def _without_layout(t: Attribute) -> TensorType:
 
 
 def statistic_type(t: TensorType, dims: int) -> TensorType:
-    """The type of a statistic of each row of a value of type t, the last `dims` dimensions: f32
-    where the value is narrower."""
+    """The type of a statistic over the last `dims` dimensions of a value of type t; f32 if the
+    value is narrower."""
     element = t.element_type
     narrow = isinstance(element, BFloat16Type | Float16Type)
     return tensor(f32 if narrow else element, t.get_shape()[:-dims])
 
 
 def statistic_of(value: SSAValue, dims: int) -> TensorType:
-    """The same, with the layout of the value's other dimensions where it has one."""
-    found, layout = statistic_type(unsharded_type(value), dims), layout_of(value)
+    """The type of a statistic over the last `dims` dimensions of a value, with the layout of the
+    remaining dimensions if the value has one."""
+    t, layout = statistic_type(unsharded_type(value), dims), layout_of(value)
     if layout is None:
-        return found
-    return with_layout(found, replace(layout, dims=layout.dims[:-dims]).complete)
+        return t
+    return with_layout(t, replace(layout, dims=layout.dims[:-dims]).complete)
 
 
 def same_element(operands: Types) -> Attribute:
-    """Return the element type that all operands have. Raises ShardirError where they differ."""
+    """Return the common element type of all operands. Raises ShardirError if they differ."""
     first = operands[0].element_type
     for t in operands[1:]:
         if t.element_type is not first and t.element_type != first:
@@ -116,13 +117,13 @@ def float_element(op: str, operands: Types) -> AnyFloat:
 
 
 def keep_element(x: TensorType, result: TensorType) -> None:
-    """Raise ShardirError where a result has another element type than its operand."""
+    """Raise ShardirError if the element types of a result and its operand differ."""
     if x.element_type != result.element_type:
         message = f"expected a result of {x.element_type}, got {result.element_type}"
         raise ShardirError(coded("T1", message))
 
 
 def check_not_empty(count: int, what: str) -> None:
-    """Raise ShardirError where there are no elements for the reduction `what`."""
+    """Raise ShardirError if the reduction `what` has no elements."""
     if count == 0:
         raise ShardirError(coded("T8", f"expected at least one element for {what}, got none"))

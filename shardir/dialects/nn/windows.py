@@ -1,10 +1,10 @@
-"""Windows of a dimension, as two dimensions: the windows, and the elements of each.
+"""Windows of a dimension, as two dimensions: the windows and their elements.
 
     %w = nn.unfold %x dim 2 step 4 offset -1
            : (tensor<8x3x16xf32>) -> tensor<8x3x4x6xf32>
 
-Where the dimension is split, the windows are split over the same axes, and lower-to-spmd makes an
-exchange of it, in which each device fetches the elements of its windows that it lacks.
+If the dimension is split, the windows are split over the same axes, and lower-to-spmd inserts a
+halo exchange, in which each device fetches the elements of its windows that it lacks.
 """
 
 from abc import ABC, abstractmethod
@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 
 class _WindowsOp(TensorOp, ABC):
-    """A dimension on one side; on the other its windows, and the elements of each. The number of
-    windows is that of the result's type."""
+    """An op between a value with a dimension, and a value with its windows and their elements. The
+    result's type specifies the sizes."""
 
     COLLECTIVE: ClassVar[type[dist.HaloOp]]
     GLOBAL_TYPES: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class _WindowsOp(TensorOp, ABC):
     @classmethod
     @abstractmethod
     def ends(cls, operands: Sequence[T], results: Sequence[T]) -> tuple[T, T]:
-        """Operand and result, the one with the dimension first, then the one with its windows."""
+        """The operand and the result: first the value with the dimension, then its windows."""
 
     @classmethod
     def check_results(cls, operands: Types, results: Types, props: Props) -> None:
@@ -78,8 +78,8 @@ class _WindowsOp(TensorOp, ABC):
         value, _ = cls.ends(operands, results)
         names = factor_names(len(value.get_shape()))
         d = axis_of(props, "dim", len(names))
-        both = names, [*names[: d + 1], "", *names[d + 1 :]]
-        x, out = both if cls.LINEAR == "any" else both[::-1]
+        sides = names, [*names[: d + 1], "", *names[d + 1 :]]
+        x, out = sides if cls.LINEAR == "any" else sides[::-1]
         return Factors.of(
             [x], [out], [t.get_shape() for t in (*operands, *results)],
             linear=cls.linear(props), sliding=[names[d]],
@@ -87,19 +87,19 @@ class _WindowsOp(TensorOp, ABC):
 
     @classmethod
     def linear(cls, props: Props) -> str:
-        """Return the `linear` of the factors."""
+        """Return the argument `linear` of the factors."""
         return cls.LINEAR
 
     LINEAR: ClassVar[str]
 
     @property
     def at(self) -> int:
-        """The dimension; on the side of the windows that of their number."""
+        """The index of the dimension, and of the windows in the other value."""
         value, _ = self.ends(self.operands, self.results)
         return axis_of(self.properties, "dim", len(unsharded_type(value).get_shape()))
 
     def windows(self, mesh: Mesh | None = None) -> Windows:
-        """The range of elements of each window."""
+        """The windows: sizes, step and offset."""
         x, out = self.shapes(mesh)
         value, windows = self.ends([x], [out])
         at = self.at
@@ -123,8 +123,8 @@ class _WindowsOp(TensorOp, ABC):
 
 @op_definition
 class UnfoldOp(_WindowsOp):
-    """Windows of a dimension, each `step` after the one before; the first begins at index `offset`.
-    Elements outside of the dimension are zeros, or the `lowest` number."""
+    """Windows of a dimension, `step` elements apart; the first begins at index `offset`. Elements
+    outside of the dimension are zeros, or the `lowest` number."""
 
     name = "nn.unfold"
     FLOPS: ClassVar[int] = 0
@@ -145,7 +145,7 @@ class UnfoldOp(_WindowsOp):
 
     @classmethod
     def linear(cls, props: Props) -> str:
-        """The lowest number is no share of a sum: of integers, the lowest twice is 0."""
+        """With `lowest` the op is not linear: the sum of two lowest integers is 0."""
         return "" if "lowest" in props else cls.LINEAR
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
@@ -159,7 +159,7 @@ class UnfoldOp(_WindowsOp):
 
 @op_definition
 class FoldOp(_WindowsOp):
-    """The sum of windows, each added where `nn.unfold` takes it from: the transpose of it."""
+    """The sum of windows at their positions: the transpose of `nn.unfold`."""
 
     name = "nn.fold"
     COLLECTIVE: ClassVar[type[dist.HaloOp]] = dist.HaloFoldOp
@@ -203,14 +203,14 @@ def span(x: Array, dim: int, start: int, length: int, lowest: bool = False) -> A
 def unfold(
     x: Array, dim: int, count: int, size: int, step: int, start: int, lowest: bool = False
 ) -> Array:
-    """Windows of x, the first from index `start` on."""
+    """`count` windows of `size` elements of x, `step` apart; the first begins at `start`."""
     windows = [span(x, dim, start + p * step, size, lowest) for p in range(count)]
     shape = (*x.shape[:dim], 0, size, *x.shape[dim + 1 :])
     return np.stack(windows, dim) if windows else np.zeros(shape, x.dtype)
 
 
 def fold(x: Array, dim: int, size: int, step: int, start: int) -> Array:
-    """The sum of windows, the first from index `start` on."""
+    """The sum of windows, `step` apart, in a dimension of `size`; the first begins at `start`."""
     out = np.zeros((*x.shape[:dim], size, *x.shape[dim + 2 :]), x.dtype)
     for p in range(x.shape[dim]):
         out += span(x.take(p, dim), dim, -start - p * step, size)

@@ -8,10 +8,14 @@
 `distributed-autodiff` turns a `train.step` into a function from inputs, parameters and states to
 the loss and the updated parameters and states.
 
-options.py has the attributes, requests.py the requests and marks, loops.py loops, microbatches.py
-that over microbatches, repeats.py that over equal blocks, roles.py the roles of arguments and
-results, updates.py the bases of updates and the scalars of a step, optimizer.py the common parts of
-optimizers, optimizers/ a file for each, with its update op.
+    options.py             attributes
+    requests.py            requests and marks
+    loops.py               loops; microbatches.py over microbatches, repeats.py over equal blocks
+    roles.py               roles of arguments and results
+    updates.py             bases of updates, and the scalars of a step
+    optimizer.py           common parts of optimizers; optimizers/ has a file for each
+    stages.py, stage_*.py  pipelined steps
+    synchronization.py     replicas
 """
 
 from xdsl.ir import Dialect

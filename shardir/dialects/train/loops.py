@@ -1,5 +1,4 @@
-"""Loops: two marks around the ops that run several times, and the values that a run hands to the
-next one.
+"""Loops: two marks around the ops that run several times, and the values carried between runs.
 
     %s = train.carried %s0                     a state, before the first run
     train.microbatches 4                       the ops up to the end run four times
@@ -7,7 +6,7 @@ next one.
     %s1 = train.carry %s2, %s                  %s of the next run
     train.end_microbatches
 
-A value of the loop is, after the end, that of the last run.
+After the end, a value of the loop is its value in the last run.
 """
 
 from abc import ABC
@@ -36,12 +35,12 @@ class Loop(Mark, ABC):
 
     @property
     def runs(self) -> int:
-        """The number of times that the ops of the loop run."""
+        """The number of runs of the loop's ops."""
         return self.count.value.data
 
     @property
     def end(self) -> "EndLoop | None":
-        """The end of the loop; None where the function's end comes first."""
+        """The end of the loop; None if the function ends first."""
         depth = 0
         op = self.next_op
         while op is not None:
@@ -54,7 +53,7 @@ class Loop(Mark, ABC):
         return None
 
     def body(self) -> Iterator[Operation]:
-        """Yield the ops of the loop, without its own marks."""
+        """Yield the ops of the loop, without its marks."""
         end, op = self.end, self.next_op
         while op is not end and op is not None:
             yield op
@@ -91,11 +90,11 @@ class EndLoop(Mark, ABC):
 
 
 class AfterLoop(HandsOn, ABC):
-    """An op in a loop whose results are there after the loop."""
+    """An op in a loop whose results are available after the loop only."""
 
 
 def loop_of(op: Operation) -> Loop | None:
-    """Return the innermost loop that an op is in, or ends."""
+    """Return the innermost loop that contains an op, or that it ends."""
     depth, before = 0, op.prev_op
     while before is not None:
         if isinstance(before, Loop):
@@ -108,8 +107,8 @@ def loop_of(op: Operation) -> Loop | None:
 
 
 def available_after(op: Operation) -> Operation:
-    """Return the op after which the results of an op can be used: of those that are there after a
-    loop its end, of any other itself."""
+    """Return the op after which the results of an op are available: the end of the loop for
+    `AfterLoop`, else the op itself."""
     if isinstance(op, AfterLoop):
         loop = loop_of(op)
         end = loop.end if loop is not None else None
@@ -119,7 +118,7 @@ def available_after(op: Operation) -> Operation:
 
 @op_definition
 class CarriedOp(Unary, HandsOn):
-    """A value that a loop changes: x in the first run"""
+    """A variable of a loop, with the value x in the first run"""
 
     name = "train.carried"
     LINEAR: ClassVar[str] = "any"
@@ -131,7 +130,7 @@ class CarriedOp(Unary, HandsOn):
 
 @op_definition
 class CarryOp(Elementwise, HandsOn):
-    """x, which is the value `carried` of `train.carried` from the next run on"""
+    """x, which becomes the value of the variable `carried` (`train.carried`) in the next run"""
 
     name = "train.carry"
     LINEAR: ClassVar[str] = "any"

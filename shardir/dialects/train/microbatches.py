@@ -1,4 +1,4 @@
-"""The loop of a training step, or of a forward part alone, over its microbatches.
+"""The loop over the microbatches of a training step or of a forward part alone.
 
 train.microbatches 4                       the ops up to the end run four times
 %x = train.microbatch %xs                  a slice of the batches: its index in dimension 0
@@ -62,7 +62,7 @@ class MicrobatchesOp(Loop):
 
 @op_definition
 class MicrobatchOp(TensorOp):
-    """The part of a batch that the microbatch reads: its index in dimension 0"""
+    """The microbatch of the run: x at the index of the run in dimension 0"""
 
     name = "train.microbatch"
     x = operand_def(TensorType)
@@ -98,14 +98,14 @@ class MicrobatchOp(TensorOp):
 
 
 class OfMicrobatches(TensorOp, AfterLoop, ABC):
-    """A value that all microbatches make together, each a part of it, after the last."""
+    """A value with a part from each microbatch, available after the last one."""
 
     x = operand_def(TensorType)
     out = result_def(TensorType)
 
     @abstractmethod
     def with_part(self, before: Array | None, x: Array, run: int) -> Array:
-        """Return the value after a microbatch, from that before it; None before the first."""
+        """Return the value after a microbatch from the value before it; None before the first."""
 
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         return self.with_part(None, arrays[0], device.run)
@@ -161,9 +161,11 @@ class CollectOp(OfMicrobatches):
         return [prod(shapes[0]), prod(shapes[0])]
 
     def with_part(self, before: Array | None, x: Array, run: int) -> Array:
-        found = np.zeros((self.count.value.data, *x.shape), x.dtype) if before is None else before
-        found[run] = x
-        return found
+        collected = (
+            np.zeros((self.count.value.data, *x.shape), x.dtype) if before is None else before
+        )
+        collected[run] = x
+        return collected
 
     def verify_(self) -> None:
         super().verify_()

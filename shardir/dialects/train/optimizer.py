@@ -1,9 +1,9 @@
 """The common parts of optimizers: their record, one parameter's step, and the scalars that all
 parameters share. Each optimizer is a file in optimizers/.
 
-An update is a generator. It yields after it has placed collectives that can be fused with those of
-the other parameters: `distributed-autodiff` advances the generators of all parameters together. It
-returns the new parameter, followed by the new states.
+An update is a generator. It yields after each collective, so that the collectives of all parameters
+can be fused: `distributed-autodiff` advances the generators of all parameters together. It returns
+the new parameter, followed by the new states.
 """
 
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -37,9 +37,10 @@ BETA1, BETA2 = (OptionSpec(float, x, minimum=0.0, maximum=1.0, ends="[)") for x 
 
 
 class StepScalars:
-    """The scalars that all parameters of a step share. Each is created once, at its first use.
+    """The scalars that all parameters of a step share, created at their first use.
 
-    `new_state` adds a scalar state of the step, from its name, element type and first value.
+    Args:
+        new_state: adds a scalar state of the step, from its name, element type and initial value.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class StepScalars:
         self.b, self.optimizer, self.new_state = b, optimizer, new_state
         self._created: dict[tuple[str, Hashable], SSAValue] = {}
         self.states: dict[str, tuple[SSAValue, SSAValue]] = {}
-        """The states of the step beside the number of steps, before and after it."""
+        """The states of the step, except the number of steps: values before and after it."""
 
     def state(
         self, name: str, element: Attribute, first: float, update: Callable[[SSAValue], SSAValue]
     ) -> SSAValue:
-        """The new value of a scalar state of the step, which is `first` before the first one."""
+        """The new value of a scalar state of the step; `first` is its value before step 1."""
         if name not in self.states:
             before = self.new_state(name, element, first)
             after = update(before)
@@ -128,18 +129,18 @@ class ParameterStep:
     w: SSAValue
     g: SSAValue
     hyperparameters: dict[str, float]
-    """The optimizer's, with the parameter's own `weight_decay`; without `lr`."""
+    """The optimizer's hyperparameters without `lr`, with the parameter's own `weight_decay`."""
     lr: SSAValue
     new_state: Callable[[str, Sequence[int], float], SSAValue]
 
     def state(self, name: str, dims: Sequence[int] | None = None, first: float = 0.0) -> SSAValue:
-        """The state `name`, of the parameter's shape and layout, or those of its dimensions `dims`
-        only. Its elements are `first` before the first step."""
+        """The state `name`, with the shape and layout of the parameter, or of its dimensions
+        `dims`. Its elements are `first` before step 1."""
         rank = len(unsharded_type(self.w).get_shape())
         return self.new_state(name, range(rank) if dims is None else dims, first)
 
     def scalar(self, name: str) -> SSAValue:
-        """One of the SCALARS of an update."""
+        """One of the `SCALARS` of an update."""
         if name == "lr":
             return self.lr
         return self.scalars.correction(
@@ -156,7 +157,7 @@ class ParameterStep:
         return results
 
     def without_decay(self) -> "ParameterStep":
-        """The same, of a gradient that has the decay of the weight, or of none."""
+        """This step without weight decay, for gradients that include it."""
         return replace(self, hyperparameters={**self.hyperparameters, "weight_decay": 0.0})
 
     def descend(self, w: SSAValue, direction: SSAValue, rate: SSAValue) -> list[SSAValue]:
@@ -173,13 +174,13 @@ class ParameterStep:
         return self.b.complete(sum_of_squares(self.b, x))
 
     def times(self, x: SSAValue, scalar: SSAValue) -> SSAValue:
-        """x times a scalar of double precision."""
+        """x times a scalar in double precision."""
         return self.b.mul(x, self.b.convert(scalar, unsharded_type(x).element_type))
 
 
 def sum_of_squares(b: OpBuilder, x: SSAValue) -> SSAValue:
-    """The sum of the squares of all elements: a partial sum where x is sharded."""
-    x = b.widened(x)
+    """The sum of the squares of all elements; a partial sum if x is sharded."""
+    x = b.widen(x)
     return b.reduce(b.mul(x, x), "sum", range(len(unsharded_type(x).get_shape())))
 
 
@@ -199,8 +200,10 @@ def adam_hyperparameters(eps: float, weight_decay: float) -> dict[str, OptionSpe
     }  # fmt: skip
 
 
-def local(update: Callable[[ParameterStep], list[SSAValue]]) -> Callable[[ParameterStep], Updated]:
-    """The update, which needs no communication, as a generator."""
+def as_generator(
+    update: Callable[[ParameterStep], list[SSAValue]],
+) -> Callable[[ParameterStep], Updated]:
+    """Turn an update without communication into a generator."""
 
     def generator(p: ParameterStep) -> Updated:
         yield from ()  # makes it a generator
@@ -210,19 +213,19 @@ def local(update: Callable[[ParameterStep], list[SSAValue]]) -> Callable[[Parame
 
 
 def elementwise(kind: type[Update]) -> Callable[[ParameterStep], Updated]:
-    """The update by one op, from the parameter's states and the shared scalars."""
+    """The update by one op, which reads the parameter's states and the shared scalars."""
 
     def update(p: ParameterStep) -> list[SSAValue]:
         states = [p.state(n) for n in kind.STATES]
         return p.apply(kind, p.w, p.g, *states, *map(p.scalar, kind.SCALARS))
 
-    return local(update)
+    return as_generator(update)
 
 
-def trusted(
+def trust_scaled_rate(
     p: ParameterStep, w: SSAValue, u: SSAValue, coefficient: float, decay: float
 ) -> SSAValue:
-    """The learning rate times the trust ratio, from the squares of the norms."""
+    """The learning rate times the trust ratio; `w` and `u` are squares of norms."""
     w, u = p.b.convert(w, f64), p.b.convert(u, f64)
     props: dict[str, Attribute] = {
         "coefficient": float_attr(coefficient), "weight_decay": float_attr(decay),

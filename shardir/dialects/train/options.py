@@ -1,9 +1,9 @@
-"""Attributes of training: words with named values.
+"""Attributes of training: words with named options.
 
     #train.init<normal, mean = 0.0, std = 1.0>
     <adamw, lr = cosine<rate = 0.001, steps = 1000, warmup = 100>, weight_decay = 0.01>
 
-A value may itself be a word with named values, in angle brackets: a learning-rate schedule.
+A value may itself be a word with options in angle brackets: a learning-rate schedule.
 """
 
 import re
@@ -20,10 +20,13 @@ from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, TextAttr, opti
 
 @irdl_attr_definition
 class InitAttr(OptionsAttr):
-    """The initial values of a tensor: drawn by global position, so that every mesh draws the same,
-    or read from an array of an .npz file, in rows: `file` in an order of its own for each pass over
-    them, `batches` as they stand. `tokens` are a file without a header, packed into rows. A
-    `copy` is the value of another state, repeated along the dimensions before those that it has."""
+    """The initial values of a tensor.
+
+    Random values depend on the global position only, not on the mesh. `file` and `batches` read
+    rows of an array in an .npz file: `file` in a new order for each epoch, `batches` in the order
+    of the file. `tokens` packs a file without a header into rows. `copy` is the value of another
+    state, repeated along new leading dimensions.
+    """
 
     name = "train.init"
     KINDS: ClassVar[Kinds] = {
@@ -73,8 +76,8 @@ class ScheduleAttr(OptionsAttr):
     }  # fmt: skip
 
     @classmethod
-    def completed(cls, given: NamedOptions, text: str) -> NamedOptions:
-        word, pairs = super().completed(given, text)
+    def completed(cls, options: NamedOptions, text: str) -> NamedOptions:
+        word, pairs = super().completed(options, text)
         values = dict(pairs)
         if word == "points":
             try:
@@ -93,8 +96,8 @@ class ScheduleAttr(OptionsAttr):
 
 
 class Point(NamedTuple):
-    """A factor of the learning rate after so many steps, and whether the factors from here to the
-    next point are half a period of a cosine; else they are on a line."""
+    """A factor of the learning rate after `step` steps. The factors up to the next point are half a
+    period of a cosine (`is_cosine`), or linear."""
 
     step: int
     factor: float
@@ -111,7 +114,7 @@ def points_of(text: str) -> tuple[Point, ...]:
     """Return the points of `0: 0.1, 10: 1.0 cosine, 100: 0.0`.
 
     Raises:
-        ShardirError: it is no list of points, or their steps do not increase.
+        ShardirError: the text is not a list of points, or the steps do not increase.
     """
     points = list[Point]()
     for part in text.split(","):
@@ -130,8 +133,8 @@ BETA1, BETA2 = (OptionSpec(float, x, minimum=0.0, maximum=1.0, ends="[)") for x 
 
 @irdl_attr_definition
 class AccumulateAttr(OptionsAttr):
-    """The combination of the gradients of several microbatches: `<mean, microbatches = 4>`. With
-    `tokens` it is the mean over all tokens, where each loss is a mean over its own."""
+    """The combination of the gradients of microbatches: `<mean, microbatches = 4>`. `tokens` is the
+    mean over all tokens, if each loss is the mean over its microbatch's tokens."""
 
     name = "train.accumulate"
     KINDS: ClassVar[Kinds] = {
@@ -159,8 +162,8 @@ class ClipAttr(OptionsAttr):
 
 @irdl_attr_definition
 class LossScaleAttr(OptionsAttr):
-    """The factor of cotangents, which keeps small ones from underflow in a narrow type. It is
-    in f32."""
+    """The factor of cotangents, in f32, that keeps small cotangents from underflow in a narrow
+    type."""
 
     name = "train.loss_scale"
     KINDS: ClassVar[Kinds] = {
@@ -175,8 +178,8 @@ class LossScaleAttr(OptionsAttr):
 
 
 METRICS = ("gradient_norm", "learning_rate")
-"""The metrics of a step: the norm of all its gradients before they are clipped, the optimizer's
-learning rate."""
+"""The metrics of a step: the norm of all gradients before clipping, and the optimizer's learning
+rate."""
 
 
 @irdl_attr_definition
@@ -190,9 +193,9 @@ class MetricsAttr(TextAttr[tuple[str, ...]]):
         names = tuple(name.strip() for name in text.split(","))
         for at, name in enumerate(names):
             if name not in METRICS or name in names[:at]:
-                found = f"{name!r} twice" if name in names[:at] else repr(name)
+                got = f"{name!r} twice" if name in names[:at] else repr(name)
                 raise NotationError(
-                    f"expected metrics of {', '.join(METRICS)}, got {found}",
+                    f"expected metrics of {', '.join(METRICS)}, got {got}",
                     sum(len(part) + 1 for part in text.split(",")[:at]),
                 )
         return names

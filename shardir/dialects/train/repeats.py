@@ -2,8 +2,8 @@
 
 %h = train.carried %x                      the operand of the first block
 train.repeat 3
-%w = train.item %w0, %w1, %w2              of each block its own weight
-%y = nn.matmul %h, %w                      the ops of a block, once for all
+%w = train.item %w0, %w1, %w2              the weight of each block
+%y = nn.matmul %h, %w                      the ops of a block, written once
 %ys:3 = train.items %y                     the values of all blocks, after the end
 %h1 = train.carry %y, %h
 train.end_repeat
@@ -27,21 +27,21 @@ from shardir.dialects.train.loops import AfterLoop, EndLoop, Loop, loop_of
 
 @op_definition
 class EndRepeatOp(EndLoop):
-    """The end of the ops of a block"""
+    """The end of a repeated block"""
 
     name = "train.end_repeat"
 
 
 @op_definition
 class RepeatOp(Loop):
-    """The beginning of the ops of `count` equal blocks"""
+    """The beginning of a block that runs `count` times"""
 
     name = "train.repeat"
     END: ClassVar[type[EndLoop]] = EndRepeatOp
 
 
 class OfEach(TensorOp, HandsOn):
-    """A value, and one of its type of each run of the loop around the op."""
+    """An op between one value in the loop and a value of its type for each run."""
 
     INFERRED: ClassVar[bool] = False
     FLOPS: ClassVar[int] = 0
@@ -58,7 +58,7 @@ class OfEach(TensorOp, HandsOn):
         return [0] * len(shapes)
 
     def verify_each(self, values: int) -> None:
-        """Raise VerifyException unless `values` is the number of runs, and all types are one."""
+        """Raise VerifyException unless `values` is the number of runs, and all types are equal."""
         loop = loop_of(self)
         if not isinstance(loop, RepeatOp) or loop.runs != values:
             got = "none" if loop is None else f"{loop.name} {loop.runs}"
@@ -72,7 +72,7 @@ class OfEach(TensorOp, HandsOn):
 
 @op_definition
 class ItemOp(OfEach):
-    """The value of the run, of one for each"""
+    """The value of the current run, among one value for each run"""
 
     name = "train.item"
     values = var_operand_def(TensorType)
@@ -88,7 +88,7 @@ class ItemOp(OfEach):
 
 @op_definition
 class ItemsOp(OfEach, AfterLoop):
-    """The values of x of all runs, after the last"""
+    """The values of x in all runs, available after the last one"""
 
     name = "train.items"
     x = operand_def(TensorType)

@@ -1,5 +1,5 @@
 """Requests for functions, `train.step`, `train.gradient` and `train.forward`, and the marks between
-the parts of the functions that result from them."""
+the parts of the resulting functions."""
 
 from abc import ABC
 from typing import Any
@@ -50,16 +50,16 @@ class _OfFunction(IRDLOperation, ABC):
     function = prop_def(SymbolRefAttr)
 
     def find(self) -> FuncOp:
-        """The function. Raises VerifyException when there is none of that name with a body."""
+        """The function. Raises VerifyException if no function with this name has a body."""
         wanted = self.function.root_reference.data
         module = self.parent_op()
-        found = None if module is None else find_symbol(module, FuncOp, wanted)
-        if found is None:
+        f = None if module is None else find_symbol(module, FuncOp, wanted)
+        if f is None:
             raise VerifyException(coded("G1", f"expected a function @{wanted}, got none"))
-        if not found.body.blocks:
+        if not f.body.blocks:
             message = f"expected a body of function @{wanted}, got none"
             raise VerifyException(coded("G1", message, use="write it"))
-        return found
+        return f
 
 
 @op_definition
@@ -83,13 +83,13 @@ class StepOp(_OfFunction):
 
     @property
     def microbatches(self) -> int:
-        """The number of times that a step runs the function."""
+        """The number of runs of the function in a step."""
         return 1 if self.accumulate is None else self.accumulate.values["microbatches"]
 
     @property
     def is_loop(self) -> bool:
-        """Whether the step is over microbatches, which are in dimension 0 of its inputs: over
-        several, or one in stages."""
+        """Whether inputs have microbatches in dimension 0: the step has several of them, or
+        stages."""
         return self.microbatches > 1 or self.pipeline is not None
 
     def verify_(self) -> None:
@@ -100,11 +100,11 @@ class StepOp(_OfFunction):
         loss = losses[0] if len(losses) == 1 else None
         if not isinstance(loss, TensorType) or loss.get_shape() != ():
             marked = " and mark updates of states and metrics" if len(losses) > 1 else ""
-            found = ", ".join(map(str, losses)) or "no result"
+            got = ", ".join(map(str, losses)) or "no result"
             raise VerifyException(
                 coded(
                     "G2",
-                    f"expected @{f.sym_name.data} to return one scalar, the loss, got {found}",
+                    f"expected @{f.sym_name.data} to return one scalar, the loss, got {got}",
                     use=f"reduce it{marked}",
                 )
             )
@@ -125,8 +125,8 @@ class StepOp(_OfFunction):
         check_own_numbers(f)
 
     def check_metrics(self, f: FuncOp) -> None:
-        """Raises VerifyException when a result of the function is annotated as a metric that it
-        cannot be."""
+        """Raises VerifyException if a result of the function is annotated as a metric, but is not a
+        valid one."""
         known = set(() if self.metrics is None else self.metrics.data)
         loss = [{UPDATES, GRADIENT, METRIC} & a.keys() for a in result_attrs(f)].index(set())
         for i, (t, attributes) in enumerate(
@@ -140,7 +140,7 @@ class StepOp(_OfFunction):
                 message = f"expected {where}, a metric, to be a scalar of floats, got {t}"
                 raise VerifyException(coded("G15", message, use="reduce and nn.convert it"))
             if not name or name in known:
-                message = f"expected a name of {where}, a metric, that no other has, got"
+                message = f"expected a unique name for {where}, a metric, got"
                 raise VerifyException(coded("G15", f"{message} {attributes[METRIC]}"))
             if i < loss:
                 message = f"expected the loss of @{f.sym_name.data} before its metrics, got {where}"
@@ -150,8 +150,8 @@ class StepOp(_OfFunction):
 
 @op_definition
 class GradientOp(_OfFunction):
-    """A function from the arguments (and the cotangent of each result that is not a scalar) to
-    the results and the cotangents of the arguments `wrt`."""
+    """A function from the arguments (and the cotangents of results that are not scalars) to the
+    results and the cotangents of the arguments `wrt`."""
 
     name = "train.gradient"
     wrt = prop_def(DimsAttr)
@@ -174,16 +174,16 @@ class GradientOp(_OfFunction):
             check_arguments(self.find())
 
     def maker(self) -> "GradientOp | None":
-        """The request whose result is the function, where that is a gradient itself."""
+        """The request that makes the function, if the function is a gradient itself."""
         module = self.parent_op()
         wanted = self.function.root_reference.data
         return None if module is None else find_symbol(module, GradientOp, wanted)
 
     def signature(self, above: tuple["GradientOp", ...]) -> tuple[list[Any], list[Any]]:
-        """The types of the function's arguments and results. `above`: the requests on the way here.
+        """The types of the function's arguments and results. `above` are the enclosing requests.
 
         Raises:
-            VerifyException: there is no such function, or a gradient is requested of itself.
+            VerifyException: the function does not exist, or requests are cyclic.
         """
         if self in above:
             raise VerifyException(
@@ -207,9 +207,9 @@ class GradientOp(_OfFunction):
 
 @op_definition
 class ForwardOp(_OfFunction):
-    """A function of several microbatches, of which it runs another one: without a backward part.
-    Of scalars of floats it returns the mean (or the sum, or the mean over tokens), of other
-    results those of all microbatches, in a new dimension 0."""
+    """A function that runs another one for several microbatches, without a backward part. Results
+    that are float scalars are averaged (or summed, or averaged over tokens); other results are
+    collected in a new dimension 0."""
 
     name = "train.forward"
     accumulate = opt_prop_def(AccumulateAttr)
@@ -221,12 +221,12 @@ class ForwardOp(_OfFunction):
 
     @property
     def microbatches(self) -> int:
-        """The number of times that it runs the function."""
+        """The number of runs of the function."""
         return 1 if self.accumulate is None else self.accumulate.values["microbatches"]
 
     @property
     def sums(self) -> bool:
-        """Whether scalars are added up; else they are averaged."""
+        """Whether scalars are summed; else they are averaged."""
         return self.accumulate is not None and self.accumulate.kind == "sum"
 
     def verify_(self) -> None:

@@ -1,6 +1,6 @@
-"""The checks of the roles of a function's arguments and results.
+"""Checks of the roles of a function's arguments and results.
 
-All raise VerifyException, with the code of docs/invariants.md.
+They raise VerifyException with a code of docs/invariants.md.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ from shardir.dialects.train.roles import (
 
 
 def check_parameters(f: FuncOp) -> None:
-    """Raises VerifyException when a function has no parameter, or two of one name."""
+    """Raises VerifyException if a function has no parameter, or two with one name."""
     parameters = [a for a in arg_attrs(f) if Role.PARAMETER.attribute in a]
     if not parameters:
         raise VerifyException(
@@ -56,8 +56,8 @@ def check_parameters(f: FuncOp) -> None:
 
 
 def check_arguments(f: FuncOp) -> None:
-    """Raises VerifyException when an argument has two roles, `train.fusion` is no index, or
-    `train.state_layout` no layout that the argument may have."""
+    """Raises VerifyException if an argument has two roles, or an invalid `train.fusion` or
+    `train.state_layout`."""
     for i, attributes in enumerate(arg_attrs(f)):
         roles = [role.attribute for role in Role if role.attribute in attributes]
         if len(roles) > 1:
@@ -83,8 +83,8 @@ def check_arguments(f: FuncOp) -> None:
 
 
 def check_state_layout(f: FuncOp, i: int, attributes: Attributes) -> None:
-    """Raises VerifyException when argument i has a `train.state_layout` that its states can't
-    have."""
+    """Raises VerifyException if argument i has a `train.state_layout` that is invalid for its
+    states."""
     if STATE_LAYOUT not in attributes:
         return
     argument, t = Argument.of(attributes), f.function_type.inputs.data[i]
@@ -103,7 +103,7 @@ def check_state_layout(f: FuncOp, i: int, attributes: Attributes) -> None:
 
 
 def check_initial_values(f: FuncOp) -> None:
-    """Raises VerifyException when an argument has initial values that its type does not have."""
+    """Raises VerifyException if an argument's type cannot hold its initial values."""
     for i, (t, argument) in enumerate(zip(f.function_type.inputs, arguments(f), strict=False)):
         init = argument.init
         if isinstance(init, InitAttr) and isinstance(t, TensorType):
@@ -114,18 +114,18 @@ def check_initial_values(f: FuncOp) -> None:
 
 
 def check_own_numbers(f: FuncOp) -> None:
-    """Raises VerifyException when a weight decay or a learning-rate scale is not valid."""
+    """Raises VerifyException if a weight decay or a learning-rate scale is invalid."""
     for attributes in arg_attrs(f):
         for name in (WEIGHT_DECAY, LR_SCALE):
             number_attr(attributes, name, 0.0)
 
 
 def check_updates(f: FuncOp) -> None:
-    """Raises VerifyException when a result is annotated as the update of a state, or of a
-    parameter, that it does not fit."""
-    args, done = arguments(f), set[int]()
-    found = zip(f.function_type.outputs, result_attrs(f), updated_arguments(f), strict=True)
-    for i, (t, attributes, at) in enumerate(found):
+    """Raises VerifyException if a result is annotated as the update of a parameter or state, but
+    does not fit it."""
+    args, updated = arguments(f), set[int]()
+    results = zip(f.function_type.outputs, result_attrs(f), updated_arguments(f), strict=True)
+    for i, (t, attributes, at) in enumerate(results):
         if UPDATES not in attributes:
             continue
         where = f"result {i} of @{f.sym_name.data}"
@@ -139,13 +139,13 @@ def check_updates(f: FuncOp) -> None:
                     f"{', '.join(retained) or 'of which there is none'}, got {key}",
                 )
             )
-        if at in done:
+        if at in updated:
             raise VerifyException(
                 coded(
                     "G7", f"expected one result that updates {key}, got {where} too", use="drop one"
                 )
             )
-        done.add(at)
+        updated.add(at)
         old = f.function_type.inputs.data[at]
         if without_layout(t) != without_layout(old):
             raise VerifyException(
@@ -158,23 +158,23 @@ def check_updates(f: FuncOp) -> None:
 
 
 def check_gradients(f: FuncOp) -> None:
-    """Raises VerifyException when a result is annotated as the gradient of a parameter that it
-    does not fit."""
-    done = set[int]()
-    found = zip(f.function_type.outputs, result_attrs(f), gradient_arguments(f), strict=True)
-    for i, (t, attributes, at) in enumerate(found):
+    """Raises VerifyException if a result is annotated as the gradient of a parameter, but does not
+    fit it."""
+    differentiated = set[int]()
+    results = zip(f.function_type.outputs, result_attrs(f), gradient_arguments(f), strict=True)
+    for i, (t, attributes, at) in enumerate(results):
         if GRADIENT not in attributes:
             continue
         where, key = f"result {i} of @{f.sym_name.data}", attributes[GRADIENT]
         if at is None:
             names = [f'"{a.key}"' for a in arguments(f) if a.role is Role.PARAMETER]
-            found = f"expected {where} to be the gradient of a parameter, {', '.join(names)}"
-            raise VerifyException(coded("G13", f"{found}, got {key}"))
-        if at in done:
-            found = f"expected one result that is the gradient of {key}, got {where} too"
-            raise VerifyException(coded("G13", found, use="add them"))
-        done.add(at)
+            message = f"expected {where} to be the gradient of a parameter, {', '.join(names)}"
+            raise VerifyException(coded("G13", f"{message}, got {key}"))
+        if at in differentiated:
+            message = f"expected one result that is the gradient of {key}, got {where} too"
+            raise VerifyException(coded("G13", message, use="add them"))
+        differentiated.add(at)
         wanted = f.function_type.inputs.data[at]
         if without_layout(t) != without_layout(wanted):
-            found = f"expected {where}, the gradient of {key}, of type {wanted}, got {t}"
-            raise VerifyException(coded("G13", found, use="reshape or convert it"))
+            message = f"expected {where}, the gradient of {key}, of type {wanted}, got {t}"
+            raise VerifyException(coded("G13", message, use="reshape or convert it"))

@@ -1,4 +1,4 @@
-"""The roles of a function's arguments and results, by their attributes.
+"""The roles of a function's arguments and results, as attributes.
 
     %x {train.input = #train.init<normal>}
     %w {train.parameter = "w", train.init = #train.init<normal>}
@@ -7,15 +7,17 @@
     -> (tensor<f32>, tensor<4x2xf32> {train.gradient = "w"})
     -> (tensor<f32>, tensor<f32> {train.metric = "accuracy"})
 
-A function that returns gradients is not differentiated: they are those of its loss. A metric is
-reported beside the loss, and has no gradient; of several microbatches it is the mean. An argument
-without such an attribute is an input. A parameter may also have `train.fusion = 2 :
-i64`: its gradient is communicated in one buffer with those of the other parameters of that index.
-`train.weight_decay = 0.0 : f64` replaces the optimizer's weight decay for it,
-`train.lr_scale = 0.1 : f64` multiplies its learning rate, and `train.state_layout =
-#dist.layout<@m, [{dp}, {}]>` is the layout of its states. An input of a step with several
-microbatches has them in dimension 0: `train.microbatches = 4 : i64`; so has a result of a forward
-part alone.
+A function that returns gradients (of its loss) is not differentiated. A metric is reported beside
+the loss, without a gradient; over several microbatches it is averaged. An argument without such an
+attribute is an input. A parameter may also have:
+
+    train.fusion = 2 : i64            gradients with equal indices are communicated in one buffer
+    train.weight_decay = 0.0 : f64    replaces the optimizer's weight decay
+    train.lr_scale = 0.1 : f64        multiplies the learning rate
+    train.state_layout = #dist.layout<@m, [{dp}, {}]>    the layout of its states
+
+`train.microbatches = 4 : i64`: dimension 0 of an input of a step, or of a result of a forward part
+alone, counts microbatches.
 """
 
 from collections.abc import Mapping
@@ -47,8 +49,8 @@ GRADIENT, METRIC = "train.gradient", "train.metric"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
 STATE_LAYOUT = "train.state_layout"
 WEIGHS = "train.weighs"
-"""On an op that reads a number of tokens: the result that is a mean over these, by its index. It
-counts so much in means over several batches."""
+"""On an op that reads a number of tokens: the index of the result that is the mean over these
+tokens. The number is the result's weight in means over several batches."""
 
 Attributes = Mapping[str, Attribute]
 
@@ -70,7 +72,7 @@ _RETAINED = tuple((role, role.attribute) for role in (Role.PARAMETER, Role.STATE
 
 
 class Argument(NamedTuple):
-    """An argument by its attributes; `key`: the name of a parameter or state."""
+    """The role and attributes of an argument; `key` is the name of a parameter or state."""
 
     role: Role
     key: str | None
@@ -85,18 +87,19 @@ class Argument(NamedTuple):
 
     @property
     def is_retained(self) -> bool:
-        """Whether it is retained from one step to the next: a parameter or a state."""
+        """Whether the argument keeps its value between steps: a parameter or a state."""
         return self.role is not Role.INPUT
 
     @property
     def init(self) -> Attribute | None:
         """The initial values of a parameter or state, or the values of an input."""
-        given = self.attributes.get(Role.INPUT.attribute) if self.role is Role.INPUT else None
-        return given or self.attributes.get("train.init")
+        values = self.attributes.get(Role.INPUT.attribute) if self.role is Role.INPUT else None
+        return values or self.attributes.get("train.init")
 
     @property
     def microbatches(self) -> int | None:
-        """The number of microbatches in dimension 0 of an input, where it has that dimension."""
+        """The number of microbatches in dimension 0 of an input; None if it has no such
+        dimension."""
         count = self.attributes.get(MICROBATCHES)
         return count.value.data if isinstance(count, IntegerAttr) else None
 
@@ -114,9 +117,9 @@ class Argument(NamedTuple):
 
     @property
     def state_layout(self) -> Layout | None:
-        """The layout that is annotated for a parameter's states."""
-        found = self.attributes.get(STATE_LAYOUT)
-        return found.data if isinstance(found, LayoutAttr) else None
+        """The annotated layout of a parameter's states."""
+        layout = self.attributes.get(STATE_LAYOUT)
+        return layout.data if isinstance(layout, LayoutAttr) else None
 
 
 def state_attrs(key: str, init: Attribute) -> dict[str, Attribute]:
@@ -145,13 +148,13 @@ def weighing_attrs(result: int) -> dict[str, Attribute]:
 
 
 def weighed_by(op: Operation) -> int | None:
-    """Return the result whose number of tokens an op reads, by its index; None of other ops."""
+    """Return the index of the result whose number of tokens an op reads; None for other ops."""
     result = op.attributes.get(WEIGHS)
     return result.value.data if isinstance(result, IntegerAttr) else None
 
 
 def of_microbatches(attributes: Attributes, count: int) -> dict[str, Attribute]:
-    """The attributes of an input or a result that has microbatches in dimension 0."""
+    """Add to the attributes of an input or a result that dimension 0 counts microbatches."""
     return {**attributes, MICROBATCHES: IntegerAttr(count, i64)}
 
 
@@ -182,48 +185,50 @@ def set_result_attrs(f: FuncOp, attributes: list[dict[str, Any]]) -> None:
 
 def remove_state_layouts(f: FuncOp) -> None:
     """Remove the annotations of the layouts of states."""
-    found = arg_attrs(f)
-    if any(STATE_LAYOUT in a for a in found):
-        set_arg_attrs(f, [{k: x for k, x in a.items() if k != STATE_LAYOUT} for a in found])
+    attributes = arg_attrs(f)
+    if any(STATE_LAYOUT in a for a in attributes):
+        set_arg_attrs(f, [{k: x for k, x in a.items() if k != STATE_LAYOUT} for a in attributes])
 
 
 def arguments(f: FuncOp) -> list[Argument]:
     """The arguments of a function by their attributes."""
     if f.arg_attrs is None:
         return [Argument.of({}) for _ in f.function_type.inputs]
-    found = _arguments.of(f.arg_attrs, lambda each: [Argument.of(a.data) for a in each])
-    return found.copy()
+    cached = _arguments.of(
+        f.arg_attrs, lambda attributes: [Argument.of(a.data) for a in attributes]
+    )
+    return cached.copy()
 
 
 _arguments = SignatureMemo(limit=8)
-"""The arguments of the last functions: a pass asks many times, and a function has thousands."""
+"""A cache for the last functions: passes ask often, and a function has thousands of arguments."""
 
 
 def updated_keys(f: FuncOp) -> list[str | None]:
-    """For each result the parameter or state of which it is the new value."""
+    """The key of the parameter or state that each result updates, or None."""
     if f.res_attrs is None:
         return [None for _ in f.function_type.outputs]
     return [text_attr(a.data, UPDATES) for a in f.res_attrs]
 
 
 def metric_names(f: FuncOp) -> list[str | None]:
-    """For each result the metric of the step that it is."""
+    """The name of each result that is a metric, else None."""
     return [text_attr(a, METRIC) for a in result_attrs(f)]
 
 
 def result_batches(f: FuncOp) -> list[int | None]:
-    """For each result the number of microbatches in dimension 0, where it has that dimension."""
+    """The number of microbatches in dimension 0 of each result; None without such a dimension."""
     return [Argument.of(a).microbatches for a in result_attrs(f)]
 
 
 def updated_arguments(f: FuncOp) -> list[int | None]:
-    """For each result the index of the argument of which it is the new value."""
+    """The index of the argument that each result updates, or None."""
     index = {a.key: i for i, a in reversed([*enumerate(arguments(f))]) if a.is_retained}
     return [index.get(key) for key in updated_keys(f)]
 
 
 def gradient_arguments(f: FuncOp) -> list[int | None]:
-    """For each result the index of the parameter whose gradient it is."""
+    """The index of the parameter whose gradient each result is, or None."""
     index = {a.key: i for i, a in enumerate(arguments(f)) if a.role is Role.PARAMETER}
     return [index.get(text_attr(a, GRADIENT) or "") for a in result_attrs(f)]
 
@@ -238,7 +243,7 @@ def mark_step(f: FuncOp) -> None:
 
 
 def without_layout(type: Attribute) -> Attribute:
-    """The type without its layout, if it is one of tensors."""
+    """A tensor type without its layout; other types unchanged."""
     return with_layout(type, None) if isinstance(type, TensorType) else type
 
 
@@ -252,7 +257,7 @@ def number_attr(attributes: Attributes, name: str, default: float) -> float:
     """The value of an attribute such as `train.lr_scale = 0.1 : f64`.
 
     Raises:
-        VerifyException: it is not a float, or negative.
+        VerifyException: the attribute is not a float, or negative or infinite.
     """
     attr = attributes.get(name)
     if attr is None:

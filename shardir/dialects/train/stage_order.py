@@ -1,6 +1,6 @@
-"""The order in which each rank does a step in stages, of the calls and transfers of the IR.
+"""The order of a step in stages on each rank, for the calls and transfers of the IR.
 
-The rules are those of the ranks themselves: `stages/order.py` of the runtime.
+The ranks themselves follow the same rules: `stages/order.py` of the runtime.
 """
 
 from shardir.backend.torch.shardir_runtime.stages.order import (
@@ -16,8 +16,8 @@ __all__ = ["Event", "StageMessage", "StageOrder", "StepValue"]
 
 
 class StageOrder(StepOrder):
-    """The events of each rank of a step in stages. An event of a run has a StageRun; names of
-    values are SSA values."""
+    """The events of each rank of a step in stages. Runs are `StageRun`s, names of values are SSA
+    values."""
 
     def __init__(self, runs: StepRuns, in_flight: int):
         self.runs = runs

@@ -1,15 +1,21 @@
-"""The proof that a step in stages ends on all ranks, whatever its functions and transfers take.
+"""The proof that a step in stages terminates on all ranks, however long functions and transfers
+take.
 
     0F1 (net.ir:7) -> %h of microbatch 1 to rank 1 (net.ir:8) -> 1F1 (net.ir:9) -> ...
 
-A graph has a node for each run of a function, and one for each message: its send and its receive,
-which happen together, since nothing is buffered. An edge goes to what cannot happen before: along
-the order of each rank, in which a message only starts where it stands and is awaited where it is
-read; and from what is made to what reads it. Without a cycle all nodes happen: a channel moves its
-messages in the order in which both of its ends start them, so that none waits for a later one.
+A graph has a node for each run of a function and for each message. A message is its send and its
+receive, which happen together, since nothing is buffered. Edges go from a node to the nodes that
+wait for it:
 
-The ranks of a stage run the same functions in the same order, with collectives among themselves
-alone: all members of a group are in the same run, which is one node.
+1. along the order of each rank, in which a message starts at its event and is awaited before the
+   run that reads it;
+2. from the run that makes a value to the run that reads it.
+
+A channel moves its messages in the order in which both ends start them, so no message waits for a
+later one. Hence the step terminates if the graph has no cycle.
+
+All ranks of a stage run the same functions in the same order, and their collectives stay within the
+stage. So a run is one node for all members of a group.
 """
 
 from collections import Counter, defaultdict
@@ -32,21 +38,23 @@ OrderNode = StageRun | StageMessage
 
 
 def check_order(f: FuncOp) -> None:
-    """Check that the ranks of a step in stages come to its end; other functions are not looked at.
-    Raises ShardirError as `proven_order` does."""
+    """Check that a step in stages terminates on all ranks; other functions are skipped. Raises
+    ShardirError as `proven_order` does."""
     if SCHEDULE in f.attributes:
         proven_order(f)
 
 
 def proven_order(f: FuncOp) -> StageOrder:
-    """Return the order of a step in stages, with the fewest sends in flight with which it ends: as
-    many as there are ranks, twice as many, and so on, up to one for each microbatch.
+    """Return an order of a step in stages that terminates. The number of sends in flight is the
+    first of ranks, 2 ranks, 4 ranks, ... with which it does, up to one for each microbatch.
 
     Raises:
-        ShardirError: the schedule is no one of the step; a value that a stage reads is not
-            transferred, or one is transferred that is not read; a channel has its sends and its
-            receives in different orders; or some runs and messages wait for each other. With all
-            errors of one of these kinds.
+        ShardirError: with all errors of the first kind that occurs:
+
+            1. the schedule does not fit the step;
+            2. a stage reads a value that is not transferred to it;
+            3. the sends and receives of a channel differ, or their orders do;
+            4. runs and messages wait for each other.
     """
     runs = _runs(f)
     if errors := list(_schedule_errors(runs)):
@@ -64,7 +72,7 @@ def proven_order(f: FuncOp) -> StageOrder:
 
 
 def _runs(f: FuncOp) -> StepRuns:
-    """Return the runs of a step. Raises ShardirError unless its schedule can be read, and run."""
+    """Return the runs of a step. Raises ShardirError if its schedule is malformed or deadlocks."""
     if schedule_of(f) is None:
         message = f"expected an array of lines of actions as {SCHEDULE}, got another attribute"
         raise ShardirError(coded("G16", message, use='write train.schedule = ["0F0,0B0"]'))
@@ -102,12 +110,12 @@ def _schedule_errors(runs: StepRuns) -> Iterator[str]:
     ):
         if wanted != got:
             message = f"expected a schedule for {wanted} {what}, got one for {got}"
-            errors.append(coded("G16", message, use="write the actions of as many"))
+            errors.append(coded("G16", message, use=f"write the actions of {wanted} {what}"))
     return iter(errors or [*_missing_runs(runs), *_collectives(runs)])
 
 
 def _ranks(f: FuncOp) -> int:
-    """Return the extent of the axis of stages, on the mesh of a step; 0 where it has none."""
+    """Return the size of the axis of stages in the mesh of a step; 0 without such an axis."""
     layouts = (layout_of(v) for v in f.body.block.args)
     names = {layout.mesh for layout in layouts if layout is not None}
     sizes = (dict(find_mesh(f, name).axes).get(STAGE_AXIS, 0) for name in names)
@@ -115,7 +123,7 @@ def _ranks(f: FuncOp) -> int:
 
 
 def _missing_runs(runs: StepRuns) -> Iterator[str]:
-    """Yield an error for each function that does not run once for each of its microbatches."""
+    """Yield an error for each function and microbatch with another number of runs than one."""
     for (stage, kind), op in runs.actions.items():
         loop = runs.loop(runs.rank(op))
         times = Counter(run.microbatch for run in loop if run.op is op)
@@ -127,7 +135,7 @@ def _missing_runs(runs: StepRuns) -> Iterator[str]:
 
 
 def _collectives(runs: StepRuns) -> Iterator[str]:
-    """Yield an error for each op in a function of a stage that needs ranks of others."""
+    """Yield an error for each op in a function of a stage that needs ranks of other stages."""
     for callee in runs.callees.values():
         for op in callee.body.block.ops:
             axes = op.properties.get("axes")
@@ -138,7 +146,7 @@ def _collectives(runs: StepRuns) -> Iterator[str]:
 
 
 def _unsent(order: StageOrder) -> Iterator[str]:
-    """Yield an error for each value that a rank reads of another, which does not send it."""
+    """Yield an error for each value that a rank reads and another rank does not send to it."""
     unsent: dict[tuple[SSAValue, int], tuple[str, int]] = {}
     for rank in order.ranks:
         reads = [(str(run), r) for run in order.runs.runs(rank) for r in order.reads(run)]
@@ -155,7 +163,7 @@ def _unsent(order: StageOrder) -> Iterator[str]:
 
 
 def _mismatches(order: StageOrder) -> Iterator[str]:
-    """Yield an error for each channel on which a receive would take another value."""
+    """Yield an error for each channel with a receive that would take a wrong value."""
     sends, receives = (_channels(order, kind) for kind in ("send", "receive"))
     for (source, target), sent in sends.items():
         received = receives[source, target]
@@ -175,24 +183,24 @@ def _mismatches(order: StageOrder) -> Iterator[str]:
 
 
 def _channels(order: StageOrder, kind: str) -> dict[tuple[int, int], list[StageMessage]]:
-    """Return the messages of each directed pair of ranks, in the order of their sends or of their
-    receives."""
-    found: defaultdict[tuple[int, int], list[StageMessage]] = defaultdict(list)
+    """Return the messages of each directed pair of ranks, in the order of their sends or receives
+    (`kind`)."""
+    channels: defaultdict[tuple[int, int], list[StageMessage]] = defaultdict(list)
     for events in order.events:
         for event in events:
             if event.kind == kind and isinstance(message := event.of, StageMessage):
-                found[message.source, message.target].append(message)
-    return found
+                channels[message.source, message.target].append(message)
+    return channels
 
 
 def _cycle(order: StageOrder) -> str:
-    """Return an error if some runs and messages wait for each other, else an empty text."""
+    """Return an error if runs and messages wait for each other, else an empty text."""
     after: dict[OrderNode, set[OrderNode]] = {
         event.of: set() for events in order.events for event in events
     }
     for events in order.events:
         last: list[OrderNode] = []
-        """What has happened on the rank before the next event."""
+        """The nodes that the next event of the rank waits for."""
         for kind, node in events:
             if kind == "wait":
                 last.append(node)
@@ -207,8 +215,8 @@ def _cycle(order: StageOrder) -> str:
                 for run in read.runs:
                     if order.runs.rank(run.op) == order.runs.rank(node.op):
                         after[run].add(node)
-    at = {node: i for i, node in enumerate(after)}
-    ordered = {node: sorted(others, key=at.__getitem__) for node, others in after.items()}
+    index = {node: i for i, node in enumerate(after)}
+    ordered = {node: sorted(followers, key=index.__getitem__) for node, followers in after.items()}
     cycle = find_cycle(ordered)
     if not cycle:
         return ""

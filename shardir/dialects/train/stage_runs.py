@@ -1,8 +1,7 @@
-"""The runs of a step in stages: the calls of each rank, in the order in which it runs them, and
-what they read of others.
+"""The runs of a step in stages: the calls of each rank in order, and the values that they read.
 
-    schedule 0F0,0F1,0B0,0B1          rank 0: @step_forward_0 for microbatches 0 and 1,
-             1F0,1B0,1F1,1B1                  @step_backward_0 for 0 and 1, @step_update_0
+schedule 0F0,0F1,0B0,0B1          rank 0: @step_forward_0 for microbatches 0 and 1,
+         1F0,1B0,1F1,1B1                  @step_backward_0 for 0 and 1, @step_update_0
 """
 
 from collections.abc import Iterable
@@ -25,11 +24,11 @@ from shardir.dialects.train.stages import (
 )
 
 BACKWARD = "BIW"
-"""The actions of the backward part: one, or the other two."""
+"""The actions of the backward part: B, or I and W."""
 
 
 class StageRun(NamedTuple):
-    """A call of a function of a stage: for a microbatch in the loop over them, else for None."""
+    """A call of a stage's function: for a microbatch in the loop, with None outside of it."""
 
     op: CallOp
     microbatch: int | None
@@ -53,11 +52,11 @@ class StageRun(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A value that a run reads, the runs that make it or its addends, and the transfers between.
+    """A value that a run reads, the runs that make it or its addends, and its transfers.
 
-    The value is the result of a run, or a sum of results over the microbatches: the value that is
-    transferred. Where two functions make it, each for some microbatches, it is the result of
-    `train.either`."""
+    The value is the one that is transferred: the result of a run, a sum of results over the
+    microbatches, or the result of `train.either` if two functions make it, each for some
+    microbatches."""
 
     value: StepValue
     runs: tuple[StageRun, ...]
@@ -74,17 +73,19 @@ class StepRuns:
         self.callees: dict[CallOp, FuncOp] = {}
         self.stages: dict[CallOp, int] = {}
         self.before: list[CallOp] = []
-        """The calls before the loop over the microbatches, in it by their actions, and after it."""
+        """The calls before the loop over the microbatches."""
         self.actions: dict[tuple[int, str], CallOp] = {}
+        """The calls in the loop, by stage and action."""
         self.after: list[CallOp] = []
+        """The calls after the loop."""
         self.carries: dict[SSAValue, CarryOp] = {}
-        """By what a loop carries, the op that sets it."""
+        """The op that sets each variable of the loop."""
         self.sums: list[OfMicrobatches] = []
-        """The sums of the loop, and then the collected values."""
+        """The sums of the loop, followed by the collected values."""
         self.transfers: dict[SSAValue, list[TransferOp]] = {}
         """The transfers of each value."""
         self.named: dict[SSAValue, SSAValue] = {}
-        """Of a result that is one of two, the value of either."""
+        """The result of `train.either` for each of its operands."""
         self.count = self.schedule.microbatches
         outside = self.before
         for op in f.body.block.ops:
@@ -113,28 +114,29 @@ class StepRuns:
         return self.schedule.placement[self.stages[op]]
 
     def loop(self, rank: int) -> list[StageRun]:
-        """Return what a rank runs in the loop over the microbatches, in its order."""
-        found = []
+        """Return the runs of a rank in the loop over the microbatches, in order."""
+        runs = []
         for stage, kind, microbatch in self.schedule.orders[rank]:
             for part in part_kinds(stage, kind, self.actions):
-                found.append(StageRun(self.actions[stage, part], microbatch))
-        return found
+                runs.append(StageRun(self.actions[stage, part], microbatch))
+        return runs
 
     def is_due(self, op: CallOp, microbatch: int) -> bool:
-        """Whether a call runs for a microbatch: of a stage with functions for B and for I and W
-        those that its schedule has."""
+        """Whether a call runs for a microbatch. Of a stage with functions for B, I and W, the
+        schedule runs either B or both I and W."""
         kind, stage = action_of(self.callees[op]), self.stages[op]
-        others = {k for k in BACKWARD if (stage, k) in self.actions}
-        if kind not in others or "B" not in others or len(others) == 1:
+        backward = {k for k in BACKWARD if (stage, k) in self.actions}
+        if kind not in backward or "B" not in backward or len(backward) == 1:
             return True
         return (kind == "B") != ((stage, microbatch) in self.schedule.splits_backward)
 
     def results(self, op: CallOp) -> list[SSAValue]:
-        """Return what a call makes, of two functions that make a value the value of either."""
+        """Return the results of a call, replaced by those of `train.either` where they are its
+        operands."""
         return [self.named.get(v, v) for v in op.results]
 
     def runs(self, rank: int) -> list[StageRun]:
-        """Return all that a rank runs, in its order."""
+        """Return all runs of a rank, in order."""
         before, after = (
             [StageRun(op, None) for op in calls if self.rank(op) == rank]
             for calls in (self.before, self.after)
@@ -142,17 +144,16 @@ class StepRuns:
         return [*before, *self.loop(rank), *after]
 
     def makers(self, v: SSAValue) -> list[CallOp]:
-        """Return the calls of a stage that make a value, or the addends of a sum, wherever it has
-        been transferred since: one, or those of `train.either`; none of an argument, or of a part
-        of one."""
+        """Return the calls that make a value, or the addends of a sum, looking through transfers:
+        one call, both of `train.either`, or none for an argument or a part of one."""
         while isinstance(v.owner, TransferOp | OfMicrobatches):
             v = v.owner.x
-        found = v.owner.operands if isinstance(v.owner, EitherOp) else [v]
-        return [x.owner for x in found if isinstance(x.owner, CallOp)]
+        sources = v.owner.operands if isinstance(v.owner, EitherOp) else [v]
+        return [x.owner for x in sources if isinstance(x.owner, CallOp)]
 
     def read(self, v: SSAValue, microbatch: int | None) -> Read | None:
-        """Return what a run for a microbatch, or outside the loop, reads as an operand; None of an
-        argument of the step, or of a part of one."""
+        """Return the read of an operand by a run, for a microbatch or outside of the loop (None);
+        None for an argument of the step or a part of one."""
         transfers: list[TransferOp] = []
         microbatches: Iterable[int | None] = [microbatch]
         total: SSAValue | None = None
@@ -169,7 +170,7 @@ class StepRuns:
                 transfers.append(op)
             elif isinstance(op, OfMicrobatches):
                 total, microbatches = v, range(self.count)
-            elif isinstance(op, CarryOp):  # after the loop: that of the last microbatch
+            elif isinstance(op, CarryOp):  # after the loop: the value of the last microbatch
                 microbatch = self.count - 1
                 microbatches = [microbatch]
             elif isinstance(op, CarriedOp) and microbatch and v in self.carries:
@@ -192,9 +193,9 @@ class StepRuns:
         return action_of(self.callees[op]) is None
 
     def reads(self, run: StageRun) -> list[Read]:
-        """Return what a run reads of other runs."""
-        found = (self.read(v, run.microbatch) for v in run.op.operands)
-        return [read for read in found if read is not None]
+        """Return the reads of a run from other runs."""
+        reads = (self.read(v, run.microbatch) for v in run.op.operands)
+        return [read for read in reads if read is not None]
 
     def targets(self, v: SSAValue) -> list[int]:
         """Return the ranks that read a value, other than the rank that makes it."""
@@ -204,19 +205,19 @@ class StepRuns:
         return sorted(ranks - {placement[op.source.value.data] for op in transfers})
 
     def edges(self) -> list[tuple[int, int]]:
-        """Return the ordered pairs of ranks between which values pass."""
+        """Return the pairs of a sending and a receiving rank, sorted."""
         makers = {v: self.makers(v) for v in self.transfers}
         sources = {v: self.rank(ops[0]) for v, ops in makers.items() if ops}
         return sorted({(rank, t) for v, rank in sources.items() for t in self.targets(v)})
 
     def states(self, rank: int) -> list[Read]:
-        """Return the states of the loop that a rank has after it: the states that its functions
-        read, as the last microbatch leaves them."""
+        """Return the states that a rank has after the loop: the states that its functions read,
+        with their values after the last microbatch."""
         operands = {v for op in self.callees if self.rank(op) == rank for v in op.operands}
-        found = []
+        reads = []
         for carried, carry in self.carries.items():
             first = carried.owner
             argument = first.x if isinstance(first, CarriedOp) else carried
             if not operands.isdisjoint((carried, argument, carry.out)):
-                found.append(self.read(carry.out, None))
-        return [read for read in found if read is not None]
+                reads.append(self.read(carry.out, None))
+        return [read for read in reads if read is not None]

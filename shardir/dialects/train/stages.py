@@ -1,4 +1,4 @@
-"""Stages of a pipelined step: which op runs where, and the values that pass between them.
+"""Stages of a pipelined step: the stage of each op, and the transfers of values between stages.
 
     train.step @step of @loss <adamw, lr = 0.001>
         accumulate <mean, microbatches = 8> pipeline <1f1b, ranks = 4>
@@ -7,9 +7,9 @@
     %h_1 = train.transfer %h from 0 to <1>                 %h, on stage 1 too
     %y = nn.relu %h_1 {train.stage = 1 : i64}
 
-`assign-stages` gives each op of the function a stage, from those that are marked; the ops of the
-backward part get those of the ops that they transpose. `split-stages` makes functions of the ops of
-each stage, and writes the schedule on the step: a line for each rank, in torch's grammar.
+`assign-stages` gives each op of the function a stage, derived from the marked ops; an op of the
+backward part gets the stage of the op that it transposes. `split-stages` makes functions of the ops
+of each stage, and writes the schedule on the step: a line for each rank, in torch's grammar.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,15 +35,15 @@ from shardir.dialects.text import Kinds, OptionsAttr, OptionSpec, complete
 STAGE, ACTION = "train.stage", "train.action"
 PIPELINE, SCHEDULE = "train.pipeline", "train.schedule"
 SEARCH = "search"
-"""The name of a schedule that is to be found."""
+"""The name that requests a search for a schedule."""
 STAGE_AXIS = "stage"
-"""The axis of the mesh over which the ranks of different stages differ."""
+"""The mesh axis of the pipeline's ranks."""
 
 
 @irdl_attr_definition
 class PipelineAttr(OptionsAttr):
-    """The schedule of a pipelined step (its name, or `search`), the number of ranks that stages are
-    on, and the stages of each."""
+    """The schedule of a pipelined step (its name, or `search`), the number of ranks of the
+    pipeline, and the number of stages on each rank."""
 
     name = "train.pipeline"
     OPTIONS: ClassVar[Kinds] = {
@@ -54,14 +54,14 @@ class PipelineAttr(OptionsAttr):
 
     @classmethod
     def from_text(cls, text: str) -> NamedOptions:
-        schedule, comma, rest = text.partition(",")
+        schedule, comma, options = text.partition(",")
         known = (*NAMES, SEARCH)
         if (name := schedule.strip()) not in known:
             hint = did_you_mean(name, known) or f"; use {', '.join(known)}"
             raise NotationError(f"expected the name of a schedule, got {name!r}{hint}")
         try:
-            given = parse_options(f"schedule{comma}{rest}")
-            _, pairs = complete(cls.name, cls.OPTIONS, given, f"schedule{comma}{rest}")
+            text = f"schedule{comma}{options}"
+            _, pairs = complete(cls.name, cls.OPTIONS, parse_options(text), text)
         except NotationError as e:
             offset = e.offset + len(schedule) - len("schedule")
             raise NotationError(e.message, max(offset, 0)) from None
@@ -75,7 +75,7 @@ class PipelineAttr(OptionsAttr):
 
 @op_definition
 class TransferOp(Unary):
-    """x, on the stages `to` as well as on the one that makes it"""
+    """x, on the stages `to` as well as on its own stage"""
 
     name = "train.transfer"
     LINEAR: ClassVar[str] = "any"
@@ -104,7 +104,8 @@ class TransferOp(Unary):
 
 @op_definition
 class EitherOp(Binary):
-    """x of a microbatch whose backward part is one action, B; y of one with the actions I and W"""
+    """x for microbatches whose backward part is the action B, y for those with the actions I and
+    W"""
 
     name = "train.either"
     LINEAR: ClassVar[str] = "sum"
@@ -114,18 +115,18 @@ class EitherOp(Binary):
     def evaluate(self, device: Device, *arrays: Array) -> Array:
         x, y = arrays
         same = np.array_equal(x, y, equal_nan=True)
-        return x if same else x + np.nan  # one of the functions that make them is wrong
+        return x if same else x + np.nan  # one of the two functions is wrong
 
 
 def stage_of(op: Operation) -> int | None:
-    """The stage of an op or a function, where it has one."""
+    """The stage of an op or a function, or None."""
     return stage_in(op.attributes)
 
 
 def stage_in(attributes: Mapping[str, Attribute]) -> int | None:
-    """The stage in the attributes of an op, where it has one."""
-    found = attributes.get(STAGE)
-    return found.value.data if isinstance(found, IntegerAttr) else None
+    """The stage in the attributes of an op, or None."""
+    stage = attributes.get(STAGE)
+    return stage.value.data if isinstance(stage, IntegerAttr) else None
 
 
 def stage_attrs(stage: int | None) -> dict[str, Attribute]:
@@ -134,10 +135,10 @@ def stage_attrs(stage: int | None) -> dict[str, Attribute]:
 
 
 def action_of(f: FuncOp) -> str | None:
-    """The action of a schedule that runs a function of a stage: F, B, I or W; None of a function
-    that runs before or after the loop over the microbatches."""
-    found = f.attributes.get(ACTION)
-    return found.data if isinstance(found, StringAttr) else None
+    """The action of a schedule that runs a stage's function: F, B, I or W; None for a function that
+    runs before or after the loop over the microbatches."""
+    action = f.attributes.get(ACTION)
+    return action.data if isinstance(action, StringAttr) else None
 
 
 def action_attrs(action: str | None) -> dict[str, Attribute]:
@@ -146,25 +147,25 @@ def action_attrs(action: str | None) -> dict[str, Attribute]:
 
 
 def callee_of(op: CallOp) -> FuncOp | None:
-    """The function of a stage that a call in a step runs; None where it is none of the module."""
+    """The stage's function that a call in a step runs; None if the module has no such function."""
     parent = op.parent_op()
     module = None if parent is None else parent.parent_op()
-    found = None if module is None else find_symbol(module, FuncOp, op.callee.string_value())
-    return found if found is not None and stage_of(found) is not None else None
+    callee = None if module is None else find_symbol(module, FuncOp, op.callee.string_value())
+    return callee if callee is not None and stage_of(callee) is not None else None
 
 
 def pipeline_of(f: FuncOp) -> PipelineAttr | None:
-    """The pipeline that is requested of a step, until `split-stages` has made it."""
-    found = f.attributes.get(PIPELINE)
-    return found if isinstance(found, PipelineAttr) else None
+    """The requested pipeline of a step; `split-stages` removes it."""
+    pipeline = f.attributes.get(PIPELINE)
+    return pipeline if isinstance(pipeline, PipelineAttr) else None
 
 
 def schedule_of(f: FuncOp) -> str | None:
-    """The schedule of a step in stages: the actions of a rank in each line."""
-    found = f.attributes.get(SCHEDULE)
-    if not isinstance(found, ArrayAttr):
+    """The schedule of a step in stages: the actions of one rank per line; None without one."""
+    lines = f.attributes.get(SCHEDULE)
+    if not isinstance(lines, ArrayAttr):
         return None
-    return "\n".join(line.data for line in found if isinstance(line, StringAttr))
+    return "\n".join(line.data for line in lines if isinstance(line, StringAttr))
 
 
 def set_schedule(f: FuncOp, schedule: Schedule) -> None:
@@ -172,7 +173,7 @@ def set_schedule(f: FuncOp, schedule: Schedule) -> None:
 
 
 def check_stages(f: FuncOp) -> None:
-    """Raises VerifyException when a stage of a step reads a value that it does not have, or a value
+    """Raises VerifyException if a stage of a step reads a value that it does not have, or a value
     is transferred twice."""
     if SCHEDULE not in f.attributes:
         return
@@ -180,13 +181,13 @@ def check_stages(f: FuncOp) -> None:
     sent: set[SSAValue] = set()
     for op in f.body.block.ops:
         if isinstance(op, TransferOp):
-            known = places.get(op.x, set())
-            if (source := op.source.value.data) not in known:
-                raise VerifyException(_unknown(op.x, source, known))
+            stages = places.get(op.x, set())
+            if (source := op.source.value.data) not in stages:
+                raise VerifyException(_unknown(op.x, source, stages))
             if op.x in sent:
                 message = f"expected one transfer of %{op.x.name_hint}, got another"
                 raise VerifyException(coded("G14", message, use="name all stages in the first one"))
-            places[op.out] = {*known, *op.targets.data}
+            places[op.out] = {*stages, *op.targets.data}
             sent |= {op.x, op.out}
         elif isinstance(op, CallOp):
             if (callee := callee_of(op)) is None or (stage := stage_of(callee)) is None:
@@ -196,15 +197,17 @@ def check_stages(f: FuncOp) -> None:
                     raise VerifyException(_unknown(v, stage, places[v]))
             places |= {v: {stage} for v in op.results}
         elif isinstance(op, EitherOp):
-            one, other = (places.get(v, set()) for v in op.operands)
-            if one != other or len(one) != 1:
-                message = f"expected two results of functions of a stage, got {one} and {other}"
+            x_stages, y_stages = (places.get(v, set()) for v in op.operands)
+            if x_stages != y_stages or len(x_stages) != 1:
+                message = (
+                    f"expected two results of functions of a stage, got {x_stages} and {y_stages}"
+                )
                 raise VerifyException(coded("G14", message))
-            places[op.out] = one
+            places[op.out] = x_stages
         elif len(op.operands) == 1 and (v := op.operands[0]) in places:
-            maker = v.owner  # a sum is where its addends are made
-            made = {maker.source.value.data} if isinstance(maker, TransferOp) else places[v]
-            places |= {v: made for v in op.results}
+            maker = v.owner  # a sum is on the stage of its addends
+            stages = {maker.source.value.data} if isinstance(maker, TransferOp) else places[v]
+            places |= {v: stages for v in op.results}
 
 
 def _unknown(v: SSAValue, stage: int, known: Iterable[int]) -> str:

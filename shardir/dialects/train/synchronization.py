@@ -1,15 +1,15 @@
-"""Replicas that train on their own, and are synchronised from time to time.
+"""Replicas that train independently, and are synchronised periodically.
 
     train.step @step of @loss <adamw, lr = 0.001>
         sync <nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9>
 
-Four replicas of the program each do eight steps; then the outer optimizer moves the parameters by
-their mean change, and all replicas go on from there: local SGD (Stich, 2019) for <sgd, lr = 1.0>,
-DiLoCo (Douillard et al., 2023) with Nesterov's momentum.
+Four replicas of the program do eight steps each; then the outer optimizer moves the parameters by
+their mean change, and all replicas continue from there. This is local SGD (Stich, 2019) for
+<sgd, lr = 1.0>, and DiLoCo (Douillard et al., 2023) with Nesterov's momentum.
 
-`distributed-autodiff` writes the request on the step's function, as `train.sync`; `local-steps`
-adds the function that synchronises, which runs after each `train.every` steps, and replaces
-`train.sync` by `train.replicas`: the function runs on each replica's own values.
+`distributed-autodiff` writes the request on the step's function, as `train.sync`. `local-steps`
+adds the function that synchronises every `train.every` steps, and replaces `train.sync` by
+`train.replicas`: the step runs on each replica's own values.
 """
 
 from typing import ClassVar
@@ -25,7 +25,7 @@ from shardir.dialects.train.optimizers import OPTIMIZERS, OptimizerAttr
 
 SYNC, REPLICAS, EVERY = "train.sync", "train.replicas", "train.every"
 REPLICA = "replica"
-"""The axis of the mesh over which replicas differ, and the end of the keys of their values."""
+"""The mesh axis of replicas, and the suffix of the keys of their values."""
 
 _OWN = {"replicas": OptionSpec(int, minimum=1), "every": OptionSpec(int, minimum=1)}
 
@@ -50,23 +50,23 @@ def key_of_replica(key: str) -> str:
 
 
 def is_of_replica(key: str) -> bool:
-    """Whether a key is that of each replica's own value."""
+    """Whether a key names the replicas' own values."""
     return key.endswith(f".{REPLICA}")
 
 
 def sync_of(f: FuncOp) -> SyncAttr | None:
-    """The synchronisation that is requested for a step, until `local-steps` has added it."""
-    found = f.attributes.get(SYNC)
-    return found if isinstance(found, SyncAttr) else None
+    """The requested synchronisation of a step; `local-steps` removes it."""
+    sync = f.attributes.get(SYNC)
+    return sync if isinstance(sync, SyncAttr) else None
 
 
 def replicas_of(f: FuncOp) -> int | None:
-    """The number of replicas on whose values a function runs."""
+    """The number of replicas whose values a function updates; None without replicas."""
     return _count(f, REPLICAS)
 
 
 def every_of(f: FuncOp) -> int | None:
-    """The number of steps after which a function runs."""
+    """The number of steps between two runs of a function; None if it does not set one."""
     return _count(f, EVERY)
 
 
@@ -75,12 +75,13 @@ def set_count(f: FuncOp, name: str, count: int) -> None:
 
 
 def _count(f: FuncOp, name: str) -> int | None:
-    found = f.attributes.get(name)
-    return found.value.data if isinstance(found, IntegerAttr) else None
+    count = f.attributes.get(name)
+    return count.value.data if isinstance(count, IntegerAttr) else None
 
 
 def check_counts(f: FuncOp) -> None:
-    """Raises VerifyException when a function's `train.every` or `train.replicas` is no number."""
+    """Raises VerifyException if a function's `train.every` or `train.replicas` is not a positive
+    number."""
     for name in (EVERY, REPLICAS):
         if name in f.attributes and (_count(f, name) or 0) < 1:
             raise VerifyException(

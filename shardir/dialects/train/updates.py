@@ -1,5 +1,5 @@
-"""The bases of updates, which are elementwise on a parameter in any layout, and the scalars of
-double precision that they share. The update op of an optimizer is in its file in optimizers/.
+"""The bases of updates, which are elementwise in any layout, and the shared scalars in double
+precision. The update op of an optimizer is in its file in optimizers/.
 
     %lr = train.learning_rate %count <cosine, rate = 0.1, steps = 100, end = 0.0, warmup = 0>
     %w_1, %v_1 = train.momentum %w, %g, %v, %lr momentum 0.9 weight_decay 0.0
@@ -27,7 +27,7 @@ from shardir.dialects.nn.types import float_element
 from shardir.dialects.train.options import Point, ScheduleAttr, points_of
 
 SHARED_SCALAR = tensor(f64, ())
-"""The type of the scalars that all parameters share."""
+"""The type of scalars shared by all parameters."""
 
 FLOAT = FloatAttr.constr(type=f64)
 
@@ -45,16 +45,17 @@ class Several(Elementwise, ABC):
 
 
 class Update(Several, ABC):
-    """A parameter and its states after one step: from them, the gradient, and SCALARS."""
+    """Computes a parameter and its states after one step, from their old values, the gradient and
+    `SCALARS`."""
 
     STATES: ClassVar[tuple[str, ...]] = ()
     """The names of the states: operands after the gradient, results after the new parameter."""
     SCALARS: ClassVar[tuple[str, ...]] = ("lr",)
-    """The last operands, of type NUMBER."""
+    """The last operands, of type SHARED_SCALAR."""
 
     @classmethod
     def runs_on_host(cls, operands: Sequence[Layout], results: Sequence[Layout | None]) -> bool:
-        """Whether the states are there; without states whether the gradient is."""
+        """Whether the states are on host; without states, whether the gradient is."""
         n = len(operands) - len(cls.SCALARS)
         return all(l.host for l in operands[2:n] or operands[1:2])
 
@@ -120,8 +121,8 @@ class WithVelocity(Update, ABC):
 
 
 class WithMoments(Update, ABC):
-    """An update with the running means of the gradient and of its square, m and v. `correction1`
-    is 1 - beta1^t and `correction2` 1 - beta2^t, at step t = 1, 2, ..."""
+    """An update with m and v, the running means of the gradient and of its square. At step
+    t = 1, 2, ... `correction1` is 1 - beta1^t and `correction2` 1 - beta2^t."""
 
     FLOPS: ClassVar[int] = 16
     STATES: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -155,8 +156,8 @@ MOMENTS = (
 
 
 class WithRate(Update, ABC):
-    """An update with a learning rate as its last operand. It is the last of the bases of a class,
-    since operands are in the order of the bases."""
+    """An update with a learning rate as its last operand. It must be the last base of a class:
+    operands are in the order of the bases."""
 
     lr = operand_def(TensorType)
 
@@ -172,7 +173,7 @@ class Adams(WithMoments, WithRate, ABC):
 
 
 class Scalar(Several, ABC):
-    """Scalars from scalars, of the types OPERANDS; the results are of the types RESULTS."""
+    """Computes scalars of the types RESULTS from scalars of the types OPERANDS."""
 
     OPERANDS: ClassVar[tuple[TensorType, ...]]
     RESULTS: ClassVar[tuple[TensorType, ...]] = (SHARED_SCALAR,)
@@ -180,8 +181,8 @@ class Scalar(Several, ABC):
     @classmethod
     def infer(cls, operands: Types, props: Props) -> list[TensorType]:
         if tuple(operands) != cls.OPERANDS:
-            wanted, given = (", ".join(map(str, ts)) for ts in (cls.OPERANDS, operands))
-            raise ShardirError(coded("T5", f"expected operands of types {wanted}, got {given}"))
+            wanted, got = (", ".join(map(str, ts)) for ts in (cls.OPERANDS, operands))
+            raise ShardirError(coded("T5", f"expected operands of types {wanted}, got {got}"))
         return list(cls.RESULTS)
 
 
@@ -190,7 +191,7 @@ COUNT = tensor(i64, ())
 
 @op_definition
 class LearningRateOp(Scalar):
-    """The learning rate of the step after `done` steps"""
+    """The learning rate of a step, after `done` steps"""
 
     name = "train.learning_rate"
     OPERANDS: ClassVar[tuple[TensorType, ...]] = (COUNT,)
@@ -218,7 +219,7 @@ class LearningRateOp(Scalar):
 
 
 def _factor(points: Sequence[Point], done: float) -> float:
-    """Return the factor of the step after `done` steps."""
+    """Return the factor of the learning rate after `done` steps."""
     for a, b in pairwise(points):
         if a.step <= done < b.step:
             part = (done - a.step) / (b.step - a.step)
@@ -229,7 +230,7 @@ def _factor(points: Sequence[Point], done: float) -> float:
 
 @op_definition
 class BiasCorrectionOp(Scalar):
-    """1 - beta^step: the sum of the weights of a running mean that began at zero"""
+    """1 - beta^step: the sum of the weights of a running mean that starts at zero"""
 
     name = "train.bias_correction"
     OPERANDS: ClassVar[tuple[TensorType, ...]] = (COUNT,)
@@ -266,8 +267,9 @@ class TrustRatioOp(Scalar):
 
 @op_definition
 class NextLossScaleOp(Scalar):
-    """The loss scale and the number of good steps since it changed: scale backoff and 0 after a
-    step that was not finite; scale growth and 0 after `interval` good ones, where it is finite"""
+    """The new loss scale and the number of good steps since it changed. A step that is not finite
+    multiplies the scale by `backoff`; `interval` good steps multiply it by `growth`, if that is
+    finite"""
 
     name = "train.next_loss_scale"
     OPERANDS: ClassVar[tuple[TensorType, ...]] = (tensor(f32, ()), COUNT, tensor(i1, ()))

@@ -402,7 +402,7 @@ class Denominators:
         if not isinstance(op, TensorOp) or len(op.results) > 1:
             raise self._unsupported_op(op)
         b.location, t = op.location, unsharded_type(v)
-        operands = [b.widened(self._totals.get(x, x)) for x in op.operands]
+        operands = [b.widen(self._totals.get(x, x)) for x in op.operands]
         result = tensor(_widen_type(t.element_type), t.get_shape())
         return b.op(type(op), *operands, props=_without_strategy(op), result=result).results[0]
 
@@ -415,12 +415,12 @@ class Denominators:
         if isinstance(op, nn.ReduceOp):
             b.location, v = op.location, op.x
         dims = range(1 + len(unsharded_type(v).get_shape()))
-        return b.reduce(b.widened(self.stacked(v)), kind, dims)
+        return b.reduce(b.widen(self.stacked(v)), kind, dims)
 
     def _total_product(self, op: nn.Contraction) -> SSAValue:
         """Return the sum of a product over all microbatches."""
         b, counted = self.b, [v in self.means.counted for v in op.operands]
-        x, y = (b.widened(self.stacked(v) if c else v)
+        x, y = (b.widen(self.stacked(v) if c else v)
                 for v, c in zip(op.operands, counted, strict=True))  # fmt: skip
         lhs, rhs, out = op.letters
         if all(counted):

@@ -1,6 +1,5 @@
-"""The optimizers, one file each. The name of a file is the name of the optimizer in a `train.step`;
-the record OPTIMIZER in it has the hyperparameters, and the update as ops. An update that is one op
-of its own has the op in the same file.
+"""The optimizers, one file each, named as in a `train.step`. Its record OPTIMIZER has the
+hyperparameters, and the update as ops. An update op of the optimizer's own is in the same file.
 """
 
 from typing import ClassVar

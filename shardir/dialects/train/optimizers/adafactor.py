@@ -13,8 +13,8 @@ from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep
 
 
 def update(p: ParameterStep) -> Updated:
-    """The second moment of a matrix is the product of the means of its rows and columns, over their
-    mean. As in torch, `eps1` is a lower bound of that mean, and its square of the second moment."""
+    """The second moment of a matrix is the product of the means of its rows and columns, divided by
+    their mean. As in torch, `eps1` bounds the mean from below, and `eps1`^2 the second moment."""
     b, values, t = p.b, p.hyperparameters, unsharded_type(p.w)
     rank, size = len(t.get_shape()), max(1, prod(t.get_shape()))
     fresh = p.scalars.power("fresh", values["beta2_decay"])

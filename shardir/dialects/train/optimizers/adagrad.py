@@ -11,7 +11,7 @@ from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.text import OptionSpec
-from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep, local
+from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep, as_generator
 from shardir.dialects.train.updates import FLOAT, Update
 
 
@@ -62,5 +62,5 @@ OPTIMIZER = Optimizer(
         "eps": OptionSpec(float, 1e-10, minimum=0.0),
         "weight_decay": DECAY,
     },
-    local(update),
+    as_generator(update),
 )

@@ -8,7 +8,7 @@ from shardir.dialects.train.optimizer import (
     ParameterStep,
     Updated,
     adam_hyperparameters,
-    trusted,
+    trust_scaled_rate,
 )
 from shardir.dialects.train.updates import MOMENTS, WITH_MOMENTS, WithMoments
 
@@ -35,7 +35,7 @@ def update(p: ParameterStep) -> Updated:
     direction.name_hint = "direction"
     w, u = p.squares(p.w), p.squares(direction)
     yield
-    return [*p.descend(p.w, direction, trusted(p, w, u, 1.0, 0.0)), *new]
+    return [*p.descend(p.w, direction, trust_scaled_rate(p, w, u, 1.0, 0.0)), *new]
 
 
 OPTIMIZER = Optimizer(adam_hyperparameters(eps=1e-6, weight_decay=0.01), update)

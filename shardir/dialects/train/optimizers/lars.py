@@ -4,14 +4,21 @@ from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import Array, Device
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.text import OptionSpec
-from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep, Updated, trusted
+from shardir.dialects.train.optimizer import (
+    DECAY,
+    LR,
+    Optimizer,
+    ParameterStep,
+    Updated,
+    trust_scaled_rate,
+)
 from shardir.dialects.train.updates import WithVelocity
 
 
 @op_definition
 class LarsOp(WithVelocity):
-    """v' = momentum v + lr (g + weight_decay w); w' = w - v': the rate, which is the layer's own,
-    is part of the velocity (You, Gitman and Ginsburg, 2017)"""
+    """v' = momentum v + lr (g + weight_decay w); w' = w - v': the velocity includes the layer's own
+    rate (You, Gitman and Ginsburg, 2017)"""
 
     name = "train.lars"
 
@@ -25,7 +32,9 @@ def update(p: ParameterStep) -> Updated:
     v = p.state("momentum")
     w, g = p.squares(p.w), p.squares(p.g)
     yield
-    rate = trusted(p, w, g, p.hyperparameters["coefficient"], p.hyperparameters["weight_decay"])
+    rate = trust_scaled_rate(
+        p, w, g, p.hyperparameters["coefficient"], p.hyperparameters["weight_decay"]
+    )
     return p.apply(LarsOp, p.w, p.g, v, rate)
 
 

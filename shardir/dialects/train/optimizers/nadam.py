@@ -19,7 +19,7 @@ from shardir.dialects.train.optimizer import (
     ParameterStep,
     StepScalars,
     adam_hyperparameters,
-    local,
+    as_generator,
 )
 from shardir.dialects.train.updates import FLOAT, Update
 
@@ -51,9 +51,9 @@ class NAdams(Update, ABC):
         "`beta1` $beta1 `beta2` $beta2 `eps` $eps `weight_decay` $weight_decay " + STRATEGY
     )
 
-    def stepped(self, w: Array, u: Array, *others: Array) -> tuple[Array, ...]:
-        """The results, from the weight and the gradient that have the decay or have not."""
-        m, v, correction2, of_gradient, of_mean, lr = others
+    def step(self, w: Array, u: Array, *states_and_scalars: Array) -> tuple[Array, ...]:
+        """The results, from weight and gradient; one of them includes the decay."""
+        m, v, correction2, of_gradient, of_mean, lr = states_and_scalars
         beta1, beta2 = float_of(self, "beta1"), float_of(self, "beta2")
         m, v = beta1 * m + (1 - beta1) * u, beta2 * v + (1 - beta2) * u * u
         root = np.sqrt(v / correction2) + float_of(self, "eps")
@@ -69,7 +69,7 @@ class NAdamOp(NAdams):
 
     def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         w, g, *others = arrays
-        return self.stepped(w, g + float_of(self, "weight_decay") * w, *others)
+        return self.step(w, g + float_of(self, "weight_decay") * w, *others)
 
 
 @op_definition
@@ -81,11 +81,11 @@ class NAdamWOp(NAdams):
 
     def evaluate(self, device: Device, *arrays: Array) -> tuple[Array, ...]:
         w, g, *others = arrays
-        return self.stepped(w - others[-1] * float_of(self, "weight_decay") * w, g, *others)
+        return self.step(w - others[-1] * float_of(self, "weight_decay") * w, g, *others)
 
 
 def _factors(scalars: StepScalars, beta1: float, decay: float) -> tuple[SSAValue, SSAValue]:
-    """Those of the gradient and of its mean: (1 - mu_t) / (1 - mu_1 ... mu_t) and
+    """The factors of the gradient and of its mean: (1 - mu_t) / (1 - mu_1 ... mu_t) and
     mu_t+1 / (1 - mu_1 ... mu_t+1), with mu_t = beta1 (1 - 0.96^(t decay) / 2)."""
     b = scalars.b
 
@@ -96,15 +96,15 @@ def _factors(scalars: StepScalars, beta1: float, decay: float) -> tuple[SSAValue
         power = b.value(nn.PowOp, b.constant(0.96, f64), b.scale(time, decay))
         return b.sub(b.constant(beta1, f64), b.scale(power, 0.5 * beta1))
 
-    def rest(x: SSAValue) -> SSAValue:
+    def complement(x: SSAValue) -> SSAValue:
         return b.sub(b.constant(1.0, f64), x)
 
     mu = once("mu", lambda: momentum(scalars.time))
-    later = once("mu_next", lambda: momentum(b.add(scalars.time, b.constant(1.0, f64))))
+    next_mu = once("mu_next", lambda: momentum(b.add(scalars.time, b.constant(1.0, f64))))
     product = scalars.state("mu_product", f64, 1.0, lambda before: b.mul(before, mu))
     return (
-        once("of_gradient", lambda: b.div(rest(mu), rest(product))),
-        once("of_mean", lambda: b.div(later, rest(b.mul(product, later)))),
+        once("of_gradient", lambda: b.div(complement(mu), complement(product))),
+        once("of_mean", lambda: b.div(next_mu, complement(b.mul(product, next_mu)))),
     )
 
 
@@ -122,5 +122,5 @@ OPTIMIZER = Optimizer(
         "momentum_decay": OptionSpec(float, 0.004, minimum=0.0),
         "decoupled": OptionSpec(int, 0, minimum=0, maximum=1),
     },
-    local(update),
+    as_generator(update),
 )

@@ -12,7 +12,7 @@ from shardir.dialects.definition import op_definition
 from shardir.dialects.nn.base import STRATEGY, Array, Device
 from shardir.dialects.nn.properties import float_of
 from shardir.dialects.text import OptionSpec
-from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep, local
+from shardir.dialects.train.optimizer import DECAY, LR, Optimizer, ParameterStep, as_generator
 from shardir.dialects.train.optimizers.momentum import MomentumOp
 from shardir.dialects.train.updates import FLOAT, Update
 
@@ -20,7 +20,7 @@ _FORMAT = "`alpha` $alpha `eps` $eps `weight_decay` $weight_decay " + STRATEGY
 
 
 class RmsDirections(Update, ABC):
-    """A gradient over the root of the running mean of its square, v."""
+    """The gradient divided by the root of v, the running mean of its square."""
 
     FLOPS: ClassVar[int] = 10
     STATES: ClassVar[tuple[str, ...]] = ("square_avg",)
@@ -40,8 +40,8 @@ class RmsDirections(Update, ABC):
 
 
 class WithMean(Update, ABC):
-    """A direction with the running mean of the gradient. It is the last of the bases of a class,
-    since operands are in the order of the bases."""
+    """A direction with the running mean of the gradient. It must be the last base of a class:
+    operands are in the order of the bases."""
 
     m = operand_def(TensorType)
     new_m = result_def(TensorType)
@@ -99,5 +99,5 @@ OPTIMIZER = Optimizer(
         "centered": OptionSpec(int, 0, minimum=0, maximum=1),
         "weight_decay": DECAY,
     },
-    local(update),
+    as_generator(update),
 )
