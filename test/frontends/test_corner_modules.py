@@ -63,6 +63,22 @@ CASES = dict(
             ["v = self.w.T.reshape(4, 9)", "v = x0 @ v.as_strided((6, 6), (1, 6))"],
         ),
         M(
+            "as_strided of a detached view has no gradient",
+            [W],
+            ["v = self.w.T.detach().T.as_strided((6, 6), (1, 6))", "v = x0 @ v + self.w.sum()"],
+        ),
+        M(
+            "as_strided of a buffer that is assigned a detached sum",
+            [
+                "self.p = nn.Parameter(torch.randn(2, 2))",
+                "self.register_buffer('b', torch.randn(2, 2))",
+            ],
+            [
+                "self.b = (self.b + self.p).detach()",
+                "v = self.b.as_strided((2,), (2,), 1) + self.p[0]",
+            ],
+        ),
+        M(
             "writes through as_strided of a transpose",
             [W],
             ["v = self.w * 1", "v.T.as_strided((3,), (7,)).mul_(0.5)", "v = x0 @ v"],
@@ -602,6 +618,7 @@ PLANTED = (
     "running statistics have no gradient",
     "as_strided of a transpose is one of the memory",
     "as_strided of a copy is one of its memory",
+    "as_strided of a detached view has no gradient",
     "dropout off is the same tensor",
     "a write to data of broadcast_tensors",
     "a transpose under no_grad has no gradient",

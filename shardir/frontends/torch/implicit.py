@@ -64,7 +64,7 @@ def _is_strided(node: Node) -> bool:
     """
     if node.target is not torch.ops.aten.as_strided.default:
         return False
-    viewed, base = node.args[0], _base(node.args[0])
+    viewed, base = node.args[0], _views(node.args[0])[-1]
     assert isinstance(viewed, Node)
     if viewed.meta["val"].numel() != base.meta["val"].numel():
         raise ShardirError(
@@ -79,15 +79,16 @@ def _is_strided(node: Node) -> bool:
     return viewed != base
 
 
-def _base(x: Any) -> Any:
-    """The value whose memory a view has. A call that may return a view, such as `reshape`, may have
-    made a copy, which has memory of its own."""
+def _views(x: Any) -> list[Any]:
+    """The views from a value to the one whose memory it has, which is the last. A call that may
+    return a view, such as `reshape`, may have made a copy, which has memory of its own."""
+    found = [x]
     while isinstance(x, Node) and x.args and (x.target is getitem or is_view(x.target)):
         viewed = x.args[0]
         if not isinstance(viewed, Node) or {*_addresses(x)}.isdisjoint(_addresses(viewed)):
             break
-        x = viewed
-    return x
+        found.append(x := viewed)
+    return found
 
 
 def _is_hidden(node: Node) -> bool:
@@ -133,8 +134,20 @@ def _rebuild(graph: Graph) -> Graph:
                 _convert(new, made[node])
             if _is_strided(node):
                 viewed, *layout = node.args
-                made[node].args = (made[_base(viewed)], *layout)
+                made[node].args = (_owner(new, made[node], made, _views(viewed)), *layout)
     return new
+
+
+def _owner(new: Graph, call: Node, made: dict[Node, Node], views: Sequence[Node]) -> Node:
+    """Return the tensor of which a call takes a strided view in place of the first of some views:
+    the last one, without its gradient if one of the others is detached from it."""
+    owner, detach = made[views[-1]], torch.ops.aten.detach.default
+    if all(view.target is not detach for view in views[:-1]):
+        return owner
+    with new.inserting_before(call):
+        detached = new.call_function(detach, (owner,))
+    detached.meta = dict(views[-1].meta)
+    return detached
 
 
 def _convert(new: Graph, copy: Node) -> None:
