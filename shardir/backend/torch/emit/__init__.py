@@ -1,1 +1,1 @@
-"""The text of programs: names, values in variables, lines, and the plan beside the program."""
+"""Emission of programs: names, variables, lines, and the plan beside the program."""

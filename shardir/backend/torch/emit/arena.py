@@ -5,9 +5,9 @@
         a = b.exp()                     a = torch.exp(b, out=slots.a[i])
 
 A slot is the memory of a value in the block. A value of a loop over layers has a slot for each run.
-A collective has a slot for each result (a reduction has one for all) and one for its buffers. A
-slot is live from the op that makes its value to the last op that may read its memory, by the
-relation by which the emitter writes in place (`Storages.joined`); lists and collectives in flight
+A collective has a slot for each result (a reduction one for all results) and one for its buffers. A
+slot is live from the op that makes its value to the last op that may read its memory, by the alias
+relation that also decides writes in place (`Storages.joined`); lists and collectives in flight
 extend it. Outside the arena are
 
 1. results of functions, which outlive the call, and values that pass between microbatches;
@@ -48,20 +48,22 @@ PLACED_COLLECTIVES = (dist.AllGatherOp, dist.AllReduceOp, dist.AllToAllOp, dist.
 
 @dataclass(eq=False)
 class Life:
-    """Memory that a run of a function makes: its value, of a collective the first one; its bytes,
-    the first and the last op that needs it, which part of a collective's it is, the number of a
-    result or BUFFERS, and whether it outlives the call."""
+    """The lifetime of a piece of memory in a run of a function."""
 
     value: SSAValue
+    """The value in this memory; the first result for a collective."""
     bytes: int
     start: int
     end: int
+    """The first and the last op that needs the memory, by their indices."""
     part: int | str | None = None
+    """The part of a collective: the index of a result, or BUFFERS."""
     outlives: bool = False
+    """Whether the memory outlives the call."""
 
     @property
-    def of(self) -> tuple[SSAValue, int | str | None]:
-        """The value and the part that it is the memory of in each run."""
+    def key(self) -> tuple[SSAValue, int | str | None]:
+        """The value and the part, which all runs of a loop share."""
         return self.value, self.part
 
     @property
@@ -70,7 +72,7 @@ class Life:
 
 
 class FunctionRun:
-    """One run of a function, op by op, with the memory that it makes. Loops over layers run all
+    """One run of a function, op by op, with the memory that it allocates. Loops over layers run all
     their iterations, loops over microbatches one."""
 
     def __init__(self, s: LoopScope, placed: Collection[SSAValue]):
@@ -78,17 +80,16 @@ class FunctionRun:
         self.s, self.placed = s, placed
         self.lives: list[Life] = []
         self.copied: set[SSAValue] = set()
-        """Scalars in slots that the function returns: with others they are results of one
-        collective."""
+        """Returned scalars in slots: they share a collective with other results."""
         self.now = 0
         self._memory: dict[SSAValue, frozenset[Life]] = {}
-        """What a value may be in."""
+        """The memory that may hold each value."""
         self._flying: dict[SSAValue, frozenset[Life]] = {}
         """The memory that a collective in flight needs, by its results."""
-        self._begun: int | None = None
-        """The begin of the loop over microbatches."""
+        self._loop_start: int | None = None
+        """The start of the loop over microbatches."""
         self._crossing: set[Life] = set()
-        """The values from before the loop that it reads."""
+        """The memory from before the loop that the loop reads."""
         for self.now, (op, run) in enumerate(execution_order(s.ops, train.RepeatOp)):
             for v in (op.values[run],) if isinstance(op, train.ItemOp) else reads(op):
                 self._read(v)
@@ -97,13 +98,13 @@ class FunctionRun:
     def _run(self, op: Operation, run: int) -> None:
         match op:
             case train.MicrobatchesOp():
-                self._begun = self.now
+                self._loop_start = self.now
                 for total in self.s.totals_of(op):
                     self._memory[total.out] = frozenset((self._new(total.out, size_of(total.out)),))
             case train.EndMicrobatchesOp():
                 for life in self._crossing:
                     life.end = self.now
-                self._begun = None
+                self._loop_start = None
             case train.OfMicrobatches():
                 self._read(op.out)
             case train.ItemOp():
@@ -118,7 +119,7 @@ class FunctionRun:
                 self._same(op.out, op.x)
                 if isinstance(self.s.around(op), train.MicrobatchesOp):
                     self._outlives(op.x)
-            case ReturnOp() | dist.SendOp():  # what is sent is retained to the end of the call
+            case ReturnOp() | dist.SendOp():  # sent values are kept to the end of the call
                 for v in op.operands:
                     if self.s.shape_of(v) or isinstance(op, dist.SendOp):
                         self._outlives(v)
@@ -130,16 +131,16 @@ class FunctionRun:
                 self._results(op)
 
     def _collective(self, op: dist.CollectiveOp) -> None:
-        """Make the memory of the results (one buffer for a reduction) and of the buffers."""
+        """Allocate the results (one buffer for a reduction) and the buffers."""
         assert self.s.mesh is not None
         first, sizes = op.outs[0], [aligned(size_of(v), ALIGNMENT) for v in op.outs]
         reduces = isinstance(op, dist.FusibleOp) and op.record.reduces
-        made = [self._new(first, n, k) for k, n in enumerate([sum(sizes)] if reduces else sizes)]
-        held = self._new(first, collective_work(op, self.s.mesh).buffers, BUFFERS)
+        outs = [self._new(first, n, k) for k, n in enumerate([sum(sizes)] if reduces else sizes)]
+        buffers = self._new(first, collective_work(op, self.s.mesh).buffers, BUFFERS)
         for k, v in enumerate(op.outs):
-            self._memory[v] = frozenset((made[0 if reduces else k],))
+            self._memory[v] = frozenset((outs[0 if reduces else k],))
             if dist.is_started(op):
-                self._flying[v] = frozenset((held,)).union(*map(self._of, op.operands))
+                self._flying[v] = frozenset((buffers,)).union(*map(self._of, op.operands))
 
     def _results(self, op: Operation) -> None:
         for v in op.results:
@@ -167,7 +168,7 @@ class FunctionRun:
     def _read(self, v: SSAValue) -> None:
         for life in self._of(v) | self._flying.get(v, frozenset()):
             life.end = self.now
-            if self._begun is not None and life.start < self._begun:
+            if self._loop_start is not None and life.start < self._loop_start:
                 self._crossing.add(life)
 
     def _outlives(self, v: SSAValue) -> None:
@@ -177,80 +178,83 @@ class FunctionRun:
 
 @dataclass(frozen=True)
 class FunctionArena:
-    """The arena of one function: the names of the values' slots, the values that have one in each
-    run of a loop, the scalars that are copied as the function returns, the lives of memory within
-    it and outside, and the offsets of the former."""
+    """The arena of one function."""
 
     names: dict[SSAValue, str]
+    """The name of the slot of each value."""
     repeated: set[SSAValue]
+    """The values with a slot for each run of a loop."""
     copied: set[SSAValue]
+    """The scalars that are copied when the function returns."""
     within: list[Life]
+    """The memory in the arena, whose offsets are in `allocation`."""
     outside: list[Life]
+    """The memory outside of the arena."""
     allocation: Allocation
 
     @classmethod
     def of(cls, s: LoopScope) -> "FunctionArena":
-        """Return the arena of a function whose text, without it, was made in `s`."""
-        every = FunctionRun(s, s.placeable).lives
-        lost = {life.of for life in every if life.outlives}
-        placed = {life.value for life in every if life.of not in lost and life.bytes}
-        given = Names()
-        names = {v: given.new(*_hints(v)) for v in s.placeable if v in placed}
+        """Return the arena of a function that was emitted in `s` without one."""
+        lives = FunctionRun(s, s.placeable).lives
+        outliving = {life.key for life in lives if life.outlives}
+        placed = {life.value for life in lives if life.key not in outliving and life.bytes}
+        slot_names = Names()
+        names = {v: slot_names.new(*_hints(v)) for v in s.placeable if v in placed}
         run, within, outside = FunctionRun(s, names), list[Life](), list[Life]()
         for life in run.lives:
-            is_within = life.value in names and life.of not in lost
+            is_within = life.value in names and life.key not in outliving
             (within if is_within else outside).append(life)
             if not (is_within or s.frees):
                 life.end = run.now
-        made = allocate([life.range for life in within], ALIGNMENT, max_work=MAX_WORK)
+        allocation = allocate([life.range for life in within], ALIGNMENT, max_work=MAX_WORK)
         repeated = {v for v in names if s.placeable[v]}
-        return cls(names, repeated, run.copied, within, outside, made)
+        return cls(names, repeated, run.copied, within, outside, allocation)
 
     @property
     def others(self) -> int:
-        """The bytes outside of the arena that a call needs at once."""
+        """The peak of the bytes outside of the arena in a call."""
         return live_bytes_bound([life.range for life in self.outside if life.bytes])
 
     def about(self) -> str:
-        """Its bytes, as a comment."""
-        mine, rest = (sum(x.bytes for x in lives) for lives in (self.within, self.outside))
-        sizes = (self.allocation.size, self.allocation.bound, mine, mine + rest, self.others)
-        size, bound, within, every, others = map(size_text, sizes)
+        """The sizes of the arena, as a comment."""
+        inside, rest = (sum(x.bytes for x in lives) for lives in (self.within, self.outside))
+        sizes = (self.allocation.size, self.allocation.bound, inside, inside + rest, self.others)
+        size, bound, within, total, others = map(size_text, sizes)
         return (
-            f"arena of {size}, lower bound {bound}, for {within} of the {every} that a call makes; "
+            f"arena of {size}, lower bound {bound}, for {within} of the {total} that a call makes; "
             f"the others need at most {others}"
         )
 
     def slots(self) -> dict[str, dict[str, Any]]:
-        """Return the slots by name, for plan.json: the element type, the bytes, whether each run
-        has one, and of each its offset, and its first and its last op."""
-        found: dict[str, dict[str, Any]] = {}
+        """Return the slots by name, for plan.json: element type, bytes, whether each run has one;
+        and for each run the offset, and the first and last op."""
+        slots: dict[str, dict[str, Any]] = {}
         for life, offset in zip(self.within, self.allocation.offsets, strict=True):
             v = life.value
             name = self.names[v] if life.part is None else f"{self.names[v]}.{life.part}"
-            if name not in found:
+            if name not in slots:
                 assert isinstance(v.type, TensorType)
-                found[name] = {
+                slots[name] = {
                     "dtype": element_name(v.type.element_type), "bytes": life.bytes,
                     "each_run": v in self.repeated, "offsets": [], "live": [],
                 }  # fmt: skip
-            found[name]["offsets"].append(offset)
-            found[name]["live"].append([life.start, life.end])
-        return found
+            slots[name]["offsets"].append(offset)
+            slots[name]["live"].append([life.start, life.end])
+        return slots
 
 
 def _hints(v: SSAValue) -> tuple[str | None, str]:
-    """The name of a value, unless its op has several, and the kind of the op."""
+    """The name of a value, if it is the op's only result, and the op's kind."""
     assert isinstance(v.owner, Operation)
     is_alone = len(v.owner.results) == 1
     return v.name_hint if is_alone else None, v.owner.name.rpartition(".")[2]
 
 
 def arena_plan(arenas: Mapping[str, FunctionArena]) -> dict[str, Any]:
-    """Return the arena of a program, for plan.json: functions that run one after the other have the
-    same memory."""
+    """Return the arena of a program, for plan.json: its functions run one after the other, and
+    share the memory."""
     return {
-        "bytes": max((made.allocation.size for made in arenas.values()), default=0),
-        "others": max((made.others for made in arenas.values()), default=0),
-        "functions": {name: made.slots() for name, made in arenas.items()},
+        "bytes": max((arena.allocation.size for arena in arenas.values()), default=0),
+        "others": max((arena.others for arena in arenas.values()), default=0),
+        "functions": {name: arena.slots() for name, arena in arenas.items()},
     }

@@ -1,4 +1,4 @@
-"""Products to which a vector is added, which torch computes in one call: `F.linear(x, w, bias)`."""
+"""Products plus a bias vector, which torch computes in one call: `F.linear(x, w, bias)`."""
 
 from collections.abc import Iterator
 
@@ -12,13 +12,13 @@ from shardir.rewriting.copying import copied
 
 
 def with_biases(module: ModuleOp) -> ModuleOp:
-    """Return the module with each product right before the op that adds a vector to it, where the
-    vector exists, so that bits do not depend on the schedule of collectives. Return the module
-    itself if all products are there."""
-    if not list(_apart(module)):
+    """Return a copy of the module with each product directly before the op that adds a vector to
+    it, so that results do not depend on the schedule of collectives bit for bit. Return the module
+    itself if nothing moves."""
+    if not list(_separated_products(module)):
         return module
     module = copied(module)
-    for product, add in list(_apart(module)):
+    for product, add in list(_separated_products(module)):
         block = add.parent_block()
         assert block is not None
         product.detach()
@@ -26,15 +26,15 @@ def with_biases(module: ModuleOp) -> ModuleOp:
     return module
 
 
-def _apart(module: ModuleOp) -> Iterator[tuple[nn.Contraction, Operation]]:
-    """Yield products, each with the op that adds a vector to it, where another op is between."""
+def _separated_products(module: ModuleOp) -> Iterator[tuple[nn.Contraction, Operation]]:
+    """Yield each product, with the op that adds a vector to it, that has other ops in between."""
     for op in ops_in(module):
         if (product := biased_product(op)) is not None and op.prev_op is not product:
             yield product, op
 
 
 def biased_product(op: Operation) -> nn.Contraction | None:
-    """The product to which an op adds a vector of its columns, if nothing else reads it."""
+    """The product to which an op adds a vector along the columns, if nothing else reads it."""
     if not isinstance(op, nn.AddOp):
         return None
     product, type = op.lhs.owner, op.out.type
@@ -48,14 +48,14 @@ def biased_product(op: Operation) -> nn.Contraction | None:
 
 
 def bias_addition(product: Operation) -> nn.AddOp | None:
-    """The op after a product, if it adds a vector to it."""
+    """The op directly after a product, if it adds a vector to the product."""
     add = product.next_op
     return add if isinstance(add, nn.AddOp) and biased_product(add) is product else None
 
 
 def weight_is_transposed(product: nn.Contraction) -> bool | None:
-    """Whether the right operand has the result's columns as its rows, as F.linear takes it; None if
-    it is not a matrix that all rows of the left one are multiplied by."""
+    """Whether the right operand is transposed, as F.linear takes it: its rows are the result's
+    columns. None if it is not a matrix that multiplies all rows of the left operand."""
     x, y, z = product.letters
     kinds = kinds_of(x, y, z)
     wide = x == kinds.left + kinds.summed and z == kinds.left + kinds.right and not kinds.batch

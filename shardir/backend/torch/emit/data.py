@@ -1,7 +1,7 @@
-"""Initial values of arguments, and the arrays of files that are copied beside a program.
+"""Initial values of arguments, and the arrays that are copied into a program's directory.
 
 The data of `#train.init<file, ...>` are read here, checked against the argument, and written as
-.npy files: the program needs neither numpy nor the source's folder.
+.npy files: the program needs neither numpy nor the folder of the source.
 """
 
 import math
@@ -24,7 +24,7 @@ from shardir.dialects.nn.base import Array
 from shardir.dialects.train import InitAttr, Role
 
 WIDE = {"f": "<f8", "d": "<f8", "i": "<i8", "u": "<i8", "b": "|b1"}
-"""The dtypes that .npy files have in place of dtypes that the runtime does not read."""
+"""The .npy dtype of each kind whose own dtypes the runtime does not read."""
 
 
 @dataclass
@@ -33,16 +33,16 @@ class Data:
 
     base: Path | None
     copied: Path | None = None
-    """A directory that has the arrays already: nothing else is read."""
+    """A directory with all arrays, which is read in place of the sources."""
     files: dict[str, Array] = field(default_factory=dict)
     inits: dict[str, InitAttr] = field(default_factory=dict)
-    """The initial value of each parameter and state, given by one of the functions that use it."""
+    """The initial value of each parameter and state, as one of its functions specifies it."""
     warnings: list[tuple[FuncOp, str]] = field(default_factory=list)
     _names: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, path: Path, array: str, tokens: bool) -> str:
-        """The file in the directory for an array of an .npz file, or for tokens of the type
-        `array`. Raises OSError, ValueError, KeyError."""
+        """Add an array of an .npz file, or tokens of the type `array`; return the file in the
+        directory. Raises OSError, ValueError, KeyError."""
         key = str(path.resolve()), array
         if key not in self._names:
             name = self._name(f"{path.stem}_{array}")
@@ -51,13 +51,13 @@ class Data:
         return self._names[key]
 
     def add_state(self, key: str, values: Array) -> str:
-        """The file in the directory for the value of a state."""
+        """Add the value of a state; return the file in the directory."""
         name = self._name(f"state_{key}")
         self.files[name] = values
         return name
 
     def _name(self, about: str) -> str:
-        """A name of a file that none has."""
+        """A free file name."""
         stem, n = identifier(about, "array"), 0
         name = f"data/{stem}.npy"
         while name in self.files:
@@ -93,21 +93,21 @@ def _load(path: Path) -> Any:
 
 
 def _tokens(path: Path, dtype: str) -> Any:
-    """The tokens of a file; they are read where they are copied."""
+    """The tokens of a file, memory-mapped."""
     try:
-        found = array_in(path, dtype)
+        header = array_in(path, dtype)
     except ArrayError as error:
         raise ValueError(str(error).removeprefix(f"{path}: ")) from None
-    kind = np.dtype(f"<{found.dtype[0]}{BYTES[found.dtype]}")
-    return np.memmap(path, kind, "r", found.offset, found.shape)
+    kind = np.dtype(f"<{header.dtype[0]}{BYTES[header.dtype]}")
+    return np.memmap(path, kind, "r", header.offset, header.shape)
 
 
 def _array(path: Path, name: str) -> Any:
-    found = _load(path)
+    arrays = _load(path)
     try:
-        return found[name]
+        return arrays[name]
     except ValueError:  # numpy advises to unpickle it
-        if name not in found.files:
+        if name not in arrays.files:
             raise
         raise ValueError(
             f"expected an array of numbers, got Python objects in {name!r}; convert them"
@@ -118,8 +118,8 @@ def initial_value(
     f: FuncOp, value: dict[str, Any], role: Role, init: Attribute | None, kind: str, data: Data,
     batches: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the initial value of an argument as JSON. `batches`: the number of batches of an input
-    that a function reads."""
+    """Return the initial value of an argument as JSON. A function reads `batches` batches of an
+    input."""
     if not isinstance(init, InitAttr):
         if role is not Role.INPUT or init is not None:
             what = Role.INPUT.attribute if role is Role.INPUT else "train.init"
@@ -139,7 +139,8 @@ def initial_value(
 
 
 def rows_of(array: Array, init: Mapping[str, Any], shape: Sequence[int]) -> list[int]:
-    """The shape of an array as rows for an argument of this shape: tokens are packed into them."""
+    """The shape of an array as rows of an argument with the given shape; tokens are packed into
+    rows."""
     if "shift" not in init:
         return list(array.shape)
     length = max(math.prod(shape[1:]), 1)
@@ -150,7 +151,7 @@ def _file(
     f: FuncOp, value: dict[str, Any], role: Role, init: InitAttr, kind: str, data: Data,
     batches: int,
 ) -> str:  # fmt: skip
-    """The array of a file, checked against the argument that it fills."""
+    """The file of an argument's array, checked against the argument."""
     where = f"%{value['name']}"
     path, tokens = _base(f, data) / init.values["path"], init.kind == "tokens"
     array = init.values["type" if tokens else "array"]
@@ -162,7 +163,7 @@ def _file(
         there = ", ".join(_load(path).files)
         message = f"{where}: expected an array of {path} ({there}), got {array!r}"
         raise Failure.at(f, message) from None
-    except Exception as error:  # of zipfile or numpy, on other files
+    except Exception as error:  # zipfile or numpy, for other files
         raise Failure.at(f, f"{where}: {path} cannot be read: {error}") from None
     values, want = data.files[name], value["shape"]
     if role is Role.INPUT:
@@ -194,7 +195,7 @@ def _file(
 
 
 def _beyond(values: Array, element: str) -> tuple[int, ...] | None:
-    """The first place of an integer that the element type does not hold, if there is one."""
+    """The first index of an integer that the element type cannot hold, if there is one."""
     held = np.can_cast(values.dtype, np.int32)
     if element != "i32" or held or values.dtype.kind == "f" or not values.size:
         return None
@@ -210,5 +211,5 @@ def _base(f: FuncOp, data: Data) -> Path:
         return data.base
     places = [file_location(a.location) for a in f.body.block.args]
     places += [file_location(op.location) for op in (f, *f.body.block.ops)]
-    found = next((p for p in places if p is not None), None)
-    return Path(PurePath(found[0]).parent) if found is not None else Path()
+    location = next((p for p in places if p is not None), None)
+    return Path(PurePath(location[0]).parent) if location is not None else Path()

@@ -13,7 +13,7 @@ from shardir.analysis.accumulation import matrix_product
 
 @dataclass(frozen=True)
 class Letters:
-    """The letters of each kind, in the order in which they stand."""
+    """The letters of each kind, in order."""
 
     batch: str
     left: str
@@ -38,20 +38,20 @@ def kinds_of(x: str, y: str, z: str) -> Letters:
 def contraction(
     equation: tuple[str, str, str], names: tuple[str, str], sizes: dict[str, str]
 ) -> str:
-    """The expression for x, y -> z; `sizes` are the texts of the letters' local sizes."""
+    """Return the expression for x, y -> z; `sizes` are the texts of the letters' local sizes."""
     x, y, z = equation
     kinds = kinds_of(x, y, z)
     if kinds.left and z.endswith(kinds.left) and kinds.right:
-        made = _product(Letters(kinds.batch, kinds.right, kinds.left, kinds.summed),
+        product = _product(Letters(kinds.batch, kinds.right, kinds.left, kinds.summed),
                         (y, x, z), (names[1], names[0]), sizes)  # fmt: skip
     else:
-        made = _product(kinds, equation, names, sizes)
-    return made or f'torch.einsum("{x},{y}->{z}", {names[0]}, {names[1]})'
+        product = _product(kinds, equation, names, sizes)
+    return product or f'torch.einsum("{x},{y}->{z}", {names[0]}, {names[1]})'
 
 
 def addition_call(equation: tuple[str, str, str], names: tuple[str, str]) -> str:
-    """The end of the call that adds a product of matrices x, y -> z to its sum: the name of torch's
-    method, without the underscore, and the matrices."""
+    """Return the call that adds a product of matrices x, y -> z to its sum in place, without the
+    sum: `addmm_(a, b)`."""
     product = matrix_product(*equation)
     assert product is not None
     batch, rows, columns, summed, swapped = product
@@ -66,14 +66,14 @@ def addition_call(equation: tuple[str, str, str], names: tuple[str, str]) -> str
 def _product(
     kinds: Letters, equation: tuple[str, str, str], names: tuple[str, str], sizes: dict[str, str]
 ) -> str | None:
-    """Return `a @ b` with the views of its operands and result; None if it is no matrix product."""
+    """Return `a @ b` with views of operands and result; None if it is not a matrix product."""
     x, y, z = equation
     batch, left, right, summed = kinds.batch, kinds.left, kinds.right, kinds.summed
     if not summed or not left or z != batch + left + right:
         return None
     if not right and (batch or (len(left) > 1 and x != left + summed)):
         return None
-    # A matrix on the right serves all leading dimensions of the left: no flattening is needed.
+    # A right matrix multiplies all leading dimensions of the left operand: no need to flatten.
     wide = not batch and len(summed) == 1 and x == left + summed
     a = names[0] if wide else _operand(names[0], x, batch, left, summed)
     b = _operand(names[1], y, batch, summed, right)
@@ -90,7 +90,7 @@ def _product(
 
 
 def _operand(name: str, letters: str, batch: str, rows: str, columns: str) -> str | None:
-    """The operand as batch of matrices of rows x columns; None when it is not one."""
+    """Return the operand as a batch of matrices of rows x columns; None if it is not one."""
     if letters == batch + rows + columns:
         return name + _flatten(len(batch), len(rows), len(columns))
     if letters == batch + columns + rows and rows and columns:

@@ -1,7 +1,7 @@
-"""The names that program text uses beside its own, in one table.
+"""The imported names of programs, in one table.
 
-The import lines of a program, and the names that no value or function of it takes, follow from this
-table. An entry of an op calls `scope.use` with a name of it.
+The import lines of a program, and the reserved names of its values and functions, follow from this
+table. The entry of an op calls `scope.use` with a name.
 """
 
 from collections.abc import Iterable
@@ -24,10 +24,10 @@ MODULES = {
     "stages": "shardir_runtime.stages.pipeline",
     "windows": "shardir_runtime.ops.windows",
 }
-"""Modules by their names in program text."""
+"""The module of each name in a program."""
 
 SHORTHANDS = {"arena": "runtime_arena.Arena(__file__)", "aten": "torch.ops.aten"}
-"""Other expressions that have a name at the head of a program."""
+"""Expressions that are named at the head of a program."""
 
 MESH = "mesh"
 """The first parameter of every function of a program."""
@@ -36,7 +36,7 @@ NAMES = frozenset({*MODULES, *SHORTHANDS, MESH})
 
 
 def import_lines(used: Iterable[str]) -> list[str]:
-    """Return the import lines for these names: torch's modules, then modules of the runtime."""
+    """Return the import lines for the used names: torch's modules, then modules of the runtime."""
     torch_lines, runtime_lines = [], []
     for module, name in sorted((MODULES[name], name) for name in used if name in MODULES):
         package, _, last = module.rpartition(".")
@@ -49,6 +49,6 @@ def import_lines(used: Iterable[str]) -> list[str]:
 
 
 def shorthand_lines(used: Iterable[str]) -> list[str]:
-    """The assignments of shorthands, each after an empty line."""
+    """Return the assignments of the used shorthands, each after an empty line."""
     names = sorted(name for name in used if name in SHORTHANDS)
     return [line for name in names for line in ("", f"{name} = {SHORTHANDS[name]}")]

@@ -18,26 +18,26 @@ from shardir.dialects import train
 from shardir.dialects.train import Role, arguments
 
 MIN_COLUMN = 8
-"""The fewest states of one name that are a list."""
+"""The minimum number of states with one name in a list."""
 
 MIN_RESULTS = 8
-"""The fewest results of an op, all of one type and read by one op, that are a list."""
+"""The minimum number of an op's results in a list; they have one type and one reader."""
 
 
 def columns_of(f: FuncOp) -> list["ValueList"]:
-    """Return the lists of a function's states with one state for each parameter, or for some:
-    states of one name, such as `exp_avg`, at equal distances among its arguments."""
-    found: dict[str, list[tuple[BlockArgument, SSAValue]]] = {}
+    """Return lists of a function's states with one name, such as `exp_avg`: one state for each of
+    several parameters, at equal distances among the arguments."""
+    states: dict[str, list[tuple[BlockArgument, SSAValue]]] = {}
     parameters: dict[str, BlockArgument] = {}
     for v, argument in zip(f.body.block.args, arguments(f), strict=True):
         if argument.role is Role.PARAMETER and argument.key is not None:
             parameters[argument.key] = v
         elif argument.role is Role.STATE and argument.key is not None:
-            of, _, name = argument.key.rpartition(".")
-            if of in parameters:
-                found.setdefault(name, []).append((v, parameters[of]))
+            parameter, _, name = argument.key.rpartition(".")
+            if parameter in parameters:
+                states.setdefault(name, []).append((v, parameters[parameter]))
     columns = []
-    for name, pairs in found.items():
+    for name, pairs in states.items():
         gaps = {b.index - a.index for (a, _), (b, _) in pairwise(pairs)}
         if len(pairs) >= MIN_COLUMN and len(gaps) == 1:
             values, of = ([p[k] for p in pairs] for k in range(2))
@@ -46,23 +46,23 @@ def columns_of(f: FuncOp) -> list["ValueList"]:
 
 
 def _read_together(values: Sequence[SSAValue]) -> bool:
-    """Whether values have one type, and one op reads each of them once, and nothing else does."""
+    """Whether values have one type, and one op is the only reader and reads each value once."""
     users = [use.operation for v in values for use in v.uses]
     return len({v.type for v in values}) == len({*users}) == 1 and len(users) == len(values)
 
 
 @dataclass(eq=False)
 class ValueList:
-    """Values that one variable of the program holds as a list."""
+    """Values in one list of the program."""
 
     values: list[SSAValue]
     stride: int
-    """The distance of two among the arguments, or among the results of an op; 0: a list of its
-    own."""
+    """The distance of neighbours among the arguments, or among the results of an op; 0 for a list
+    that the function makes."""
     name: str | None = None
-    """Its name, if it does not follow from the names of its values."""
+    """The name of the list, if it does not follow from the names of its values."""
     of: list[SSAValue] | None = None
-    """Of states the parameters."""
+    """The parameters of states."""
 
     @property
     def hint(self) -> str | None:
@@ -71,7 +71,7 @@ class ValueList:
 
 
 def index_of(v: SSAValue) -> int:
-    """The number of a value among the arguments of its block, or the results of its op."""
+    """The index of a value among the arguments of its block, or the results of its op."""
     assert isinstance(v, OpResult | BlockArgument)
     return v.index
 
@@ -81,7 +81,7 @@ class Lists:
 
     def __init__(self, ops: Iterable[Operation], columns: Iterable[ValueList] = ()):
         self.place: dict[SSAValue, tuple[ValueList, int]] = {}
-        """The list of a value, and its index there."""
+        """The list of a value, and its index in the list."""
         self._found: list[ValueList] = list(columns)
         items: list[tuple[SSAValue, ...]] = []
         several: list[tuple[SSAValue, ...]] = []
@@ -101,7 +101,7 @@ class Lists:
         self.place |= {v: (of, i) for i, v in enumerate(of.values)}
 
     def _add(self, values: tuple[SSAValue, ...]) -> None:
-        """Make or extend a list of arguments, or of results of one op, that has these values."""
+        """Make or extend a list of arguments, or of results of one op, so that it has `values`."""
         if len({v.owner for v in values}) > 1 or self.range(values) is not None:
             return
         if index_of(values[0]) > index_of(values[-1]):
@@ -124,8 +124,8 @@ class Lists:
         self._number(of)
 
     def range(self, values: Sequence[SSAValue]) -> tuple[ValueList, int, int] | None:
-        """The list that has these values, the index of the first, and the distance of each index to
-        the next, such as -1; None if there is none."""
+        """The list with these values, the index of the first value, and the step between their
+        indices, such as -1; None if no list has them."""
         places = [self.place.get(v) for v in values]
         if places[0] is None or places[-1] is None:
             return None
@@ -136,8 +136,8 @@ class Lists:
         return of, first, step
 
     def parts(self, values: Sequence[SSAValue]) -> Iterator[ValueList | list[SSAValue]]:
-        """Yield the lists whose values are arguments or results of one op, and the values between
-        them that are in none; in order, a list where its first value is."""
+        """Yield the lists of arguments or results of one op, at the place of their first value, and
+        the values in between that are in no such list."""
         alone: list[SSAValue] = []
         for v in values:
             place = self.place.get(v)

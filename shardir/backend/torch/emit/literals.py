@@ -1,4 +1,4 @@
-"""Numbers in the text of a program: which scalars are known, and how they are written."""
+"""Numbers in a program: folding of constant scalars, and literals."""
 
 import numpy as np
 from xdsl.dialects.builtin import TensorType
@@ -14,7 +14,7 @@ FOLDED = (nn.ConstantOp, nn.MulOp, nn.NegOp, nn.ConvertOp, nn.ReshapeOp, nn.Stop
 
 
 def fold(op: Operation, known: dict[SSAValue, Number]) -> Number | None:
-    """The value of a scalar that follows from constants, rounded as its type holds it."""
+    """Return the value of a scalar that follows from constants, rounded to its type; else None."""
     if not isinstance(op, FOLDED):
         return None
     out = op.results[0].type
@@ -27,10 +27,10 @@ def fold(op: Operation, known: dict[SSAValue, Number]) -> Number | None:
     numbers = [known.get(v) for v in op.operands]
     if element.startswith("i") or not all(isinstance(n, float) for n in numbers):
         return None
-    a, *rest = (float(n) for n in numbers if n is not None)
+    a, *others = (float(n) for n in numbers if n is not None)
     match op:
         case nn.MulOp():
-            return round_to(a * rest[0], element)
+            return round_to(a * others[0], element)
         case nn.NegOp():
             return -a
         case _:
@@ -38,26 +38,26 @@ def fold(op: Operation, known: dict[SSAValue, Number]) -> Number | None:
 
 
 def float_text(number: float) -> str:
-    """A float as an expression of Python, which has no literal of an infinity or NaN."""
+    """A float as an expression of Python, which has no literals of infinities and NaN."""
     return repr(number) if np.isfinite(number) else f'float("{number}")'
 
 
 def number_text(number: float | int, element: str) -> str:
-    """A number as a literal of Python, rounded as a tensor of the element type holds it."""
+    """A number as a literal of Python, rounded to the element type."""
     if isinstance(number, bool) or element == "i1":
         return str(bool(number))
     if element.startswith("i"):
         return str(int(number))
-    held = round_to(float(number), element)
-    if not np.isfinite(held):
-        return float_text(held)
-    short = str(np.float32(held)) if element == "f32" else repr(held)
+    rounded = round_to(float(number), element)
+    if not np.isfinite(rounded):
+        return float_text(rounded)
+    short = str(np.float32(rounded)) if element == "f32" else repr(rounded)
     beyond = element == "f32" and abs(float(short)) > float(np.finfo(np.float32).max)
-    return repr(held) if beyond else short
+    return repr(rounded) if beyond else short
 
 
 def round_to(number: float, element: str) -> float:
-    """The number as the element type holds it."""
+    """Round a number to an element type."""
     with np.errstate(over="ignore"):
         if element == "f16":
             return float(np.float16(number))

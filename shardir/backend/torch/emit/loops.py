@@ -1,4 +1,4 @@
-"""The loops of a function in the program."""
+"""The emission of loops."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,20 +16,20 @@ from shardir.backend.torch.emit.names import join_items, tuple_text, wrap_statem
 from shardir.dialects import dist, train
 
 MIN_TOGETHER = 4
-"""The fewest lists that one line makes."""
+"""The minimum number of lists that one line creates together."""
 
 
 def followers(ops: Iterable[Operation], mesh: Mesh | None) -> set[SSAValue]:
     """Return the results of started collectives without variables: all but the first. The variable
     of the first result holds the pending collective, which returns all results."""
-    found: set[SSAValue] = set()
+    following: set[SSAValue] = set()
     for op in ops:
         if isinstance(op, dist.CollectiveOp) and dist.is_started(op):
             if mesh is not None and op.moves(mesh):
-                found.update(op.results[1:])
+                following.update(op.results[1:])
         elif isinstance(op, train.CarriedOp | train.CarryOp | train.ItemOp | train.ItemsOp):
-            found.update(op.results if op.operands[0] in found else ())
-    return found
+            following.update(op.results if op.operands[0] in following else ())
+    return following
 
 
 @dataclass
@@ -38,17 +38,17 @@ class OpenLoop:
 
     op: train.Loop
     index: str
-    """The variable of the number of the run."""
+    """The loop variable: the index of the run."""
     head: int
     """The line of its `for`."""
     made: list[str] = field(default_factory=list)
-    """The lists that it fills."""
+    """The lists that the loop fills."""
     collected: list[str] = field(default_factory=list)
-    """The variables that lists hold too: free after the loop."""
+    """The variables whose values are in lists too: freed after the loop."""
     unread: list[str] = field(default_factory=list)
-    """The elements of its lists that nothing reads."""
+    """The elements of the loop's lists that nothing reads, except `ends`."""
     ends: list[str] = field(default_factory=list)
-    """Those of them before the first one that is taken out of its list."""
+    """The unread elements before the first one that is popped, as slices of lists."""
 
 
 class LoopScope(ListScope):
@@ -59,22 +59,22 @@ class LoopScope(ListScope):
         self.followers = followers(self.ops, self.mesh)
         self.around = Loops(self.ops).around
         self.sums: dict[SSAValue, SSAValue] = {}
-        """The sum to which a value adds itself; of a returned one itself."""
+        """The sum of each addend that is added in place; returned addends map to themselves."""
         self.placeable: dict[SSAValue, bool] = {}
-        """The values that an arena can have slots for, of a collective the first one, and whether
-        each run of a loop has one."""
+        """The values that can have slots in an arena (of a collective the first result), and
+        whether each run of a loop has one."""
         self.loops: list[OpenLoop] = []
-        """The loops around the op that is being written, the outermost first."""
+        """The loops around the current op, the outermost first."""
         self.appended: list[str] = []
-        """The variables of the last loop that lists hold too."""
+        """The variables of the last loop whose values are in lists too."""
         self.emptied: set[str] = set()
-        """The lists whose elements a loop takes out."""
+        """The lists that loops empty by popping."""
         self._left: dict[train.Loop, list[str]] = {}
-        """By the last loop that takes elements of them, the lists in which some are left."""
+        """The lists with elements left, by the last loop that pops from them."""
         self._gathered: dict[train.ItemOp, ListVariable] = {}
         self._readers: dict[ValueList | SSAValue, tuple[int, int]] = {}
         self._bundles: dict[Operation, Bundle] = {}
-        """By op that adds a value to a bundle, or takes it out."""
+        """The bundle of each op that adds a value to one, or takes a value out."""
         for bundle in bundles_of(self.ops, self.followers):
             self._bundles |= dict.fromkeys((*bundle.made, *bundle.read), bundle)
         self._unpacked: set[Bundle] = set()
@@ -82,7 +82,7 @@ class LoopScope(ListScope):
     # ---- loops ----
 
     def enter(self, op: train.Loop, word: str) -> None:
-        """Write the head of a loop, and before it the bundles that it fills."""
+        """Write the head of a loop, after the bundles that the loop fills."""
         filled = (self._bundles.get(x) for x in op.body() if isinstance(x, train.ItemsOp))
         for bundle in dict.fromkeys(b for b in filled if b is not None):
             bundle.name = self.names.new("saved")
@@ -95,9 +95,9 @@ class LoopScope(ListScope):
         self.indent += 4
 
     def totals_of(self, op: train.MicrobatchesOp) -> list[train.OfMicrobatches]:
-        """The ops of a loop over microbatches that add to sums or collect values."""
-        found = (x for x in op.body() if isinstance(x, train.OfMicrobatches))
-        return [x for x in found if x in self.storages.at]
+        """The live ops of a loop over microbatches that add to sums or collect values."""
+        totals = (x for x in op.body() if isinstance(x, train.OfMicrobatches))
+        return [x for x in totals if x in self.storages.at]
 
     def leave(self) -> None:
         """End the innermost loop."""
@@ -125,10 +125,10 @@ class LoopScope(ListScope):
         """The text of one row of a bundle."""
         return tuple_text([self.operand(v) for v in values])
 
-    # ---- what enters a loop ----
+    # ---- values that enter a loop ----
 
     def gather(self, items: Iterable[train.ItemOp]) -> None:
-        """Write lists before a loop for the values of its items that no list has."""
+        """Write lists before a loop for the values of items that are in no list yet."""
         dead, added = list[str](), set[Bundle]()
         for op in items:
             if (bundle := self._bundles.get(op)) is not None:
@@ -139,10 +139,10 @@ class LoopScope(ListScope):
             if bundle is not None or self._is_ready(op):
                 dead += self._dead_variables(op) if bundle is not None and self.frees else []
                 continue
-            given = self.texts(op.values)
+            elements = self.texts(op.values)
             hint = common_name([v.name_hint for v in op.values])
             name = self.names.new(f"all_{hint or 'values'}")
-            self.lines += join_items(f"{name} = [", given, "]", self.indent)
+            self.lines += join_items(f"{name} = [", elements, "]", self.indent)
             self._gathered[op] = ListVariable(name, len(op.values))
             self._gathered[op].argument = all(self.variables[v].base.argument for v in op.values)
             self.emptied.add(name)
@@ -152,16 +152,16 @@ class LoopScope(ListScope):
             self.lines += join_items("del ", dead, "", self.indent)
 
     def _is_ready(self, op: train.ItemOp) -> bool:
-        """Whether the values of an item are in a list in their order; or in one that is freed with
-        its last element, elsewhere."""
+        """Whether the values of an item are in a list in order, or in a list of arguments or one
+        that is popped."""
         place = self.lists.range(op.values)
         if place is None or (variable := self.of_lists.get(place[0])) is None:
             return False
         return place[2] in (1, -1) or place[0] in self.stacks or variable.argument
 
     def _dead_variables(self, op: train.ItemOp) -> list[str]:
-        """The variables of values that only lists are to hold: that nothing reads after the head of
-        the item's loop but items, which have their lists by now."""
+        """The variables of an item's values that are dead at the head of its loop: later readers
+        are items, which read their lists."""
         dead, only_here = list[str](), dict[ValueList | SSAValue, bool]()
         where, loop = self.storages.at, self.around(op)
         head = where[loop] if loop is not None and not self.loops else -1
@@ -170,38 +170,38 @@ class LoopScope(ListScope):
                 continue
             base = self.variables[v].base
             of = self.in_list(v)
-            held = of if of is not None and of in self.of_lists else v
+            unit = of if of is not None and of in self.of_lists else v
             if base.argument or base.name in self.emptied:
                 continue
-            if held not in only_here:
-                item, other = self._last_readers(held)
-                only_here[held] = other < head and (item < head or item <= where[op])
-            if only_here[held]:
+            if unit not in only_here:
+                item, other = self._last_readers(unit)
+                only_here[unit] = other < head and (item < head or item <= where[op])
+            if only_here[unit]:
                 dead.append(base.name)
                 self.emptied.add(base.name)
         return dead
 
-    def _last_readers(self, held: ValueList | SSAValue) -> tuple[int, int]:
-        """The places of the last item, and of the last other op, that reads a value or one of a
-        list; -1 of an op that is not written, -2 where there is none."""
-        if (found := self._readers.get(held)) is None:
+    def _last_readers(self, unit: ValueList | SSAValue) -> tuple[int, int]:
+        """The indices of the last item and of the last other op that read a value or the values of
+        a list; -1 for an op that is not emitted, -2 if there is none."""
+        if (readers := self._readers.get(unit)) is None:
             last = [-2, -2]
-            for v in held.values if isinstance(held, ValueList) else [held]:
+            for v in unit.values if isinstance(unit, ValueList) else [unit]:
                 for use in v.uses:
                     is_other = not isinstance(use.operation, train.ItemOp)
                     at = self.storages.at.get(use.operation, -1)
                     last[is_other] = max(last[is_other], at)
-            found = self._readers[held] = last[0], last[1]
-        return found
+            readers = self._readers[unit] = last[0], last[1]
+        return readers
 
     def item(self, op: train.ItemOp) -> str | None:
-        """The element of the run: taken out of its list, if nothing else reads that."""
+        """The text that pops the element of the run; None if the item has a variable instead."""
         if (bundle := self._bundles.get(op)) is not None:
             if bundle not in self._unpacked:
                 self._unpacked.add(bundle)
-                left = [self.define(x.out, x.out.name_hint or "value").name for x in bundle.read]
+                targets = [self.define(x.out, x.out.name_hint or "value").name for x in bundle.read]
                 self.lines += wrap_statement(
-                    f"{', '.join(left)} = {bundle.name}.pop()", self.indent
+                    f"{', '.join(targets)} = {bundle.name}.pop()", self.indent
                 )
             return None
         if (gathered := self._gathered.get(op)) is not None:
@@ -212,9 +212,9 @@ class LoopScope(ListScope):
             return None
         place = self.lists.range(op.values)
         assert place is not None
-        of, first, step = place
-        variable, n = self.of_lists[of], len(of.values)
-        if (take := self.stacks.get(of)) is not None:
+        values, first, step = place
+        variable, n = self.of_lists[values], len(values.values)
+        if (take := self.stacks.get(values)) is not None:
             return f"{variable.name}{take}"
         i = self.loops[-1].index
         if step == -1:
@@ -225,10 +225,11 @@ class LoopScope(ListScope):
         self.hold(Element(variable, index, place), op.out)
         return None
 
-    # ---- what leaves a loop ----
+    # ---- values that leave a loop ----
 
     def collect(self, op: train.ItemsOp) -> None:
-        """Write the line that adds the value of the run to a list, unless it is of a list."""
+        """Write the line that appends the value of the run to a list, unless the value is an
+        element of a list itself."""
         self.operand(op.x)
         if (bundle := self._bundles.get(op)) is not None:
             if op is bundle.made[-1]:
@@ -238,8 +239,8 @@ class LoopScope(ListScope):
         of, _ = self.lists.place[op.outs[0]]
         source = self.variables[op.x]
         if isinstance(source, Element) and source.place is not None:
-            held, first, step = source.place
-            if (first, step, len(held.values)) == (0, 1, len(op.outs)):
+            elements, first, step = source.place
+            if (first, step, len(elements.values)) == (0, 1, len(op.outs)):
                 self.name_list(of, source.base)
             else:
                 for k, v in enumerate(op.outs):
@@ -250,8 +251,8 @@ class LoopScope(ListScope):
         self.loops[-1].made.append(variable.name)
         self.line(f"{variable.name}.append({source.name})")
         n, unread = len(of.values), self._unread(of)
-        if (found := self._order(of, unread)) is not None:
-            take, last, first = found
+        if (order := self._order(of, unread)) is not None:
+            take, last, first = order
             ends = range(first) if take == ".pop(0)" else range(n - first, n)
             unread -= {*ends}
             if ends:
@@ -268,7 +269,7 @@ class LoopScope(ListScope):
         self.loops[-1].unread += [f"{variable.name}[{k}]" for k in sorted(unread)]
 
     def _unread(self, of: ValueList) -> set[int]:
-        """The numbers of the elements of a list that nothing reads."""
+        """The indices of the elements of a list that nothing reads."""
         where = self.storages.at
         return {
             k for k, v in enumerate(of.values) if all(use.operation not in where for use in v.uses)
@@ -301,7 +302,7 @@ class LoopScope(ListScope):
             if self.around(reader) is not around:
                 return None
         for loop, several in items.items():
-            if loop.runs * len(several) > len(of.values):  # they take others too
+            if loop.runs * len(several) > len(of.values):  # they read other values too
                 return None
             ranges = [self.lists.range(x.values) for x in sorted(several, key=where.__getitem__)]
             places = [place for place in ranges if place is not None]

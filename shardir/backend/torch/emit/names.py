@@ -1,7 +1,7 @@
-"""Text of the input in a program: names, literals and comments.
+"""Names, literals and comments of a program that come from its input.
 
-Nothing of the input becomes code: names are rebuilt from ASCII letters, digits and underscores,
-strings are literals, comments stay on one line and keep to printable characters.
+Input never becomes code: names are rebuilt from ASCII letters, digits and underscores, strings are
+literals, comments stay on one line and have printable characters only.
 """
 
 import builtins
@@ -22,14 +22,14 @@ MAX_NAME = 60
 MAX_COMMENT = 600
 
 RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), *NAMES})
-"""The reserved names of programs: names that their text uses, and Python's."""
+"""The reserved names of programs: imported names, and Python's."""
 
 
 _OTHER = re.compile(r"[^0-9A-Za-z]+")
 
 
 def identifier(text: str | None, default: str) -> str:
-    """The text as an ASCII identifier of Python, as close as possible."""
+    """Turn a text into an ASCII identifier of Python."""
     name = _OTHER.sub("_", text or "").strip("_")[:MAX_NAME]
     if not name:
         name = default
@@ -42,7 +42,7 @@ class Names:
     def __init__(self, taken: Iterable[str] = ()):
         self._taken = {*RESERVED, *taken}
         self._next: dict[str, int] = {}
-        """The number from which to look for a free name; those before it are taken."""
+        """The first suffix that may be free, by name."""
 
     def new(self, text: str | None, default: str = "v") -> str:
         """Return a free name: `text`, with a number appended where it is taken."""
@@ -56,13 +56,13 @@ class Names:
 
 
 def literal(text: str) -> str:
-    """A string as a literal in double quotes; pure ASCII."""
-    # json's escapes are Python's, but for pairs of surrogates, which Python would not join.
+    """A string as an ASCII literal in double quotes."""
+    # json's escapes are Python's, except pairs of surrogates, which Python would not join.
     return json.dumps(text) if text.isascii() else ascii(text)
 
 
 def printable(text: str) -> str:
-    """The text on one line: characters that are not printable are escaped."""
+    """The text on one line, with escapes for characters that are not printable."""
     shown = text
     if not text.isprintable():
         shown = "".join(
@@ -76,7 +76,7 @@ def comment_lines(text: str, indent: int = 0) -> list[str]:
     """The lines of a comment."""
     space, shown = " " * indent, printable(text)
     if shown and shown == shown.rstrip() and len(line := f"{space}# {shown}") <= WIDTH:
-        return [line]  # most are short, and to wrap is slow
+        return [line]  # most are short, and wrapping is slow
     return textwrap.wrap(
         shown, WIDTH, initial_indent=f"{space}# ", subsequent_indent=f"{space}#   ",
         break_on_hyphens=False,
@@ -91,8 +91,8 @@ def docstring(*paragraphs: str) -> str:
 
 
 def join_items(head: str, items: Sequence[str], tail: str, indent: int) -> list[str]:
-    """`head` + items with commas + `tail`, in one line or several. The head ends with an
-    opening bracket, or the tail is empty and the result is one line."""
+    """`head` + items with commas + `tail`, in one line or several; in one line if `tail` is empty.
+    Otherwise the head ends with an opening bracket."""
     space = " " * indent
     line = f"{space}{head}{', '.join(items)}{tail}"
     if len(line) <= WIDTH or not tail:
@@ -103,8 +103,8 @@ def join_items(head: str, items: Sequence[str], tail: str, indent: int) -> list[
 def call_of_lists(
     head: str, lists: Sequence[Sequence[str]], rest: Sequence[str], indent: int
 ) -> list[str]:
-    """`head` + lists in brackets and further arguments + `)`: in one line, or each list from a line
-    of its own on."""
+    """`head` + lists in brackets and further arguments + `)`: in one line, or with each list on a
+    new line."""
     space = " " * indent
     parts = [*(f"[{', '.join(items)}]" for items in lists), ", ".join(rest)]
     line = f"{space}{head}{', '.join(parts)})"
@@ -115,7 +115,7 @@ def call_of_lists(
 
 
 def _between_items(text: str, indent: int) -> list[str]:
-    """The lines of a text that is broken after commas alone."""
+    """Wrap a text after commas only."""
     lines = _wrap_text(re.sub("(?<!,) ", "\0", text), indent)
     return [line.replace("\0", " ") for line in lines]
 
@@ -129,8 +129,8 @@ def return_lines(items: Sequence[str]) -> list[str]:
 
 
 def wrap_statement(line: str, indent: int) -> list[str]:
-    """A statement, in one line or in several: the names before its `=`, or else its innermost
-    tuple, in lines of their own."""
+    """A statement in one line or in several. The names before `=`, or else the innermost tuple, are
+    wrapped."""
     space = " " * indent
     if len(line) + indent <= WIDTH:
         return [space + line]
@@ -143,23 +143,22 @@ def wrap_statement(line: str, indent: int) -> list[str]:
 
 
 _SLOT_CALL = re.compile(r"([^(]*\()(.*=slots\.\w+(?:\[\w+\])?)(\).*)")
-"""A call whose last argument is a slot, and what is taken of its result."""
+"""A call whose last argument is a slot, and the views of its result."""
 
 
 def assignment_lines(name: str, expression: str, indent: int) -> list[str]:
-    """`name = expression`, in one line, or in several if it is a call that writes into a slot and
-    is long."""
+    """`name = expression` in one line, or in several for a long call that writes into a slot."""
     space = " " * indent
     line = f"{space}{name} = {expression}"
     call = _SLOT_CALL.fullmatch(line)
     if len(line) <= WIDTH or call is None:
         return [line]
-    head, given, tail = call.groups()
-    return [head, *_wrap_text(given, indent + 4), f"{space}{tail}"]
+    head, arguments, tail = call.groups()
+    return [head, *_wrap_text(arguments, indent + 4), f"{space}{tail}"]
 
 
 def item_lines(items: Sequence[str], indent: int) -> list[str]:
-    """Lines of items, each followed by a comma; one alone has none, which would make a tuple."""
+    """Lines of items, each followed by a comma, except a single one, which would become a tuple."""
     return _wrap_text(", ".join(items) + "," * (len(items) > 1), indent)
 
 
@@ -172,15 +171,15 @@ def _wrap_text(text: str, indent: int) -> list[str]:
 
 
 def listed_names(items: list[str], most: int = 3) -> str:
-    """Return the items; of more than `most` items, the first and the number of further items."""
+    """Return a list of items in words; of more than `most`, the first and the number of others."""
     first = min(most, 2)
     shown = items if len(items) <= most else [*items[:first], f"{len(items) - first} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def axes_text(axes: Axes) -> str:
-    """A tuple of axes as the runtime takes it: names and (name, pre, size); with explicit sizes of
-    shards, if any."""
+    """A tuple of axes for the runtime: names or (name, pre, size), with the sizes of shards if they
+    are explicit."""
     items = []
     for name, pre, size in axes:
         items.append(f"({literal(name)}, {pre}, {size})" if size else literal(name))

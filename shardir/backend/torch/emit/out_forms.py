@@ -1,12 +1,12 @@
-"""Calls of torch that write their result into memory that is given: the `out` form of a text.
+"""`out` forms: calls of torch that write their result into given memory.
 
     x @ w                           ->  torch.matmul(x, w, out=slots.h)
     F.gelu(h, approximate="tanh")   ->  aten.gelu.out(h, approximate="tanh", out=slots.a)
     (a.mT @ b).unflatten(0, sizes)  ->  torch.matmul(a.mT, b, out=slots.d).unflatten(0, sizes)
 
-A form computes equal bits with equal strides: `out` is a tensor without elements, which torch
-resizes to the shape and the strides of a new result. Calls whose result torch computes elsewhere
-and copies, such as layer norms and attention, have no form."""
+A form gives equal bits and strides: `out` is a tensor without elements, which torch resizes to the
+shape and strides of a new result. Calls whose result torch would compute elsewhere and copy, such
+as layer norms and attention, have no form."""
 
 import ast
 
@@ -18,7 +18,7 @@ SIGNS: dict[type[ast.AST], str] = {
     ast.BitXor: "bitwise_xor", ast.USub: "neg", ast.Invert: "bitwise_not", ast.Eq: "eq",
     ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
 }  # fmt: skip
-"""The functions of torch by operator."""
+"""The function of torch for each operator."""
 
 METHODS = frozenset({
     "abs", "amax", "amin", "atan", "ceil", "clamp", "cos", "cumsum", "erf", "exp", "exp2", "expm1",
@@ -29,7 +29,7 @@ METHODS = frozenset({
 """The methods of tensors that torch also has as functions with an argument `out`."""
 
 OVER_DIMENSIONS = frozenset({"mean", "std", "sum", "var"})
-"""Those that have no such form over all dimensions."""
+"""The methods without such a form over all dimensions."""
 
 CALLS: dict[str, tuple[str, str]] = {
     **{f"torch.{n}": (f"torch.{n}", "out") for n in ("cat", "full", "lerp", "maximum", "minimum",
@@ -46,19 +46,19 @@ CALLS: dict[str, tuple[str, str]] = {
     **{f"ops.{n}": (f"ops.{n}", "into") for n in ("cross_entropy_grad", "pick_grad", "take",
        "take_grad")},
 }  # fmt: skip
-"""By function that of its form, and the name of the argument."""
+"""The function of each call's form, and the name of its `out` argument."""
 
 VIEWS = frozenset({"mT", "permute", "squeeze", "transpose", "unflatten", "unsqueeze", "view"})
-"""Views of all elements of a result that may follow a call."""
+"""Views of a whole result that may follow a call."""
 
 
 def out_form(text: str, out: str) -> str | None:
-    """Return the form of an expression that writes into `out`; None if it has none."""
+    """Return the form of an expression that writes into `out`, or None."""
     return OutForm(text, out).of(ast.parse(text, mode="eval").body)
 
 
 def _is_number(node: ast.expr) -> bool:
-    """Whether an expression is a literal, which may have a sign or be `float("inf")`."""
+    """Whether an expression is a literal, perhaps with a sign or `float("inf")`."""
     match node:
         case ast.UnaryOp(_, operand):
             return _is_number(operand)
@@ -68,7 +68,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 class OutForm:
-    """The forms of an expression and its parts."""
+    """Rewrites an expression to its `out` form."""
 
     def __init__(self, text: str, out: str):
         self.text, self.out = text, out
@@ -83,13 +83,13 @@ class OutForm:
                 inner = self.of(value)
                 return inner and f"{inner}.{name}"
             case ast.Call(ast.Attribute(value, name) as function, args, keywords):
-                given = [*map(self._source, (*args, *keywords))]
+                arguments = [*map(self._source, (*args, *keywords))]
                 if isinstance(value, ast.Name) and value.id in NAMES:
-                    return self._call(self._source(function), args, given)
+                    return self._call(self._source(function), args, arguments)
                 if name in VIEWS:
                     inner = self.of(value)
-                    return inner and f"{inner}.{name}({', '.join(given)})"
-                return self._method(value, name, args, given)
+                    return inner and f"{inner}.{name}({', '.join(arguments)})"
+                return self._method(value, name, args, arguments)
         return None
 
     def _source(self, node: ast.AST) -> str:
@@ -103,7 +103,7 @@ class OutForm:
         )
 
     def _method(
-        self, of: ast.expr, name: str, args: list[ast.expr], given: list[str]
+        self, of: ast.expr, name: str, args: list[ast.expr], arguments: list[str]
     ) -> str | None:
         x = self._source(of)
         if name == "relu":
@@ -111,24 +111,24 @@ class OutForm:
         if name == "to":
             return f"ops_memory.converted({x}, into={self.out})"
         if name == "reshape":  # one that copies
-            return f"ops_memory.contiguous({x}, into={self.out}).view({', '.join(given)})"
+            return f"ops_memory.contiguous({x}, into={self.out}).view({', '.join(arguments)})"
         if name not in METHODS or (name in OVER_DIMENSIONS and not args):
             return None
-        return f"torch.{name}({', '.join([x, *given])}, out={self.out})"
+        return f"torch.{name}({', '.join([x, *arguments])}, out={self.out})"
 
-    def _call(self, function: str, args: list[ast.expr], given: list[str]) -> str | None:
+    def _call(self, function: str, args: list[ast.expr], arguments: list[str]) -> str | None:
         if function == "torch.where":
-            return self._where(args, given)
+            return self._where(args, arguments)
         if function not in CALLS:
             return None
         form, word = CALLS[function]
-        return f"{form}({', '.join(given)}, {word}={self.out})"
+        return f"{form}({', '.join(arguments)}, {word}={self.out})"
 
-    def _where(self, args: list[ast.expr], given: list[str]) -> str | None:
-        """torch takes two tensors: a number becomes one of the other's type."""
+    def _where(self, args: list[ast.expr], arguments: list[str]) -> str | None:
+        """Turn a number into a tensor of the other operand's type: the form takes two tensors."""
         numbers = [k for k in (1, 2) if _is_number(args[k])]
         if len(numbers) > 1:
             return None
         for k in numbers:
-            given[k] = f"{given[3 - k]}.new_full((), {given[k]})"
-        return f"torch.where({', '.join(given)}, out={self.out})"
+            arguments[k] = f"{arguments[3 - k]}.new_full((), {arguments[k]})"
+        return f"torch.where({', '.join(arguments)}, out={self.out})"

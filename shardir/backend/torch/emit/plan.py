@@ -1,5 +1,5 @@
-"""plan.json: the arguments and results of a program's functions, for the runtime (plan/program.py
-reads it)."""
+"""plan.json: the arguments and results of a program's functions, for the runtime, which reads it in
+plan/program.py."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -45,9 +45,11 @@ def plan_of(
     module: ModuleOp, base_dir: Path | None = None, copied: Path | None = None,
     states: Mapping[str, Array] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], Data]:  # fmt: skip
-    """Return the plan (but for `single`), and the data files that it names. Files in the directory
-    `copied` are read from there. `states`: initial values of states of the program, in place of its
-    own; other states are ignored.
+    """Return the plan (without `single`), and the data files that it names.
+
+    Args:
+        copied: a directory with the data files, which is read in place of the sources.
+        states: initial values that replace those of the program; unknown states are ignored.
 
     Raises:
         Failure: the program cannot run: a missing file, a state of two shapes, a step without a
@@ -55,7 +57,7 @@ def plan_of(
     """
     module = with_weights(expand_module(module))
     mesh, functions = mesh_of(module), public_functions(module)
-    called = function_names(functions)
+    names = function_names(functions)
     data = Data(base_dir, copied, inits=_inits(functions))
     plan: dict[str, Any] = {
         "version": 1,
@@ -66,27 +68,27 @@ def plan_of(
         "groups": [_axes(axes) for axes in _groups(functions, mesh)],
         "channels": [[_axes(axes), *ends] for axes, *ends in _channels(functions, mesh)],
         "functions": {
-            f.sym_name.data: {"python": called[f], **_function(f, mesh, data)} for f in functions
+            f.sym_name.data: {"python": names[f], **_function(f, mesh, data)} for f in functions
         },
     }
     _check_states(functions, plan["functions"])
     retained = (a for f in plan["functions"].values() for a in f["args"] if a["role"] != "input")
     keys = dict.fromkeys(a["key"] for a in retained)
-    if begun := {key: data.add_state(key, states[key]) for key in keys if key in states}:
-        plan["states"] = begun
+    if files := {key: data.add_state(key, states[key]) for key in keys if key in states}:
+        plan["states"] = files
     return plan, data
 
 
 def states_in(directory: Path) -> dict[str, Array]:
-    """The values that states of a written directory begin with in place of the program's."""
+    """The initial values of states in a written directory that replace those of the program."""
     plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
     return {key: np.load(directory / file, mmap_mode="r", allow_pickle=False)
             for key, file in plan.get("states", {}).items()}  # fmt: skip
 
 
 def _check_states(functions: list[FuncOp], plans: dict[str, Any]) -> None:
-    """Raise Failure unless a parameter or state has one type in all functions, and one set of ranks
-    in all functions in stages."""
+    """Raise Failure unless each parameter or state has one type in all functions, and one set of
+    ranks in all functions in stages."""
     types: dict[str, tuple[str, str]] = {}
     places: dict[str, tuple[list[int], str]] = {}
     for f in functions:
@@ -106,58 +108,58 @@ def _check_states(functions: list[FuncOp], plans: dict[str, Any]) -> None:
 
 
 def _groups(functions: list[FuncOp], mesh: Mesh | None) -> list[Axes]:
-    """The axes of all collectives that communicate, each once, in the order of the program."""
-    found: dict[Axes, None] = {}
+    """The axes of all collectives that communicate, each once, in program order."""
+    groups: dict[Axes, None] = {}
     if any(train.schedule_of(f) is not None for f in functions):
-        found[Axis(train.STAGE_AXIS),] = None
+        groups[Axis(train.STAGE_AXIS),] = None
     for op in _ops(functions):
         if mesh is None or isinstance(op, dist.LOCAL):
             continue
         kinds = dist.CollectiveOp | dist.SendOp | dist.RecvOp | dist.RingProductOp
         communicates = isinstance(op, kinds)
         if communicates and mesh.extent(op.axes.data) > 1:
-            found.setdefault(op.axes.data)
-    return list(found)
+            groups.setdefault(op.axes.data)
+    return list(groups)
 
 
 def _channels(functions: list[FuncOp], mesh: Mesh | None) -> list[tuple[Axes, int, int]]:
-    """The transfers between two positions of a group, each once: their axes, and the positions."""
-    found: dict[tuple[Axes, int, int], None] = {}
+    """The channels, each once: the axes of a group, and the positions of sender and receiver."""
+    channels: dict[tuple[Axes, int, int], None] = {}
     for f in functions:
         if train.schedule_of(f) is not None:
             edges = train.proven_order(f).runs.edges()
-            found |= {((Axis(train.STAGE_AXIS),), *ends): None for ends in edges}
+            channels |= {((Axis(train.STAGE_AXIS),), *ends): None for ends in edges}
     for op in _ops(functions):
         if isinstance(op, dist.SendOp):
             source, target, axes = op.ends
-            found.setdefault((axes, source, target))
+            channels.setdefault((axes, source, target))
         elif isinstance(op, dist.PermuteOp):
             pairs = zip(op.pairs.data[::2], op.pairs.data[1::2], strict=True)
-            found |= {(op.axes.data, s, t): None for s, t in pairs if s != t}
+            channels |= {(op.axes.data, s, t): None for s, t in pairs if s != t}
         elif isinstance(op, dist.RingProductOp) and mesh is not None:
             n = op.steps(mesh)
-            found |= {(op.axes.data, k, (k + 1) % n): None for k in range(n)}
-    return list(found)
+            channels |= {(op.axes.data, k, (k + 1) % n): None for k in range(n)}
+    return list(channels)
 
 
 def _ops(functions: list[FuncOp]) -> Iterator[Operation]:
-    """The ops of functions, and of the functions of the stages of a step."""
+    """The ops of functions, and of the stages' functions of their steps."""
     stages = (g for f in functions if train.schedule_of(f) for g in called_functions(f))
     for f in (*functions, *stages):
         yield from f.body.block.ops
 
 
 def _inits(functions: list[FuncOp]) -> dict[str, InitAttr]:
-    found: dict[str, InitAttr] = {}
+    inits: dict[str, InitAttr] = {}
     for f in functions:
         for argument in arguments(f):
             key, init = argument.key, argument.init
             if key is None or not isinstance(init, InitAttr):
                 continue
-            if found.setdefault(key, init) != init:
-                message = f"{key!r} starts as [{init.data}] here, as [{found[key].data}] elsewhere"
+            if inits.setdefault(key, init) != init:
+                message = f"{key!r} starts as [{init.data}] here, as [{inits[key].data}] elsewhere"
                 raise Failure.at(f, message)
-    return found
+    return inits
 
 
 def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
@@ -185,12 +187,12 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         last.operands, updated_keys(f), metric_names(f), result_batches(f), weighed, strict=True
     )
     for i, (v, updates, metric, microbatches, weighs) in enumerate(named):
-        made = _result(last, i, v, updates, metric, mesh, keys)
+        result = _result(last, i, v, updates, metric, mesh, keys)
         if microbatches is not None:
-            made["microbatches"] = microbatches
+            result["microbatches"] = microbatches
         if weighs is not None:
-            made["weighs"] = weighs.value.data
-        results.append(made)
+            result["weighs"] = weighs.value.data
+        results.append(result)
     if replicas is not None:
         results = [_result_of_replicas(f, r, replicas) for r in results]
     if train.schedule_of(f) is not None:
@@ -207,7 +209,7 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
 
 
 def _result_of_stage(f: FuncOp, r: dict[str, Any]) -> dict[str, Any]:
-    """Return a result of a step in stages, which is zeros on ranks that do not make it."""
+    """Return a result of a step in stages: a partial sum, with zeros on ranks of other stages."""
     if r["updates"]:
         return r
     partial = r["partial"] or {"op": "sum", "axes": []}
@@ -218,8 +220,8 @@ def _result_of_stage(f: FuncOp, r: dict[str, Any]) -> dict[str, Any]:
 
 
 def _argument_of_replicas(a: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return an argument with the values of all replicas in dimension 0, unless they are equal; an
-    input has the microbatches of the replicas one after the other."""
+    """Return an argument with the values of all replicas in dimension 0, unless replicas are equal.
+    An input has the microbatches of the replicas one after the other."""
     if a["role"] != "input" and not is_of_replica(a["key"]):
         return a
     if "microbatches" in a["init"]:
@@ -232,8 +234,8 @@ def _argument_of_replicas(a: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def _result_of_replicas(f: FuncOp, r: dict[str, Any], count: int) -> dict[str, Any]:
-    """A result with the values of all replicas in dimension 0; of a float that is reported
-    their mean."""
+    """Return a result with the values of all replicas in dimension 0; a reported float is the mean
+    over replicas."""
     if r["updates"] or r["shape"] or r["dtype"].startswith("i"):
         return {**r, "shape": [count, *r["shape"]], "dims": [[REPLICA], *r["dims"]]}
     if r["partial"]:
@@ -244,25 +246,25 @@ def _result_of_replicas(f: FuncOp, r: dict[str, Any], count: int) -> dict[str, A
 
 def _names(f: FuncOp) -> list[str]:
     """A unique name for each argument: xDSL drops the number of %x_1 and %x_2."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for v in f.body.block.args:
         hint = v.name_hint or f"arg{v.index}"
         numbered = (f"{hint}_{n}" for n in count(1))
-        found[next(name for name in chain([hint], numbered) if name not in found)] = None
-    return list(found)
+        names[next(name for name in chain([hint], numbered) if name not in names)] = None
+    return list(names)
 
 
 def _narrowest(f: FuncOp) -> str:
     """The float type of the lowest precision among a function's values."""
     types = (v.type for op in f.body.block.ops for v in op.results)
-    found = {element_name(t.element_type) for t in types if isinstance(t, TensorType)}
-    return next((e for e in ("bf16", "f16", "f32") if e in found), "f64")
+    elements = {element_name(t.element_type) for t in types if isinstance(t, TensorType)}
+    return next((e for e in ("bf16", "f16", "f32") if e in elements), "f64")
 
 
 def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:
-    """Raise Failure unless the files that feed a step have equal numbers of rows and batches: those
-    of one index, such as inputs and their labels, are read together. Of files that are read in
-    their order the numbers of steps are equal: a first dimension need not be the batch."""
+    """Raise Failure unless the files that feed a step have equal numbers of rows and batch sizes:
+    rows with one index, such as an input and its label, are read together. Files that are read in
+    order need equal numbers of steps only: their first dimension need not be the batch."""
     files = [a for a in args if a["role"] == "input" and a["init"]["kind"] == "file"]
     in_order = all(not a["init"].get("shuffle", True) for a in files)
     fed = []
@@ -286,7 +288,7 @@ def _axes(axes: Axes) -> list[Any]:
 
 
 def _split(axes: Axes) -> Any:
-    """The axes that split a dimension, as JSON, with explicit sizes of shards, if any."""
+    """The axes that split a dimension as JSON, with the sizes of shards if they are explicit."""
     sizes = sizes_of(axes)
     return {"axes": _axes(axes), "sizes": sizes} if sizes else _axes(axes)
 
@@ -319,10 +321,10 @@ def _argument(
     one, count = value, argument.microbatches
     if count is not None:
         one = {**value, "shape": value["shape"][1:]}
-    made = initial_value(f, one, role, init, kind, data, count or 1)
+    init_json = initial_value(f, one, role, init, kind, data, count or 1)
     if count is not None:
-        made["microbatches"] = count
-    return {**value, "role": str(role), "key": key or name, "init": made}
+        init_json["microbatches"] = count
+    return {**value, "role": str(role), "key": key or name, "init": init_json}
 
 
 def _result(

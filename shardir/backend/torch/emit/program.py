@@ -6,10 +6,10 @@
                                            #   %y at mlp.ir:12 leaves partial sums
                                            h = rt.all_reduce(mesh, h, "sum", ("tp",), donate=True)
 
-1. Values have their names; a value reuses the variable of an operand of its name that dies.
+1. Values keep their names; a value reuses the variable of a dying operand with its name.
 2. The comment of a collective has its group, its bytes on a device, and the ops that need it.
 3. A train step deletes values after their last use, and updates parameters in place.
-4. Nothing of the input becomes code: see names.py.
+4. Input never becomes code: see names.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,27 +46,29 @@ from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies
 
 TABLE = {**TORCH, **TORCH_DIST}
-"""The entry of each op."""
+"""The emitter of each op."""
 
 
 def emittable(module: ModuleOp) -> ModuleOp:
-    """The module in the form in which it is emitted, but for its loops: itself if it is in that."""
+    """Return the module in the form that is emitted, except for loops: itself if it has that
+    form."""
     return with_biases(with_weights(expand_module(module)))
 
 
 def outline_copy(module: ModuleOp) -> ModuleOp:
-    """The module with its equal blocks as loops: itself if it has none that is emitted."""
+    """Return a copy with equal blocks as loops: the module itself if no emitted function has
+    any."""
     emit = public_functions(module)
     if not any(f in emit and has_equal_blocks(f) for f, _ in bodies(module)):
         return module
-    made = copied(module)
-    _outline(made)
-    return made
+    outlined = copied(module)
+    _outline(outlined)
+    return outlined
 
 
 def outline(module: ModuleOp) -> None:
-    """Turn the equal blocks of a module into loops, unless another module is emitted: one without
-    composites, or, if only private functions have equal blocks, one with them."""
+    """Turn equal blocks into loops in place, if the module is emitted as it is: in `emittable`
+    form, and without private functions."""
     functions = [op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks]
     if emittable(module) is module and functions == public_functions(module):
         _outline(module)
@@ -114,8 +116,10 @@ def mesh_of(module: ModuleOp) -> Mesh | None:
                 raise Failure.at(owner, message)
             used.setdefault(layout.mesh, owner)
     if len(used) > 1:
-        both = ", ".join(f"@{n}" for n in used)
-        raise Failure.at(list(used.values())[-1], f"expected one mesh in a program, got {both}")
+        names_of_meshes = ", ".join(f"@{n}" for n in used)
+        raise Failure.at(
+            list(used.values())[-1], f"expected one mesh in a program, got {names_of_meshes}"
+        )
     if used:
         return meshes[next(iter(used))]
     return next(iter(meshes.values())) if len(meshes) == 1 else None
@@ -139,17 +143,17 @@ def source_of(module: ModuleOp) -> str | None:
 
 def function_names(functions: Sequence[FuncOp]) -> dict[FuncOp, str]:
     """Return the name of each function in the program, functions of stages included."""
-    every = [
+    emitted = [
         *functions,
         *(g for f in functions if train.schedule_of(f) for g in called_functions(f)),
     ]
-    given = Names(name for f in every for name in foreign_names(f))
-    return {f: given.new(f.sym_name.data, "function") for f in every}
+    free_names = Names(name for f in emitted for name in foreign_names(f))
+    return {f: free_names.new(f.sym_name.data, "function") for f in emitted}
 
 
 class Emitted(NamedTuple):
-    """The text of a program; the op of each line that an op made, by the number of the line from 1
-    on; and the arenas of its functions, if it has one."""
+    """The text of a program, the op of each line by line number from 1 (for lines of ops), and the
+    arenas of its functions, if it has one."""
 
     text: str
     lines: dict[int, Operation]
@@ -177,9 +181,8 @@ def emit(
     """Return the program for all ranks, or for one rank with its constants folded.
 
     Args:
-        straight_line: whether the runs and transfers of steps in stages are plain calls on each
-            rank, in place of a table.
-        arena: whether values have slots in one block of memory (arena.py).
+        straight_line: emit steps in stages as plain calls on each rank, not as a table.
+        arena: give values slots in one block of memory (arena.py).
 
     Raises:
         Failure: the backend has no text for an op of the module.
@@ -194,7 +197,7 @@ def emit_outlined(
     straight_line: bool = False,
     arena: bool = False,
 ) -> Emitted:
-    """The program of a module whose equal blocks are loops, and that is `expand_module`.
+    """Return the program of an `emittable` module whose equal blocks are loops.
 
     Raises:
         Failure: as `emit` does.
@@ -217,11 +220,11 @@ def emit_outlined(
             raise Failure.at(f, f"{message}; run local-steps")
     if not functions:
         raise Failure("expected a public function with a body, got none")
-    called = function_names(functions)
+    python_names = function_names(functions)
     program = Program(mesh, rank, TABLE, straight_line, arena)
     bodies = [
-        function_text(program, f, called[f])
-        if train.schedule_of(f) is None else StagesScope(program, f, called).text()
+        function_text(program, f, python_names[f])
+        if train.schedule_of(f) is None else StagesScope(program, f, python_names).text()
         for f in functions
     ]  # fmt: skip
     lines = [_docstring(module, mesh, rank, single, sorted(program.foreign)), ""]
@@ -238,7 +241,7 @@ def emit_outlined(
     for body in bodies:
         lines += ["", "", *body]
     lines += ["", "", 'if __name__ == "__main__":']
-    entries = [f"{names.literal(f.sym_name.data)}: {called[f]}" for f in functions]
+    entries = [f"{names.literal(f.sym_name.data)}: {python_names[f]}" for f in functions]
     end = "}, single=True)" if single else "})"
     line = "    rt.main({" + ", ".join(entries) + end
     if len(line) <= names.WIDTH:
@@ -250,7 +253,7 @@ def emit_outlined(
 
 
 def _ops_of(lines: Sequence[str]) -> Iterator[tuple[int, Operation]]:
-    """Yield the number of each line that an op made, and the op; a text may be several lines."""
+    """Yield the line number and the op of each line of an op; one text may span several lines."""
     number = 1
     for line in lines:
         if isinstance(line, OpLine):

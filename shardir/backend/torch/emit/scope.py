@@ -1,4 +1,4 @@
-"""The emission of one function: its variables and lines, and the queries of the ops' entries."""
+"""The emission of one function: variables, lines, and queries for the ops' emitters."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -22,21 +22,21 @@ from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp
 
 Text = str | SSAValue | None
-"""The result of an entry: an expression, a value whose variable the result shares, or None when
-the entry has written its own lines."""
+"""The result of an emitter: an expression, a value whose variable the result shares, or None if the
+emitter has written its own lines."""
 Entry = Callable[..., Text]
-"""A function from the scope and the op to the op's text."""
+"""An emitter: a function from the scope and the op to the op's text."""
 
 
 def foreign_names(f: FuncOp) -> Iterator[str]:
-    """The modules of custom ops, which the text of a function names."""
+    """Yield the top-level modules of a function's custom ops."""
     for op in f.walk():
         if isinstance(op, nn.CustomOp) and op.custom.function is not None:
             yield op.custom.function[0].split(".")[0]
 
 
 class Program:
-    """The state that the functions of one file share."""
+    """The shared state of the functions in one file."""
 
     def __init__(
         self, mesh: Mesh | None, rank: int | None, table: Mapping[type[Operation], Entry],
@@ -46,7 +46,7 @@ class Program:
         self.straight_line = straight_line
         """Whether steps in stages are plain calls on each rank."""
         self.arenas: dict[str, FunctionArena] | None = {} if arena else None
-        """By name of a function its arena, if the program has one."""
+        """The arena of each function by name; None for a program without an arena."""
         self.used = {"torch", "rt"}  # names of imports.MODULES and SHORTHANDS
         self.foreign: set[str] = set()  # the modules of custom ops
         self.constants: dict[str, list[str]] = {}
@@ -61,25 +61,25 @@ class Program:
 def function_text(
     program: Program, f: FuncOp, name: str, totals: Sequence[SSAValue] = ()
 ) -> list[str]:
-    """Return the lines of a function. With an arena it is written twice, since the values that
-    share memory are known at the end."""
+    """Return the lines of a function. With an arena it is emitted twice, since aliases are known at
+    the end only."""
     constants = dict(program.constants)
     scope = EmissionScope(program, f, name, totals)
     lines = scope.text()
-    if program.arenas is None or not (made := FunctionArena.of(scope)).names:
+    if program.arenas is None or not (function_arena := FunctionArena.of(scope)).names:
         return lines
-    program.constants, program.arenas[name] = constants, made
-    return EmissionScope(program, f, name, totals, made).text()
+    program.constants, program.arenas[name] = constants, function_arena
+    return EmissionScope(program, f, name, totals, function_arena).text()
 
 
 class EmissionScope(LoopScope):
-    """The emission of one function: names, lines, and the queries of the ops' entries."""
+    """The emission of one function: names, lines, and queries for the ops' emitters."""
 
     def __init__(
         self, program: Program, f: FuncOp, name: str, totals: Sequence[SSAValue] = (),
         arena: FunctionArena | None = None,
     ):  # fmt: skip
-        """`totals`: the returned values that add to sums, which become the first parameters."""
+        """`totals` are returned addends of sums; the sums become the first parameters."""
         super().__init__(f, program.mesh, program.rank, Names(foreign_names(f)), program.used)
         self.totals = list(totals)
         added = added_in_place(self.block.ops)
@@ -87,18 +87,18 @@ class EmissionScope(LoopScope):
         self._parameters: dict[SSAValue, str] = {}
         self.program, self.name = program, name
         self._lent: dict[SSAValue, bool] = {}
-        """Of storages whether their memory may be of an argument that is not the function's."""
+        """Whether each storage may be memory of an argument that the caller owns."""
         self._arena = arena
         self._slots = self.names.new("slots") if arena is not None else ""
         self._dead: list[str] = []
-        """The variables that nothing reads any more: they are freed before the next allocation."""
+        """The variables without later readers, which are freed before the next allocation."""
 
     # ---- the text ----
 
     def text(self) -> list[str]:
-        given = [self.names.new(f"{v.name_hint or 'product'}_sum") for v in self.totals]
-        self._parameters = dict(zip(self.totals, given, strict=True))
-        for name in given:
+        sum_names = [self.names.new(f"{v.name_hint or 'product'}_sum") for v in self.totals]
+        self._parameters = dict(zip(self.totals, sum_names, strict=True))
+        for name in sum_names:
             self.note(f"{name}: of the microbatches before, or None")
         if self._arena is not None:
             self.use("arena")
@@ -108,7 +108,7 @@ class EmissionScope(LoopScope):
                 *comment_lines(self._arena.about(), 4),
                 f"    {self._slots} = {call}",
             ]
-        head = join_items(f"def {self.name}(", ["mesh", *given, *self.arguments()], "):", 0)
+        head = join_items(f"def {self.name}(", ["mesh", *sum_names, *self.arguments()], "):", 0)
         about, self.lines = self.lines, []
         for op in self.ops:
             at = len(self.lines)
@@ -124,7 +124,7 @@ class EmissionScope(LoopScope):
         return [*head, *about, *self.head_lines, *self.lines]
 
     def _own(self, op: Operation, at: int) -> None:
-        """Record that an op made the new lines from some line on."""
+        """Mark the lines from index `at` on as lines of an op."""
         for i in range(at, len(self.lines)):
             if not isinstance(line := self.lines[i], OpLine):
                 self.lines[i] = OpLine(line, op)
@@ -138,12 +138,12 @@ class EmissionScope(LoopScope):
             self.numbers[op.results[0]] = number  # the lines that use it have it as a literal
             return
         at = len(self.lines)
-        made = entry(self, op)
-        if isinstance(made, SSAValue):
-            self.storages.join(op.results[0], made)
-            self.same(op.results[0], made)
-        elif made is not None:
-            self.let(op, made)
+        text = entry(self, op)
+        if isinstance(text, SSAValue):
+            self.storages.join(op.results[0], text)
+            self.same(op.results[0], text)
+        elif text is not None:
+            self.let(op, text)
         if len(self.lines) > at and isinstance(op, TensorOp) and not isinstance(op, dist.HandsOn):
             self.write_source(op, at)
 
@@ -162,8 +162,8 @@ class EmissionScope(LoopScope):
         return form
 
     def placed_results(self, op: dist.CollectiveOp) -> str:
-        """Return the argument of a collective by which its results and buffers are in the arena;
-        empty if that has no slots for them."""
+        """Return the argument that places a collective's results and buffers in the arena; empty
+        without slots for them."""
         v = op.outs[0]
         if self.program.arenas is None or not isinstance(op, PLACED_COLLECTIVES):
             return ""
@@ -178,8 +178,8 @@ class EmissionScope(LoopScope):
         return self.is_read(v) and bool(self.shape_of(v)) and self._is_new(v)
 
     def _is_new(self, v: OpResult) -> bool:
-        """Whether a value has memory of its own, on the device, and one piece for each run of the
-        innermost loop."""
+        """Whether a value has device memory of its own, one piece for each run of the innermost
+        loop."""
         layout = dist.layout_of(v)
         shares = any(x not in self.numbers for x in self.storages.joined.get(v, ()))
         over_layers = [loop for loop in self.loops if isinstance(loop.op, train.RepeatOp)]
@@ -190,8 +190,8 @@ class EmissionScope(LoopScope):
         )
 
     def _is_row_major(self, v: SSAValue) -> bool:
-        """Whether a value is a view of memory in row-major order (of a product or a collective), so
-        that the reshapes that copy are known."""
+        """Whether a value is a view of row-major memory (of a product or a collective), so that it
+        is known which reshapes copy."""
         while others := self.storages.joined.get(v):
             v = others[0]
         is_product = isinstance(v.owner, nn.Contraction) and v in self.placeable
@@ -216,7 +216,7 @@ class EmissionScope(LoopScope):
         return f"stages.add_product({name}, {matrices}"
 
     def add_by(self, total: SSAValue, call: str) -> Text:
-        """Let a call add to a sum by its argument `out`: in the loop, or to the parameter."""
+        """Add to a sum by the argument `out` of a call: in the loop, or to the parameter."""
         name = self._parameters.get(total)
         text = f"{call[:-1]}, out={name or self.variables[total].name})"
         if name is None:
@@ -241,14 +241,14 @@ class EmissionScope(LoopScope):
         self.lines += return_lines(out)
 
     def _memory(self, v: SSAValue) -> list[object]:
-        """Keys of the memory of a returned value: values with a common one may share it."""
+        """Keys of the memory of a returned value: values with a common key may share memory."""
         root = self.storages.root(v)
         if (place := self.lists.place.get(v)) is not None:
             return [(root, place[1])]
         return [root, self.variables[root].name] if root in self.variables else [root]
 
     def _is_lent(self, v: SSAValue) -> bool:
-        """Whether the memory of a value may be of an argument that is not the function's."""
+        """Whether the memory of a value may be that of an argument that the caller owns."""
         if (storage := self.storages.root(v)) not in self._lent:
             roots = self.storages.sources(storage)
             members = (x for root in roots for x in self.storages.members(root))
@@ -258,13 +258,13 @@ class EmissionScope(LoopScope):
         return self._lent[storage]
 
     def delete(self, op: Operation) -> None:
-        """Free the values that no later op reads, but for arguments, which the caller owns, and
-        scalars."""
+        """Free the values that no later op reads, except scalars and arguments, which the caller
+        owns."""
         at, dead = self.storages.at[op], []
         if at + 2 >= len(self.ops):
             return
-        made = () if isinstance(op, train.CarryOp) else op.results
-        for v in dict.fromkeys((*reads(op), *made, *self.storages.held.get(op, ()))):
+        results = () if isinstance(op, train.CarryOp) else op.results
+        for v in dict.fromkeys((*reads(op), *results, *self.storages.held.get(op, ()))):
             var = self.variables.get(v)
             if var is None or var.base.argument or var.base.last > at or not self.shape_of(v):
                 continue
@@ -281,7 +281,7 @@ class EmissionScope(LoopScope):
         self._empty(op, at)
 
     def _is_in_place(self, op: Operation) -> bool:
-        """Whether an op allocates nothing: an update by a fused kernel."""
+        """Whether an op allocates no memory: an update by a fused kernel."""
         return isinstance(op, train.AdamOp | train.AdamWOp)
 
     def _free(self) -> None:
@@ -291,7 +291,7 @@ class EmissionScope(LoopScope):
             self._dead = []
 
     def _empty(self, op: Operation, at: int) -> None:
-        """Free the elements of lists of loops, which live longer, that no later op reads."""
+        """Free the elements of loops' lists that no later op reads, in lists that live on."""
         for v in dict.fromkeys(reads(op)) if not self.loops else ():
             var, of = self.variables.get(v), self.in_list(v)
             is_made = of is not None and of.stride == 0

@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 MIN_RUN = 3
-"""The fewest elements of a list that are written as a part of it."""
+"""The minimum number of elements of a list that are written as a slice."""
 
 MIN_ROWS = 8
-"""The fewest elements of lists with values of no list between them that are written as rows."""
+"""The minimum number of rows of lists that alternate with values outside of lists."""
 
 MAX_COLUMNS = 128
-"""The most lists whose elements alternate."""
+"""The maximum number of lists whose elements alternate."""
 
 
 class Spot(NamedTuple):
     """An element of a list: the variable of the list, the index, and the number of elements. A list
-    whose elements are taken out is only written in full."""
+    that is popped elsewhere can be written as a whole only (`is_full`)."""
 
     name: str
     index: int
@@ -30,18 +30,18 @@ class Spot(NamedTuple):
 
 
 Spots = Sequence[Spot | None]
-"""By value its place in a list, if it is in one."""
+"""The place of each value in a list, or None."""
 
 
 class _RowText(NamedTuple):
-    """The text of some values, and the number of values."""
+    """The text of consecutive values, and their number."""
 
     text: str
     values: int
 
 
 def texts_of(spots: Spots, one: Callable[[int], str]) -> list[str]:
-    """Return the texts of values; `one` returns the text of a single value by its index."""
+    """Return the texts of values. `one` returns the text of a single value, by its index."""
     out: list[str] = []
     i = 0
     while i < len(spots):
@@ -52,7 +52,7 @@ def texts_of(spots: Spots, one: Callable[[int], str]) -> list[str]:
 
 
 def _rows(spots: Spots, i: int) -> _RowText:
-    """The rows from i on, all of whose values are elements of lists."""
+    """The rows from index i on whose values are all elements of lists."""
     columns = _distance(spots, i, MAX_COLUMNS)
     if not columns:
         return _RowText("", 0)
@@ -61,7 +61,7 @@ def _rows(spots: Spots, i: int) -> _RowText:
 
 
 def _mixed_rows(spots: Spots, i: int, one: Callable[[int], str]) -> _RowText:
-    """The rows from i on that begin with any value."""
+    """The rows from index i on whose first value may be outside of lists."""
     if i + 1 >= len(spots) or not (columns := _distance(spots, i + 1, MAX_COLUMNS)) or columns < 2:
         return _RowText("", 0)
     starts = range(i + 1, i + columns)
@@ -74,7 +74,7 @@ def _mixed_rows(spots: Spots, i: int, one: Callable[[int], str]) -> _RowText:
 
 
 def _distance(spots: Spots, i: int, most: int) -> int:
-    """The distance to the next element of the list of value i; 0 if there is none."""
+    """The distance from value i to the next element of its list; 0 if there is none."""
     if (first := spots[i]) is None:
         return 0
     for j in range(i + 1, min(i + 1 + most, len(spots))):
@@ -84,14 +84,14 @@ def _distance(spots: Spots, i: int, most: int) -> int:
 
 
 class _ListParts(NamedTuple):
-    """The parts of lists that columns are, and the number of their elements."""
+    """The texts of columns as parts of lists, and the number of rows."""
 
     names: list[str]
     rows: int
 
 
 def _parts(spots: Spots, starts: range, distance: int, minimum: int) -> _ListParts | None:
-    """Return the columns that begin at some values, if they have enough rows."""
+    """Return the columns that begin at the values `starts`, if they have enough rows."""
     extents = [_extent(spots, i, distance) for i in starts]
     rows = min(n for n, _ in extents)
     if rows < minimum:
@@ -107,7 +107,8 @@ def _parts(spots: Spots, starts: range, distance: int, minimum: int) -> _ListPar
 
 
 def _extent(spots: Spots, i: int, distance: int) -> tuple[int, int]:
-    """The number of elements of the list of value i, a distance apart, and the step of indices."""
+    """The number of values from i on, `distance` apart, that are elements of one list with a
+    constant step between indices, and that step."""
     last, n, step = spots[i], 1, 0
     if last is None:
         return 0, 0
@@ -119,7 +120,7 @@ def _extent(spots: Spots, i: int, distance: int) -> tuple[int, int]:
 
 
 def _part(spot: Spot, rows: int, step: int) -> str:
-    """The part of a list from an element on."""
+    """The text of the part of a list from an element on."""
     stop = spot.index + rows * step
     if rows == spot.count and step in (1, -1):
         return spot.name if step == 1 else f"reversed({spot.name})"

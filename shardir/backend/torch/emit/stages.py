@@ -1,4 +1,4 @@
-"""A step in stages: the table of its schedule and its values, and its functions.
+"""The emission of a step in stages: the table of its schedule and values, and its functions.
 
 STEP = stages.Pipeline(
     schedule=["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"],
@@ -38,28 +38,28 @@ def called_functions(f: FuncOp) -> list[FuncOp]:
 
 
 def places_of(f: FuncOp) -> list[list[int]]:
-    """Return for each argument of a step in stages the positions along the axis of the stages of
-    the ranks that read it."""
+    """Return, for each argument of a step in stages, the ranks along the stage axis that read
+    it."""
     schedule = train.schedule_of(f)
     assert schedule is not None
     ranks = Schedule.parse(schedule).placement
     functions = {g.sym_name.data: g for g in called_functions(f)}
-    same: dict[SSAValue, SSAValue] = {}
-    found: dict[SSAValue, set[int]] = {v: set() for v in f.body.block.args}
+    argument_of: dict[SSAValue, SSAValue] = {}
+    readers: dict[SSAValue, set[int]] = {v: set() for v in f.body.block.args}
     for op in f.body.block.ops:
         if isinstance(op, train.MicrobatchOp | train.CarriedOp):
-            same[op.out] = op.x
+            argument_of[op.out] = op.x
         elif isinstance(op, CallOp):
             stage = train.stage_of(functions[op.callee.root_reference.data])
             assert stage is not None
             for v in op.operands:
-                if (root := same.get(v, v)) in found:
-                    found[root].add(ranks[stage])
-    return [sorted(found[v]) for v in f.body.block.args]
+                if (root := argument_of.get(v, v)) in readers:
+                    readers[root].add(ranks[stage])
+    return [sorted(readers[v]) for v in f.body.block.args]
 
 
 class StagesScope:
-    """The text of a step in stages."""
+    """The emission of a step in stages."""
 
     def __init__(self, program: Program, f: FuncOp, called: Mapping[FuncOp, str]):
         self.program, self.f, self.called = program, f, called
@@ -74,7 +74,7 @@ class StagesScope:
         self.carried: dict[str, list[str]] = {}
         self.transfers: list[str] = []
         self.added = added_in_place(f.body.block.ops)
-        """Results of functions that add to their sums."""
+        """The results of functions that are added to sums in place."""
         self.totals: dict[FuncOp, list[SSAValue]] = {}
         for op in (op for op in f.body.block.ops if isinstance(op, CallOp)):
             g, end = self.functions.get(op.callee.root_reference.data), None
@@ -86,7 +86,7 @@ class StagesScope:
         """Return the lines: the table, the functions of the stages, and the step.
 
         Raises:
-            Failure: the step has ops that are of no stage.
+            Failure: the step has ops without a stage.
         """
         self.program.used.add("stages")
         schedule = train.schedule_of(self.f)
@@ -129,20 +129,20 @@ class StagesScope:
             text = function_text(self.program, g, self.called[g], self.totals[g])
             lines += [f"@{table}.part", *text, "", ""]
         lines += join_items(f"def {name}(", ["mesh", *arguments], "):", 0)
-        given = ["mesh", *(f"{n}={n}" for n in arguments)]
-        return [*lines, *join_items(f"return {table}.run(", given, ")", 4)]
+        keywords = ["mesh", *(f"{n}={n}" for n in arguments)]
+        return [*lines, *join_items(f"return {table}.run(", keywords, ")", 4)]
 
     def _straight_line(
         self, arguments: Sequence[str], results: Sequence[SSAValue], shapes: Sequence[str]
     ) -> list[str]:
-        """Return the lines of straight-line form: the schedule, the types of received values and
-        zeros, the functions of the stages and of the ranks, and the step."""
+        """Return the lines of the straight-line form: the schedule, the types of received values
+        and zeros, the functions of stages and ranks, and the step."""
         order, name = train.proven_order(self.f), self.called[self.f]
         functions = {n: self.called[g] for n, g in self.functions.items()}
         shown = StageText(name, self.table, functions, self.known, self.added)
         ranks = [RankText(shown, order, rank, results) for rank in order.ranks]
         mesh, at = self.program.mesh, self.program.rank
-        if at is not None and mesh is not None:  # this rank's alone
+        if at is not None and mesh is not None:  # one rank only
             ranks = [ranks[mesh.coordinate(at, Axis(train.STAGE_AXIS))]]
         lines = [
             *names.comment_lines(
@@ -233,7 +233,7 @@ class StagesScope:
 
 
 def _lines(head: str, items: Sequence[str], end: str, indent: int = 4) -> list[str]:
-    """One item in each line."""
+    """Return items, one per line, between a head and an end."""
     space = " " * indent
     if not items:
         return [f"{space}{head}{end}"]

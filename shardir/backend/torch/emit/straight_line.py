@@ -1,5 +1,5 @@
-"""A step in stages in straight-line form: for each rank of its schedule a function with its runs
-and transfers as plain calls, in the order that is proven.
+"""A step in stages in straight-line form: a function for each rank, with its runs and transfers as
+plain calls in the proven order.
 
 def step_on_rank_0(mesh, x, w1):
     # 0F0
@@ -24,8 +24,8 @@ from shardir.dialects.train import StageMessage, StageOrder, StageRun, StepValue
 
 
 class StageText(NamedTuple):
-    """The names in the functions of ranks: of the step, the table of types, functions and values;
-    and the results of functions that add to their sums."""
+    """The names of the step, the table of types, functions and values; and the results that are
+    added to sums in place."""
 
     name: str
     table: str
@@ -48,7 +48,7 @@ class RankText:
         """The variable of each value of a microbatch, or outside the loop."""
         self.arguments = {v: self.names.new(text.values[v]) for v in self.parameters}
         self.totals: dict[SSAValue, int] = {}
-        """The number of microbatches that sums and collected values have by now."""
+        """The number of microbatches in each sum or collected value so far."""
         self.lines: list[tuple[list[str], set[str]]] = []
         """The lines of each event, and the variables that they name."""
         self.sends: dict[StageMessage, str] = {}
@@ -63,7 +63,7 @@ class RankText:
         return any(not same.isdisjoint(op.operands) for op in own)
 
     def function(self) -> list[str]:
-        """Return the lines."""
+        """Return the lines of the rank's function."""
         events = self.order.events[self.rank]
         awaited = {e.of for e in events if e.kind == "wait"}
         for event in events:
@@ -85,39 +85,41 @@ class RankText:
 
     def call(self, indent: int) -> list[str]:
         """Return the lines of the call in the step."""
-        given = ["mesh", *(self.text.values[v] for v in self.parameters)]
-        return join_items(f"return {self.name}(", given, ")", indent)
+        arguments = ["mesh", *(self.text.values[v] for v in self.parameters)]
+        return join_items(f"return {self.name}(", arguments, ")", indent)
 
     # ---- events ----
 
     def _run(self, run: StageRun) -> None:
         sums = [self.text.added[v].out for v in run.op.results if v in self.text.added]
-        given = [self._variable(StepValue(v, None)) if v in self.totals else "None" for v in sums]
-        given += [self._text(v, run.microbatch) for v in run.op.operands]
+        arguments = [
+            self._variable(StepValue(v, None)) if v in self.totals else "None" for v in sums
+        ]
+        arguments += [self._text(v, run.microbatch) for v in run.op.operands]
         k = None if self.runs.is_outside(run.op) else run.microbatch
-        made = [self._variable(StepValue(v, k)) for v in self.runs.results(run.op)]
+        results = [self._variable(StepValue(v, k)) for v in self.runs.results(run.op)]
         lines = [f"    # {run}"] if run.action is not None else []
-        called = self.text.functions[run.op.callee.string_value()]
-        head = f"{', '.join(made)} = " if made else ""
-        lines += join_items(f"    {head}{called}(", ["mesh", *given], ")", 0)
-        self._add(lines, {*made, *(g for g in given if g.isidentifier() and g != "None")})
+        callee = self.text.functions[run.op.callee.string_value()]
+        head = f"{', '.join(results)} = " if results else ""
+        lines += join_items(f"    {head}{callee}(", ["mesh", *arguments], ")", 0)
+        self._add(lines, {*results, *(g for g in arguments if g.isidentifier() and g != "None")})
         for total in self.runs.sums:
             if total.x in self.runs.results(run.op):
                 self._add_up(total, self._variable(StepValue(total.x, k)), run.microbatch or 0)
 
     def _add_up(self, total: train.OfMicrobatches, x: str, k: int) -> None:
-        """Add the part of a microbatch to a sum, in memory of its own from the second one on; or to
-        the collected values."""
+        """Add the part of a microbatch to a sum, which gets its own memory with the second part; or
+        to the collected values."""
         name = self._variable(StepValue(total.out, None))
         count = self.totals[total.out] = self.totals.get(total.out, 0) + 1
         if isinstance(total, train.CollectOp):
             first = [f"    {name} = {x}.new_empty(({total.count.value.data}, *{x}.shape))"]
             lines = [*(first if count == 1 else []), f"    {name}[{k}] = {x}"]
         else:
-            made = {1: f"{name} = {x}", 2: f"{name} = {name} + {x}"}
+            first_parts = {1: f"{name} = {x}", 2: f"{name} = {name} + {x}"}
             if total in self.text.added.values():  # it is the sum
                 count = 1
-            lines = [f"    {made.get(count, f'{name} += {x}')}"]
+            lines = [f"    {first_parts.get(count, f'{name} += {x}')}"]
         self._add(lines, {name, x})
 
     def _receive(self, message: StageMessage) -> None:
@@ -144,8 +146,8 @@ class RankText:
     # ---- values ----
 
     def _text(self, v: SSAValue, k: int | None) -> str:
-        """Return the text of a value that a function reads for a microbatch, or outside of the
-        loop."""
+        """Return the text of a value that a function reads for microbatch k, or outside of the loop
+        (None)."""
         while not isinstance(v, BlockArgument):
             match v.owner:
                 case train.TransferOp():
@@ -178,14 +180,14 @@ class RankText:
         return self.variables[value]
 
     def _result(self, v: SSAValue, key: str | None) -> str:
-        """Return the text of a result: its variable on this rank, else zeros, or None for a
+        """Return the text of a result: its variable if this rank has it, else zeros, or None for a
         state."""
-        found: SSAValue | None = v
-        while found is not None and isinstance(found.owner, train.TransferOp):
-            found = found.owner.x
-        if isinstance(found, BlockArgument):
-            return self.arguments.get(found, "None")
-        read = None if found is None else self.runs.read(found, None)
+        source: SSAValue | None = v
+        while source is not None and isinstance(source.owner, train.TransferOp):
+            source = source.owner.x
+        if isinstance(source, BlockArgument):
+            return self.arguments.get(source, "None")
+        read = None if source is None else self.runs.read(source, None)
         if read is not None:
             is_here = self.runs.rank(read.runs[0].op) == self.rank
             if is_here or self.rank in self.runs.targets(read.value.name):

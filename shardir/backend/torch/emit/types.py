@@ -1,4 +1,4 @@
-"""The types of a function's values on one rank: shapes, shards, and their text."""
+"""The types of a function's values on a rank: shapes, shards, and their texts."""
 
 from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
@@ -23,10 +23,10 @@ DTYPES = {
 
 
 class LocalTypes:
-    """The types of a function's values, for all ranks or for one folded rank.
+    """The types of a function's values, for all ranks or for one rank with folded constants.
 
-    The text of a size is a number if it is equal on all ranks, else a variable of `head_lines`,
-    with which the function begins."""
+    The text of a size is a number if all ranks have the same size, else a variable that
+    `head_lines` define at the beginning of the function."""
 
     def __init__(
         self, f: FuncOp, mesh: Mesh | None, rank: int | None, names: Names, used: set[str]
@@ -58,7 +58,7 @@ class LocalTypes:
         return "f" in self.element(v)
 
     def shape_of(self, v: SSAValue) -> Shape:
-        """Return the local shape in the type, the shape of the largest shard."""
+        """Return the local shape in the type: that of the largest shard."""
         return self.type(v).get_shape()
 
     def global_shape(self, v: SSAValue) -> Shape:
@@ -85,7 +85,7 @@ class LocalTypes:
         return any(start == stop for start, stop in ends)
 
     def bounds(self, v: SSAValue, dim: int) -> tuple[int, int]:
-        """The range of a dimension on the rank that is folded in."""
+        """The range of a dimension on the folded rank."""
         assert self.mesh is not None and self.rank is not None
         axes = self.axes(v, dim)
         return self.mesh.bounds(self.global_shape(v)[dim], axes, self.mesh.index(self.rank, axes))
@@ -97,7 +97,7 @@ class LocalTypes:
         return self.rows(self.global_shape(v)[dim], self.axes(v, dim))
 
     def rows(self, total: int, axes: Axes) -> str:
-        """The text of the local size of a dimension of `total` elements split over these axes."""
+        """The text of the local size of a dimension of `total` elements split over `axes`."""
         if self.mesh is None or not axes:
             return str(total)
         if self.mesh.even(total, axes):
@@ -106,7 +106,7 @@ class LocalTypes:
 
     def part(self, total: int, axes: Axes) -> tuple[str, str]:
         """The texts of the start and the size of this rank's shard of `total` elements: literals
-        for the rank that is folded in, else two variables that the function begins with."""
+        for a folded rank, else two variables of `head_lines`."""
         assert self.mesh is not None
         if self.rank is not None:
             start, stop = self.mesh.bounds(total, axes, self.mesh.index(self.rank, axes))
@@ -125,7 +125,7 @@ class LocalTypes:
         return [self.size(v, d) for d in range(len(self.shape_of(v)))]
 
     def start(self, v: SSAValue, dim: int) -> str:
-        """The text of the global index at which the local shard of a dimension begins."""
+        """The text of the global index of the first element of the local shard."""
         if self.parts(v, dim) == 1:
             return "0"
         if self.is_even(v, dim) and self.rank is None:

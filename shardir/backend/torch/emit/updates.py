@@ -1,4 +1,4 @@
-"""Updates by torch's fused kernels: one call for adjacent updates of a kind."""
+"""Updates by torch's fused kernels: adjacent updates of a kind share a call."""
 
 from collections.abc import Iterator
 
@@ -14,8 +14,8 @@ FusedUpdate = train.AdamOp | train.AdamWOp | train.AdagradOp
 
 
 def fused_step(op: Operation) -> SSAValue | None:
-    """The number of the step from which torch's fused kernel computes the corrections of an update
-    itself; None for an update without one, or with corrections of another origin."""
+    """The step number from which torch's fused kernel can compute an update's bias corrections;
+    None for other updates, and if the corrections have another origin."""
     if not isinstance(op, train.AdamOp | train.AdamWOp):
         return None
     one, two = op.correction1.owner, op.correction2.owner
@@ -26,7 +26,7 @@ def fused_step(op: Operation) -> SSAValue | None:
 
 
 def is_fused(op: FusedUpdate) -> bool:
-    """Whether an update is a call of torch's kernel."""
+    """Whether torch's fused kernel computes an update."""
     if isinstance(op, train.AdagradOp):
         assert isinstance(op.w.type, TensorType)
         return element_name(op.w.type.element_type) in ("f32", "f64")
@@ -34,7 +34,7 @@ def is_fused(op: FusedUpdate) -> bool:
 
 
 def updated_with(op: FusedUpdate) -> Iterator[FusedUpdate]:
-    """Yield the updates after one that are in its call."""
+    """Yield the updates after an update that share its call."""
     after = op.next_op
     while after is not None and _in_one_call(op, after):
         assert isinstance(after, FusedUpdate)
@@ -43,7 +43,7 @@ def updated_with(op: FusedUpdate) -> Iterator[FusedUpdate]:
 
 
 def is_updated_before(op: Operation) -> bool:
-    """Whether an update is in the call of one before it."""
+    """Whether an update is in the call of the update before it."""
     return op.prev_op is not None and _in_one_call(op.prev_op, op)
 
 
@@ -61,7 +61,8 @@ def _in_one_call(one: Operation, other: Operation) -> bool:
 
 
 def _key(op: FusedUpdate) -> tuple[object, ...]:
-    """The element type, memory, numbers and source line that the updates of a call share."""
+    """The properties that the updates of a call share: element type, memory, hyperparameters and
+    source line."""
     type = op.w.type
     assert isinstance(type, TensorType)
     layout = type_layout(type)

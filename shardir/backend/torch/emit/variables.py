@@ -1,4 +1,4 @@
-"""The variables of a function in the program, and its lines."""
+"""The variables and lines of an emitted function."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from shardir.dialects.blocks import ops_of
 
 
 class OpLine(str):
-    """A line of the text that an op made."""
+    """A line of the program, with the op that it belongs to."""
 
     def __new__(cls, text: str, op: Operation) -> Self:
         line = super().__new__(cls, text)
@@ -40,16 +40,16 @@ class OpLine(str):
 
 
 class Variable:
-    """A name in the text, of values that it holds in turn or at once: the last op that reads one of
-    them (-1: none), and whether one is an argument."""
+    """A variable of the program, which may hold several values: the index of the last op that reads
+    one of them (-1: none), and whether one is an argument."""
 
     def __init__(self, name: str):
         self.name, self.last, self.argument = name, -1, False
 
     @property
     def base(self) -> "Variable":
-        """The variable of all elements, if it is of one element of a list; else itself. Only its
-        `last` and `argument` count."""
+        """The list's variable for an element of a list, else the variable itself. It has the valid
+        `last` and `argument`."""
         return self
 
 
@@ -76,7 +76,7 @@ class VariableScope(LocalTypes):
                 self.storages.join(op.results[0], op.operands[0])
         for op in items:
             if self.storages.is_of_each_run(op):
-                self.storages.pin(op.x)  # the list retains it
+                self.storages.pin(op.x)  # the list keeps it alive
             else:
                 for result in op.outs:
                     self.storages.join(result, op.x)
@@ -88,7 +88,7 @@ class VariableScope(LocalTypes):
         """The indentation of lines."""
         self.source_line: str | None = None
         self._becomes = {op.x: op.carried for op in self.ops if isinstance(op, train.CarryOp)}
-        """Values of a loop, each with that which it is in the next run."""
+        """The variable of the loop that each carried value becomes in the next run."""
 
     # ---- lines ----
 
@@ -106,36 +106,35 @@ class VariableScope(LocalTypes):
         self.source_line = None
 
     def write_source(self, op: Operation, at: int) -> None:
-        """Write the source line of an op, where it differs from the last one, after the first of
-        the op's lines, or before it where that would be too long."""
+        """Write the source line of an op, if it differs from the last one: after the op's first
+        line, or before it if that would be too long."""
         line = source_line(op)
         if not line or line == self.source_line:
             return
         self.source_line = line
-        told = f"{self.lines[at]}  # {printable(line)}"
-        if len(told) <= WIDTH and "#" not in self.lines[at]:
-            self.lines[at] = told
+        commented = f"{self.lines[at]}  # {printable(line)}"
+        if len(commented) <= WIDTH and "#" not in self.lines[at]:
+            self.lines[at] = commented
         else:
             self.lines[at:at] = comment_lines(line, self.indent)
 
     def left(self, op: Operation) -> None:
-        """Write the source line again after a collective's comment, where it differs."""
+        """Write the source line again after a collective's comment, if it differs."""
         if source_line(op) != self.source_line:
             self.source_line = None
 
     def let(self, op: Operation, expression: str) -> None:
-        """`names = expression` for the results of an op."""
-        left = [self.result(r, op).name if self.is_read(r) else "_" for r in op.results]
-        if len(left) == 1:
+        """Write `names = expression` for the results of an op."""
+        targets = [self.result(r, op).name if self.is_read(r) else "_" for r in op.results]
+        if len(targets) == 1:
             self.lines += assignment_lines(
-                left[0], self.placed(op.results[0], expression), self.indent
+                targets[0], self.placed(op.results[0], expression), self.indent
             )
         else:
-            self.line(f"{', '.join(left)} = {expression}" if left else expression)
+            self.line(f"{', '.join(targets)} = {expression}" if targets else expression)
 
     def placed(self, v: OpResult, expression: str) -> str:
-        """Return the expression of a value with its result in the arena, if that has a slot for
-        it."""
+        """Return the expression of a value, writing into its slot in the arena if it has one."""
         return expression
 
     # ---- names ----
@@ -157,8 +156,8 @@ class VariableScope(LocalTypes):
         return var
 
     def result(self, v: OpResult, op: Operation) -> Variable:
-        """Return the variable of a result: the variable of the value that it becomes in the next
-        run of a loop, or of an operand with its name and without later uses; or a new variable."""
+        """Return the variable of a result: the loop's variable that it is carried to, or that of an
+        operand with its name and without later uses, or a new variable."""
         variable = self.variables.get(self._becomes.get(v, v))
         if variable is not None and self.is_free(variable, op):
             return self.hold(variable, v)
@@ -168,10 +167,10 @@ class VariableScope(LocalTypes):
         elif (add := bias_addition(op)) is not None:
             hint = add.out.name_hint or hint
         before = op.operands
-        if isinstance(op, dist.CollectiveOp | dist.WaitOp):  # a result is the operand of its index
+        if isinstance(op, dist.CollectiveOp | dist.WaitOp):  # operands and results correspond
             before = (op.operands[v.index],)
-            held = self.variables.get(before[0])  # of a collective in flight the first has one
-            hint = hint or (held.name if held is not None else None)
+            old = self.variables.get(before[0])  # in flight, only the first result has a variable
+            hint = hint or (old.name if old is not None else None)
         for x in before if hint is not None else ():
             if (var := self.variables.get(x)) is not None:
                 if hint is None or _base(x.name_hint or var.name) != _base(hint):
@@ -181,8 +180,8 @@ class VariableScope(LocalTypes):
         return self.define(v, hint or _by_kind(op))
 
     def is_free(self, variable: Variable, op: Operation) -> bool:
-        """Whether a variable is the function's, not an element of a list, and nothing reads it
-        after an op."""
+        """Whether a variable can be reused after an op: not an argument or an element of a list,
+        and without later readers."""
         if variable.base is not variable or variable.argument:
             return False
         return variable.last <= self.storages.at[op]
@@ -195,7 +194,7 @@ class VariableScope(LocalTypes):
         return v in self.storages.last
 
     def operand(self, v: SSAValue) -> str:
-        """Return the variable of a value; a folded scalar without one gets a line."""
+        """Return the variable of a value; write a line for a folded scalar without one."""
         if v not in self.variables:
             number = self.number(v)
             assert number is not None, f"{v} is used before it is defined"
@@ -218,8 +217,8 @@ class VariableScope(LocalTypes):
         return self.numbers.get(v)
 
     def scalar(self, v: SSAValue) -> str | None:
-        """A folded scalar, not a boolean, as a literal that is equivalent beside a tensor of its
-        type."""
+        """A folded scalar as a literal that is equivalent in ops with tensors of its type; None for
+        booleans and other values."""
         number = self.number(v)
         if number is None or isinstance(number, bool):
             return None

@@ -1,8 +1,8 @@
-"""Results for the numbers of tokens over which other results are means.
+"""Extra results: the number of tokens of each result that is a mean over tokens.
 
     %loss = nn.div %s, %n {train.weighs = 0}      ->  func.return %loss, %n
 
-An evaluation over several batches weighs the means of each by them.
+An evaluation over several batches weighs the means by these numbers.
 """
 
 from collections.abc import Iterator
@@ -17,22 +17,22 @@ from shardir.rewriting.functions import update_signature
 
 
 def with_weights(module: ModuleOp) -> ModuleOp:
-    """Return the module with such results: itself if there are none."""
+    """Return a copy of the module with these results: the module itself if there are none."""
     if not any(True for f in _functions(module) for _ in _numbers(f)):
         return module
     module = copied(module)
     for f in _functions(module):
-        found, last = dict(_numbers(f)), f.body.block.last_op
-        if found and last is not None:
-            attributes = [*train.result_attrs(f), *map(train.weighing_attrs, found)]
-            last.operands = [*last.operands, *found.values()]
+        numbers, last = dict(_numbers(f)), f.body.block.last_op
+        if numbers and last is not None:
+            attributes = [*train.result_attrs(f), *map(train.weighing_attrs, numbers)]
+            last.operands = [*last.operands, *numbers.values()]
             update_signature(f)
             train.set_result_attrs(f, attributes)
     return module
 
 
 def _functions(module: ModuleOp) -> Iterator[FuncOp]:
-    """Yield the functions that are no steps, and no parts of one in stages."""
+    """Yield the functions that are neither steps nor functions of stages."""
     for f in module.body.ops:
         if (
             isinstance(f, FuncOp) and f.body.blocks
@@ -42,7 +42,7 @@ def _functions(module: ModuleOp) -> Iterator[FuncOp]:
 
 
 def _numbers(f: FuncOp) -> Iterator[tuple[int, SSAValue]]:
-    """Yield the results of a function that are means over tokens, with their numbers."""
+    """Yield the indices of results that are means over tokens, with the numbers of tokens."""
     marked: list[tuple[int, Operation]] = [
         (i, op) for op in f.body.block.ops if (i := train.weighed_by(op)) is not None
     ]

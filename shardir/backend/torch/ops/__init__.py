@@ -1,9 +1,9 @@
-"""The text of each tensor op and update in torch: one entry per op, a file per family.
+"""Emitters of tensor ops and updates to torch: one function per op, a file per family.
 
-An entry takes the scope and the op, and returns an expression, or a value whose variable the result
-shares, or None when it has written its own lines. The files are
-found by their names, which are those of the families in `shardir/dialects/nn/`; updates.py has the
-updates of parameters, train.py the other ops of the train dialect.
+An emitter (`Entry`) takes the scope and the op. It returns an expression, or a value whose variable
+the result shares, or None if it has written its own lines. Files have the names of the families in
+`shardir/dialects/nn/`; updates.py has the updates of parameters, train.py the other ops of the
+train dialect.
 """
 
 from xdsl.ir import Operation

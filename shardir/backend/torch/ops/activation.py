@@ -12,12 +12,12 @@ from shardir.dialects.nn.properties import float_of
 
 
 def _function(call: str, *options: str) -> Callable[[EmissionScope, Operation], Text]:
-    """A call of torch.nn.functional, with the numbers of these properties."""
+    """Return the emitter of a call of torch.nn.functional with numbers from properties."""
 
     def entry(s: EmissionScope, op: Operation) -> Text:
         s.use("F")
-        given = [s.operand(op.operands[0]), *(float_text(float_of(op, n)) for n in options)]
-        return f"F.{call}({', '.join(given)})"
+        arguments = [s.operand(op.operands[0]), *(float_text(float_of(op, n)) for n in options)]
+        return f"F.{call}({', '.join(arguments)})"
 
     return entry
 

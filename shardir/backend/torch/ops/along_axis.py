@@ -1,4 +1,4 @@
-"""Ops that take or add along one dimension."""
+"""Reads and additions along one dimension."""
 
 from xdsl.ir import Operation
 

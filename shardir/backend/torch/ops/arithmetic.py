@@ -13,7 +13,7 @@ from shardir.dialects import nn
 
 
 def _mul(s: EmissionScope, op: nn.MulOp) -> Text:
-    """A scalar is written after the tensor."""
+    """Write a scalar after the tensor."""
     x, y = op.operands
     if s.scalar(x) is not None and s.scalar(y) is None:
         x, y = y, x
@@ -23,7 +23,7 @@ def _mul(s: EmissionScope, op: nn.MulOp) -> Text:
 
 
 def _div(s: EmissionScope, op: nn.DivOp) -> Text:
-    """torch reads `number / x` as number times the reciprocal, which rounds twice."""
+    """torch computes `number / x` as number times the reciprocal, which rounds twice."""
     if s.scalar(op.lhs) == "1.0":
         return f"{s.operand(op.rhs)}.reciprocal()"
     return f"{s.operand(op.lhs)} / {s.scalar(op.rhs) or s.operand(op.rhs)}"

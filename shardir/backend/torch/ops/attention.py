@@ -9,14 +9,15 @@ from shardir.dialects.nn.properties import float_of
 
 
 def _options(s: EmissionScope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[str]:
-    """The arguments of torch's call. It knows causal attention of all rows, without a mask."""
+    """The optional arguments of torch's call, which supports causal attention for whole sequences
+    without a mask only."""
     masks = [s.operand(op.mask)] if op.mask is not None else []
     out = []
     rows = len(s.shape_of(op.q)) - 2
     if op.causal is not None and (masks or s.parts(op.q, rows) > 1):
         s.use("ops_attention")
-        given = [s.operand(op.q), s.operand(op.k), s.start(op.q, rows), *masks]
-        out.append(f"attn_mask=ops_attention.causal({', '.join(given)})")
+        arguments = [s.operand(op.q), s.operand(op.k), s.start(op.q, rows), *masks]
+        out.append(f"attn_mask=ops_attention.causal({', '.join(arguments)})")
     elif op.causal is not None:
         out.append("is_causal=True")
     elif masks:
@@ -32,14 +33,14 @@ def _options(s: EmissionScope, op: nn.AttentionOp | nn.AttentionGradOp) -> list[
 def _attention(s: EmissionScope, op: nn.AttentionOp) -> Text:
     s.use("ops_attention" if op.logsumexp is not None else "F")
     call = "F.scaled_dot_product_attention" if op.logsumexp is None else "ops_attention.forward"
-    given = [s.operand(v) for v in (op.q, op.k, op.v)]
-    return f"{call}({', '.join([*given, *_options(s, op)])})"
+    operands = [s.operand(v) for v in (op.q, op.k, op.v)]
+    return f"{call}({', '.join([*operands, *_options(s, op)])})"
 
 
 def _attention_grad(s: EmissionScope, op: nn.AttentionGradOp) -> Text:
     s.use("ops_attention")
-    given = [s.operand(v) for v in (op.q, op.k, op.v, op.dy, op.out, op.lse)]
-    return f"ops_attention.backward({', '.join([*given, *_options(s, op)])})"
+    operands = [s.operand(v) for v in (op.q, op.k, op.v, op.dy, op.out, op.lse)]
+    return f"ops_attention.backward({', '.join([*operands, *_options(s, op)])})"
 
 
 TORCH: dict[type[Operation], Entry] = {

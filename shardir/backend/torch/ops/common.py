@@ -1,4 +1,4 @@
-"""Helpers of entries of several families."""
+"""Helpers of the emitters of several families."""
 
 from collections.abc import Callable, Sequence
 
@@ -29,7 +29,7 @@ def ints(values: Sequence[int]) -> str:
 
 
 def narrow(s: EmissionScope, text: str, out: SSAValue, dims: Sequence[int]) -> str:
-    """This rank's shard of a result that is unsharded along `dims`."""
+    """Narrow a result that is unsharded along `dims` to this rank's shard."""
     for d in dims:
         if s.parts(out, d) > 1:
             text += f".narrow({d}, {s.start(out, d)}, {s.size(out, d)})"

@@ -11,8 +11,8 @@ from shardir.backend.torch.emit.scope import EmissionScope, Entry, Text
 from shardir.dialects import nn
 
 LARGE_FLOPS, LARGE_ROWS = 1 << 25, 16
-"""The size from which a product of rows and a weight is one of ops_products: the kernel that it
-chooses takes longer to call, and is no faster for a few rows."""
+"""The minimum size for a product of rows and a weight to use ops_products, whose kernel takes
+longer to call and is no faster for a few rows."""
 
 
 def _contraction(s: EmissionScope, op: nn.Contraction) -> Text:
@@ -22,15 +22,15 @@ def _contraction(s: EmissionScope, op: nn.Contraction) -> Text:
     if add is not None or is_large:
         module = "ops_products" if is_large else "F"
         s.use(module)
-        given = [s.operand(op.lhs), s.operand(op.rhs) + ("" if transposed else ".mT")]
-        given += [s.operand(add.rhs)] if add is not None else []
-        return f"{module}.linear({', '.join(given)})"
+        operands = [s.operand(op.lhs), s.operand(op.rhs) + ("" if transposed else ".mT")]
+        operands += [s.operand(add.rhs)] if add is not None else []
+        return f"{module}.linear({', '.join(operands)})"
     x, y, z = op.letters
     sizes = {c: s.size(op.out, d) for d, c in enumerate(z)}
-    made = s.operand(op.lhs), s.operand(op.rhs)
+    factors = s.operand(op.lhs), s.operand(op.rhs)
     if total is not None:
-        return s.add(total, addition_call((x, y, z), made))
-    return contraction((x, y, z), made, sizes)
+        return s.add(total, addition_call((x, y, z), factors))
+    return contraction((x, y, z), factors, sizes)
 
 
 def _is_large(s: EmissionScope, op: nn.Contraction) -> bool:

@@ -1,5 +1,4 @@
-"""Convolutions and pools: torch's own calls where they compute it, else a helper of
-shardir_runtime/ops/sliding.py."""
+"""Convolutions: torch's own calls if possible, else helpers of shardir_runtime/ops/sliding.py."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,49 +16,49 @@ def numbers(values: Sequence[int]) -> str:
 
 
 def per_dimension(values: Sequence[int]) -> str:
-    """One number where all dimensions have the same."""
+    """One number if all dimensions have it, else a tuple."""
     return str(values[0]) if len(set(values)) == 1 else numbers(values)
 
 
-def slide_texts(found: Sequence[Slide]) -> list[str]:
-    """Stride, padding and dilation."""
-    padding = [n for s in found for n in (s.low, s.high)]
+def slide_texts(windows: Sequence[Slide]) -> list[str]:
+    """The texts of stride, padding and dilation."""
+    padding = [n for s in windows for n in (s.low, s.high)]
     return [
-        numbers([s.stride for s in found]),
+        numbers([s.stride for s in windows]),
         numbers(padding),
-        numbers([s.dilation for s in found]),
+        numbers([s.dilation for s in windows]),
     ]
 
 
-def is_direct_call(s: EmissionScope, found: Sequence[Slide], *values: SSAValue) -> bool:
-    """Whether torch's own call computes it: padding is equal on both sides, no shard is empty, and
-    no dimension is one of windows."""
+def is_direct_call(s: EmissionScope, windows: Sequence[Slide], *values: SSAValue) -> bool:
+    """Whether torch's own call computes an op: padding is equal on both sides, no shard is empty,
+    and no dimension counts windows."""
     rows = s.shape_of(values[0])[SPATIAL:]
-    still = any(f.passes and f.kernel == n == 1 for f, n in zip(found, rows, strict=True))
+    still = any(f.passes and f.kernel == n == 1 for f, n in zip(windows, rows, strict=True))
     return (
-        len(found) <= 3 and all(f.low == f.high for f in found)
-        and not (still and len(found) > 1)
+        len(windows) <= 3 and all(f.low == f.high for f in windows)
+        and not (still and len(windows) > 1)
         and not any(s.may_be_empty(v, d) for v in values for d in range(len(s.shape_of(v))))
     )  # fmt: skip
 
 
-def options(found: Sequence[Slide], groups: str = "1") -> str:
-    """The arguments of torch's call that are not the defaults."""
-    given = {
-        "stride": ([f.stride for f in found], 1),
-        "padding": ([f.low for f in found], 0),
-        "dilation": ([f.dilation for f in found], 1),
+def options(windows: Sequence[Slide], groups: str = "1") -> str:
+    """The arguments of torch's call that differ from the defaults."""
+    numbers_of = {
+        "stride": ([f.stride for f in windows], 1),
+        "padding": ([f.low for f in windows], 0),
+        "dilation": ([f.dilation for f in windows], 1),
     }
     texts = [
         f"{name}={per_dimension(values)}"
-        for name, (values, default) in given.items()
+        for name, (values, default) in numbers_of.items()
         if set(values) != {default}
     ]
     return "".join(f", {t}" for t in [*texts, *([f"groups={groups}"] if groups != "1" else [])])
 
 
 def _groups(s: EmissionScope, op: Convolving) -> str:
-    """The groups of which this rank has channels."""
+    """The number of this rank's groups."""
     x, w, _ = op.ends(op.operands, op.results)
     if groups_of(s.global_shape(x), s.global_shape(w)) == 1:
         return "1"
@@ -69,21 +68,21 @@ def _groups(s: EmissionScope, op: Convolving) -> str:
 
 
 def _conv(s: EmissionScope, op: nn.ConvOp) -> Text:
-    found, groups = op.slides(), _groups(s, op)
+    windows, groups = op.slides(), _groups(s, op)
     operands = f"{s.operand(op.x)}, {s.operand(op.weight)}"
-    if is_direct_call(s, found, op.x, op.weight):
+    if is_direct_call(s, windows, op.x, op.weight):
         s.use("F")
-        return f"F.conv{len(found)}d({operands}{options(found, groups)})"
+        return f"F.conv{len(windows)}d({operands}{options(windows, groups)})"
     s.use("sliding")
-    return f"sliding.conv({operands}, {', '.join(slide_texts(found))}, {groups})"
+    return f"sliding.conv({operands}, {', '.join(slide_texts(windows))}, {groups})"
 
 
 def _helper(name: str) -> Callable[[EmissionScope, Convolving], Text]:
     def entry(s: EmissionScope, op: Convolving) -> Text:
         s.use("sliding")
-        given = [*(s.operand(v) for v in op.operands), tuple_text(s.sizes(op.results[0]))]
-        given += [*slide_texts(op.slides()), _groups(s, op)]
-        return f"sliding.{name}({', '.join(given)})"
+        arguments = [*(s.operand(v) for v in op.operands), tuple_text(s.sizes(op.results[0]))]
+        arguments += [*slide_texts(op.slides()), _groups(s, op)]
+        return f"sliding.{name}({', '.join(arguments)})"
 
     return entry
 

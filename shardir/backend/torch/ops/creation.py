@@ -32,13 +32,13 @@ def _constant(s: EmissionScope, op: nn.ConstantOp) -> Text:
 
 
 def _iota(s: EmissionScope, op: nn.IotaOp) -> Text:
-    """Counted in one dimension; the others only repeat it."""
+    """Count along one dimension, and expand along the others."""
     sizes = s.sizes(op.out)
     dim = axis_of(op.properties, "dim", len(sizes))
     start = s.start(op.out, dim)
     stop = sizes[dim] if start == "0" else f"{start} + {sizes[dim]}"
-    given = stop if start == "0" else f"{start}, {stop}"
-    text = f"torch.arange({given}, dtype={s.dtype(op.out)}, device={s.device(op.out)})"
+    bounds = stop if start == "0" else f"{start}, {stop}"
+    text = f"torch.arange({bounds}, dtype={s.dtype(op.out)}, device={s.device(op.out)})"
     if len(sizes) == 1:
         return text
     column = ["1"] * len(sizes)
@@ -51,7 +51,7 @@ def _iota(s: EmissionScope, op: nn.IotaOp) -> Text:
 
 
 def part_text(s: EmissionScope, v: SSAValue) -> str:
-    """The rows [start, stop) of each dimension of a value that this rank holds."""
+    """The range (start, stop) of this rank's shard in each dimension of a value."""
     bounds = []
     for d, n in enumerate(s.global_shape(v)):
         if s.parts(v, d) == 1:

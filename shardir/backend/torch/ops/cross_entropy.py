@@ -28,12 +28,12 @@ def _cross_entropy(s: EmissionScope, op: nn.CrossEntropyOp) -> Text:
 
 def _cross_entropy_grad(s: EmissionScope, op: nn.CrossEntropyGradOp) -> Text:
     s.use("ops")
-    given = ", ".join(s.operand(v) for v in op.operands)
-    return f"ops.cross_entropy_grad({given}{_options(op)})"
+    operands = ", ".join(s.operand(v) for v in op.operands)
+    return f"ops.cross_entropy_grad({operands}{_options(op)})"
 
 
 def _options(op: nn.CrossEntropyOp | nn.CrossEntropyGradOp) -> str:
-    """The arguments for the label that does not count, and smoothing."""
+    """The arguments for the ignored label and smoothing."""
     ignore, share = op.options()
     text = f", ignore={ignore}" if ignore is not None else ""
     return text + (f", smoothing={share!r}" if share else "")

@@ -1,7 +1,7 @@
 """Custom ops: calls of functions in modules that the embedder registered.
 
-Which module is imported and which function called follows from what Python registered, never from
-the program's text; of that, options are given by name, and their values are literals.
+The imported module and the function come from the registration in Python, never from the IR, which
+provides names and literal values of options only.
 """
 
 from xdsl.ir import Operation
@@ -15,11 +15,11 @@ from shardir.dialects import nn
 from shardir.dialects.nn.custom import OptionValue
 
 TAKEN = (RESERVED - {"torch"}) | {"program", "single", "shardir_runtime"}
-"""The modules that a program imports or that are beside it: no custom op is in one of these."""
+"""The modules that a program imports or has in its directory: custom ops can't be in them."""
 
 
 def value_text(value: OptionValue) -> str:
-    """A value as a literal."""
+    """The literal of an option's value."""
     if isinstance(value, str):
         return literal(value)
     if isinstance(value, tuple):
@@ -28,20 +28,20 @@ def value_text(value: OptionValue) -> str:
 
 
 def _custom(s: EmissionScope, op: nn.CustomOp) -> Text:
-    if (found := op.custom.function) is None:
+    if (registered := op.custom.function) is None:
         raise Failure.at(op, str(op.lacks("function in torch", 'torch="module:function"')))
-    module, function = found
+    module, function = registered
     options = [f"{name}={value_text(v)}" for name, v in op.values.items()]
     arguments = ", ".join([*map(s.operand, op.operands), *options])
     if module == MODULES["fallback"]:
         s.use("fallback")
         return f"fallback.{function}({arguments})"
     if module.split(".")[0] in TAKEN:
-        found = (
+        message = (
             f'expected the function of "{op.callee.data}" in a module whose name programs do not '
             f"use, got {module}"
         )
-        raise Failure.at(op, coded("T11", found, use="rename the module"))
+        raise Failure.at(op, coded("T11", message, use="rename the module"))
     s.program.foreign.add(module)
     return f"{module}.{function}({arguments})"
 

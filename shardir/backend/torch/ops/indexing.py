@@ -1,4 +1,4 @@
-"""Ops that take by index."""
+"""Ops that read by index."""
 
 from xdsl.ir import Operation, SSAValue
 
@@ -9,7 +9,7 @@ from shardir.dialects.nn.properties import axis_of
 
 
 def rows(s: EmissionScope, v: SSAValue, dim: int) -> str:
-    """The first row of a dimension here, and how many it has in all."""
+    """This rank's first row of a dimension, and the number of all rows."""
     return f"{s.start(v, dim)}, {s.global_shape(v)[dim]}"
 
 

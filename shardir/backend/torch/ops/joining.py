@@ -1,4 +1,4 @@
-"""Ops that join values or split one."""
+"""Ops that join values or split a value."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,11 @@ from shardir.dialects import nn
 from shardir.dialects.nn.properties import axis_of
 
 
-def _joined(call: str) -> Callable[[EmissionScope, nn.ConcatOp | nn.StackOp], Text]:
+def _join(call: str) -> Callable[[EmissionScope, nn.ConcatOp | nn.StackOp], Text]:
     def entry(s: EmissionScope, op: nn.ConcatOp | nn.StackOp) -> Text:
         axis = axis_of(op.properties, "axis", len(s.shape_of(op.out)))
-        given = ", ".join(s.operand(x) for x in op.xs)
-        return narrow(s, f"torch.{call}(({given},), {axis})", op.out, [axis])
+        operands = ", ".join(s.operand(x) for x in op.xs)
+        return narrow(s, f"torch.{call}(({operands},), {axis})", op.out, [axis])
 
     return entry
 
@@ -32,7 +32,7 @@ def _split(s: EmissionScope, op: nn.SplitOp) -> Text:
 
 
 TORCH: dict[type[Operation], Entry] = {
-    nn.ConcatOp: _joined("cat"),
-    nn.StackOp: _joined("stack"),
+    nn.ConcatOp: _join("cat"),
+    nn.StackOp: _join("stack"),
     nn.SplitOp: _split,
 }

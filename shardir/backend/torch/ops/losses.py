@@ -1,4 +1,4 @@
-"""Losses. The reduced ones are composites, emitted as the ops that they decompose into."""
+"""Elementwise losses. Reduced losses are composites, emitted as their decompositions."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ def _per_element(call: str) -> Callable[[EmissionScope, Operation], Text]:
     def entry(s: EmissionScope, op: Operation) -> Text:
         s.use("F")
         x, y = (s.operand(v) for v in op.operands)
-        if s.shape_of(op.operands[1]) != s.shape_of(op.results[0]):  # torch wants one shape
+        if s.shape_of(op.operands[1]) != s.shape_of(op.results[0]):  # torch needs equal shapes
             y = f"{y}.expand_as({x})"
         return f'F.{call}({x}, {y}, reduction="none")'
 

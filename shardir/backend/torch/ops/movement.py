@@ -1,6 +1,6 @@
-"""Ops that move elements along a dimension, unsharded in the operand.
+"""Ops that move elements along a dimension, which is unsharded in the operand.
 
-Where the result is split along it, the call computes all of the dimension, and `narrow` takes this
+If the result is split along the dimension, the call computes all of it, and `narrow` takes this
 rank's shard.
 """
 

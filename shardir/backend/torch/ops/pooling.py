@@ -1,4 +1,4 @@
-"""Maxima over sliding windows. The averages are composites."""
+"""Maxima over sliding windows. Average pools are composites."""
 
 from xdsl.ir import Operation
 
@@ -13,15 +13,15 @@ from shardir.dialects import nn
 
 
 def _max_pool(s: EmissionScope, op: nn.MaxPoolOp) -> Text:
-    found, x = op.slides(), s.operand(op.x)
-    kernel, (stride, padding, _) = numbers(op.window.data), slide_texts(found)
-    if is_direct_call(s, found, op.x):
+    windows, x = op.slides(), s.operand(op.x)
+    kernel, (stride, padding, _) = numbers(op.window.data), slide_texts(windows)
+    if is_direct_call(s, windows, op.x):
         s.use("F")
-        given = [
+        arguments = [
             per_dimension(v)
-            for v in zip(*((f.kernel, f.stride, f.low) for f in found), strict=True)
+            for v in zip(*((f.kernel, f.stride, f.low) for f in windows), strict=True)
         ]
-        return f"F.max_pool{len(found)}d({x}, {', '.join(given)})"
+        return f"F.max_pool{len(windows)}d({x}, {', '.join(arguments)})"
     s.use("sliding")
     return f"sliding.max_pool({x}, {kernel}, {stride}, {padding})"
 
@@ -29,8 +29,8 @@ def _max_pool(s: EmissionScope, op: nn.MaxPoolOp) -> Text:
 def _max_pool_grad(s: EmissionScope, op: nn.MaxPoolGradOp) -> Text:
     s.use("sliding")
     stride, padding, _ = slide_texts(op.slides())
-    given = [*(s.operand(v) for v in op.operands), numbers(op.window.data), stride, padding]
-    return f"sliding.max_pool_grad({', '.join(given)})"
+    arguments = [*(s.operand(v) for v in op.operands), numbers(op.window.data), stride, padding]
+    return f"sliding.max_pool_grad({', '.join(arguments)})"
 
 
 TORCH: dict[type[Operation], Entry] = {

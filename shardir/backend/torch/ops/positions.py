@@ -1,4 +1,4 @@
-"""Positions."""
+"""Position embeddings."""
 
 from xdsl.ir import Operation
 
@@ -10,19 +10,23 @@ from shardir.dialects.nn.properties import float_of
 
 def _rotary(s: EmissionScope, op: nn.RotaryOp) -> Text:
     s.use("ops_positions")
-    given = [s.operand(op.x), s.operand(op.positions), float_text(float_of(op, "base"))]
-    given += ["interleaved=True"] if op.pairing.data == "interleaved" else []
-    given += ["reverse=True"] if op.reverse is not None else []
-    return f"ops_positions.rotary({', '.join(given)})"
+    arguments = [s.operand(op.x), s.operand(op.positions), float_text(float_of(op, "base"))]
+    arguments += ["interleaved=True"] if op.pairing.data == "interleaved" else []
+    arguments += ["reverse=True"] if op.reverse is not None else []
+    return f"ops_positions.rotary({', '.join(arguments)})"
 
 
 def _sinusoid(s: EmissionScope, op: nn.SinusoidOp) -> Text:
     s.use("ops_positions")
     last = len(s.shape_of(op.out)) - 1
-    given = [s.operand(op.positions), s.start(op.out, last), s.size(op.out, last)]
-    given += [str(s.global_shape(op.out)[last]), float_text(float_of(op, "base")), s.dtype(op.out)]
-    given += ["interleaved=True"] if op.pairing.data == "interleaved" else []
-    return f"ops_positions.sinusoid({', '.join(given)})"
+    arguments = [s.operand(op.positions), s.start(op.out, last), s.size(op.out, last)]
+    arguments += [
+        str(s.global_shape(op.out)[last]),
+        float_text(float_of(op, "base")),
+        s.dtype(op.out),
+    ]
+    arguments += ["interleaved=True"] if op.pairing.data == "interleaved" else []
+    return f"ops_positions.sinusoid({', '.join(arguments)})"
 
 
 TORCH: dict[type[Operation], Entry] = {

@@ -11,7 +11,8 @@ from shardir.dialects.nn.properties import dims_of
 
 
 def _reduce(s: EmissionScope, op: nn.ReduceOp) -> Text:
-    """A mean over a split dimension is a partial sum, divided by the number of all elements."""
+    """A mean over a split dimension becomes a partial sum divided by the global number of
+    elements."""
     dims = dims_of(op.properties, "dims", len(s.shape_of(op.x)))
     if not dims:
         return op.x
@@ -38,25 +39,25 @@ def _reduce(s: EmissionScope, op: nn.ReduceOp) -> Text:
     if all(s.is_even(op.x, d) for d in split):
         return f"{x}.mean({at}{''.join(tail)}) / {prod(s.parts(op.x, d) for d in split)}"
     total = prod(s.global_shape(op.x)[d] for d in dims)
-    if s.element(op.x) in ("f16", "bf16"):  # the sum may be beyond the type's range
+    if s.element(op.x) in ("f16", "bf16"):  # the sum may overflow
         summed = ", ".join([*([at] if at else []), *(t[2:] for t in tail), "dtype=torch.float32"])
         return f"({x}.sum({summed}) / {total}).to({s.dtype(op.x)})"
     return f"{x}.sum({at}{''.join(tail)}) / {total}"
 
 
 def _prod(s: EmissionScope, op: nn.ReduceOp, dims: tuple[int, ...]) -> str:
-    """torch multiplies along one dimension, or all: the last comes first, so that the numbers of
-    the others stay."""
+    """torch multiplies along one dimension or all. Chained calls begin with the last dimension, so
+    that the indices of the others stay valid."""
     typed = [] if s.is_float(op.x) else [f"dtype={s.dtype(op.x)}"]
     if len(dims) == len(s.shape_of(op.x)) and op.keep is None:
         return f"{s.operand(op.x)}.prod({', '.join(typed)})"
-    given = [*(["keepdim=True"] if op.keep is not None else []), *typed]
-    calls = [f".prod({', '.join([str(d), *given])})" for d in sorted(dims, reverse=True)]
+    options = [*(["keepdim=True"] if op.keep is not None else []), *typed]
+    calls = [f".prod({', '.join([str(d), *options])})" for d in sorted(dims, reverse=True)]
     return s.operand(op.x) + "".join(calls)
 
 
 def _dims(dims: tuple[int, ...], rank: int, keep: bool) -> str:
-    """The dimensions of a reduction; nothing where it is over all of them."""
+    """The dimensions of a reduction; empty if it is over all of them."""
     if len(dims) == rank and not keep:
         return ""
     return str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))

@@ -1,4 +1,4 @@
-"""Rows that are replaced, by index."""
+"""Replacement of rows by index."""
 
 from xdsl.ir import Operation
 
@@ -9,7 +9,7 @@ from shardir.dialects.nn.properties import axis_of
 
 
 def _index_copy(s: EmissionScope, op: nn.IndexCopyOp) -> Text:
-    """In the memory of x where nothing reads it later, as that of a cache."""
+    """Update x in place if nothing reads it later, as for a key-value cache."""
     axis = axis_of(op.properties, "axis", len(s.shape_of(op.x)))
     x, ids, new = s.operand(op.x), s.operand(op.ids), s.operand(op.rows)
     unsharded = s.parts(op.x, axis) == 1 and s.element(op.ids) == "i64"

@@ -1,4 +1,4 @@
-"""Ops that retain elements or replace them."""
+"""Ops that select or replace elements."""
 
 from collections.abc import Callable
 
@@ -16,17 +16,17 @@ def _clamp(s: EmissionScope, op: nn.ClampOp) -> Text:
 
 
 def _nan_to_num(s: EmissionScope, op: nn.NanToNumOp) -> Text:
-    given = ", ".join(f"{n}={_number(s, op, n)}" for n in ("nan", "posinf", "neginf"))
-    return f"{s.operand(op.x)}.nan_to_num({given})"
+    numbers = ", ".join(f"{n}={_number(s, op, n)}" for n in ("nan", "posinf", "neginf"))
+    return f"{s.operand(op.x)}.nan_to_num({numbers})"
 
 
 def _number(s: EmissionScope, op: Operation, name: str) -> str:
-    """A number that is a property, as the result's type holds it."""
+    """The number of a property, rounded to the result's type."""
     return number_text(float_of(op, name), s.element(op.results[0]))
 
 
 def _triangle(call: str) -> Callable[[EmissionScope, nn.Triangle], Text]:
-    """The diagonal of a shard is that of the global matrix, from its first row and column."""
+    """The emitter of tril or triu; the diagonal is relative to the shard's first row and column."""
 
     def entry(s: EmissionScope, op: nn.Triangle) -> Text:
         rank = len(s.shape_of(op.x))
@@ -41,8 +41,8 @@ def _triangle(call: str) -> Callable[[EmissionScope, nn.Triangle], Text]:
 
 
 def _select(s: EmissionScope, op: nn.SelectOp) -> Text:
-    """One of the two may be a literal: its type is then that of the other. A selection that retains
-    a parameter or state is written into its memory."""
+    """One of the two values may be a literal, which takes the type of the other. A selection that
+    may keep an old parameter or state is written into its memory."""
     condition = s.operand(op.condition)
     if op.rhs in s.lent and s.may_update(op.rhs, op):
         old = s.operand(op.rhs)

@@ -16,7 +16,7 @@ def _slice(s: EmissionScope, op: nn.SliceOp) -> Text:
     text, unsharded = s.operand(op.x), []
     for d in changed:
         start, _, stride = bounds[d]
-        if s.parts(op.x, d) > 1:  # the elements that this rank has, zeros for others
+        if s.parts(op.x, d) > 1:  # this rank's elements, and zeros for the others
             s.use("ops")
             rows = f"{start}, {stride}, {s.global_shape(op.out)[d]}"
             text = f"ops.taken({text}, {d}, {rows}, {s.start(op.x, d)})"

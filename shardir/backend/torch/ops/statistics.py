@@ -26,12 +26,12 @@ def _spread(call: str) -> Callable[[EmissionScope, nn.OverDims], Text]:
 def _statistic(call: str) -> Callable[[EmissionScope, nn.OverDims], Text]:
     def entry(s: EmissionScope, op: nn.OverDims) -> Text:
         dims, _ = op.where()
-        given = [str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))]
+        arguments = [str(dims[0]) if len(dims) == 1 else tuple_text(list(map(str, dims)))]
         if "correction" in op.properties:
-            given.append(f"correction={int_of(op.properties, 'correction')}")
+            arguments.append(f"correction={int_of(op.properties, 'correction')}")
         if op.keep is not None:
-            given.append("keepdim=True")
-        return f"{s.operand(op.x)}.{call}({', '.join(given)})"
+            arguments.append("keepdim=True")
+        return f"{s.operand(op.x)}.{call}({', '.join(arguments)})"
 
     return entry
 

@@ -1,4 +1,4 @@
-"""Loops, marks, and the numbers that all updates of parameters share."""
+"""Loops, marks, and the scalars that all updates of parameters share."""
 
 from collections.abc import Callable
 
@@ -19,20 +19,20 @@ def _mark(text: str) -> Callable[[EmissionScope, Operation], Text]:
 
 
 def _microbatches(s: EmissionScope, op: train.MicrobatchesOp) -> Text:
-    """Zeros for the sums of the loop, memory for the values that it collects, and its head."""
+    """Write zeros for the sums of the loop, memory for collected values, and the head."""
     s.head("microbatches")
     for total in s.totals_of(op):
         name = s.define(total.out, total.out.name_hint or "total").name
         sizes = tuple_text(s.sizes(total.out))
-        at = f"dtype={s.dtype(total.out)}, device={s.device(total.out)}"
-        made = "zeros" if isinstance(total, train.AccumulateOp) else "empty"
-        s.line(f"{name} = {s.placed(total.out, f'torch.{made}({sizes}, {at})')}")
+        options = f"dtype={s.dtype(total.out)}, device={s.device(total.out)}"
+        create = "zeros" if isinstance(total, train.AccumulateOp) else "empty"
+        s.line(f"{name} = {s.placed(total.out, f'torch.{create}({sizes}, {options})')}")
     s.enter(op, "microbatch")
     return None
 
 
 def _repeat(s: EmissionScope, op: train.RepeatOp) -> Text:
-    """The head of the loop, and before it the lists of values that have none yet."""
+    """Write the head of the loop, after new lists for values that need them."""
     items = [x for x in op.body() if isinstance(x, train.ItemOp) and x in s.storages.at]
     s.gather([x for x in items if x.out not in s.followers])
     s.enter(op, "i")
@@ -91,7 +91,7 @@ def _carry(s: EmissionScope, op: train.CarryOp) -> Text:
     return None
 
 
-# ---- numbers that all parameters share ----
+# ---- scalars that all parameters share ----
 
 
 def _learning_rate(s: EmissionScope, op: train.LearningRateOp) -> Text:
@@ -118,9 +118,9 @@ def _trust_ratio(s: EmissionScope, op: train.TrustRatioOp) -> Text:
 
 def _next_loss_scale(s: EmissionScope, op: train.NextLossScaleOp) -> Text:
     s.use("ops")
-    given = ", ".join(map(s.operand, op.operands))
+    operands = ", ".join(map(s.operand, op.operands))
     numbers = f"growth={float_of(op, 'growth')!r}, backoff={float_of(op, 'backoff')!r}"
-    return f"ops.next_loss_scale({given}, {numbers}, interval={op.interval.value.data})"
+    return f"ops.next_loss_scale({operands}, {numbers}, interval={op.interval.value.data})"
 
 
 TORCH: dict[type[Operation], Entry] = {

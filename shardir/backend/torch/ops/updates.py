@@ -1,6 +1,4 @@
-"""Updates of parameters, which change them and their states in place, or copies of them where they
-are not the step's to change.
-"""
+"""Updates of parameters and states: in place, or of copies if the step does not own them."""
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
@@ -18,41 +16,41 @@ from shardir.dialects.nn.properties import float_of
 from shardir.dialects.train.optimizers.nadam import NAdams
 
 Rated = train.SgdOp | train.WithVelocity | train.AdagradOp | train.AdamaxOp | NAdams
-"""Updates with a learning rate, of which a multiple is subtracted."""
+"""Updates that subtract the learning rate times a step."""
 
 Moments = train.Adams | train.LambDirectionOp | NAdams
 """Updates with the running means of the gradient and of its square."""
 
 
 def _bind_update(s: EmissionScope, op: Operation, new: OpResult, old: SSAValue) -> str:
-    """The variable of a parameter or state, which becomes the new one."""
+    """Return the variable to update: that of the old parameter or state, or of a copy."""
     name = s.operand(old)
     if s.may_update(old, op):
         s.storages.join(new, old)
         s.same(new, old)
         return name
-    made = s.define(new, new.name_hint or "updated").name
-    s.line(f"{made} = {name}.clone()")
-    return made
+    copy = s.define(new, new.name_hint or "updated").name
+    s.line(f"{copy} = {name}.clone()")
+    return copy
 
 
 def _add_decay(s: EmissionScope, op: train.Update) -> str:
-    """The gradient and the decay of the weight."""
+    """The gradient plus the weight decay."""
     w, g = map(s.operand, op.operands[:2])
     decay = float_of(op, "weight_decay")
     return f"{g}.add({w}, alpha={decay!r})" if decay else g
 
 
 def _number(s: EmissionScope, number: SSAValue, beside: SSAValue) -> str:
-    """A number in double precision beside a tensor, whose type the result is to have: torch gives
-    it that type unless the tensor is a scalar too."""
+    """A number in double precision for an op with a tensor, whose type the result must have. torch
+    promotes to that type unless the tensor is a scalar too."""
     if (text := s.scalar(number)) is not None:
         return text
     typed = s.shape_of(beside) or s.element(beside) == "f64"
     return s.operand(number) if typed else f"{s.operand(number)}.to({s.dtype(beside)})"
 
 
-def _less(s: EmissionScope, w: str, op: Rated, step: str) -> None:
+def _subtract(s: EmissionScope, w: str, op: Rated, step: str) -> None:
     """w -= lr step"""
     if (rate := s.scalar(op.lr)) is not None:
         s.line(f"{w}.sub_({step}, alpha={rate})")
@@ -62,7 +60,7 @@ def _less(s: EmissionScope, w: str, op: Rated, step: str) -> None:
 
 def _sgd(s: EmissionScope, op: train.SgdOp) -> Text:
     g = _add_decay(s, op)
-    _less(s, _bind_update(s, op, op.new_w, op.w), op, g)
+    _subtract(s, _bind_update(s, op, op.new_w, op.w), op, g)
     return None
 
 
@@ -71,16 +69,16 @@ def _momentum(s: EmissionScope, op: train.MomentumOp) -> Text:
     tail = f".add_({s.operand(op.w)}, alpha={decay!r})" if decay else ""
     v, w = _bind_update(s, op, op.new_v, op.v), _bind_update(s, op, op.new_w, op.w)
     s.line(f"{v}.mul_({factor!r}).add_({s.operand(op.g)}){tail}")
-    _less(s, w, op, v)
+    _subtract(s, w, op, v)
     return None
 
 
 def _nesterov(s: EmissionScope, op: train.NesterovOp) -> Text:
     factor = float_of(op, "momentum")
-    g, temporary = _held(s, op)
+    g, temporary = _decayed_gradient(s, op)
     v, w = _bind_update(s, op, op.new_v, op.v), _bind_update(s, op, op.new_w, op.w)
     s.line(f"{v}.mul_({factor!r}).add_({g})")
-    _less(s, w, op, f"{g}.add({v}, alpha={factor!r})")
+    _subtract(s, w, op, f"{g}.add({v}, alpha={factor!r})")
     return _release(s, temporary)
 
 
@@ -93,7 +91,7 @@ def _lars(s: EmissionScope, op: train.LarsOp) -> Text:
 
 
 def _moments(s: EmissionScope, op: Moments, g: str) -> tuple[str, str]:
-    """The variables of the new moments, brought up to date."""
+    """Update both moments, and return their variables."""
     beta1, beta2 = float_of(op, "beta1"), float_of(op, "beta2")
     m, v = _bind_update(s, op, op.new_m, op.m), _bind_update(s, op, op.new_v, op.v)
     s.line(f"{m}.lerp_({g}, {1 - beta1!r})")
@@ -107,30 +105,33 @@ def _root(s: EmissionScope, op: Moments, v: str) -> str:
 
 
 def _by_kernel(s: EmissionScope, op: FusedUpdate, *numbers: str) -> Text:
-    """The call of torch's fused kernel (runtime/ops_updates.py), for all updates of a kind in a
-    row: the lists of their parameters, of each state, and of their gradients."""
+    """Write the call of torch's fused kernel (shardir_runtime/ops/updates.py) for all adjacent
+    updates of a kind, with lists of parameters, of each state, and of gradients."""
     if is_updated_before(op):
         return None
     s.use("ops_updates")
     updates = [op, *updated_with(op)]
-    olds = [(of.w, *of.operands[2:]) for of in updates]
+    olds = [(update.w, *update.operands[2:]) for update in updates]
     names = [
-        [_bind_update(s, of, of.results[k], old[k]) for of, old in zip(updates, olds, strict=True)]
+        [
+            _bind_update(s, update, update.results[k], old[k])
+            for update, old in zip(updates, olds, strict=True)
+        ]
         for k in range(len(op.results))
     ]
-    lists = [*names, [s.operand(of.g) for of in updates]]
+    lists = [*names, [s.operand(update.g) for update in updates]]
     step = fused_step(op)
-    given = [*([] if step is None else [s.operand(step)]), s.scalar(op.lr) or s.operand(op.lr)]
+    scalars = [*([] if step is None else [s.operand(step)]), s.scalar(op.lr) or s.operand(op.lr)]
     named = (f"{n}={float_of(op, n)!r}" for n in numbers)
     head = f"ops_updates.{op.name.split('.')[1]}("
-    s.lines += call_of_lists(head, lists, [*given, *named], s.indent)
+    s.lines += call_of_lists(head, lists, [*scalars, *named], s.indent)
     return None
 
 
 def _adam(s: EmissionScope, op: train.AdamOp) -> Text:
     if is_fused(op):
         return _by_kernel(s, op, "beta1", "beta2", "eps", "weight_decay")
-    g, temporary = _held(s, op)
+    g, temporary = _decayed_gradient(s, op)
     m, v = _moments(s, op, g)
     _step(s, op, _bind_update(s, op, op.new_w, op.w), m, v)
     return _release(s, temporary)
@@ -165,16 +166,16 @@ def _step(s: EmissionScope, op: train.AdamOp | train.AdamWOp, w: str, m: str, v:
 def _lamb_direction(s: EmissionScope, op: train.LambDirectionOp) -> Text:
     decay = float_of(op, "weight_decay")
     m, v = _moments(s, op, s.operand(op.g))
-    made = s.define(op.new_w, op.new_w.name_hint or "direction").name
+    direction = s.define(op.new_w, op.new_w.name_hint or "direction").name
     correction = _number(s, op.correction1, op.w)
-    s.line(f"{made} = {m} / {_root(s, op, v)}.mul_({correction})")
+    s.line(f"{direction} = {m} / {_root(s, op, v)}.mul_({correction})")
     if decay:
-        s.line(f"{made}.add_({s.operand(op.w)}, alpha={decay!r})")
+        s.line(f"{direction}.add_({s.operand(op.w)}, alpha={decay!r})")
     return None
 
 
-def _held(s: EmissionScope, op: train.Update) -> tuple[str, str | None]:
-    """The gradient and the decay of the weight, in a variable; that variable if it is new."""
+def _decayed_gradient(s: EmissionScope, op: train.Update) -> tuple[str, str | None]:
+    """The variable of the gradient plus the weight decay; and that variable again if it is new."""
     g = _add_decay(s, op)
     if g == s.operand(op.operands[1]):
         return g, None
@@ -191,27 +192,27 @@ def _release(s: EmissionScope, temporary: str | None) -> None:
 def _adagrad(s: EmissionScope, op: train.AdagradOp) -> Text:
     if is_fused(op):
         return _by_kernel(s, op, "eps", "weight_decay")
-    g, temporary = _held(s, op)
+    g, temporary = _decayed_gradient(s, op)
     total, w = _bind_update(s, op, op.new_s, op.s), _bind_update(s, op, op.new_w, op.w)
     s.line(f"{total}.addcmul_({g}, {g})")
-    _less(s, w, op, f"({g} / {total}.sqrt().add_({float_of(op, 'eps')!r}))")
+    _subtract(s, w, op, f"({g} / {total}.sqrt().add_({float_of(op, 'eps')!r}))")
     return _release(s, temporary)
 
 
 def _adamax(s: EmissionScope, op: train.AdamaxOp) -> Text:
-    g, temporary = _held(s, op)
+    g, temporary = _decayed_gradient(s, op)
     m, n, w = (
         _bind_update(s, op, *of) for of in ((op.new_m, op.m), (op.new_n, op.n), (op.new_w, op.w))
     )
     beta1, beta2, eps = (float_of(op, x) for x in ("beta1", "beta2", "eps"))
     s.line(f"{m}.lerp_({g}, {1 - beta1!r})")
     s.line(f"torch.maximum({n}.mul_({beta2!r}), {g}.abs().add_({eps!r}), out={n})")
-    _less(s, w, op, f"({m} / ({n} * {_number(s, op.correction1, op.w)}))")
+    _subtract(s, w, op, f"({m} / ({n} * {_number(s, op.correction1, op.w)}))")
     return _release(s, temporary)
 
 
 def _nadam(s: EmissionScope, op: train.NAdamOp) -> Text:
-    g, temporary = _held(s, op)
+    g, temporary = _decayed_gradient(s, op)
     _nadam_step(s, op, _bind_update(s, op, op.new_w, op.w), g)
     return _release(s, temporary)
 
@@ -226,13 +227,13 @@ def _nadamw(s: EmissionScope, op: train.NAdamWOp) -> Text:
 def _nadam_step(s: EmissionScope, op: NAdams, w: str, g: str) -> None:
     m, v = _moments(s, op, g)
     a, b = (_number(s, x, op.w) for x in (op.of_gradient, op.of_mean))
-    _less(s, w, op, f"({g} * {a}).add_({m} * {b}).div_({_root(s, op, v)})")
+    _subtract(s, w, op, f"({g} * {a}).add_({m} * {b}).div_({_root(s, op, v)})")
 
 
 def _rms_direction(
     s: EmissionScope, op: train.RmsDirectionOp | train.CenteredRmsDirectionOp
 ) -> Text:
-    g, temporary = _held(s, op)
+    g, temporary = _decayed_gradient(s, op)
     alpha, v = float_of(op, "alpha"), _bind_update(s, op, op.new_v, op.v)
     s.line(f"{v}.mul_({alpha!r}).addcmul_({g}, {g}, value={1 - alpha!r})")
     variance = f"{v}.sqrt()"
@@ -240,8 +241,8 @@ def _rms_direction(
         m = _bind_update(s, op, op.new_m, op.m)
         s.line(f"{m}.lerp_({g}, {1 - alpha!r})")
         variance = f"{v}.addcmul({m}, {m}, value=-1).sqrt_()"
-    made = s.define(op.new_w, op.new_w.name_hint or "direction").name
-    s.line(f"{made} = {g} / {variance}.add_({float_of(op, 'eps')!r})")
+    direction = s.define(op.new_w, op.new_w.name_hint or "direction").name
+    s.line(f"{direction} = {g} / {variance}.add_({float_of(op, 'eps')!r})")
     return _release(s, temporary)
 
 

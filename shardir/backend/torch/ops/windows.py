@@ -1,4 +1,4 @@
-"""Windows of a dimension that a rank holds the rows of."""
+"""Windows of the local rows of a dimension."""
 
 from xdsl.ir import Operation
 
@@ -7,7 +7,7 @@ from shardir.dialects import nn
 
 
 def _start(s: EmissionScope, op: nn.UnfoldOp | nn.FoldOp) -> str:
-    """The row, of those that are here, at which the first window that is here begins."""
+    """Local row at which this rank's first window starts."""
     rows, windows = op.ends(op.operands, op.results)
     offset = op.offset.value.data
     if s.parts(windows, op.at) == 1:

@@ -1,5 +1,5 @@
-"""The text of each collective in torch, with the comment that states the reason for it: a file per
-kind, as in `shardir/algebra/collectives/`."""
+"""Emitters of collectives to calls of the runtime, with comments that give the reason. There is a
+file per kind, as in `shardir/algebra/collectives/`."""
 
 from xdsl.ir import Operation
 

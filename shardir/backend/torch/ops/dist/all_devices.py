@@ -1,4 +1,5 @@
-"""Collectives in which all devices of a group do the same, and the wait for one in flight."""
+"""Collectives in which all devices of a group have equal roles, and the wait for a collective in
+flight."""
 
 from xdsl.ir import Operation, SSAValue
 
@@ -146,12 +147,12 @@ def _wait(s: EmissionScope, op: dist.WaitOp) -> Text:
         s.line(f"{results} = {right}")
         s.bind(op.outs, results, op)
         return None
-    left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
-    line = f"{', '.join(left)} = {right}"
+    targets = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
+    line = f"{', '.join(targets)} = {right}"
     if len(line) < 96:
         s.line(line)
     else:
-        s.lines += join_items("(", left, f") = {right}", s.indent)
+        s.lines += join_items("(", targets, f") = {right}", s.indent)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Collectives from or to one position of a group, and transfers between two."""
+"""Collectives from or to one position of a group, and transfers between two positions."""
 
 from xdsl.ir import Operation, SSAValue
 

@@ -14,8 +14,8 @@ from shardir.dialects.nn.types import size_of
 
 
 def explain(s: EmissionScope, op: dist.CollectiveOp, what: str, reason: str) -> None:
-    """Write the comment: the collective, its group, the bytes of its message (of the larger of the
-    operands and the results on a device), and the reason."""
+    """Write the comment: the collective, its group, the bytes of its message (for each value the
+    larger of operand and result on a device), and the reason."""
     pairs = zip(op.values, op.outs, strict=True)
     number = sum(max(size_of(v), size_of(o)) for v, o in pairs)
     packs = not isinstance(op, dist.AllGatherOp | dist.ReduceScatterOp)
@@ -39,13 +39,13 @@ def over_axes(s: EmissionScope, axes: Axes) -> str:
 
 
 def made_by(op: dist.CollectiveOp) -> str:
-    """The ops that produce the operands, before views and other collectives."""
+    """The ops that produce the operands, looking through views and other collectives."""
     causes = list(dict.fromkeys(origin(producer(v)) for v in op.values))
     return f"{listed_names(causes)} {'leaves' if len(causes) == 1 else 'leave'}"
 
 
 def producer(v: SSAValue) -> SSAValue:
-    """The value before views and other collectives."""
+    """The value from which views and other collectives derive `v`."""
     passing = (nn.ReshapeOp, nn.TransposeOp, nn.BroadcastOp, nn.ConvertOp, nn.StopGradientOp,
                nn.StraightThroughOp)  # fmt: skip
     while isinstance(v.owner, (*passing, dist.CollectiveOp, dist.WaitOp, dist.HandsOn)):
@@ -55,12 +55,14 @@ def producer(v: SSAValue) -> SSAValue:
 
 
 def needed_by(s: EmissionScope, op: dist.CollectiveOp) -> str:
-    """The first op that reads the results, after views and other collectives, and the number of
-    others."""
+    """The first op that reads the results, looking through views and other collectives, and the
+    number of other readers."""
     at = s.storages.at
-    found = dict.fromkeys(reader for out in op.outs for reader in readers(out))
+    ops_that_read = dict.fromkeys(reader for out in op.outs for reader in readers(out))
     users = list(
-        dict.fromkeys(reader_text(r) for r in sorted(found, key=lambda r: at.get(r, len(at))))
+        dict.fromkeys(
+            reader_text(r) for r in sorted(ops_that_read, key=lambda r: at.get(r, len(at)))
+        )
     )
     return (
         f"{listed_names(users, 1)} {'needs' if len(users) == 1 else 'need'}"
@@ -70,7 +72,7 @@ def needed_by(s: EmissionScope, op: dist.CollectiveOp) -> str:
 
 
 def readers(v: SSAValue, seen: tuple[SSAValue, ...] = ()) -> Iterator[Operation]:
-    """Yield the ops that read a value, after views and other collectives."""
+    """Yield the ops that read a value, looking through collectives and loops."""
     for use in v.uses:
         user = use.operation
         if isinstance(user, dist.HandsOn):
@@ -84,7 +86,7 @@ def readers(v: SSAValue, seen: tuple[SSAValue, ...] = ()) -> Iterator[Operation]
 
 
 def reader_text(user: Operation) -> str:
-    """An op that reads a value."""
+    """The text of an op that reads a value."""
     if user.name == "func.return":
         return "the function's result"
     return origin(user.results[0]) if user.results else user.name

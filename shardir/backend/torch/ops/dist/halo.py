@@ -1,4 +1,4 @@
-"""Halo exchanges: windows of a dimension that is split."""
+"""Halo exchanges: windows of a split dimension."""
 
 from xdsl.ir import Operation, SSAValue
 

@@ -1,4 +1,4 @@
-"""Products in steps around a ring."""
+"""Ring products."""
 
 from xdsl.ir import Operation
 
@@ -20,10 +20,10 @@ def _product(s: EmissionScope, op: dist.RingProductOp, call: str, how: str) -> T
     which, dim, out = op.ring
     s.note(f"product {how}, {over_axes(s, op.axes.data)}")
     s.left(op)
-    given = ", ".join(map(s.operand, op.operands))
+    operands = ", ".join(map(s.operand, op.operands))
     ring, axes = f"({which}, {dim}, {out})", axes_text(op.axes.data)
     keep = ", keep=True" if len(op.outs) > 1 else ""
-    return f"rt.{call}(mesh, {given}, {literal(op.equation.data)}, {ring}, {axes}{keep})"
+    return f"rt.{call}(mesh, {operands}, {literal(op.equation.data)}, {ring}, {axes}{keep})"
 
 
 TORCH: dict[type[Operation], Entry] = {

@@ -1,4 +1,4 @@
-"""Uneven shards of a collective: sizes after gathering, and shards of shards."""
+"""Uneven shards of a collective: sizes after gathering, and nested shards."""
 
 from functools import lru_cache
 
@@ -12,8 +12,8 @@ from shardir.dialects import dist
 
 @lru_cache(maxsize=4096)
 def _nests(total: int, outer: int, inner: int) -> bool:
-    """Whether each of `outer` shards, split into `inner` ones, has the shards of a split of `total`
-    over both."""
+    """Whether `outer` shards of `total` elements, each split into `inner` shards, are the
+    outer * inner shards of `total` elements."""
     for k in range(outer):
         first, last = shard_bounds(total, outer, k)
         for j in range(inner):
@@ -27,9 +27,9 @@ def _nests(total: int, outer: int, inner: int) -> bool:
 def check_nesting(
     s: EmissionScope, op: dist.CollectiveOp, v: SSAValue, dim: int, minor: int
 ) -> None:
-    """Raise Failure where a dimension is split twice and its shards are not nested.
+    """Raise Failure if a dimension is split twice and its shards are not nested.
 
-    `v` is the value with the finer split; `minor` how many of its axes the collective is over.
+    `v` is the value with the finer split; the collective is over the last `minor` of its axes.
     """
     assert s.mesh is not None
     axes = s.axes(v, dim)
@@ -47,15 +47,15 @@ def check_nesting(
 def gathered_size(
     s: EmissionScope, op: dist.CollectiveOp, v: SSAValue, out: SSAValue, dim: int
 ) -> str | None:
-    """The size of a dimension after gathering, where that is not n times the size before."""
+    """The size of a dimension after gathering, if it is not n times the size before; else None."""
     check_nesting(s, op, v, dim, len(op.axes.data))
     return None if s.is_even(v, dim) else s.rows(s.global_shape(out)[dim], s.axes(out, dim))
 
 
 def gathered_sizes(s: EmissionScope, op: dist.CollectiveOp, dim: int) -> str:
-    """`, total=...` where a size of the dimension after gathering is not n times that before."""
+    """`, total=...` if the size of a dimension after gathering is not n times the size before."""
     totals = [gathered_size(s, op, v, o, dim) for v, o in zip(op.values, op.outs, strict=True)]
     if not any(totals):
         return ""
-    each = [t or "None" for t in totals]
-    return f", total={each[0] if len(each) == 1 else '[' + ', '.join(each) + ']'}"
+    texts = [t or "None" for t in totals]
+    return f", total={texts[0] if len(texts) == 1 else '[' + ', '.join(texts) + ']'}"

@@ -10,40 +10,40 @@ from shardir.dialects import dist
 
 
 def write_fused(s: EmissionScope, op: dist.CollectiveOp, call: str, tail: str) -> None:
-    """`a, b = rt.call(mesh, [a, b], tail)`, over several lines where that is long. One that is
-    started returns one object, for which `dist.wait` waits."""
-    given = s.texts(op.values)
+    """Write `a, b = rt.call(mesh, [a, b], tail)`, in several lines if it is long. An async call
+    returns one object, which `dist.wait` waits for."""
+    operands = s.texts(op.values)
     tail += s.placed_results(op)
     if dist.is_started(op):
-        left = [s.result(op.outs[0], op).name]  # of all of them: the others are `followers`
+        targets = [s.result(op.outs[0], op).name]  # for all results: the others are `followers`
         tail += ", wait=False"
     elif s.in_lists(op.outs):
-        left = [s.names.new("results")]
+        targets = [s.names.new("results")]
     else:
-        left = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
-    _write_call(s, left, call, given, tail, alone=len(op.values) == 1)
+        targets = [s.result(o, op).name if s.is_read(o) else "_" for o in op.outs]
+    _write_call(s, targets, call, operands, tail, alone=len(op.values) == 1)
     if s.in_lists(op.outs) and not dist.is_started(op):
-        s.bind(op.outs, left[0], op)
+        s.bind(op.outs, targets[0], op)
 
 
 def _write_call(
-    s: EmissionScope, left: list[str], call: str, given: list[str], tail: str, alone: bool
+    s: EmissionScope, targets: list[str], call: str, operands: list[str], tail: str, alone: bool
 ) -> None:
     if alone:
-        s.line(f"{left[0]} = rt.{call}(mesh, {given[0]}, {tail})")
+        s.line(f"{targets[0]} = rt.{call}(mesh, {operands[0]}, {tail})")
         return
-    line = f"{', '.join(left)} = rt.{call}(mesh, [{', '.join(given)}], {tail})"
+    line = f"{', '.join(targets)} = rt.{call}(mesh, [{', '.join(operands)}], {tail})"
     if len(line) < 96:
         s.line(line)
         return
-    head = ", ".join(left)
+    head = ", ".join(targets)
     if len(head) < 70:
-        s.lines += join_items(f"{head} = rt.{call}(mesh, [", given, f"], {tail})", s.indent)
+        s.lines += join_items(f"{head} = rt.{call}(mesh, [", operands, f"], {tail})", s.indent)
         return
     s.line("(")
-    s.lines += item_lines(left, s.indent + 4)
+    s.lines += item_lines(targets, s.indent + 4)
     s.line(f") = rt.{call}(mesh, [")
-    s.lines += item_lines(given, s.indent + 4)
+    s.lines += item_lines(operands, s.indent + 4)
     s.line(f"], {tail})")
 
 
@@ -58,7 +58,7 @@ def write_each(
 
 
 def is_trivial(s: EmissionScope, op: dist.CollectiveOp) -> bool:
-    """Whether a collective is over one rank; its results then share the operands' variables."""
+    """Whether a collective is over one rank; if so, let results share the operands' variables."""
     if s.mesh is not None and s.mesh.extent(op.axes.data) > 1:
         return False
     for v, out in zip(op.values, op.outs, strict=True):
