@@ -152,8 +152,8 @@ MUTANTS = [
         "The backward direction of a bidirectional layer is that of the forward one.",
         "shardir/frontends/torch/aten/recurrent.py",
         "_direction",
-        "for one in reversed(order) if reverse else order:",
-        "for one in order:",
+        "for x_step in reversed(steps) if reverse else steps:",
+        "for x_step in steps:",
         "test/frontends/test_recurrent.py",
     ),
     Mutant(

@@ -2,9 +2,9 @@
 
     "gelu": lambda t, x, approximate="none": nn.gelu(x, exact=approximate == "none")
 
-An entry gets the translation `t` of the present node, whose `shape` and `dtype` are those of the
-result, and the node's arguments, tensors as values. A name is that of an op, for all of its
-overloads, or of one: `pow.Tensor_Scalar`. No op of an exported graph writes in place.
+An entry gets the translation `t` of the current node, with the `shape` and `dtype` of the result,
+and the node's arguments, with tensors as values. A key is the name of an op, for all overloads, or
+of one overload: `pow.Tensor_Scalar`. No op of an exported graph writes in place.
 """
 
 from shardir.dialects.families import modules_of
@@ -16,4 +16,4 @@ for module in modules_of(__name__).values():
     TABLE |= module.TABLE
 
 MOVEMENTS = frozenset(shape.TABLE)
-"""The ops whose results have elements of their operands alone."""
+"""The ops that only move elements of their operands."""

@@ -1,5 +1,5 @@
-"""Backward parts of ops, which a traced program has, by the gradients of our own ops. Those that
-are not here are decomposed."""
+"""Backward ops of traced programs, translated by the gradients of our own ops. Other backward ops
+are decomposed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from shardir.rewriting.rewriter import Rewriter, erase
 def cotangents_of(
     t: Translation, forward: Callable[[], Value], operands: Sequence[Value], seed: Value
 ) -> list[Value | None]:
-    """The cotangents of operands, from that of the result of `forward`."""
+    """The cotangents of operands of `forward`, given `seed`, the cotangent of its result."""
     block, builder = t.function.block, t.function.builder
     before, result = block.last_op, forward()
     if result is NotImplemented:
@@ -31,7 +31,7 @@ def cotangents_of(
             assert parts is not None
             y = next((new for old, new in zip(op.results, parts, strict=True) if old is y), y)
             Rewriter.replace(op, parts)
-        else:  # parts are at the end of the block, so what reads them follows them
+        else:  # parts are at the end of the block, so their readers move behind them
             op.detach()
             block.add_op(op)
     new_ops = list(_after(before, block))
@@ -40,15 +40,15 @@ def cotangents_of(
     transposition.mark(new_ops)
     cotangents.add(y, [seed.ssa])
     transposition.run(new_ops)
-    found = [cotangents.sum(v.ssa) for v in operands]
+    sums = [cotangents.sum(v.ssa) for v in operands]
     for op in reversed(new_ops):
         if all(v.first_use is None for v in op.results):
             erase(op)
-    return [None if d is None else Value(t.function, d) for d in found]
+    return [None if d is None else Value(t.function, d) for d in sums]
 
 
 def _after(op: Operation | None, block: Block) -> Iterator[Operation]:
-    """Yield the ops of a block after one; None: all."""
+    """Yield the ops of a block after an op; all ops for None."""
     after = op.next_op if op is not None else block.first_op
     while after is not None:
         yield after
@@ -69,7 +69,7 @@ def _convolution_backward(
 
 
 def _pool_backward(t: Translation, name: str, dy: Value, x: Value, *how: Any) -> Value | None:
-    """The cotangent of a pool's operand, from the pool's own arguments."""
+    """The cotangent of a pool's operand x; `how` has the pool's other arguments."""
     forward, like_dy = pooling.TABLE[name], t.of(0)
     return cotangents_of(t, lambda: forward(like_dy, x, *how), [x], dy)[0]
 
@@ -90,7 +90,7 @@ def _max_pool_backward(name: str) -> AtenEntry:
         t: Translation, dy: Value, x: Value, kernel_size: Any, stride: Any, padding: Any,
         dilation: Any, ceil_mode: bool, indices: Value,
     ) -> Value | None:  # fmt: skip
-        del indices  # those of the maxima, which are found again
+        del indices  # the maxima are found again
         return _pool_backward(t, name, dy, x, kernel_size, stride, padding, dilation, ceil_mode)
 
     return backward

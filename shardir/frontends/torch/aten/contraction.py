@@ -25,7 +25,7 @@ def linear(t: Translation, x: Value, w: Value, bias: Value | None = None) -> Val
 
 
 def _matmul(t: Translation, x: Value, y: Value) -> Value:
-    """A product with torch's broadcasting of the dimensions before the last two."""
+    """A matrix product with torch's broadcasting of leading dimensions."""
     x, y = t.value(x), t.value(y)
     if len(x.shape) == 1 or len(y.shape) == 1:
         left = ascii_lowercase[: len(x.shape) - 1] + "z"
@@ -43,8 +43,8 @@ def _matmul(t: Translation, x: Value, y: Value) -> Value:
 
 
 def _batch(x: Value, letters: str) -> tuple[str, Value]:
-    """The letters of the batch's dimensions of an operand, and it without those of size 1 that are
-    repeated."""
+    """Drop an operand's batch dimensions of size 1; return the letters of the remaining ones, and
+    the operand."""
     n = len(x.shape) - 2
     own = letters[len(letters) - n :]
     keep = [d for d in range(n) if x.shape[d] > 1]
@@ -66,7 +66,7 @@ def _einsum(t: Translation, equation: str, operands: Sequence[Value]) -> Value:
 
 
 def _plus_product(entry: AtenEntry) -> AtenEntry:
-    """`addmm` and its kind: beta * bias + alpha * product."""
+    """`addmm` and similar ops: beta * bias + alpha * product."""
 
     def add(t: Translation, bias: Value, x: Value, y: Value, *, beta: float = 1, alpha: float = 1):
         z = entry(t, x, y)
@@ -77,15 +77,15 @@ def _plus_product(entry: AtenEntry) -> AtenEntry:
 
 
 def _grouped(t: Translation, x: Value, w: Value, ends: Value) -> Value:
-    """Products of groups of rows, which end at `ends`, with a matrix for each: a sum over the
-    matrices of the rows that are theirs."""
+    """The product of each group of rows with its matrix; group i ends at row `ends[i]`. One einsum
+    sums over the groups, with the rows of other groups masked."""
     if len(x.shape) != 2 or len(w.shape) != 3:
         return NotImplemented
     groups, rows = w.shape[0], x.shape[0]
-    at, ends = t.iota((groups, rows), 1), ends.to("i64").reshape(groups, 1)
+    row, ends = t.iota((groups, rows), 1), ends.to("i64").reshape(groups, 1)
     starts = nn.concat(t.value(0, "i64").broadcast_to(1, 1), ends[:-1], axis=0)
-    theirs = ((at >= starts) & (at < ends)).to(x.dtype).reshape(groups, rows, 1)
-    return nn.einsum(theirs * x, w, equation="esk,ekn->sn")
+    in_group = ((row >= starts) & (row < ends)).to(x.dtype).reshape(groups, rows, 1)
+    return nn.einsum(in_group * x, w, equation="esk,ekn->sn")
 
 
 def _attention(
@@ -100,7 +100,7 @@ def _attention(
         return nn.attention(*operands, causal=is_causal, scale=scale)
     if q.shape[:-2] != k.shape[:-2]:
         return NotImplemented
-    # torch's decomposition makes one dimension of batch and heads, so that neither is split
+    # torch's decomposition merges batch and heads into one dimension, so neither could be split
     lead = ascii_lowercase[: len(q.shape) - 2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = nn.einsum(q * scale, k, equation=f"{lead}xz,{lead}yz->{lead}xy")
@@ -113,7 +113,7 @@ def _attention(
         scores = scores + mask
     if allowed is not None:
         allowed = allowed.broadcast_to(*scores.shape)
-        # a finite number, and then zeros: a query that attends to no key has the output 0
+        # a finite score here, zero weights below: a query that attends to no key gets zeros
         scores = nn.select(allowed, scores, t.full(MASKED[scores.dtype], scores.shape))
     weights = nn.softmax(scores, axis=-1)
     if allowed is not None:
@@ -164,14 +164,14 @@ def _conv_transpose(
 
 
 def sizes(value: Any, n: int) -> tuple[int, ...]:
-    """A number for each dimension of space."""
+    """A number for each of n spatial dimensions."""
     numbers = (value,) if isinstance(value, int) else tuple(value)
     return numbers * n if len(numbers) == 1 else numbers
 
 
 def edges(padding: Any, kernel: Sequence[int], gaps: Sequence[int]) -> tuple[int, ...]:
-    """The padding before and after each dimension of space, one after the other; "same" has the
-    shorter one before."""
+    """The padding before and after each spatial dimension, as a flat tuple. With "same" the smaller
+    padding is before."""
     if padding == "valid":
         return (0, 0) * len(kernel)
     if padding == "same":

@@ -1,4 +1,4 @@
-"""Tensors from numbers, and random ones."""
+"""Constant and random tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from shardir.build.values import Real
 from shardir.frontends.torch.translation import AtenEntry, ByType, Translation
 
 
-def _filled(number: Real) -> AtenEntry:
+def _fill_with(number: Real) -> AtenEntry:
     return ByType(lambda t: t.full(number))
 
 
@@ -28,16 +28,16 @@ def _arange(t: Translation, end: Real, start: Real = 0, step: Real = 1) -> Value
 
 
 def _linspace(t: Translation, start: Real | Value, end: Real | Value, steps: int) -> Value:
-    """As torch: from either end to the middle, so that both ends are exact."""
+    """As in torch, count from both ends to the middle, so that both ends are exact."""
     if isinstance(start, Value) or isinstance(end, Value):
         return NotImplemented
     if t.dtype.startswith("i"):
         start, end = int(start), int(end)
     step = (float(end) - float(start)) / max(steps - 1, 1)
-    at = t.iota((steps,))
-    up = at.to("f64") * step + float(start)
+    index = t.iota((steps,))
+    up = index.to("f64") * step + float(start)
     down = (t.iota((steps,)) - (steps - 1)).to("f64") * step + float(end)
-    return nn.select(at < steps // 2, up, down).to(t.dtype) if steps > 1 else up.to(t.dtype)
+    return nn.select(index < steps // 2, up, down).to(t.dtype) if steps > 1 else up.to(t.dtype)
 
 
 def _eye(t: Translation) -> Value:
@@ -45,7 +45,7 @@ def _eye(t: Translation) -> Value:
 
 
 def _indices(keep: Callable[[Value, Value], Value]) -> AtenEntry:
-    """`tril_indices` and `triu_indices`: their numbers are known."""
+    """`tril_indices` and `triu_indices`, as constants."""
 
     def entry(t: Translation, rows: int, columns: int, offset: int = 0) -> Value:
         lower = keep is _lower
@@ -67,7 +67,7 @@ def _upper(row: Value, column: Value) -> Value:
 
 
 def random(t: Translation, distribution: str, shape: Sequence[int], dtype: str) -> Value:
-    """Random numbers, with a stream of their own."""
+    """Random numbers from a new stream."""
     key, stream = t.random()
     return nn.random(key, distribution=distribution, stream=stream, shape=shape, dtype=dtype)
 
@@ -102,7 +102,7 @@ def _randint_like(t: Translation, like: Value, high: int | Value, low: int = 0) 
 
 
 def _feature_dropout(t: Translation, x: Value, p: float, train: bool) -> Value:
-    """Dropout of all of a channel."""
+    """Dropout of whole channels."""
     if not train or p == 0:
         return x
     is_kept = random(t, "uniform", x.shape[:2], "f32") >= p
@@ -112,7 +112,7 @@ def _feature_dropout(t: Translation, x: Value, p: float, train: bool) -> Value:
 
 TABLE: dict[str, AtenEntry] = {
     **{
-        name: _filled(number)
+        name: _fill_with(number)
         for names, number in (
             (("zeros", "zeros_like", "new_zeros", "zero", "empty", "empty_like", "new_empty"), 0),
             (("ones", "ones_like", "new_ones"), 1),

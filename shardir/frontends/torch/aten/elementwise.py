@@ -1,4 +1,4 @@
-"""Arithmetic, functions and comparisons of elements, and activations."""
+"""Elementwise arithmetic, functions, comparisons and activations."""
 
 from math import log, pi
 from typing import Any
@@ -18,12 +18,12 @@ def unary(op: AtenEntry) -> AtenEntry:
 
 
 def binary(op: AtenEntry, of_bools: AtenEntry | None = None) -> AtenEntry:
-    """An op of two operands, in the result's dtype; `of_bools` is its meaning of bools."""
+    """An op of two operands, in the result's dtype; `of_bools` replaces it for bools."""
     return lambda t, x, y: t.binary(of_bools if of_bools and t.dtype == "i1" else op, x, y)
 
 
 def compare(how: str) -> AtenEntry:
-    """A comparison of two operands, in the dtype to which they are promoted."""
+    """A comparison of two operands in their promoted dtype."""
 
     def entry(t: Translation, x: Value, y: Value) -> Value:
         x, y = t.promoted(x, y)
@@ -35,12 +35,12 @@ def compare(how: str) -> AtenEntry:
 
 
 def logical(op: AtenEntry) -> AtenEntry:
-    """A logical op of two operands: whether their elements are not 0."""
+    """A logical op of two operands, whose elements hold if they are not 0."""
     return lambda t, x, y: op(truth(t, x), truth(t, y))
 
 
 def truth(t: Translation, x: Value) -> Value:
-    """Return i1 elements: those that are not 0."""
+    """Return i1 elements: whether x is not 0."""
     return x if x.dtype == "i1" else nn.compare(x, t.value(0, x.dtype), how="ne")
 
 
@@ -61,7 +61,7 @@ def _pow(t: Translation, x: Value | Real, exponent: Value | Real) -> Value:
 
 
 def _repeated_product(t: Translation, x: Value, n: int) -> Value:
-    """x to the power of n, by squares."""
+    """x to the power of n, by repeated squaring."""
     product: Value | None = None
     while n:
         product = (x if product is None else product * x) if n % 2 else product
@@ -74,10 +74,10 @@ POWERS = {
     1: lambda x: x, 2: nn.square, 3: lambda x: x * nn.square(x), 0.5: nn.sqrt, -0.5: nn.rsqrt,
     -1: nn.reciprocal,
 }  # fmt: skip
-"""Exponents with an op of their own, whose gradient is simpler."""
+"""Exponents with ops of their own, whose gradients are simpler."""
 
 MAX_PRODUCTS = 64
-"""The largest exponent of integers that is computed by products."""
+"""The maximum exponent of integers that is computed by products."""
 
 
 def _div(
@@ -91,7 +91,7 @@ def _div(
     x, y = t.value(x), t.value(y)
     if rounding_mode == "trunc":
         return nn.trunc(x / y)
-    # the quotient without its rounding: 1 // 0.1 is 9, although 1 / 0.1 is 10
+    # the exact quotient, without rounding: 1 // 0.1 is 9, although 1 / 0.1 is 10
     exact = nn.round((x - nn.remainder(x, y)) / y)
     return nn.stop_gradient(nn.select(*_broadcast(t, y.compare("eq", 0.0), x / y, exact)))
 
@@ -101,9 +101,9 @@ def _fmod(t: Translation, x: Value | Real, y: Value | Real) -> Value:
     x, y = t.value(x), t.value(y)
     r = nn.remainder(x, y)  # with the sign of y
     zero = t.value(0)
-    other = nn.compare(r, zero, how="ne") & (nn.compare(r, zero, how="lt")
+    signs_differ = nn.compare(r, zero, how="ne") & (nn.compare(r, zero, how="lt")
                                               ^ nn.compare(x, zero, how="lt"))  # fmt: skip
-    return nn.select(*_broadcast(t, other, r - y, r))
+    return nn.select(*_broadcast(t, signs_differ, r - y, r))
 
 
 def _broadcast(t: Translation, *xs: Value) -> tuple[Value, ...]:
@@ -121,8 +121,8 @@ def _clamp(t: Translation, x: Value, min: Any = None, max: Any = None) -> Value:
 
 
 def _clamp_by_tensors(t: Translation, x: Value, low: Value | None, high: Value | None) -> Value:
-    """x where it is at a bound or within, else the bound: each cotangent has one way. As in torch
-    a lower bound has none where it is not below the upper one."""
+    """x if it is within the bounds, else the bound; the cotangent goes to the selected one. As in
+    torch, a lower bound that is not below the upper bound gets none."""
     if low is not None and high is not None:
         shape = torch.broadcast_shapes(low.shape, high.shape)
         low, high = (t.value(v).broadcast_to(*shape) for v in (low, high))
@@ -168,7 +168,7 @@ def _elu(t: Translation, x: Value, alpha: float = 1, scale: float = 1, input_sca
 def _logit(t: Translation, x: Value, eps: float | None = None) -> Value:
     x = t.value(x)
     x = x if eps is None else nn.clamp(x, min=eps, max=1 - eps)
-    return nn.log(x) - nn.log(1.0 - x)  # at 0 and 1 with torch's gradient, which is infinite
+    return nn.log(x) - nn.log(1.0 - x)  # as in torch, the gradient at 0 and 1 is infinite
 
 
 def log_sigmoid(t: Translation, x: Value) -> Value:
@@ -178,8 +178,8 @@ def log_sigmoid(t: Translation, x: Value) -> Value:
 def _sinc(t: Translation, x: Value) -> Value:
     x = t.value(x)
     zero, one = x.compare("eq", 0.0), t.full(1.0)
-    other = nn.select(zero, one, x) * pi
-    return nn.select(zero, one, nn.sin(other) / other)
+    nonzero = nn.select(zero, one, x) * pi
+    return nn.select(zero, one, nn.sin(nonzero) / nonzero)
 
 
 def _rrelu(
@@ -205,12 +205,12 @@ def _nan_to_num(
 
 
 def _class(op: AtenEntry, of_integers: bool) -> AtenEntry:
-    """`isnan` and its kind, which integers have too."""
+    """`isnan` and similar tests; `of_integers` is their result for integers."""
     return lambda t, x: op(x) if x.dtype.startswith(("f", "bf")) else t.full(of_integers)
 
 
 def rounded(op: AtenEntry) -> AtenEntry:
-    """A rounding; integers are as they are."""
+    """A rounding, which leaves integers unchanged."""
     return lambda t, x: op(x) if x.dtype.startswith(("f", "bf")) else x
 
 
@@ -342,7 +342,8 @@ TABLE: dict[str, AtenEntry] = {
 
 
 def _channels(w: Value, rank: int) -> Value:
-    """A weight for each channel, dimension 1, of a tensor of a rank; or one for all."""
+    """Reshape a weight for each channel (dimension 1) to broadcast with a tensor of a rank; one
+    weight for all channels is unchanged."""
     return w if w.shape in ((), (1,)) else w.reshape(-1, *(1,) * (rank - 2))
 
 

@@ -17,14 +17,14 @@ def _embedding(
         table = _scaled_by_frequency(t, table, ids)
     if padding_idx < 0:
         return nn.gather(table, ids, axis=0)
-    # The row is read, and has no gradient (torch.nn.functional.embedding).
+    # The row is read, but gets no gradient (torch.nn.functional.embedding).
     rows = t.iota((table.shape[0], 1)).compare("eq", padding_idx)
     fixed = nn.select(rows.broadcast_to(*table.shape), nn.stop_gradient(table), table)
     return nn.gather(fixed, ids, axis=0)
 
 
 def _scaled_by_frequency(t: Translation, table: Value, ids: Value) -> Value:
-    """The table; the gradient of each row is divided by the number of times that it is read."""
+    """The table, with the gradient of each row divided by the number of its reads."""
     flat, n = ids.reshape(-1), table.shape[0]
     ones = t.value(1, "i64").broadcast_to(*flat.shape)
     counts = nn.scatter_add(flat, ones, axis=0, shape=(n,), dtype="i64")
@@ -34,27 +34,29 @@ def _scaled_by_frequency(t: Translation, table: Value, ids: Value) -> Value:
 
 
 def _index(t: Translation, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Advanced indexing: the dimensions that have an index, as torch broadcasts them."""
+    """Advanced indexing of some dimensions, with torch's broadcasting of indices."""
     indexed_dims = [d for d, i in enumerate(indices) if i is not None]
     tensors = [i for i in indices if i is not None]
     if any(i.dtype == "i1" for i in tensors):
         return NotImplemented
     flat, shape = flat_index(t, [x.shape[d] for d in indexed_dims], tensors)
     if indexed_dims == [*range(indexed_dims[0], indexed_dims[-1] + 1)]:
-        at, moved = indexed_dims[0], x
+        first, moved = indexed_dims[0], x
     else:  # torch puts the dimensions of the indices first
-        rest = [d for d in range(len(x.shape)) if d not in indexed_dims]
-        at, moved = 0, x.transpose(*indexed_dims, *rest)
+        other_dims = [d for d in range(len(x.shape)) if d not in indexed_dims]
+        first, moved = 0, x.transpose(*indexed_dims, *other_dims)
     n = len(indexed_dims)
-    moved = moved.reshape(*moved.shape[:at], prod(moved.shape[at : at + n]), *moved.shape[at + n :])
-    return nn.gather(moved, flat.reshape(*shape), axis=at)
+    moved = moved.reshape(
+        *moved.shape[:first], prod(moved.shape[first : first + n]), *moved.shape[first + n :]
+    )
+    return nn.gather(moved, flat.reshape(*shape), axis=first)
 
 
 def flat_index(
     t: Translation, sizes: Sequence[int], indices: Sequence[Value]
 ) -> tuple[Value, tuple[int, ...]]:
-    """One index into dimensions of `sizes`, row-major, of broadcast indices; negative ones count
-    from the end. And the shape of the indices."""
+    """Combine indices into dimensions of `sizes` into one row-major index, after broadcasting;
+    negative indices count from the end. Return it with its shape."""
     rank = max(len(i.shape) for i in indices)
     padded = [(1,) * (rank - len(i.shape)) + i.shape for i in indices]
     shape = tuple(max(ns) for ns in zip(*padded, strict=True))
@@ -89,7 +91,7 @@ def _index_put(
         order = [*indexed_dims, *remaining_dims]
         if indexed_dims == [
             *range(indexed_dims[0], indexed_dims[-1] + 1)
-        ]:  # else torch has them first in the values
+        ]:  # else they are first in torch's values too
             at, count = indexed_dims[0], len(shape)
             ends = (*x.shape[:at], *shape, *x.shape[indexed_dims[-1] + 1 :])
             values = values.broadcast_to(*ends).transpose(
@@ -97,26 +99,26 @@ def _index_put(
             )
         moved = _index_put(t, x.transpose(*order), tensors, values, accumulate)
         return moved.transpose(*(order.index(d) for d in range(len(order))))
-    n, rest = prod(x.shape[: len(indexed_dims)]), x.shape[len(indexed_dims) :]
-    source = values.to(x.dtype).broadcast_to(*shape, *rest).reshape(prod(shape), prod(rest))
-    at = flat.reshape(prod(shape), 1).broadcast_to(prod(shape), prod(rest))
-    added = nn.scatter_add(at, source, axis=0, shape=(n, prod(rest)), dtype=x.dtype)
+    n, row = prod(x.shape[: len(indexed_dims)]), x.shape[len(indexed_dims) :]
+    source = values.to(x.dtype).broadcast_to(*shape, *row).reshape(prod(shape), prod(row))
+    ids = flat.reshape(prod(shape), 1).broadcast_to(prod(shape), prod(row))
+    added = nn.scatter_add(ids, source, axis=0, shape=(n, prod(row)), dtype=x.dtype)
     added = added.reshape(*x.shape)
     if accumulate:
         return x + added
     ones = t.value(1, "i64").broadcast_to(prod(shape))
     named = nn.scatter_add(flat.reshape(-1), ones, axis=0, shape=(n,), dtype="i64") > 0
-    named = named.reshape(*x.shape[: len(indexed_dims)], *(1,) * len(rest)).broadcast_to(*x.shape)
-    return nn.select(named, added, x)  # torch leaves the result of equal indices open
+    named = named.reshape(*x.shape[: len(indexed_dims)], *(1,) * len(row)).broadcast_to(*x.shape)
+    return nn.select(named, added, x)  # for equal indices, the result is undefined in torch
 
 
 def _index_copy(t: Translation, x: Value, dim: int, ids: Value, source: Value) -> Value:
-    """Rows by index; torch wants no negative ones."""
+    """Replace rows by index; torch allows no negative indices."""
     return nn.index_copy(x, ids.reshape(-1), source.to(x.dtype), axis=dim % len(x.shape))
 
 
 def _scatter(t: Translation, x: Value, dim: int, ids: Value, source: Value | float) -> Value:
-    """Elements by index; torch leaves open what is written by equal indices."""
+    """Write elements by index; for equal indices, the result is undefined in torch."""
     dim %= len(x.shape)
     if any(a != b for d, (a, b) in enumerate(zip(ids.shape, x.shape, strict=True)) if d != dim):
         return NotImplemented
@@ -155,7 +157,7 @@ def _gather(t: Translation, x: Value, dim: int, ids: Value) -> Value:
 
 
 def _take_along_dim(t: Translation, x: Value, ids: Value, dim: int | None = None) -> Value:
-    """Elements by index; the other dimensions are broadcast to each other."""
+    """Read elements by index along one dimension, with broadcasting of the other dimensions."""
     if dim is None:
         return _gather(t, x.reshape(-1), 0, ids.reshape(-1))
     dim %= len(x.shape)
@@ -171,11 +173,11 @@ def _one_hot(t: Translation, ids: Value, num_classes: int = -1) -> Value:
 
 
 def _masked_scatter(t: Translation, x: Value, mask: Value, source: Value) -> Value:
-    """The elements of a source, one after the other, where a mask holds."""
+    """Replace elements where a mask holds by consecutive elements of a source."""
     mask = mask.broadcast_to(*x.shape)
-    at = nn.cumsum(mask.reshape(-1).to("i64"), axis=0) - 1
-    at = nn.min(nn.max(at, 0), prod(source.shape) - 1)
-    taken = nn.gather(source.reshape(-1).to(x.dtype), at, axis=0).reshape(*x.shape)
+    ids = nn.cumsum(mask.reshape(-1).to("i64"), axis=0) - 1
+    ids = nn.min(nn.max(ids, 0), prod(source.shape) - 1)
+    taken = nn.gather(source.reshape(-1).to(x.dtype), ids, axis=0).reshape(*x.shape)
     return nn.select(mask, taken, x)
 
 
@@ -184,8 +186,8 @@ def _embedding_bag(
     mode: int = 0, per_sample_weights: Value | None = None, include_last_offset: bool = False,
     padding_idx: int | None = -1,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    """Sums and means of bags of rows: a product with the matrix of which id is in which bag. The
-    other results, for torch's own backward part, are left to its kernel."""
+    """Sums and means of bags of rows: a product with the incidence matrix of bags and ids. If the
+    further results, for torch's backward op, are used, torch's kernel computes all."""
     has_further_uses = any(user.args[1:] != (0,) for user in t.node.users)
     if mode == 2 or scale_grad_by_freq or has_further_uses:
         return NotImplemented
@@ -196,8 +198,8 @@ def _embedding_bag(
     else:
         end = t.value(n, "i64").broadcast_to(1, 1)
         ends = nn.concat(starts[1:], end, axis=0) if bags > 1 else end
-    at = t.iota((bags, n), 1)
-    inside = (at >= starts) & (at < ends)
+    index = t.iota((bags, n), 1)
+    inside = (index >= starts) & (index < ends)
     if padding_idx is not None and padding_idx >= 0:
         inside = inside & ids.compare("ne", padding_idx).reshape(1, n).broadcast_to(bags, n)
     share = inside.to(table.dtype)
@@ -213,8 +215,8 @@ def _embedding_bag_padded(
     sparse: bool, per_sample_weights: Value | None, include_last_offset: bool,
     padding_idx: int | None,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    """With a negative padding_idx, that counts from the end."""
-    del sparse  # how the gradient is stored
+    """Embedding bag with a padding_idx that may be negative, counted from the end."""
+    del sparse  # the storage of the gradient
     row = -1 if padding_idx is None else padding_idx % table.shape[0]
     return _embedding_bag(
         t, table, ids, offsets, scale_grad_by_freq, mode, per_sample_weights,
@@ -223,14 +225,16 @@ def _embedding_bag_padded(
 
 
 def _histc(t: Translation, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
-    """The number of elements in each of equal intervals; the last one has its end."""
+    """The number of elements in each of `bins` equal intervals; the last interval is closed."""
     if min == max:
         return NotImplemented
     flat = x.reshape(-1).to("f64")
-    at = nn.floor((flat - float(min)) * (bins / (max - min))).to("i64")
-    at = nn.max(nn.min(at, bins - 1), 0)
+    bin_of = nn.floor((flat - float(min)) * (bins / (max - min))).to("i64")
+    bin_of = nn.max(nn.min(bin_of, bins - 1), 0)
     inside = (flat >= float(min)) & (flat <= float(max))
-    ones = inside.to("f64").reshape(-1, 1) * nn.one_hot(at, shape=(*at.shape, bins), dtype="f64")
+    ones = inside.to("f64").reshape(-1, 1) * nn.one_hot(
+        bin_of, shape=(*bin_of.shape, bins), dtype="f64"
+    )
     return ones.sum(0).to(t.dtype)
 
 

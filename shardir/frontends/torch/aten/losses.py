@@ -9,11 +9,11 @@ from shardir.frontends.torch.aten.elementwise import log_sigmoid
 from shardir.frontends.torch.translation import AtenEntry, Translation
 
 REDUCTIONS = ("none", "mean", "sum")
-"""torch's reductions by their numbers."""
+"""torch's reductions, by index."""
 
 
 def _together(t: Translation, x: Value, y: Value) -> tuple[Value, Value]:
-    """Two tensors in the result's dtype and in one shape."""
+    """Convert two tensors to the result's dtype, and broadcast them to one shape."""
     shape = torch.broadcast_shapes(x.shape, y.shape)
     return t.value(x).broadcast_to(*shape), t.value(y).broadcast_to(*shape)
 
@@ -23,7 +23,7 @@ def _reduced(losses: Value, reduction: int) -> Value:
 
 
 def _plain(op: AtenEntry) -> AtenEntry:
-    """A loss of two tensors, reduced."""
+    """A reduced loss of two tensors."""
 
     def entry(t: Translation, x: Value, y: Value, reduction: int = 1) -> Value:
         return op(*_together(t, x, y), reduction=REDUCTIONS[reduction])
@@ -52,7 +52,7 @@ def _kl_div(
 
 
 def classes_last(x: Value) -> Value:
-    """Logits with their classes, torch's dimension 1, as the last one."""
+    """Move the classes of logits, dimension 1 in torch, to the last dimension."""
     rank = len(x.shape)
     return x if rank <= 2 else x.transpose(0, *range(2, rank), 1)
 
@@ -110,8 +110,8 @@ def _bce_with_logits(
     if pos_weight is None:
         losses = nn.bce_with_logits_loss(x, y, reduction="none")
     else:
-        of_log = (t.value(pos_weight) - 1.0) * y + 1.0
-        losses = (1.0 - y) * x - of_log * log_sigmoid(t, x)
+        log_weight = (t.value(pos_weight) - 1.0) * y + 1.0
+        losses = (1.0 - y) * x - log_weight * log_sigmoid(t, x)
     return _reduced(losses if weight is None else losses * t.value(weight), reduction)
 
 

@@ -11,7 +11,7 @@ from shardir.frontends.torch.translation import AtenEntry, Translation
 def _affine(
     t: Translation, w: Value | None, b: Value | None, shape: Sequence[int], dtype: str
 ) -> tuple[Value, Value]:
-    """The weight and the bias; where they are missing 1 and 0."""
+    """The weight and the bias, with defaults 1 and 0."""
     return (
         t.value(1.0, dtype).broadcast_to(*shape) if w is None else w.to(dtype),
         t.value(0.0, dtype).broadcast_to(*shape) if b is None else b.to(dtype),
@@ -28,7 +28,7 @@ def _layer_norm(
 
 EPS = {"f64": 2.220446049250313e-16, "f32": 1.1920928955078125e-07, "bf16": 0.0078125,
        "f16": 0.0009765625}  # fmt: skip
-"""The distance from 1 to the next number, which rms_norm adds by default."""
+"""The distance from 1 to the next number: the default eps of rms_norm."""
 
 
 def _rms_norm(
@@ -56,8 +56,8 @@ def _batch_norm_with_statistics(
     t: Translation, x: Value, w: Value | None, b: Value | None, mean: Value, var: Value,
     training: bool, momentum: float, eps: float,
 ) -> tuple[Value | None, ...]:  # fmt: skip
-    """The batch norm, nothing in place of the batch's own statistics, and the running ones, which
-    torch computes without a gradient."""
+    """The batch norm, None in place of the batch's statistics, and the running statistics, which
+    have no gradient in torch."""
     if not training:
         return _batch_norm(t, x, w, b, mean, var, training, momentum, eps), None, None, mean, var
     w, b = _affine(t, w, b, x.shape[1:2], x.dtype)
@@ -69,7 +69,7 @@ def _batch_norm_with_statistics(
 
 
 def _are_read(node: Node, *results: int) -> bool:
-    """Whether some results of a call are operands of others."""
+    """Whether an op reads one of some results of a call."""
     parts = (part for part in node.users if part.args[1] in results)
     return any(user.op != "output" for part in parts for user in part.users)
 

@@ -1,4 +1,4 @@
-"""Pools and resampling."""
+"""Pooling and resampling."""
 
 from collections.abc import Sequence
 from functools import wraps
@@ -11,34 +11,34 @@ from shardir.frontends.torch.translation import AtenEntry, Translation
 
 
 def _batched(n: int, entry: AtenEntry) -> AtenEntry:
-    """An entry for tensors of a batch, also of one without."""
+    """Extend an entry for batches to a single sample."""
 
     @wraps(entry)
-    def both(t: Translation, x: Value, *args: Any, **named: Any) -> Value:
+    def with_batch(t: Translation, x: Value, *args: Any, **named: Any) -> Value:
         if len(x.shape) > n + 1:
             return entry(t, x, *args, **named)
         out = entry(t, x.reshape(1, *x.shape), *args, **named)
         return out if out is NotImplemented else out.reshape(*t.shape)
 
-    return both
+    return with_batch
 
 
 def _clipped(
-    t: Translation, x: Value, window: Sequence[int], given: Sequence[int]
+    t: Translation, x: Value, window: Sequence[int], padding: Sequence[int]
 ) -> tuple[int, ...]:
-    """The window, not larger than the tensor where there is one of it alone, without padding."""
+    """The window, clipped to the tensor in dimensions with one window and without padding."""
     n = len(window)
     return tuple(
         min(w, have) if out == 1 and not pad else w
-        for w, have, out, pad in zip(window, x.shape[-n:], t.shape[-n:], given[::2], strict=True)
+        for w, have, out, pad in zip(window, x.shape[-n:], t.shape[-n:], padding[::2], strict=True)
     )
 
 
 def _margins(
     t: Translation, x: Value, window: Sequence[int], steps: Sequence[int], margins: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the padding before and after each dimension; after it as much as the result's size
-    needs, which `ceil_mode` rounds up."""
+    """Return the padding before and after each dimension, extended after it for the result's size,
+    which `ceil_mode` rounds up."""
     widened = list(margins)
     for d, (w, step) in enumerate(zip(window, steps, strict=True)):
         n, out = x.shape[len(x.shape) - len(window) + d], t.shape[len(t.shape) - len(window) + d]
@@ -75,12 +75,12 @@ def _avg_pool(n: int) -> AtenEntry:
         window = _clipped(t, x, sizes(size, n), padding_only)
         steps = window if stride in (None, (), []) else sizes(stride, n)
         margins = _margins(t, x, window, steps, padding_only)
-        beyond = margins != padding_only
+        extended = margins != padding_only
         how = dict(window=window, stride=steps, padding=margins)
         if divisor_override is not None:
             return nn.avg_pool(x, **how) * (prod(window) / divisor_override)
-        if not (beyond and count_include_pad and any(padding_only)):
-            return nn.avg_pool(x, **how, exclude=not count_include_pad or beyond)
+        if not (extended and count_include_pad and any(padding_only)):
+            return nn.avg_pool(x, **how, exclude=not count_include_pad or extended)
         y = nn.avg_pool(x, **how)
         for d, (w, step) in enumerate(zip(window, steps, strict=True)):
             # elements that ceil_mode adds after the padding do not count
@@ -95,7 +95,7 @@ def _avg_pool(n: int) -> AtenEntry:
 
 
 def _has_scales(t: Translation, x: Value, n: int, *scales: Any) -> bool:
-    """Whether the scale factors of a resampling, if any, follow from the sizes."""
+    """Whether the scale factors of a resampling, if any, are the ratios of sizes."""
     factors = [s for s in scales if s is not None]
     factors = [*factors[0]] if factors and isinstance(factors[0], list | tuple) else factors
     ratios = [want / have for want, have in zip(t.shape[-n:], x.shape[-n:], strict=True)]
@@ -129,8 +129,8 @@ def _nearest(n: int) -> AtenEntry:
     return entry
 
 
-def _resized(t: Translation, x: Value, shape: Sequence[int], corners: bool) -> Value:
-    """Linear resampling, one dimension after the other: products with the matrices of weights."""
+def _resize_linearly(t: Translation, x: Value, shape: Sequence[int], corners: bool) -> Value:
+    """Linear resampling, dimension by dimension: products with matrices of weights."""
     n = len(shape)
     for d, want in enumerate(shape):
         axis = len(x.shape) - n + d
@@ -146,16 +146,16 @@ def _resized(t: Translation, x: Value, shape: Sequence[int], corners: bool) -> V
 
 
 def _weights(i: int, have: int, want: int, corners: bool) -> list[float]:
-    """The weights of the source's elements for element i (torch's area_pixel_compute_scale)."""
+    """The weights of the source's elements in element i (torch's area_pixel_compute_scale)."""
     if corners:
-        at = i * (have - 1) / (want - 1) if want > 1 else 0.0
+        position = i * (have - 1) / (want - 1) if want > 1 else 0.0
     else:
-        at = max((i + 0.5) * have / want - 0.5, 0.0)
-    low = min(int(at), have - 1)
+        position = max((i + 0.5) * have / want - 0.5, 0.0)
+    low = min(int(position), have - 1)
     high = min(low + 1, have - 1)
     row = [0.0] * have
-    row[low] += 1 - (at - low)
-    row[high] += at - low
+    row[low] += 1 - (position - low)
+    row[high] += position - low
     return row
 
 
@@ -168,7 +168,7 @@ def _linear(n: int) -> AtenEntry:
         exact = _has_scales(t, x, n, scale_factors, scales, scales_d, scales_h, scales_w)
         if not align_corners and not exact:
             return NotImplemented
-        return _resized(t, x, t.shape[-n:], align_corners)
+        return _resize_linearly(t, x, t.shape[-n:], align_corners)
 
     return entry
 

@@ -1,7 +1,7 @@
-"""Recurrent networks: their layers, step by step.
+"""Recurrent networks, unrolled over layers and steps.
 
-torch's own decomposition makes the same ops, but a graph of them takes longer to trace than the
-module to export, and it has no dropout between layers.
+torch's own decomposition makes the same ops, but tracing their graph takes longer than exporting
+the module, and it lacks dropout between layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,26 +13,29 @@ from shardir.frontends.torch.aten.shape import pieces, stack, unbind
 from shardir.frontends.torch.translation import AtenEntry, Translation
 
 CellState = tuple[Value, ...]
-"""What a cell retains: the hidden value, then that of an LSTM's memory."""
+"""The state of a cell: the hidden value, and the cell value of an LSTM."""
 
 CellStep = Callable[[Value, Value, CellState], CellState]
 """Returns the new state, from the products of the input and of the hidden value, and the old
-one."""
+state."""
 
 
 def _elman(activation: Callable[[Value], Value]) -> CellStep:
-    return lambda given, kept, state: (activation(kept + given),)
+    return lambda x, hidden, state: (activation(hidden + x),)
 
 
-def _gru(given: Value, kept: Value, state: CellState) -> CellState:
-    (reset, update, new), (reset_kept, update_kept, new_kept) = _gates(given, 3), _gates(kept, 3)
-    reset, update = nn.sigmoid(reset + reset_kept), nn.sigmoid(update + update_kept)
-    new = nn.tanh(new + new_kept * reset)
+def _gru(x: Value, hidden: Value, state: CellState) -> CellState:
+    (reset, update, new), (reset_hidden, update_hidden, new_hidden) = (
+        _gates(x, 3),
+        _gates(hidden, 3),
+    )
+    reset, update = nn.sigmoid(reset + reset_hidden), nn.sigmoid(update + update_hidden)
+    new = nn.tanh(new + new_hidden * reset)
     return ((state[0] - new) * update + new,)
 
 
-def _lstm(given: Value, kept: Value, state: CellState) -> CellState:
-    into, forget, new, out = _gates(kept + given, 4)
+def _lstm(x: Value, hidden: Value, state: CellState) -> CellState:
+    into, forget, new, out = _gates(hidden + x, 4)
     memory = nn.sigmoid(forget) * state[1] + nn.sigmoid(into) * nn.tanh(new)
     return nn.sigmoid(out) * nn.tanh(memory), memory
 
@@ -42,21 +45,21 @@ def _gates(x: Value, n: int) -> tuple[Value, ...]:
 
 
 def _cell(step: CellStep) -> AtenEntry:
-    """An entry of one step of one layer."""
+    """The entry of one step of one layer."""
 
     def entry(
-        t: Translation, x: Value, hx: Value | Sequence[Value], w: Value, w_kept: Value,
+        t: Translation, x: Value, hx: Value | Sequence[Value], w_ih: Value, w_hh: Value,
         b_ih: Value | None = None, b_hh: Value | None = None,
     ) -> Value | CellState:  # fmt: skip
         state = _state(t, hx)
-        state_after = step(linear(t, x, w, b_ih), linear(t, state[0], w_kept, b_hh), state)
+        state_after = step(linear(t, x, w_ih, b_ih), linear(t, state[0], w_hh, b_hh), state)
         return state_after[0] if isinstance(hx, Value) else state_after
 
     return entry
 
 
 def _network(step: CellStep) -> AtenEntry:
-    """An entry of all steps of all layers, [steps, batch, features]."""
+    """The entry of all steps of all layers, for x [steps, batch, features]."""
 
     def entry(
         t: Translation, x: Value, hx: Value | Sequence[Value], params: Sequence[Value],
@@ -67,13 +70,13 @@ def _network(step: CellStep) -> AtenEntry:
         x = x.transpose(1, 0, 2) if batch_first else x
         rows = num_layers * directions
         states = list(zip(*(unbind(t, s) for s in _state(t, hx)), strict=True))
-        each = len(params) // rows
+        count = len(params) // rows
         for layer in range(num_layers):
             outputs: list[Value] = []
             for reverse in range(directions):
-                at = layer * directions + reverse
-                mine = params[at * each : (at + 1) * each]
-                out, states[at] = _direction(t, step, x, states[at], mine, has_biases, reverse)
+                i = layer * directions + reverse
+                weights = params[i * count : (i + 1) * count]
+                out, states[i] = _direction(t, step, x, states[i], weights, has_biases, reverse)
                 outputs.append(out)
             x = outputs[0] if len(outputs) == 1 else nn.concat(*outputs, axis=2)
             if layer < num_layers - 1:
@@ -88,15 +91,14 @@ def _direction(
     t: Translation, step: CellStep, x: Value, state: CellState, params: Sequence[Value],
     has_biases: bool, reverse: int,
 ) -> tuple[Value, CellState]:  # fmt: skip
-    """The outputs of one layer in one direction, and its last state. The product of the input is
-    one for all steps."""
-    w, w_kept, *params_of_rest = params
-    b, b_kept, *projection = params_of_rest if has_biases else (None, None, *params_of_rest)
-    projected = linear(t, x, w, b)
-    order = unbind(t, projected)
+    """The outputs of one layer in one direction, and its last state. One product with the input
+    serves all steps."""
+    w_ih, w_hh, *biases = params
+    b_ih, b_hh, *projection = biases if has_biases else (None, None, *biases)
+    steps = unbind(t, linear(t, x, w_ih, b_ih))
     outputs: list[Value] = []
-    for one in reversed(order) if reverse else order:
-        hidden, *memory = step(one, linear(t, state[0], w_kept, b_kept), state)
+    for x_step in reversed(steps) if reverse else steps:
+        hidden, *memory = step(x_step, linear(t, state[0], w_hh, b_hh), state)
         hidden = linear(t, hidden, projection[0]) if projection else hidden
         state = hidden, *memory
         outputs.append(hidden)

@@ -1,4 +1,4 @@
-"""Reductions, statistics, softmax, and orders along a dimension."""
+"""Reductions, statistics, softmax, and sorting along a dimension."""
 
 from collections.abc import Sequence
 from functools import wraps
@@ -13,7 +13,7 @@ AtenDims = int | Sequence[int] | None
 
 
 def dims_of(x: Value, dim: AtenDims) -> tuple[int, ...]:
-    """The dimensions that a reduction names; all without."""
+    """The dimensions of a reduction; all if it names none."""
     rank = len(x.shape)
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(rank))
@@ -21,7 +21,7 @@ def dims_of(x: Value, dim: AtenDims) -> tuple[int, ...]:
 
 
 def reduction(kind: str) -> AtenEntry:
-    """A reduction of some dimensions, which prims call `dims`, computed in the result's dtype."""
+    """A reduction over dimensions (`dims` in prims), computed in the result's dtype."""
 
     def entry(
         t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False,
@@ -33,10 +33,10 @@ def reduction(kind: str) -> AtenEntry:
 
 
 def _of_rows(entry: AtenEntry) -> AtenEntry:
-    """An entry of a tensor with dimensions, also of one without, whose results have none."""
+    """Extend an entry for tensors with dimensions to scalars, with scalar results."""
 
     @wraps(entry)
-    def both(t: Translation, x: Value, *args: Any, **named: Any) -> Any:
+    def with_scalars(t: Translation, x: Value, *args: Any, **named: Any) -> Any:
         if x.shape:
             return entry(t, x, *args, **named)
         out = entry(t, x.reshape(1), *args, **named)
@@ -44,11 +44,11 @@ def _of_rows(entry: AtenEntry) -> AtenEntry:
             return tuple(y.reshape() for y in out)
         return out if out is NotImplemented else out.reshape()
 
-    return both
+    return with_scalars
 
 
 def _extreme(kind: str) -> AtenEntry:
-    """`max` and `min` of a dimension, with the indices. The first of equal elements has the
+    """`max` and `min` of a dimension, with indices. The first of equal elements gets the
     cotangent."""
     argument = nn.argmax if kind == "max" else nn.argmin
 
@@ -75,7 +75,7 @@ def _argument(kind: str) -> AtenEntry:
 
 
 def _holds(kind: str) -> AtenEntry:
-    """`any` and `all`; of an empty list of dimensions they are of each element."""
+    """`any` and `all`; an empty list of dimensions tests each element."""
 
     def entry(t: Translation, x: Value, dim: AtenDims = None, keepdim: bool = False) -> Value:
         is_true = truth(t, x)
@@ -121,7 +121,7 @@ def _with_mean(op: AtenEntry) -> AtenEntry:
 def norm(
     t: Translation, x: Value, order: float | None, dim: AtenDims = None, keepdim: bool = False
 ) -> Value:  # fmt: skip
-    """The norm of some dimensions. As in torch, no cotangent passes where it is 0."""
+    """The norm over dimensions. As in torch, the gradient is 0 where the norm is 0."""
     x, dims = t.value(x), dims_of(x, dim)
     if order in (inf, -inf):
         return nn.abs(x).reduce("max" if order == inf else "min", dims, keepdim)
@@ -137,7 +137,7 @@ def norm(
 
 
 def _distances(t: Translation, x: Value, p: float = 2) -> Value:
-    """The norm of the difference of each pair of rows."""
+    """The norms of the differences of all pairs of rows."""
     n = x.shape[0]
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
     left, right = (t.function.constant([pair[k] for pair in pairs], dtype="i64") for k in (0, 1))
@@ -145,11 +145,12 @@ def _distances(t: Translation, x: Value, p: float = 2) -> Value:
 
 
 def root(t: Translation, x: Value, power: float) -> Value:
-    """A root of numbers that are not negative. No cotangent passes at 0, where its slope is
-    infinite."""
+    """A root of non-negative numbers. The gradient at 0, where the slope is infinite, is 0."""
     zero = x.compare("eq", 0.0)
-    other = nn.select(zero, t.value(1.0).broadcast_to(*x.shape), x)
-    return nn.select(zero, nn.stop_gradient(x), nn.sqrt(other) if power == 0.5 else other**power)
+    nonzero = nn.select(zero, t.value(1.0).broadcast_to(*x.shape), x)
+    return nn.select(
+        zero, nn.stop_gradient(x), nn.sqrt(nonzero) if power == 0.5 else nonzero**power
+    )
 
 
 def _softmax(op: AtenEntry) -> AtenEntry:
@@ -181,7 +182,7 @@ def _argsort(
 def _topk(
     t: Translation, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, ...]:  # fmt: skip
-    del sorted  # they always are
+    del sorted  # it always is
     return nn.topk(x, k=k, axis=dim % len(x.shape), smallest=not largest)
 
 

@@ -1,4 +1,4 @@
-"""Shapes: views, movements, and pieces joined together."""
+"""Views, movements, splits and joins."""
 
 from collections.abc import Sequence
 from math import prod
@@ -27,7 +27,7 @@ def _t(t: Translation, x: Value) -> Value:
 
 
 def _view_dtype(t: Translation, x: Value) -> Value:
-    """The same bits: as they are in their own dtype only."""
+    """A bit cast: supported for the tensor's own dtype only."""
     return x if t.argument(0).dtype == t.result.dtype else NotImplemented
 
 
@@ -39,8 +39,8 @@ def _movedim(t: Translation, x: Value, source: Any, target: Any) -> Value:
     rank = len(x.shape)
     froms, tos = ([v] if isinstance(v, int) else [*v] for v in (source, target))
     froms, tos = [d % rank for d in froms], [d % rank for d in tos]
-    rest = iter(d for d in range(rank) if d not in froms)
-    return x.transpose(*(froms[tos.index(d)] if d in tos else next(rest) for d in range(rank)))
+    unmoved = iter(d for d in range(rank) if d not in froms)
+    return x.transpose(*(froms[tos.index(d)] if d in tos else next(unmoved) for d in range(rank)))
 
 
 def _bounds(n: int, start: int | None, end: int | None) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def _slice_back(
     t: Translation, old: Value, new: Value, dim: int = 0, start: int | None = None,
     end: int | None = None, step: int = 1,
 ) -> Value:  # fmt: skip
-    """`old` with `new` at a slice of it."""
+    """`old` with a slice replaced by `new`."""
     dim %= len(old.shape)
     n = old.shape[dim]
     first, last = _bounds(n, start, end)
@@ -82,7 +82,7 @@ def _slice_back(
         return nn.concat(*parts, axis=dim) if len(parts) > 1 else parts[0]
     at = nn.remainder(t.iota((n,)) - first, t.value(step, "i64")).compare("eq", 0)
     at = at & (t.iota((n,)) >= first) & (t.iota((n,)) < last)
-    # rounded, since 49 * (1 / 49) is below 1; elements between the steps are not taken
+    # rounded, since 49 * (1 / 49) is below 1; elements between steps are masked by `at`
     source = nn.round((t.iota((n,)) - first).to("f64") * (1 / step))
     source = nn.clamp(source, min=0.0, max=new.shape[dim] - 1.0)
     spread = nn.gather(new, source.to("i64"), axis=dim)
@@ -144,7 +144,7 @@ def _pad(
     for i in range(len(pad) // 2):
         low[rank - 1 - i], high[rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
     if mode == "constant":
-        # negative numbers remove elements, of the other dimensions' too
+        # negative numbers remove elements; one call may pad and remove
         starts = [max(0, -k) for k in low]
         ends = [n - max(0, -k) for n, k in zip(x.shape, high, strict=True)]
         x = x[tuple(slice(a, b) for a, b in zip(starts, ends, strict=True))]
@@ -161,7 +161,7 @@ def _pad(
 
 
 def _source(i: int, n: int, mode: str) -> int:
-    """The index that a padded one repeats."""
+    """The source of the padded index i in a dimension of size n."""
     if mode == "replicate":
         return min(max(i, 0), n - 1)
     if mode == "circular":
@@ -199,7 +199,7 @@ def _repeat_interleave(t: Translation, x: Value, repeats: int, dim: int | None =
 
 
 def _unfold(t: Translation, x: Value, dim: int, size: int, step: int) -> Value:
-    """Windows of a dimension, whose elements become the last one."""
+    """Windows of a dimension, with their elements in a new last dimension."""
     dim %= len(x.shape)
     count = t.shape[dim]
     at = [[i * step + j for j in range(size)] for i in range(count)]
@@ -250,7 +250,7 @@ def _as_strided(
     t: Translation, x: Value, size: Sequence[int], stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Value:  # fmt: skip
-    """Elements by their places in the memory of a contiguous tensor."""
+    """Elements of a dense tensor by memory position."""
     if not _is_dense(t.argument(0)):
         return NotImplemented
     offset, want = storage_offset or 0, 1
@@ -272,12 +272,12 @@ def _as_strided_scatter(
 
 
 def _is_dense(x: Any) -> bool:
-    """Whether a fake tensor is contiguous, and all of its memory."""
+    """Whether a fake tensor is contiguous and spans its whole storage."""
     return x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size()
 
 
 def _places(t: Translation, size: Sequence[int], stride: Sequence[int], offset: int) -> Value:
-    """The place in memory of each element of a strided tensor."""
+    """The memory position of each element of a strided tensor."""
     places = t.value(offset, "i64").broadcast_to(*size)
     for dim, step in enumerate(stride):
         places = places + t.iota(size, dim) * step
