@@ -1,4 +1,4 @@
-"""Attribute aliases, `#name = ...` and `!name = ...`, which may be used before their definition."""
+"""Attribute aliases, `#name = ...` and `!name = ...`; a use may precede the definition."""
 
 import re
 from collections.abc import Callable
@@ -17,7 +17,7 @@ USE = re.compile(r"[#!][A-Za-z_$][\w$-]*(?![\w.$<-])", re.ASCII)
 
 @cache
 def _attribute() -> re.Pattern[str]:
-    """The regex of an attribute, which takes longer to compile than most programs to parse."""
+    """The regex of an attribute, compiled at first use: that takes longer than most parses."""
     return re.compile(TERMINALS["ATTR"], re.ASCII)
 
 
@@ -25,7 +25,7 @@ class Aliases:
     """The aliases of one text, each read at its first use.
 
     Args:
-        read: (text of an attribute, its start, its end) -> the attribute; raises LeafError.
+        read: parses an attribute, given its text, start and end; raises LeafError.
     """
 
     def __init__(self, text: str, read: Callable[[str, int, int], Attribute]):
@@ -33,11 +33,12 @@ class Aliases:
         self.position: dict[str, int] = {}
         """The offset of each definition's attribute."""
         self.redefined: list[tuple[int, int, str]] = []
-        """Start, end and message of each definition of a name that has one."""
+        """Start, end and message of each repeated definition."""
         self.errors: dict[str, LeafError] = {}
-        """The errors of definitions, reported where the definition is parsed."""
+        """The errors of definitions, which are reported when the definition is parsed."""
         self.used = False
-        """Whether an alias was read since the last reset: the attribute is of this text only."""
+        """Whether an alias was used since the last reset; such an attribute is not cached for other
+        texts."""
         self._values: dict[str, Attribute] = {}
         self._failed: set[str] = set()
         self._pending: set[str] = set()
@@ -58,12 +59,12 @@ class Aliases:
         """Return the attribute of an alias that a token uses.
 
         Raises:
-            LeafError: the alias has no definition, or one that uses it.
-            SilentError: its definition has an error, which is reported there.
+            LeafError: the alias has no definition, or its definition uses it.
+            SilentError: the definition has an error, which is reported there.
         """
         self.used = True
-        if (found := self._values.get(name)) is not None:
-            return found
+        if (attribute := self._values.get(name)) is not None:
+            return attribute
         if name in self._failed:
             raise SilentError
         if name not in self.position:
@@ -78,7 +79,7 @@ class Aliases:
             raise SilentError
         self._pending.add(name)
         try:
-            found = self._values[name] = self.read(m[0], m.start(), m.end())
+            attribute = self._values[name] = self.read(m[0], m.start(), m.end())
         except LeafError as e:
             self._failed.add(name)
             self.errors[name] = e
@@ -88,4 +89,4 @@ class Aliases:
             raise
         finally:
             self._pending.discard(name)
-        return found
+        return attribute

@@ -17,15 +17,15 @@ from shardir.syntax.names import MAX_COUNT_DIGITS, LostError
 
 
 class ModuleBuilder(FunctionReductions):
-    """The reductions of mlir.lark; `c` is the list of a rule's children. The value of an op that
-    has an error is None."""
+    """The reductions of mlir.lark; `c` is the list of a rule's children. An op with an error is
+    None."""
 
     def __init__(self, ctx: Context, leaves: Leaves):
         super().__init__(ctx, leaves)
         self.formats = OpFormats({}, self)
-        """By the name of an op that has an assembly_format."""
+        """The formats of ops with an assembly_format, by name."""
         self.known: list[str] = []
-        """The names of ops that have a syntax of their own."""
+        """The names of ops with a syntax of their own."""
 
     # ---- operations ----
     def op(self, c: list[Any]) -> Operation | None:
@@ -59,7 +59,7 @@ class ModuleBuilder(FunctionReductions):
         return self.source.starts[loc.line.data - 1] + loc.column.data - 1
 
     def _drop(self, results: list[tuple[Token, int]] | None) -> None:
-        """Lose the results of an op that has an error."""
+        """Mark the results of an op with an error as lost."""
         self.names.scope.lost = True
         if results is not None:
             self.names.lose(t.value for t, _ in results)
@@ -70,7 +70,7 @@ class ModuleBuilder(FunctionReductions):
             self.log.incomplete.symbols.add(name.data)
 
     def recovered(self, c: list[Any]) -> None:
-        """The body of an op whose head has an error: it was parsed for its own errors only."""
+        """The body of an op whose head has an error; it is parsed for the body's errors only."""
         self.bad = False
         self.names.scope.lost = True
 
@@ -131,8 +131,8 @@ class ModuleBuilder(FunctionReductions):
             f.complete(parts, self)
         types, results = f.types(parts)
         operands: list[SSAValue] = []
-        given: list[Sequence[Any]] = [tokens or () for tokens in parts.operands]
-        for tokens, kinds in zip(given, types, strict=True):
+        operand_tokens: list[Sequence[Any]] = [tokens or () for tokens in parts.operands]
+        for tokens, kinds in zip(operand_tokens, types, strict=True):
             if len(tokens) != len(kinds):
                 raise MisfitError(
                     f"expected {len(kinds)} operands, one for each type, got {len(tokens)}"
@@ -189,7 +189,7 @@ class ModuleBuilder(FunctionReductions):
         return c[0] or []
 
     def no_types(self, c: list[Any]) -> None:
-        """Types that the text leaves out."""
+        """Types that are omitted in the text."""
 
     def then_part(self, c: list[Any]) -> tuple[bool, Any]:
         """Return the first alternative of an optional group."""
@@ -206,7 +206,7 @@ class ModuleBuilder(FunctionReductions):
 
     # ---- regions ----
     def open(self, c: list[Token]) -> Block | None:
-        """`{`: a mid-rule action, so that the names of a region exist before its ops are made."""
+        """`{`: a mid-rule action that opens the scope of a region before its ops are made."""
         arguments, self.arguments = self.arguments, None
         lenient, self.lenient = self.lenient, False
         self.names.open(c[0], isolated=arguments is not None, lenient=lenient)
@@ -218,10 +218,10 @@ class ModuleBuilder(FunctionReductions):
 
     def region(self, c: list[Any]) -> Region:
         scope = self.names.close()
-        entry, *rest = c
-        first = next((i for i, x in enumerate(rest) if isinstance(x, Block)), len(rest))
-        blocks = rest[first:]
-        ops = [x for x in rest[:first] if x is not None]
+        entry, *body = c
+        first = next((i for i, x in enumerate(body) if isinstance(x, Block)), len(body))
+        blocks = body[first:]
+        ops = [x for x in body[:first] if x is not None]
         if ops or entry is not None or (scope.lost and not blocks):
             block = entry or Block()
             block.add_ops(ops)
@@ -257,7 +257,7 @@ class ModuleBuilder(FunctionReductions):
         ops = [x for x in c if isinstance(x, Operation)]
         if len(ops) == 1 and isinstance(ops[0], ModuleOp) and not scope.lost:
             return ops[0]
-        found = ModuleOp(ops)
+        module = ModuleOp(ops)
         if scope.lost:
-            self.log.incomplete.blocks.add(found.body.block)
-        return found
+            self.log.incomplete.blocks.add(module.body.block)
+        return module

@@ -1,4 +1,4 @@
-"""Dominance: every use has a definition before it on every path. xDSL does not check that."""
+"""Dominance: a definition precedes each use on every path. xDSL does not check it."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,8 +10,8 @@ from shardir.dialects.blocks import ops_of
 
 
 def check_dominance(module: Operation, report: Callable[..., None]) -> None:
-    """Report the uses that their definition does not dominate."""
-    # A worklist instead of recursion: `seen` are the ids of the values that a region may use.
+    """Report the uses that are not dominated by their definitions."""
+    # A worklist instead of recursion; `seen` has the ids of the values that a region may use.
     todo: list[tuple[Region, frozenset[int] | set[int]]] = [(r, set()) for r in module.regions]
     while todo:
         region, outer = todo.pop()
@@ -42,7 +42,8 @@ def undominated(op: Operation, i: int, value: SSAValue) -> str:
 
 
 def blocks_with_scope(region: Region, outer: Iterable[int]) -> Iterable[tuple[Block, set[int]]]:
-    """Yield the blocks of a region, each with the values in scope, which the caller extends."""
+    """Yield the blocks of a region, each with the ids of values in scope; the caller extends them
+    by the block's own values."""
     if (first := region.first_block) is None:
         return
     if first is region.last_block:
@@ -62,8 +63,8 @@ def dominator_tree(region: Region) -> list[tuple[Block, Block | None]]:
     entered = {first}
     stack = [(first, iter(successors(first)))]
     while stack:
-        block, rest = stack[-1]
-        for s in rest:
+        block, unvisited = stack[-1]
+        for s in unvisited:
             if s not in entered and s.parent is region:
                 entered.add(s)
                 stack.append((s, iter(successors(s))))
@@ -86,14 +87,16 @@ def dominator_tree(region: Region) -> list[tuple[Block, Block | None]]:
             new: Block | None = None
             for p in before[b]:
                 if p in idom:
-                    new = p if new is None else common(p, new, idom, number)
+                    new = p if new is None else common_dominator(p, new, idom, number)
             assert new is not None
             if idom.get(b) is not new:
                 idom[b], changed = new, True
     return [(b, None if b is first else idom[b]) for b in order]
 
 
-def common(a: Block, b: Block, idom: dict[Block, Block], number: dict[Block, int]) -> Block:
+def common_dominator(
+    a: Block, b: Block, idom: dict[Block, Block], number: dict[Block, int]
+) -> Block:
     while a is not b:
         while number[a] > number[b]:
             a = idom[a]

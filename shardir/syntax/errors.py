@@ -1,4 +1,4 @@
-"""The errors of one text, and the parts of its module that are missing because of them."""
+"""The errors of one text, and the resulting gaps in its module."""
 
 from shardir.diagnostics import Diagnostic
 from shardir.grammar.machine import Token
@@ -6,7 +6,7 @@ from shardir.syntax.source import Source
 from shardir.syntax.verify import Incomplete
 
 MAX_ERRORS = 50
-"""The number of errors after which parsing stops."""
+"""The maximum number of errors; then parsing stops."""
 
 
 class StopError(Exception):
@@ -22,15 +22,15 @@ class ErrorLog:
         self.incomplete = Incomplete()
 
     def report(self, start: int, end: int, message: str, *notes: str) -> None:
-        """Report an error of the range [start, end) once.
+        """Report an error in the range [start, end), unless it has been reported.
 
         Raises:
-            StopError: there are MAX_ERRORS of them.
+            StopError: there are MAX_ERRORS errors.
         """
-        found = self.source.at(start, end, message, notes)
-        if found in self.errors:
+        error = self.source.at(start, end, message, notes)
+        if error in self.errors:
             return
-        self.errors.append(found)
+        self.errors.append(error)
         if len(self.errors) == MAX_ERRORS:
             self.errors.append(
                 Diagnostic("too many errors; the rest is not shown", self.source.name)
@@ -38,5 +38,5 @@ class ErrorLog:
             raise StopError
 
     def report_at(self, t: Token, message: str, *notes: str) -> None:
-        """Report an error of a token."""
+        """Report an error at a token."""
         self.report(t.start, t.end, message, *notes)

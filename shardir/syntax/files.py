@@ -1,4 +1,4 @@
-"""Files of the tools: texts are written completely or not at all, and folders for a while."""
+"""Files of the tools: atomic writes, reads with clear errors, and temporary folders."""
 
 import signal
 import subprocess
@@ -17,10 +17,10 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, as `writing` does. Names of files in the text may have any bytes.
+    """Write a text atomically (see `writing`). File names in the text may have any bytes.
 
     Raises:
-        ShardirError: it can't be written; an existing file is unchanged.
+        ShardirError: the file can't be written; an existing file is unchanged.
     """
     try:
         with writing(path) as file:
@@ -30,10 +30,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy a file, as `writing` writes one.
+    """Copy a file atomically (see `writing`).
 
     Raises:
-        ShardirError: it can't be written; an existing file is unchanged.
+        ShardirError: the copy can't be written; an existing file is unchanged.
     """
     try:
         with source.open("rb") as read, writing(path) as file:
@@ -46,7 +46,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        ShardirError: it can't be read, or is not UTF-8.
+        ShardirError: the file can't be read, or is not UTF-8.
     """
     try:
         return path.read_bytes().decode()
@@ -64,17 +64,17 @@ def reason(e: Exception) -> str:
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Handle signals at the end of the block. A mask would not do: the system hands them to another
-    thread then, and Python handles them in the main one."""
-    came: list[int] = []
+def _defer_signals() -> Iterator[None]:
+    """Defer signals to the end of the block. A signal mask does not suffice: the system would
+    deliver to another thread, and Python would still run the handler in the main thread."""
+    deferred: list[int] = []
     with ExitStack() as handlers:
         for number in ENDS if current_thread() is main_thread() else ():
             if callable(handler := signal.getsignal(number)):
                 handlers.callback(signal.signal, number, handler)
-                signal.signal(number, lambda n, _: came.append(n))
+                signal.signal(number, lambda n, _: deferred.append(n))
         yield
-    for number in came:
+    for number in deferred:
         signal.raise_signal(number)
 
 
@@ -82,13 +82,13 @@ def _signals_held() -> Iterator[None]:
 def scratch_folder() -> Iterator[Path]:
     """Yield a new folder, which is removed at the end of the block, or of this process.
 
-    A shell waits for the end of a pipe that only this process holds: so the folder is removed also
+    A shell waits for the end of a pipe that only this process holds, so the folder is removed even
     if this process is killed.
     """
-    made = tempfile.TemporaryDirectory
+    make = tempfile.TemporaryDirectory
     with ExitStack() as stack:
-        with _signals_held():  # what is made is known to the stack, or not made
-            folder = stack.enter_context(made(prefix="shardir-", ignore_cleanup_errors=True))
+        with _defer_signals():  # so that no folder is created without its cleanup
+            folder = stack.enter_context(make(prefix="shardir-", ignore_cleanup_errors=True))
         remove = 'read _; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }'
         guard = subprocess.Popen(
             ["/bin/sh", "-c", remove, folder], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,

@@ -1,10 +1,10 @@
 """Lark rules for ops, made from the `assembly_format` that each op declares.
 
-That one declaration gives xDSL's printer, xDSL's parser and this rule. Every directive becomes a
-piece of a rule and one setter for each child that the piece yields; `[...]` always yields its
-children (None when absent), so that the index of a child identifies it. Ops of equal format share
-a rule: a dialect of a hundred ops has a dozen rules. The types at the end of a format may be left
-out of the text (omitted.py).
+One declaration serves xDSL's printer, xDSL's parser and this rule. Each directive becomes a piece
+of a rule and one setter for each child that the piece yields; `[...]` always yields its children
+(None if absent), so that the index of a child identifies it. Ops with equal formats share a rule: a
+dialect with a hundred ops has a dozen rules. The types at the end of a format may be omitted in the
+text (omitted.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ from shardir.compat.xdsl import LISTS
 from shardir.diagnostics import ShardirError
 from shardir.dialects.definition import format_of
 from shardir.grammar.machine import Token
-from shardir.syntax.omitted import inferred, split
+from shardir.syntax.omitted import infer_results, split
 from shardir.syntax.parts import share_out
 
 HANDWRITTEN = {"builtin.module": "MODULE", "func.func": "FUNC"}
@@ -46,7 +46,7 @@ def has_format(op: type[Operation]) -> bool:
 
 
 class MisfitError(ShardirError):
-    """Children of a rule that do not make an op; `at` is the token of the error, if any."""
+    """The children of a rule do not fit the op; `at` is the token of the error, if any."""
 
     def __init__(self, message: str, at: Token | None = None):
         super().__init__(message)
@@ -54,7 +54,7 @@ class MisfitError(ShardirError):
 
 
 class Rules:
-    """Helper rules that the formats share, by their text."""
+    """Helper rules that formats share, by text."""
 
     def __init__(self, read: "Reader"):
         self.read = read
@@ -65,7 +65,7 @@ class Rules:
 
 
 class Reader(Protocol):
-    """The interface of the parser that formats use: tokens -> values, with located errors."""
+    """The parser's interface for formats: converts tokens to values, with located errors."""
 
     def body(self, base: type[Attribute], t: Token) -> Attribute: ...
     def typed(self, base: type[Any], type: Attribute, t: Token) -> Attribute: ...
@@ -78,8 +78,8 @@ class Reader(Protocol):
 def piece(
     d: fmt.FormatDirective, rules: Rules, *, first: bool = False, last: bool = False
 ) -> RulePiece:
-    """Return the rule of a directive; `first` or the anchor of an optional group is never empty.
-    At the end of the `last` one, types may be left out."""
+    """Return the rule of a directive. The `first` directive of an optional group, or its anchor, is
+    never empty. At the end of the `last` directive, types may be omitted."""
 
     def maybe(text: str) -> str:
         return text if first else f"[{text}]"
@@ -119,7 +119,7 @@ def piece(
         case fmt.OptionalRegionVariable():
             return maybe("region"), [d.set]
         case fmt.VariadicRegionVariable():
-            # with commas from xDSL 0.75 on, without them before
+            # xDSL prints commas from 0.75 on
             many = 'region (","? region)*'
             return rules.name("many", many if first else f"({many})?"), [d.set]
         case fmt.SuccessorVariable():
@@ -165,17 +165,17 @@ def setter(d: fmt.AttributeVariable, read: Callable[[Any], Attribute]) -> Setter
 
 
 def group(d: fmt.OptionalGroupDirective, rules: Rules, last: bool) -> RulePiece:
-    """`(...)?`: a rule of its own, so that the presence of a group of keywords is recorded."""
-    texts, then = sequence(
+    """`(...)?` becomes a rule of its own, which records the presence of a group of keywords."""
+    texts, then_setters = sequence(
         (d.then_first, *d.then_elements), rules, first=True, anchor=d.anchor, last=last
     )
-    other_text, other = sequence(d.else_elements, rules)
+    else_text, else_setters = sequence(d.else_elements, rules)
     name = rules.name("group", texts)
     units = [e for e in d.then_elements if isinstance(e, fmt.OptionalUnitAttrVariable)]
 
     def set_group(s: ParsingState, v: Any) -> None:
         if v is not None:
-            apply(then, s, v)
+            apply(then_setters, s, v)
             for unit in units:
                 unit.set(s, UnitAttr())
             for e in d.else_elements:
@@ -187,7 +187,7 @@ def group(d: fmt.OptionalGroupDirective, rules: Rules, last: bool) -> RulePiece:
 
     if not d.else_elements:
         return f"[{name}]", [set_group]
-    else_name = rules.name("group", other_text)
+    else_name = rules.name("group", else_text)
 
     def set_either(s: ParsingState, v: Any) -> None:
         is_then, children = v
@@ -195,7 +195,7 @@ def group(d: fmt.OptionalGroupDirective, rules: Rules, last: bool) -> RulePiece:
             set_group(s, children)
         else:
             set_group(s, None)
-            apply(other, s, children)
+            apply(else_setters, s, children)
 
     either = rules.name("either", f"{name} -> then_part | {else_name} -> else_part")
     return either, [set_either]
@@ -214,26 +214,28 @@ def sequence(
     anchor: object = None,
     last: bool = False,
 ) -> RulePiece:
-    """Yield the pieces of a list of directives. A group is present if its `anchor` is. The `last`
-    ones of a format may end with types that may be left out."""
+    """Return the rule of a list of directives. A group is present if its `anchor` is. The `last`
+    directives of a format may end with types that can be omitted."""
     texts: list[str] = []
     setters: list[Setter] = []
     head, types = split(directives) if last else (directives, None)
     for d in head:
-        text, found = piece(d, rules, first=first or d is anchor, last=last and d is head[-1])
+        text, piece_setters = piece(
+            d, rules, first=first or d is anchor, last=last and d is head[-1]
+        )
         first = first and isinstance(d, fmt.WhitespaceDirective)
         texts.append(text)
-        setters += found
+        setters += piece_setters
     if types is not None:
-        text, found = omissible(types, rules)
+        text, piece_setters = omissible(types, rules)
         texts.append(text)
-        setters += found
+        setters += piece_setters
     return " ".join(t for t in texts if t), setters
 
 
 def omissible(d: fmt.FunctionalTypeDirective | fmt.TypeDirective, rules: Rules) -> RulePiece:
-    """Return the rule of types after a `:` that may be left out: those of operands, and of
-    results, which a list after an arrow may have instead."""
+    """Return the rule of optional types after a `:`. If the types of operands are omitted, those of
+    results may still follow an arrow."""
     text, (set_types,) = piece(d, rules, first=True)
 
     def set_given(s: Any, v: Any) -> None:
@@ -299,22 +301,23 @@ class OpParts(ParsingState):
         self.attributes = {}
         self.properties = {}
         self.untyped = False
-        """Whether the text leaves out the types of operands."""
+        """Whether the types of operands are omitted."""
         self.results: fmt.TypeableDirective | None = None
-        """The results whose types it leaves out with them, or has after an arrow, in `arrow`."""
+        """The results whose types are omitted too, or follow an arrow."""
         self.arrow: list[Attribute] | None = None
+        """The types after an arrow, if there is one."""
 
 
 class OpFormats(dict[str, "OpFormat"]):
-    """The formats of ops by their names, each made when it is first asked for."""
+    """The formats of ops by name, each made at its first use."""
 
     def __init__(self, ops: Mapping[str, type[IRDLOperation]], read: Reader):
         super().__init__()
         self.ops, self.read = ops, read
 
     def __missing__(self, name: str) -> "OpFormat":
-        made = self[name] = OpFormat(self.ops[name], Rules(self.read))
-        return made
+        op_format = self[name] = OpFormat(self.ops[name], Rules(self.read))
+        return op_format
 
 
 class OpFormat:
@@ -331,17 +334,17 @@ class OpFormat:
         self.inferred: dict[Any, Any] = {}
 
     def types(self, s: OpParts) -> tuple[TypeLists, TypeLists]:
-        """Return all types of the op; those that the text omits are inferred, once per case."""
+        """Return the types of operands and results. Missing types are inferred; cached."""
         if None not in s.operand_types and None not in s.result_types:
             return s.operand_types, s.result_types  # type: ignore[return-value] - no None
-        given = [t for ts in (*s.operand_types, *s.result_types) for t in (ts or (None,))]
-        held = [*given, *s.properties.values(), *s.attributes.values()]
+        known_types = [t for ts in (*s.operand_types, *s.result_types) for t in (ts or (None,))]
+        keyed = [*known_types, *s.properties.values(), *s.attributes.values()]
         key = (
-            tuple(map(id, held)), tuple(s.properties), tuple(s.attributes),
+            tuple(map(id, keyed)), tuple(s.properties), tuple(s.attributes),
             tuple(-1 if o is None else len(o) for o in s.operands),
             tuple(-1 if t is None else len(t) for t in (*s.operand_types, *s.result_types)),
         )  # fmt: skip
-        if (found := self.inferred.get(key)) is None:
+        if (types := self.inferred.get(key)) is None:
             s.context = VerificationContext()
             try:
                 self.program.resolve_constraint_variables(s, self.op_def)
@@ -351,33 +354,33 @@ class OpFormat:
                 raise MisfitError(str(e)) from None
             if len(self.inferred) > 10_000:
                 self.inferred.clear()
-            found = self.inferred[key] = operands, results, held
-        return found[0], found[1]
+            types = self.inferred[key] = operands, results, keyed
+        return types[0], types[1]
 
     def complete(self, s: OpParts, read: Reader) -> None:
-        """Set the types that the text leaves out, by the definitions of the operands.
+        """Set omitted types from the definitions of the operands.
 
         Raises:
-            MisfitError: an operand is not defined before, or results do not follow.
+            MisfitError: an operand is not defined before, or the result types do not follow.
             ShardirError: the operands do not fit.
         """
         tokens: Sequence[Any] = s.operands
-        types = [[read.defined(t).type for t in some or ()] for some in tokens]
+        types = [[read.defined(t).type for t in segment or ()] for segment in tokens]
         s.operand_types = [*types]
         if s.results is not None:
-            found = s.arrow
-            if found is None:
-                found = inferred(self.op, [t for ts in types for t in ts], s.properties)
-            if found is None:
+            results = s.arrow
+            if results is None:
+                results = infer_results(self.op, [t for ts in types for t in ts], s.properties)
+            if results is None:
                 raise MisfitError(
                     f"expected the result types of {self.op.name}, which do not follow from its "
                     "operands, got none; write them after `->`"
                 )
-            set_side(s.results, s, found, "result")
+            set_side(s.results, s, results, "result")
 
     def segment_sizes(self, s: OpParts) -> None:
-        """Return the attribute with the segment sizes of operands or results, where the op has
-        one."""
+        """Set the attributes with the segment sizes of operands, results, regions and
+        successors."""
         for option in self.segments:
             if isinstance(option, AttrSizedOperandSegments):
                 parts: Sequence[Any] = s.operands

@@ -1,4 +1,4 @@
-"""The reductions of modules and functions, whose syntax no assembly_format can declare."""
+"""The reductions of modules and functions: no assembly_format can declare their syntax."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ class FunctionReductions(Reductions):
 
     # ---- the head of a function ----
     def param(self, c: list[Any]) -> tuple[Token, Attribute | None, Any, Any]:
-        """Return (name, type, location, attributes): a bad type drops the argument only."""
+        """Return (name, type, location, attributes); a bad type drops the argument only."""
         t, type, attrs, loc = c
         if self.bad:
             self.head_lost = True
@@ -84,7 +84,7 @@ class FunctionReductions(Reductions):
 
 
 def _dictionaries(entries: Sequence[dict[str, Attribute] | None]) -> ArrayAttr[Any] | None:
-    """Return the attributes of arguments or results; None where none has any."""
+    """Return the attributes of arguments or results; None if all are empty."""
     if not any(entries):
         return None
     return ArrayAttr([DictionaryAttr(e or {}) for e in entries])

@@ -1,7 +1,7 @@
 """The reductions of leaves.lark: attributes, types and locations.
 
-Builtin syntax that training programs do not use (`vector`, `memref`, `dense`, `affine_map`, ...)
-goes to xDSL's own attribute parser, whose errors get their source location.
+Builtin syntax that training programs do not use (`vector`, `memref`, `dense`, `affine_map`, ...) is
+parsed by xDSL's own attribute parser; its errors are mapped to the source.
 """
 
 import math
@@ -53,18 +53,17 @@ FLOAT_NAMES = (
 FLOATS: dict[str, Attribute] = {name: getattr(builtin, name) for name in FLOAT_NAMES.split()}
 SCALARS = FLOATS | {"index": builtin.IndexType(), "none": builtin.NoneType()}
 INTEGERS: dict[str, Attribute] = {}
-"""The types of integers that have been read. A message that proposed them would depend on what else
-the process has read."""
+"""The integer types read so far. Messages do not propose them: they would depend on other texts of
+the process."""
 STRINGS = re.compile(rf"//[^\n]*|({STRING})")
-"""The strings of an attribute's text, in its first group, and the comments."""
+"""Matches comments, and strings in its first group."""
 NUMBERS, HEX = re.compile(NUMBER, re.ASCII), re.compile(r"-?0x[0-9a-fA-F]+")
 SIGNS = {"i": Signedness.SIGNLESS, "si": Signedness.SIGNED, "ui": Signedness.UNSIGNED}
 
 
 @lru_cache(maxsize=4096)
 def _tensor_type(element: Attribute, dims: tuple[int, ...], encoding: Attribute) -> TensorType:
-    """Return a type: the same one for the same text in several leaves, since what is one object is
-    compared at once."""
+    """Return a type; cached, since identical objects compare fast."""
     return TensorType(element, dims, encoding)
 
 
@@ -74,7 +73,7 @@ class LeafReductions:
     def __init__(self, ctx: Context):
         self.ctx = ctx
         self.aliases: Aliases
-        """Those of the current text."""
+        """The aliases of the current text."""
 
     # ---- attributes ----
     def int_attr(self, c: list[Any]) -> Attribute:
@@ -125,14 +124,14 @@ class LeafReductions:
         return DictionaryAttr(c[0])
 
     def entries(self, c: list[Any]) -> dict[str, Attribute]:
-        found: dict[str, Attribute] = {}
+        entries: dict[str, Attribute] = {}
         for key, name, value in c:
-            if name in found:
+            if name in entries:
                 raise LeafError(
                     key.start, key.end, f"{name} occurs twice in this dictionary; drop one of them"
                 )
-            found[name] = value
-        return found
+            entries[name] = value
+        return entries
 
     def entry(self, c: list[Any]) -> tuple[Token, str, Attribute]:
         key, value = c
@@ -142,8 +141,8 @@ class LeafReductions:
         return c[0]
 
     def dense_attr(self, c: list[Any]) -> Attribute:
-        """Return the dense attribute of a text and a type. One number for all elements is held
-        once, where xDSL's parser makes a list of as many as the type has elements."""
+        """Return the dense attribute of a text and a type. A splat is stored once, where xDSL's
+        parser makes a list with all elements."""
         t: Token = c[0]
         type: Any = c[1]
         if not t.value.startswith("dense<"):
@@ -156,27 +155,27 @@ class LeafReductions:
                 one: Any = self._dense(content, TensorType(element, []), t)
                 return located(t.start, t.end, lambda: DenseIntOrFPElementsAttr(type, one.data))
             except LeafError:
-                pass  # the numbers of all elements in hexadecimal, or an error
+                pass  # a hexadecimal string of all elements, or an error
         return self._dense(content, type, t)
 
     def _dense(self, content: str, type: Any, t: Token) -> Attribute:
-        """Return a dense attribute; a hexadecimal number of floats has the bits of one, where
-        xDSL's parser reads an integer."""
+        """Return a dense attribute. A hexadecimal number is the bits of a float, where xDSL's
+        parser would read an integer."""
         element = getattr(type, "element_type", None)
         is_complex = isinstance(element, builtin.ComplexType)
         part: Any = element.element_type if is_complex else element
         if part not in FLOATS.values() or content.startswith('"'):
             return self.by_xdsl(f"dense<{content}> : {type}", t)
         decimals = HEX.sub("0.0", content)
-        found: Any = self.by_xdsl(f"dense<{decimals}> : {type}", t)
-        values = [*chain(*found.get_values())] if is_complex else found.get_values()
+        attribute: Any = self.by_xdsl(f"dense<{decimals}> : {type}", t)
+        values = [*chain(*attribute.get_values())] if is_complex else attribute.get_values()
         if any(map(math.isinf, values)) and not any(
             math.isinf(float(m[0])) for m in NUMBERS.finditer(decimals)
         ):
             message = f"expected numbers in the range of {part}, got {t.value[:60]}"
             raise LeafError(t.start, t.end, message)
         if "0x" not in content:
-            return found
+            return attribute
         numbers = [
             float_bits(Token(m[0], t.start, t.end), part).value.data if HEX.fullmatch(m[0])
             else value
@@ -188,12 +187,12 @@ class LeafReductions:
     # ---- types ----
     def scalar_type(self, c: list[Token]) -> Attribute:
         word = c[0].value
-        if (found := SCALARS.get(word) or INTEGERS.get(word)) is not None:
-            return found
+        if (type := SCALARS.get(word) or INTEGERS.get(word)) is not None:
+            return type
         if m := re.fullmatch(r"(i|si|ui)(\d{1,8})", word):
-            found = located(c[0].start, c[0].end, lambda: IntegerType(int(m[2]), SIGNS[m[1]]))
-            INTEGERS[word] = found
-            return found
+            type = located(c[0].start, c[0].end, lambda: IntegerType(int(m[2]), SIGNS[m[1]]))
+            INTEGERS[word] = type
+            return type
         near = get_close_matches(word, [*SCALARS, "tensor", "i1", "i32", "i64"], 1, 0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise LeafError(c[0].start, c[0].end, f"expected a type, got {word}{hint}")
@@ -273,10 +272,10 @@ class LeafReductions:
         return self.by_xdsl(c[0].value, c[0])
 
     def by_xdsl(self, text: str, t: Token, shift: int = 0) -> Attribute:
-        """Return the attribute that xDSL's parser reads in a text: the token's, after `shift`
-        characters that are not in the source.
+        """Return the attribute that xDSL's parser reads: the token's text after `shift` characters
+        that are not in the source.
 
-        xDSL's lexer takes exponential time for strings that have no valid escapes."""
+        Strings are checked first: xDSL's lexer takes exponential time for invalid escapes."""
         for m in STRINGS.finditer(text):
             if m[1]:
                 string_bytes(Token(m[1], t.start + m.start() - shift, t.start + m.end() - shift))
@@ -284,14 +283,14 @@ class LeafReductions:
         for name in self.aliases.used_in(text):
             parser.attribute_aliases[name] = self.aliases.value(name, t)
         try:
-            found = parser.parse_attribute()
+            attribute = parser.parse_attribute()
             if token_of(parser).kind != MLIRTokenKind.EOF:
                 parser.raise_error("unexpected text after it")
-            return found
+            return attribute
         except ParseError as e:
             at = min(max(t.start, t.start + e.span.start - shift), t.end - 1)
             raise LeafError(at, min(at + max(1, len(e.span)), t.end), e.msg) from None
-        except NotImplementedError:  # it packs numbers as those of C
+        except NotImplementedError:  # it packs numbers as C types
             message = f"expected numbers of a type of at most 64 bits, got {text[:60]}"
             raise LeafError(t.start, t.end, message) from None
         except OverflowError:
@@ -305,7 +304,7 @@ class LeafReductions:
 
 
 def number(type: Any, t: Token) -> Attribute:
-    """Return the number or boolean that a token spells, as an attribute of a type."""
+    """Return the number or boolean of a token as an attribute of a type."""
     if isinstance(type, IntegerType | builtin.IndexType):
         if t.value in ("true", "false"):
             if type != builtin.i1:
@@ -322,19 +321,19 @@ def number(type: Any, t: Token) -> Attribute:
 
 
 def float_of(value: float, type: Any, t: Token) -> FloatAttr[Any]:
-    """Return a number that a token spells, which xDSL takes as an infinite one where it is beyond
-    the largest of its type, or refuses."""
+    """Return the float of a token. Raises LeafError beyond the range of its type, where xDSL either
+    returns infinity or fails."""
     try:
         attribute: FloatAttr[Any] = FloatAttr(value, type)
     except OverflowError:
         attribute = FloatAttr(math.inf, type)
-    if math.isinf(attribute.value.data) and not math.isinf(value):  # as that of 1.0e400 is
+    if math.isinf(attribute.value.data) and not math.isinf(value):  # unlike 1.0e400
         raise LeafError(t.start, t.end, f"expected a number in the range of {type}, got {t.value}")
     return attribute
 
 
 def float_bits(t: Token, type: Any) -> FloatAttr[Any]:
-    """Return the float of a type whose bits a token spells."""
+    """Return the float of a type from its bits in a token."""
     bits, size = decimal(t.value, t), type.size
     if not 0 <= bits < 1 << 8 * size:
         raise LeafError(

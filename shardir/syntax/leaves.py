@@ -55,18 +55,18 @@ TERMINALS = lark_regexes(
 """The terminals of leaves.lark."""
 
 MAX_RETAINED = 20_000
-"""The leaves that are retained from one text to the next."""
+"""The maximum number of leaves cached between texts."""
 
 NAMES = {
     "STRING": "a string", "SYMBOL": "a symbol", "INT": "an integer", "FLOAT": "a float",
     "DIM": "a dimension", "DIALECT_ATTR": "an attribute", "HASH_ALIAS": "an alias",
     "SCALAR": "a type", "KEY": "a name", "$END": "the end", "DIALECT_TYPE": "a type",
 }  # fmt: skip
-"""The terminals of leaves.lark in messages."""
+"""The names of the terminals of leaves.lark in messages."""
 
 
 class Leaves:
-    """The leaves of one text after the other. Those without aliases are retained."""
+    """The parser of leaves. Leaves without aliases are cached between texts."""
 
     def __init__(self, ctx: Context):
         self.reductions = LeafReductions(ctx)
@@ -76,10 +76,10 @@ class Leaves:
         self.begin("")
 
     def begin(self, text: str) -> None:
-        """Start a text, which has aliases of its own."""
+        """Start a new text, with its own aliases."""
         self.text = text
         self.cache: dict[tuple[str, str], Any] = {}
-        """The values of the text, by kind and spelling."""
+        """The leaves of the current text, by kind and spelling."""
         self.aliases = self.reductions.aliases = Aliases(
             text, lambda value, start, end: self.read("ATTR", value, start, end)
         )
@@ -89,19 +89,19 @@ class Leaves:
         return self._cached((kind, value), start, end, lambda: self._parse(START[kind], start, end))
 
     def _cached(self, key: tuple[str, str], start: int, end: int, make: Callable[[], Any]) -> Any:
-        found = self.cache.get(key)
-        if found is None and (found := self.retained.get(key)) is None:
+        value = self.cache.get(key)
+        if value is None and (value := self.retained.get(key)) is None:
             aliases = self.aliases
             outer, aliases.used = aliases.used, False
-            found = self.cache[key] = located(start, end, make)
+            value = self.cache[key] = located(start, end, make)
             if not aliases.used:
                 if len(self.retained) > MAX_RETAINED:
                     self.retained.clear()
-                self.retained[key] = found
+                self.retained[key] = value
             aliases.used |= outer
-        return found
+        return value
 
-    # ---- leaves without their usual syntax, whose class or type an op's format declares ----
+    # ---- short leaves: an op's format declares their class or type ----
     def body(self, base: type[Attribute], t: Token) -> Attribute:
         """Return the attribute of `<...>`."""
 
@@ -130,9 +130,9 @@ class Leaves:
         def make() -> Attribute:
             values = t.value[1:-1].strip()
             text = f"array<{element}{': ' if values else ''}{values}>"
-            found = self.reductions.by_xdsl(text, t)
-            assert isinstance(found, DenseArrayBase)
-            return found
+            array = self.reductions.by_xdsl(text, t)
+            assert isinstance(array, DenseArrayBase)
+            return array
 
         return self._cached((f"array {element}", t.value), t.start, t.end, make)
 

@@ -6,8 +6,8 @@ STRING = r'"(?:[^"\\\n\v\f]++|\\.)*+"'
 def balanced(opens: str, closes: str, depth: int) -> str:
     """Return a regex for text between brackets that nest up to `depth` levels.
 
-    `->` is not a bracket, strings and comments hide theirs, and no type or attribute holds a `%`,
-    so that a bracket which is never closed stops at the next value instead of the end of the file.
+    `->` is not a bracket, and brackets in strings and comments do not count. Types and attributes
+    have no `%`, so an unclosed bracket ends at the next value instead of the end of the file.
     """
     unbracketed = rf'[^\{opens}\{closes}"%/-]++|->|-|//[^\n]*+|/|{STRING}'
     regex = rf"\{opens}(?:{unbracketed})*+\{closes}"
@@ -48,6 +48,6 @@ TERMINALS = {
 
 
 def lark_regexes(terminals: dict[str, str]) -> str:
-    """Return definitions of terminals, as Lark reads them."""
+    """Return definitions of terminals in Lark's syntax."""
     slash = chr(92) + "/"
     return "".join(f"{name}: /{r.replace('/', slash)}/\n" for name, r in terminals.items())

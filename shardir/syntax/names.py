@@ -1,7 +1,7 @@
-"""The names of values and blocks, by region: definitions, uses before them, and lost definitions.
+"""The names of values and blocks, by region: definitions, forward uses, and lost definitions.
 
-A lost definition is one whose op has an error and was dropped. Its uses are no errors of their own,
-and the ops that use it are `incomplete`.
+A definition is lost if its op has an error and was dropped. Its uses are not reported, and the ops
+that use it are `incomplete`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,14 +17,14 @@ from shardir.syntax.errors import ErrorLog, StopError
 from shardir.syntax.formats import MisfitError
 
 MAX_NESTING = 100
-"""The depth of nested regions; more would exceed Python's recursion limit."""
+"""The maximum depth of nested regions, within Python's recursion limit."""
 
 MAX_COUNT_DIGITS = 6
-"""The digits that are read of a number of results."""
+"""The maximum number of digits in a number of results."""
 
 
 class LostError(Exception):
-    """The definition of a value was dropped, so that its type is not known."""
+    """The definition of a value was dropped, so its type is unknown."""
 
 
 class RegionScope:
@@ -59,16 +59,16 @@ class ScopedNames:
         self.log = log
         self.scope = RegionScope()
         self.uses_lost = False
-        """Whether an operand since the last reset has no definition, or one of another type."""
+        """Whether an operand since the last reset has no definition, or a wrong type."""
 
     # ---- values ----
     def operand(self, t: Token, type: Attribute | None) -> SSAValue:
-        """Return the value of a name; a placeholder where its definition is to come, or is lost.
-        Without a type there is none: the type is that of the definition.
+        """Return the value of a name, or a placeholder if its definition follows or is lost. Where
+        `type` is None, the definition must precede.
 
         Raises:
-            MisfitError: the op that defines the name has fewer results; there is neither a type
-                nor a definition before.
+            MisfitError: the op that defines the name has fewer results; or there is neither a type
+                nor a preceding definition.
             LostError: there is no type, and the definition is lost.
         """
         name, _, index = t.value.partition("#")
@@ -80,13 +80,13 @@ class ScopedNames:
         entry = scope.values[name]
         if entry is None:
             return self._lost(type)
-        found, defined = entry
+        results, defined = entry
         i = int(index[:MAX_COUNT_DIGITS]) if index else 0
-        if i >= len(found):
+        if i >= len(results):
             raise MisfitError(
-                f"expected one of the {len(found)} results of {name}, got {t.value}", t
+                f"expected one of the {len(results)} results of {name}, got {t.value}", t
             )
-        value = found[i]
+        value = results[i]
         if value.type is not type and type is not None and value.type != type:
             line = self.log.source.line_column(defined.start)[0]
             self.log.report_at(
@@ -109,19 +109,19 @@ class ScopedNames:
         if type is None:
             known = [n for n, v in scope.values.items() if v is not None]
             hint = did_you_mean(t.value, known)
-            found = f"expected a value that is defined before, got {t.value}"
+            message = f"expected a value that is defined before, got {t.value}"
             use = "; define it first, or write the types of the operands"
-            raise MisfitError(found + (hint or use), t)
-        if (found := scope.forward.get(t.value)) is None:
-            scope.forward[t.value] = found = ForwardDeclaredValue(type), t
-        elif found[0].type != type:
-            self.log.report_at(t, f"expected {t.value} of type {found[0].type}, as used "
+            raise MisfitError(message + (hint or use), t)
+        if (forward := scope.forward.get(t.value)) is None:
+            scope.forward[t.value] = forward = ForwardDeclaredValue(type), t
+        elif forward[0].type != type:
+            self.log.report_at(t, f"expected {t.value} of type {forward[0].type}, as used "
                                f"before, got {type}")  # fmt: skip
             return self._lost(type)
-        return found[0]
+        return forward[0]
 
     def define(self, t: Token, values: Sequence[SSAValue]) -> None:
-        """Define a name, whose uses so far get its values."""
+        """Define a name, and resolve its preceding uses."""
         name, scope = t.value, self.scope
         outer: RegionScope | None = scope
         while outer is not None:
@@ -142,9 +142,9 @@ class ScopedNames:
         """Replace the placeholders of a name by its values."""
         for i, v in enumerate(values):
             for key in (f"{name}#{i}", *([name] if i == 0 else [])):
-                if (found := self.scope.forward.pop(key, None)) is None:
+                if (forward := self.scope.forward.pop(key, None)) is None:
                     continue
-                placeholder, use = found
+                placeholder, use = forward
                 if placeholder.type != v.type:
                     self.log.report_at(use, f"expected {key} of type {v.type}, as defined later, "
                                        f"got {placeholder.type}")  # fmt: skip
@@ -153,19 +153,19 @@ class ScopedNames:
                     placeholder.replace_all_uses_with(v)
 
     def lose(self, names: Iterable[str]) -> None:
-        """Do not report uses of these names: their definition was dropped."""
+        """Mark names as lost: their definition was dropped, and uses are not reported."""
         for name in names:
             self.scope.values.setdefault(name, None)
             for key in [k for k in self.scope.forward if k.partition("#")[0] == name]:
                 self._incomplete(self.scope.forward.pop(key)[0])
 
     def _incomplete(self, used: SSAValue | Block) -> None:
-        """Note that the ops that use a value or block lack it."""
+        """Mark the ops that use a value or block as incomplete."""
         self.log.incomplete.ops |= {u.operation for u in used.uses}
 
     # ---- blocks ----
     def successor(self, t: Token) -> Block:
-        """Return the block of a name, which may occur before the block."""
+        """Return the block of a name; its label may follow."""
         scope = self.scope
         if t.value in scope.blocks:
             return scope.blocks[t.value][0]
@@ -174,7 +174,7 @@ class ScopedNames:
         return scope.pending[t.value][0]
 
     def define_block(self, t: Token) -> Block:
-        """Return the block whose label this is."""
+        """Return the block of a label."""
         scope = self.scope
         if t.value in scope.blocks:
             self.log.report_at(t, f"expected a new name of a block, got {t.value}")
@@ -186,7 +186,7 @@ class ScopedNames:
     def define_arguments(
         self, block: Block, args: Iterable[tuple[Token, Attribute | None, LocationAttr | None]]
     ) -> None:
-        """Add arguments to a block, and define their names; one without a type is lost."""
+        """Add arguments to a block, and define their names; an argument without a type is lost."""
         added: list[tuple[Token, BlockArgument]] = []
         for t, type, loc in args:
             if type is None:
@@ -202,16 +202,16 @@ class ScopedNames:
 
     # ---- regions ----
     def open(self, t: Token, isolated: bool, lenient: bool) -> None:
-        """Begin the scope of a region at its `{`. Uses of unknown names are no errors in a lenient
-        one."""
+        """Begin the scope of a region at its `{`. In a lenient scope, unknown names are not
+        reported."""
         self.scope = RegionScope(self.scope, t, isolated, lenient)
         if self.scope.depth > MAX_NESTING:
             self.log.report_at(t, f"expected at most {MAX_NESTING} nested regions, got more")
             raise StopError
 
     def close(self) -> RegionScope:
-        """End the current scope, and return it. The enclosing one gets its unresolved uses; where
-        there is none, or the scope is isolated, they are errors."""
+        """End the current scope, and return it. Unresolved uses pass to the enclosing scope; they
+        are errors if the scope is isolated or has none."""
         scope = self.scope
         for name, (block, t) in scope.pending.items():
             if name not in scope.blocks:

@@ -1,4 +1,4 @@
-"""Types that the text of an op may leave out, as they follow from the definitions of its operands.
+"""Types that the text of an op may omit, since they follow from the definitions of its operands.
 
     %h = nn.matmul %x, %w : (tensor<8x4xf32>, tensor<4x16xf32>) -> tensor<8x16xf32>
     %h = nn.matmul %x, %w -> tensor<8x16xf32>    # by the definitions of %x and %w
@@ -6,7 +6,7 @@
     func.return %h
 
 An assembly format that ends with `:` and types of operands, or of operands and results, has these
-forms; none is declared for it.
+short forms without a declaration.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _inferred = SignatureMemo()
 
 
 def split(directives: Directives) -> tuple[Directives, Omissible | None]:
-    """Return the directives before types that may be left out, with the `:`, and these types."""
+    """Split directives into those before the optional `:` and types, and the types' directive."""
     *head, last = directives
     if not head or head[-1] != fmt.PunctuationDirective(":"):
         return directives, None
@@ -47,8 +47,8 @@ def split(directives: Directives) -> tuple[Directives, Omissible | None]:
 
 @cache
 def short_form(op: type[Operation]) -> tuple[fmt.FormatProgram, Omissible] | None:
-    """Return the format of an op before the types that may be left out, and these; None where
-    there are none."""
+    """Return the format of an op without optional types, and the types' directive; None without
+    optional types."""
     if not issubclass(op, IRDLOperation) or op.get_irdl_definition().assembly_format is None:
         return None
     stmts = format_of(op).stmts
@@ -64,10 +64,10 @@ def short_form(op: type[Operation]) -> tuple[fmt.FormatProgram, Omissible] | Non
     return fmt.FormatProgram((*stmts[:-1], replace(group, then_elements=tuple(head[1:])))), types
 
 
-def inferred(
+def infer_results(
     op: type[Operation], operands: Sequence[Attribute], props: Mapping[str, Attribute]
 ) -> Sequence[Attribute] | None:
-    """Return the types of the results, without layouts; None where they do not follow.
+    """Return the result types, without layouts; None if they do not follow from the operands.
 
     Raises:
         ShardirError: the operands do not fit.

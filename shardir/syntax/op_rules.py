@@ -1,4 +1,5 @@
-"""The rules of all ops, retained: a process parses the formats of those ops only that it reads.
+"""The grammar rules of all ops, cached on disk, so that a process parses the formats of the ops it
+uses only.
 
 rules = rules_of([nn.ReluOp, nn.AddOp, ...], reader)
 rules.of["nn.relu"]    # SSA_ID [group_0] [BRACES] ":" FN_TYPE
@@ -19,13 +20,13 @@ from shardir.syntax.formats import OpFormat, Reader, Rules
 
 
 class OpRules(NamedTuple):
-    """The rule of each op by its name, and the names of the rules that they share by their text."""
+    """The rule of each op by op name, and the names of shared rules by text."""
 
     of: dict[str, str]
     shared: dict[str, str]
 
     def lines(self) -> list[str]:
-        """Return the shared rules as Lark reads them."""
+        """Return the shared rules in Lark's syntax."""
         return [
             f"{'!' if name.startswith('word') else ''}{name}: {text}"
             for text, name in self.shared.items()
@@ -33,22 +34,22 @@ class OpRules(NamedTuple):
 
 
 def rules_of(ops: Sequence[type[IRDLOperation]], read: Reader) -> OpRules:
-    """Return the rules of ops that have an assembly format."""
+    """Return the rules of ops, all with an assembly format; from the cache if possible."""
     files = (formats, omitted)  # the code that makes the rules
     code = sha256(b"".join(Path(f.__file__).read_bytes() for f in files)).hexdigest()
     key = repr((code, version("xdsl"), [_definition(op) for op in ops]))
-    if " at 0x" in key:  # it has the address of something in place of a description
-        return _made(ops, read)
-    return OpRules(*retained(key, lambda: _made(ops, read)))
+    if " at 0x" in key:  # an object's address instead of a description: not a valid key
+        return _make_rules(ops, read)
+    return OpRules(*retained(key, lambda: _make_rules(ops, read)))
 
 
-def _made(ops: Sequence[type[IRDLOperation]], read: Reader) -> OpRules:
+def _make_rules(ops: Sequence[type[IRDLOperation]], read: Reader) -> OpRules:
     rules = Rules(read)
     return OpRules({op.name: OpFormat(op, rules).rhs for op in ops}, rules.names)
 
 
 def _definition(op: type[IRDLOperation]) -> tuple[Any, ...]:
-    """Return all that the rule of an op depends on."""
+    """Return the parts of an op's definition that its rule depends on."""
     d = op.get_irdl_definition()
     fields = (*d.properties.values(), *d.attributes.values())
     bases = {base for field in fields for base in field.constr.get_bases() or ()}
@@ -60,6 +61,6 @@ def _definition(op: type[IRDLOperation]) -> tuple[Any, ...]:
 
 
 def _description(base: type[Any]) -> tuple[list[str], list[str]]:
-    """Return the classes of an attribute, and the words of an enumeration."""
+    """Return the names of an attribute's base classes, and the words of an enumeration."""
     words = [str(w.value) for w in base.enum_type] if issubclass(base, EnumAttribute) else []
     return [f"{c.__module__}.{c.__qualname__}" for c in base.__mro__], words

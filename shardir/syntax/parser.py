@@ -2,18 +2,18 @@
 
     module = parse(text, "digits.ir")        # raises ParseErrors with all errors
 
-    mlir.lark     statements             builder.py          their reductions (functions.py those
-                                                             of functions), names.py their names
-    leaves.lark   types and attributes   leaf_reductions.py  their reductions, which leaves.py runs
-                                                             once per spelling; aliases.py
-    lexer.py      terminals              formats.py          one rule for each assembly_format,
-                                         op_rules.py         which are retained
-                                         recovery.py         resumption after a syntax error
+    mlir.lark     grammar of statements             builder.py, functions.py   reductions
+                                                    names.py                   scopes
+    leaves.lark   grammar of types and attributes   leaf_reductions.py         reductions
+                                                    leaves.py, aliases.py      cache, aliases
+    lexer.py      terminals of both
+    formats.py    one rule for each assembly_format, cached by op_rules.py
+    recovery.py   resumption after a syntax error
 
 An error does not stop the parser. A wrong leaf or operand drops its op only; a syntax error skips
-to the next line that starts a statement, and the body of an op with an error in its head is still
-parsed. Uses of dropped definitions are not reported, and the rest is verified, so that one run
-reports all errors.
+to the next line that starts a statement; and the body of an op with an error in its head is still
+parsed. Uses of dropped definitions are not reported, and the remaining ops are verified, so that
+one run reports all errors.
 """
 
 import threading
@@ -48,8 +48,8 @@ SHORT = {"module": "builtin.module", "return": "func.return", "call": "func.call
 
 
 class IRParser:
-    """A parser for the ops of some dialects. Constructing one takes about 0.02 s where its tables
-    and the rules of its ops are retained (grammar/retained.py), else 1 s: reuse it."""
+    """A parser for the ops of given dialects. Construction takes about 0.02 s if its tables and
+    rules are cached on disk (grammar/retained.py), else 1 s: reuse it."""
 
     def __init__(self, dialects: Sequence[Dialect], ctx: Context | None = None):
         self.ctx = ctx or context_of(dialects)
@@ -94,11 +94,11 @@ class IRParser:
         self.lock = threading.Lock()  # the builder holds one text at a time
 
     def parse(self, text: str, name: str = "<input>", *, verify: bool = False) -> ModuleOp:
-        """Return the module. Raises ParseErrors, with `verify` also of verification."""
+        """Return the module. Raises ParseErrors, with `verify` also for errors of verification."""
         return self.parse_source(Source(text, name), verify=verify)
 
     def parse_source(self, source: Source, *, verify: bool = False) -> ModuleOp:
-        """Return the module of a source, which the caller keeps for later diagnostics."""
+        """Return the module of a source; the caller may use the source for later diagnostics."""
         with self.lock:
             return self._parse(source, verify)
 
@@ -132,7 +132,7 @@ class IRParser:
 
 
 def context_of(dialects: Iterable[Dialect], *, allow_unregistered: bool = False) -> Context:
-    """Return a context with these dialects loaded, and all that are installed registered."""
+    """Return a context with `dialects` loaded, and all installed dialects registered."""
     ctx = Context(allow_unregistered=allow_unregistered)
     loaded = {d.name: d for d in dialects}
     for name, make in installed().all_dialects.items():
@@ -144,7 +144,7 @@ def context_of(dialects: Iterable[Dialect], *, allow_unregistered: bool = False)
 
 
 def default_parser(*, allow_unregistered: bool = False) -> IRParser:
-    """Return the parser of shardir's dialects: one grammar per process."""
+    """Return the parser of shardir's dialects, one per process."""
     return _parser(allow_unregistered)
 
 

@@ -1,8 +1,8 @@
-"""The operands or results that values of a text are for, by the definition of the op.
+"""The assignment of values in a text to operands or results of an op.
 
-%a, %b, %c      of an op with `x` and variadic `others`      x: %a, others: %b, %c
+%a, %b, %c      for an op with `x` and variadic `others`      x: %a, others: %b, %c
 
-xDSL finds them for each op anew; they depend on the number of values alone.
+It depends on the op and the number of values only, but xDSL computes it for each op anew.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def share_out(
     what: str,
     values: Sequence[Any],
 ) -> None:
-    """Give each operand or result of an op its part of some values. Raises VerifyException."""
+    """Assign values to the operands or results of an op, in `field`. Raises VerifyException."""
     for i, part in enumerate(_parts(d, op, what, len(values))):
         field[i] = [values[k] for k in part]
 
@@ -32,8 +32,8 @@ def share_out(
 def _parts(
     d: fmt.OperandsOrResultDirective, op: type[IRDLOperation], what: str, count: int
 ) -> list[Sequence[int]]:
-    """Return the indices of the values of each operand or result of an op, of so many values.
-    Raises VerifyException."""
+    """Return the indices of the values of each operand or result, among `count` values. Raises
+    VerifyException."""
     is_operand = isinstance(d, fmt.OperandsDirective)
     construct = VarIRConstruct.OPERAND if is_operand else VarIRConstruct.RESULT
     parts: list[Any] = [None] * len(get_construct_defs(op.get_irdl_definition(), construct))

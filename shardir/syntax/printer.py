@@ -1,11 +1,11 @@
-"""Module -> text: xDSL's printer with each attribute's text made once, and layouts as aliases.
+"""Module -> text: xDSL's printer, with cached attribute texts and aliases for layouts.
 
     #layout0 = #dist.layout<@m, [{dp}, {}]>
     ...
     %y = nn.relu %x : (tensor<8x8xf32, #layout0>) -> tensor<8x8xf32, #layout0>
 
-The text parses again, by our parser and by xDSL's own, to an equal module: ops of other dialects,
-whose syntax our parser does not know, are printed in the generic form.
+Our parser and xDSL's own parse the text to an equal module. Ops of other dialects, whose syntax our
+parser does not know, are printed in the generic form.
 """
 
 from collections import Counter
@@ -24,21 +24,21 @@ from shardir.compat.xdsl import NamingPrinter
 from shardir.diagnostics import ShardirError
 from shardir.dialects import DIALECTS
 from shardir.syntax.formats import HANDWRITTEN, has_format
-from shardir.syntax.omitted import inferred, short_form
+from shardir.syntax.omitted import infer_results, short_form
 
 READ = {"builtin", "func", *DIALECTS}
 """The dialects whose syntax our parser reads."""
 
 
 class FastPrinter(NamingPrinter):
-    """xDSL's printer; attributes are printed once, and names stay those of the source."""
+    """xDSL's printer, with cached attribute texts and the names of the source."""
 
     def __init__(
         self, stream: StringIO, aliases: dict[Attribute, str] | None = None, *,
         short_types: bool = False, **options: Any,
     ):  # fmt: skip
         super().__init__(stream=stream, **options)
-        # pyrefly: ignore[bad-override-mutable-attribute] - there is one, and it is text
+        # pyrefly: ignore[bad-override-mutable-attribute] - always a StringIO
         self.stream: StringIO = stream
         self.aliases = aliases or {}
         self.short_types = short_types
@@ -52,10 +52,10 @@ class FastPrinter(NamingPrinter):
             self.stream.write(text)
 
     def print_attribute(self, attribute: Attribute) -> None:
-        if (found := self.texts.get(id(attribute))) is None:
+        if (entry := self.texts.get(id(attribute))) is None:
             text = self.aliases.get(attribute)
             if text is None:
-                if self.printing_location:  # its text depends on its context
+                if self.printing_location:  # the text depends on the context
                     super().print_attribute(attribute)
                     return
                 stream, self.stream = self.stream, StringIO()
@@ -64,8 +64,8 @@ class FastPrinter(NamingPrinter):
                     text = self.stream.getvalue()
                 finally:
                     self.stream = stream
-            found = self.texts[id(attribute)] = attribute, text  # the reference keeps the id valid
-        self.stream.write(found[1])
+            entry = self.texts[id(attribute)] = attribute, text  # the reference keeps the id valid
+        self.stream.write(entry[1])
 
     def print_ssa_value(self, value: SSAValue) -> str:
         if (name := self.names_of_values.get(value)) is None:
@@ -74,7 +74,7 @@ class FastPrinter(NamingPrinter):
         return name
 
     def new_name(self, hint: str | None) -> str:
-        """Return the value's own name if it is free here, or the name with the next free number."""
+        """Return the value's own name if it is free, else the name with the next free number."""
         names = self.ssa_names
         if not hint:
             while (name := self.new_number()) in names:
@@ -101,8 +101,8 @@ class FastPrinter(NamingPrinter):
             self.print_generic_format = False
 
     def print_short(self, op: Operation) -> bool:
-        """Print an op without the types that follow from definitions before it; return whether it
-        has any."""
+        """Print an op without types that follow from preceding definitions; return False if the op
+        has no such form."""
         form = short_form(type(op)) if reads(type(op)) else None
         if form is None or any(v not in self.names_of_values for v in op.operands):
             return False
@@ -111,7 +111,7 @@ class FastPrinter(NamingPrinter):
         self.print_results(op)
         self.print_string(op.name)
         program.print(self, op)
-        if isinstance(types, FunctionalTypeDirective) and not follow(op):
+        if isinstance(types, FunctionalTypeDirective) and not results_are_inferred(op):
             self.print_string(" -> ")
             if len(op.results) == 1:
                 self.print_attribute(op.results[0].type)
@@ -124,7 +124,7 @@ class FastPrinter(NamingPrinter):
         return True
 
     def print_declaration(self, op: FuncOp) -> None:
-        """Print a declaration whose results have attributes, which xDSL's printer drops."""
+        """Print a declaration with attributes of results, which xDSL's printer drops."""
         if self.print_generic_format:
             super().print_op(op)
             return
@@ -150,30 +150,30 @@ class FastPrinter(NamingPrinter):
 
 @cache
 def reads(op: type[Operation]) -> bool:
-    """Whether our parser reads the own syntax of an op."""
+    """Whether our parser reads the custom syntax of an op."""
     dialect, _, _ = op.name.partition(".")
     return op.name in HANDWRITTEN or (dialect in READ and has_format(op))
 
 
-def follow(op: Operation) -> bool:
+def results_are_inferred(op: Operation) -> bool:
     """Whether the types of an op's results follow from its operands."""
     try:
-        found = inferred(type(op), [v.type for v in op.operands], op.properties)
+        types = infer_results(type(op), [v.type for v in op.operands], op.properties)
     except ShardirError:
         return False
-    return found == [*op.result_types]
+    return types == [*op.result_types]
 
 
 def value_names(block: Block, without: Collection[Operation] = ()) -> dict[SSAValue, str]:
-    """Return the printed names of the values of a function, in their order: those that it would
-    have without some ops."""
+    """Return the names with which the values of a function are printed, in order, as if the ops of
+    `without` were not there."""
     printer = FastPrinter(StringIO())
     values = [*block.args, *(v for op in block.ops if op not in without for v in op.results)]
     return {v: printer.new_name(v.name_hint) for v in values}
 
 
 def encoding_aliases(module: Operation) -> dict[Attribute, str]:
-    """Return a name for each tensor encoding that at least two values have."""
+    """Return a name for each tensor encoding of two values or more."""
     uses: Counter[int] = Counter()
     types: dict[int, Attribute] = {}
     for op in module.walk():
@@ -204,8 +204,8 @@ def print_module(
     short_types: bool = False,
     properties_as_attributes: bool = False,
 ) -> str:
-    """Return the module's text, after one line for each layout that is used twice or more. With
-    `short_types` it has no types that follow from the definitions of operands."""
+    """Return the module's text, after a line for each layout that is used at least twice. With
+    `short_types`, types that follow from the definitions of operands are omitted."""
     out = StringIO()
     names = encoding_aliases(module) if aliases else {}
     printer_without_aliases = FastPrinter(out)

@@ -1,4 +1,4 @@
-"""Recovery from a syntax error: the message, the dropped statement, and where to resume."""
+"""Recovery from syntax errors: report, drop the statement, and resume at the next one."""
 
 import re
 from typing import Any
@@ -50,7 +50,7 @@ class Recovery:
         self.unopened = 0
 
     def recover(self, stack: list[Row], values: list[Any], e: UnexpectedError) -> int:
-        """Repair the stacks, and return where to resume."""
+        """Repair the stacks, and return the offset at which to resume."""
         builder, text = self.builder, self.builder.source.text
         unknown: Token | None = values[-1] if "NEVER" in stack[-1].shift else None
         start = scan = e.start
@@ -79,7 +79,7 @@ class Recovery:
         elif unknown is not None and (op := after_op(text, unknown)):
             self.report_word(unknown, op)
         elif reported or self.same_line(text, start):
-            pass  # the rest of a statement whose error was reported
+            pass  # the remainder of a statement with a reported error
         elif unknown is not None:
             builder.unregistered(unknown, unknown.value)
         else:
@@ -103,7 +103,7 @@ class Recovery:
         return bool(errors) and errors[-1].line == number and bool(text[line:start].strip())
 
     def lose(self, text: str, start: int, end: int) -> None:
-        """Drop a statement: uses of what it may have defined are not reported."""
+        """Drop a statement: mark the names that it may define as lost."""
         builder = self.builder
         builder.names.scope.lost = True
         head = text[start:end]
@@ -114,7 +114,7 @@ class Recovery:
         if m := DEFINED_SYMBOL.match(head):
             builder.log.incomplete.symbols.add(m[1].strip('"'))
         if "{" not in head[-2:] and head.startswith(("func.func", "builtin.module")):
-            builder.names.scope.lenient = True  # the `{` is missing: its body follows
+            builder.names.scope.lenient = True  # the `{` is missing: the body follows
             self.unopened += 1
 
     # ---- messages ----
@@ -140,8 +140,8 @@ class Recovery:
             report(e.start, e.end, f"{self.expected(e)}, got {shown(e.got)}{hint}")
 
     def report_word(self, t: Token, op: str) -> None:
-        """Report a word after an op that its syntax does not have, in place of an error of the op,
-        whose end may be missed."""
+        """Report a word that the syntax of the preceding op does not have. It replaces an error of
+        the op, whose end the parser may have missed."""
         log = self.builder.log
         if log.errors and log.errors[-1].line == self.builder.source.line_column(t.start)[0]:
             log.errors.pop()
@@ -177,16 +177,16 @@ class Recovery:
 
 
 def after_op(text: str, t: Token) -> str:
-    """Return the name of the op that a word without a dot follows on its line; empty if there is
-    none, or a body is between."""
+    """Return the name of the op before a word on its line; empty if there is none, if a body is in
+    between, or if the word has a dot."""
     line = text.rfind("\n", 0, t.start) + 1
     names = OP_ON_LINE.findall(text, line, t.start)
-    apart = "." in t.value or text[line : t.start].rstrip().endswith(("{", "}"))
-    return names[-1] if names and not apart else ""
+    is_separate = "." in t.value or text[line : t.start].rstrip().endswith(("{", "}"))
+    return names[-1] if names and not is_separate else ""
 
 
 def enter_region(stack: list[Row], values: list[Any]) -> None:
-    """Reduce an `open` that is followed by its region."""
+    """Reduce the mid-rule action `open` before a region."""
     for call, size, origin in stack[-1].reduce.values():
         if origin == "open" and size == 1:
             del stack[-1]
@@ -196,8 +196,8 @@ def enter_region(stack: list[Row], values: list[Any]) -> None:
 
 
 def next_statement(text: str, start: int) -> tuple[int, int]:
-    """Return the start of the statement after `start`, and the `{` of a body that is still to be
-    parsed before it, else -1."""
+    """Return the start of the statement after `start`, and the offset of the `{` of a body to parse
+    before it, or -1."""
     opened: list[int] = []
     for m in BRACKET.finditer(text, start):
         pos = m.start()
@@ -220,13 +220,13 @@ def next_statement(text: str, start: int) -> tuple[int, int]:
 
 
 def ends_line(text: str, brace: int) -> bool:
-    """Whether only a comment follows a `{` on its line: it opens a region."""
+    """Whether a `{` opens a region: only a comment may follow on its line."""
     return re.compile(r"\{[^\S\n]*+(?://[^\n]*+)?\n").match(text, brace) is not None
 
 
 def unclosed(text: str, at: int) -> str:
-    """Return why the bracket at `at` has no partner before the next value; empty where it has
-    one."""
+    """Return the error message if the bracket at `at` is not closed before the next value, else an
+    empty text."""
     depth, opens = 0, text[at]
     for m in ANY_BRACKET.finditer(text, at):
         if m[0] == opens:

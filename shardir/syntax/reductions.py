@@ -1,4 +1,4 @@
-"""The base of the reductions of mlir.lark: the state of one text, and values of leaf tokens."""
+"""The base of the reductions of mlir.lark: the state of a text, and the values of leaf tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +15,12 @@ from shardir.syntax.source import Source
 from shardir.syntax.spelling import LeafError, SilentError, text_of
 
 BlockArgs = list[tuple[Token, Attribute | None, LocationAttr | None]]
-"""Arguments of a block: name, type, which is None where it has an error, and location."""
+"""Arguments of a block: name, type (None if it has an error), and location."""
 
 
 class Reductions:
-    """The state of the text that is being parsed. An error does not stop it: the current op is
-    parsed to its end, and then dropped."""
+    """The state of the current text. An error does not stop the parser: the current op is parsed to
+    its end, and then dropped."""
 
     def __init__(self, ctx: Context, leaves: Leaves):
         self.ctx, self.leaves = ctx, leaves
@@ -33,7 +33,7 @@ class Reductions:
         self.log = ErrorLog(source)
         self.names = ScopedNames(self.log)
         self.arguments: BlockArgs | None = None
-        """The arguments of the next region's first block, where a function's head has them."""
+        """The arguments of the next region's first block, from a function's head."""
         self.lenient = False
         """Whether the next region belongs to an op whose head has an error."""
         self.bad = False
@@ -42,19 +42,20 @@ class Reductions:
         """Whether an argument of the current function's head has an error."""
 
     def leaf(self, kind: str) -> Callable[[str, int, int], Any]:
-        """Return the function from a leaf token to its value; None, and a bad op, where it has an
-        error."""
+        """Return the converter of leaf tokens of a kind to values. It returns None and marks the op
+        as bad for a leaf with an error."""
         leaves = self.leaves
 
         def convert(value: str, start: int, end: int) -> Any:
-            if (found := leaves.cache.get((kind, value))) is not None:
-                return found
+            if (leaf := leaves.cache.get((kind, value))) is not None:
+                return leaf
             return self.guarded(lambda: leaves.read(kind, value, start, end))
 
         return convert
 
     def guarded(self, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`; None, and a bad op, where a leaf has an error."""
+        """Return the result of `make`; return None and mark the op as bad for an error of a
+        leaf."""
         try:
             return make()
         except LeafError as e:

@@ -1,4 +1,4 @@
-"""A source text: locations of operations in it, errors and warnings at them."""
+"""A source text, locations in it, and diagnostics; warnings and remarks of passes."""
 
 import re
 import warnings
@@ -14,14 +14,14 @@ from xdsl.ir import Operation
 from shardir.diagnostics import Diagnostic, Located
 from shardir.dialects.locations import file_location, file_name, op_name
 
-if TYPE_CHECKING:  # of plans, which few commands read
+if TYPE_CHECKING:  # few commands read plans
     from shardir.algebra.plan import LineError
 
 WORD = re.compile(r'"[^"\n]*"|[\w.$]+')
 
 
 def new_location(file: StringAttr, line: IntAttr, column: IntAttr) -> FileLineColLoc:
-    """Return a location, without the checks of its constructor: one is made for each op read."""
+    """Return a location without the checks of its constructor, for speed: each op gets one."""
     loc = object.__new__(FileLineColLoc)
     put = object.__setattr__
     put(loc, "filename", file)
@@ -38,14 +38,14 @@ class Source:
         self.starts = [0, *(m.end() for m in re.finditer("\n", text))]
         self.file = file_name(name)
         self.offsets: dict[Operation, int] = {}
-        """The offsets of operations with a `loc(...)` of their own."""
+        """The offsets of operations with an explicit `loc(...)`."""
         self._ints: dict[int, IntAttr] = {}
         self._line = 0
 
     def _int(self, n: int) -> IntAttr:
-        if (found := self._ints.get(n)) is None:
-            found = self._ints[n] = IntAttr(n)
-        return found
+        if (attribute := self._ints.get(n)) is None:
+            attribute = self._ints[n] = IntAttr(n)
+        return attribute
 
     def line_column(self, pos: int) -> tuple[int, int]:
         line = bisect_right(self.starts, pos)
@@ -66,7 +66,7 @@ class Source:
     def at(
         self, start: int, end: int, message: str, notes: Sequence[str] = (), severity: str = "error"
     ) -> Diagnostic:
-        """Return a diagnostic of the range [start, end) of the text."""
+        """Return a diagnostic for the range [start, end) of the text."""
         line, column = self.line_column(start)
         return Diagnostic(
             message, self.name, line, column, max(1, end - start), self.line_text(line),
@@ -74,13 +74,13 @@ class Source:
         )  # fmt: skip
 
     def at_line(self, error: "LineError") -> Diagnostic:
-        """Return a diagnostic from the column of an error to the end of its line."""
+        """Return a diagnostic for an error, from its column to the end of its line."""
         start = self.starts[error.number - 1]
         end = start + len(self.line_text(error.number))
         return self.at(start + error.column, end, error.message)
 
     def at_op(self, op: Operation | None, message: str, notes: Sequence[str] = ()) -> Diagnostic:
-        """Return a diagnostic of an op: at its name in this text, or at its own location."""
+        """Return a diagnostic for an op, at its name in this text or at its own location."""
         if op is None:
             return Diagnostic(message, self.name, notes=tuple(notes))
         if (pos := self.offsets.get(op)) is not None:
@@ -105,19 +105,18 @@ _remarks: ContextVar[list[str] | None] = ContextVar("remarks", default=None)
 @contextmanager
 def collect_remarks() -> Iterator[list[str]]:
     """Collect the remarks of passes within the block."""
-    found: list[str] = []
-    token = _remarks.set(found)
+    remarks: list[str] = []
+    token = _remarks.set(remarks)
     try:
-        yield found
+        yield remarks
     finally:
         _remarks.reset(token)
 
 
 def remark(message: str) -> None:
-    """Say of a decision of a pass what may be read beside its result, where somebody collects
-    it."""
-    if (found := _remarks.get()) is not None:
-        found.append(message)
+    """Record a remark about a decision of a pass, if remarks are collected."""
+    if (remarks := _remarks.get()) is not None:
+        remarks.append(message)
 
 
 _warnings: ContextVar[list[Located] | None] = ContextVar("warnings", default=None)
@@ -125,19 +124,19 @@ _warnings: ContextVar[list[Located] | None] = ContextVar("warnings", default=Non
 
 @contextmanager
 def collect_warnings() -> Iterator[list[Located]]:
-    """Collect the warnings of passes within the block, for the tool around them to show."""
-    found: list[Located] = []
-    token = _warnings.set(found)
+    """Collect the warnings of passes within the block, for a tool to show."""
+    located: list[Located] = []
+    token = _warnings.set(located)
     try:
-        yield found
+        yield located
     finally:
         _warnings.reset(token)
 
 
 def warn(op: Operation | None, message: str) -> None:
-    """Warn about a program that is valid, but perhaps not what its author meant."""
-    if (found := _warnings.get()) is not None:
-        found.append((op, message))
+    """Warn about a program that is valid, but may not be what its author meant."""
+    if (located := _warnings.get()) is not None:
+        located.append((op, message))
     else:
         where = file_location(op.location) if op is not None else None
         prefix = ":".join(map(str, where)) + ": " if where else ""

@@ -1,4 +1,4 @@
-"""The values that tokens spell: strings, symbols and integers; and the errors of leaves."""
+"""The values of tokens: strings, symbols and integers; and the errors of leaves."""
 
 import re
 from collections.abc import Callable
@@ -24,11 +24,11 @@ class LeafError(Exception):
 
 
 class SilentError(Exception):
-    """A use of a definition whose error has been reported."""
+    """The definition of a used name has an error, which is reported there."""
 
 
 def string_bytes(t: Token) -> bytes:
-    """Return the bytes that the quoted part of a token spells."""
+    """Return the bytes of the quoted part of a token."""
     text = t.value[t.value.index('"') + 1 : -1]
     if "\\" not in text:
         return text.encode()
@@ -51,7 +51,7 @@ def string_bytes(t: Token) -> bytes:
 
 
 def text_of(t: Token) -> str:
-    """Return the text that a string, a symbol or a bare word spells."""
+    """Return the text of a string, a symbol or a bare word."""
     value = t.value.removeprefix("@")
     if not value.startswith('"'):
         return value
@@ -62,7 +62,7 @@ def text_of(t: Token) -> str:
 
 
 def decimal(text: str, t: Token) -> int:
-    """Return an integer, decimal or hexadecimal; `t` is the token of an error."""
+    """Return a decimal or hexadecimal integer; errors are at the token `t`."""
     try:
         return int(text, 0) if "x" in text else int(text)
     except ValueError:  # Python reads no more than 4300 digits
@@ -70,7 +70,7 @@ def decimal(text: str, t: Token) -> int:
 
 
 def located(start: int, end: int, make: Callable[[], T]) -> T:
-    """Return the result of `make`, whose errors become those of the leaf in [start, end)."""
+    """Return the result of `make`; its errors become LeafErrors of the leaf in [start, end)."""
     try:
         return make()
     except (LeafError, SilentError):

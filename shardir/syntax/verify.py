@@ -1,7 +1,7 @@
-"""Verification of a module: xDSL's checks, symbols and dominance. All errors, not the first one.
+"""Verification of a module: xDSL's checks, symbols and dominance. It finds all errors.
 
 for error in verify_all(module, source):
-    print(error)          # net.ir:12:8: error: ... , the line, and a caret below it
+    print(error)          # net.ir:12:8: error: ..., with the line and a caret
 """
 
 import re
@@ -39,36 +39,36 @@ from shardir.syntax.dominance import check_dominance
 from shardir.syntax.source import Source
 
 CALL = replace(CallOp.get_irdl_definition(), traits=OpTraits(tuple))
-"""The definition of a call without the trait that looks its callee up."""
+"""The definition of a call without the trait that looks up its callee."""
 
 FUNCTION = replace(
     FuncOp.get_irdl_definition(),
     traits=OpTraits(lambda: tuple(FuncOp.traits.traits - {IsolatedFromAbove()})),
 )
-"""The definition of a function without the trait that walks over its ops for values from outside,
-which `check_dominance` reports too."""
+"""The definition of a function without the trait that searches its ops for outer values:
+`check_dominance` reports them too."""
 
 OTHERS_SHARDING = re.compile(
     r"^(xla\.)?sdy\.|\b(mhlo|stablehlo|xla|jax|tf)\.\w*(shard|partition|replica|spmd)|"
     r"_(XlaSharding|XlaShardingV2)$"
 )
-"""The names of attributes of Shardy, StableHLO, XLA and TensorFlow that split a program."""
+"""The names of partitioning attributes of Shardy, StableHLO, XLA and TensorFlow."""
 
 OWN = ("nn.", "dist.", "train.")
-"""The beginnings of the names of our ops."""
+"""The prefixes of our ops."""
 
 MISSING = re.compile(r"expected a (?:declared mesh, got|function) @")
 
 
 @dataclass
 class Incomplete:
-    """The parts of a module that a parser could not build, so that the rest is verified without
-    errors that only follow from them."""
+    """The parts of a module that the parser could not build. Verification skips errors that only
+    follow from them."""
 
     blocks: set[Block] = field(default_factory=set)
     """Blocks that lack ops."""
     ops: set[Operation] = field(default_factory=set)
-    """Ops that use values which are missing."""
+    """Ops that use missing values."""
     symbols: set[str] = field(default_factory=set)
     """Symbols that the skipped text may have defined."""
 
@@ -80,7 +80,7 @@ OpError = tuple[Operation, str, tuple[str, ...]]
 def verify_all(
     module: Operation, source: Source | None = None, incomplete: Incomplete | None = None
 ) -> list[Diagnostic]:
-    """Return all errors of a module, each at its op, in the order of the text."""
+    """Return all errors of a module, each at its op, in text order."""
     source = source or Source("", "<module>")
     lost = incomplete or Incomplete()
     errors: list[OpError] = []
@@ -91,7 +91,7 @@ def verify_all(
         ):
             errors.append((op, message, notes))
 
-    around: set[Operation] = set()  # their own checks walk over bodies in which values are missing
+    around: set[Operation] = set()  # their checks walk over bodies with missing values
     for op in lost.ops:
         while (parent := op.parent_op()) is not None and parent not in around:
             around.add(parent)
@@ -140,12 +140,12 @@ def verify_all(
                     for at, message in e.errors:
                         report(at or f, message)
     check_dominance(module, report)
-    found = [source.at_op(op, message, notes) for op, message, notes in merge_missing(errors)]
-    return sorted(found, key=lambda d: (d.line, d.column))
+    shown = [source.at_op(op, message, notes) for op, message, notes in merge_missing(errors)]
+    return sorted(shown, key=lambda d: (d.line, d.column))
 
 
 def merge_missing(errors: Sequence[OpError]) -> Iterator[OpError]:
-    """Report a missing mesh or function once, however many ops name it."""
+    """Merge the errors of all ops that name a missing mesh or function."""
     counts = Counter(message for _, message, _ in errors if MISSING.search(message))
     for op, message, notes in errors:
         n = counts.get(message, 1)
@@ -156,11 +156,11 @@ def merge_missing(errors: Sequence[OpError]) -> Iterator[OpError]:
 
 
 def foreign_sharding(op: Operation) -> str | None:
-    """Return the message about a sharding of another language, which no pass would read: an op or
-    an attribute of Shardy, or what XLA is told of partitions. None where the op has none."""
+    """Return the error message for an op or attribute of Shardy, or a partitioning attribute of
+    XLA, which no pass would read; None without one."""
     if op_name(op).startswith("sdy."):
         return coded("L9", f"expected an op of shardir, got {op_name(op)}")
-    own = op.name.startswith(OWN)  # whose properties are checked as they are read
+    own = op.name.startswith(OWN)  # our properties are checked when they are read
     if own and not op.attributes:
         return None
     for name, value in named_attributes(op.attributes if own else op.attributes | op.properties):
@@ -170,7 +170,7 @@ def foreign_sharding(op: Operation) -> str | None:
 
 
 def named_attributes(attributes: Mapping[str, Attribute]) -> Iterator[tuple[str, Attribute]]:
-    """Yield the attributes with their names, those within arrays and dictionaries too."""
+    """Yield attributes with their names, including nested ones in arrays and dictionaries."""
     todo: list[tuple[str, Attribute]] = [*attributes.items()]
     for name, value in todo:
         yield name, value
@@ -181,7 +181,7 @@ def named_attributes(attributes: Mapping[str, Attribute]) -> Iterator[tuple[str,
 
 
 def is_sharding(name: str, value: Attribute) -> bool:
-    """Whether an attribute of another language says how values or computations are split."""
+    """Whether an attribute of another language partitions values or computations."""
     if isinstance(value, IntegerAttr) and value.value.data == 1:
         return False  # one partition, one replica
     if OTHERS_SHARDING.search(name):
@@ -191,9 +191,9 @@ def is_sharding(name: str, value: Attribute) -> bool:
 
 
 def foreign_value(op: Operation) -> str | None:
-    """Return the message about the first value of a function, or of an op in one, whose type the
-    language lacks; an empty one where only operands have such types, which their definitions
-    report; else None."""
+    """Return the error message for the first value with an invalid type: an argument or result of a
+    function, or a result of an op in one. It is empty if only operands have invalid types, which
+    their definitions report; None if all types are valid."""
     if isinstance(op, FuncOp):
         ends = (("argument", op.function_type.inputs), ("result", op.function_type.outputs))
         types = [(what, i, t) for what, types in ends for i, t in enumerate(types)]
@@ -215,7 +215,7 @@ def is_in_function(op: Operation) -> bool:
 
 
 def check_op(op: Operation) -> None:
-    """Check an op by its definition. Raises VerifyException, ShardirError."""
+    """Check an op against its definition. Raises VerifyException, ShardirError."""
     if type(op) is CallOp:
         check_call(op)
     elif type(op) is FuncOp:
@@ -226,7 +226,7 @@ def check_op(op: Operation) -> None:
 
 
 def check_call(op: CallOp) -> None:
-    """Verify a call; to find its callee, xDSL walks over the module. Raises VerifyException."""
+    """Verify a call, with a faster lookup of the callee than xDSL's. Raises VerifyException."""
     CALL.verify(op)
     name, module = op.callee.string_value(), op.parent_op()
     while module is not None and not module.has_trait(SymbolTable):
@@ -249,8 +249,8 @@ def check_call(op: CallOp) -> None:
 
 
 def check_signature(f: FuncOp) -> None:
-    """Check the layouts of a function's arguments, also of unused ones, their initial values, and
-    that a step in stages ends. Raises VerifyException, ShardirError."""
+    """Check the layouts of a function's arguments (used or not), their initial values, and that a
+    step in stages terminates. Raises VerifyException, ShardirError."""
     block = f.body.blocks.first
     if block is not None and f.function_type.inputs.data != block.arg_types:
         raise VerifyException(
@@ -265,7 +265,7 @@ def check_signature(f: FuncOp) -> None:
 
 
 def structure_error(op: Operation, lost: Incomplete) -> str | None:
-    """Return an error of terminators, branches or block ends, as `Operation.verify` checks them."""
+    """Return an error of terminators, branches or block ends, as in `Operation.verify`."""
     block = op.parent
     region = None if block is None else block.parent
     if op.successors:

@@ -7,9 +7,9 @@ MUTANTS = [
         "results with layouts are left out",
         "With short types a result has the type that its op infers, whatever its own.",
         "shardir/syntax/printer.py",
-        "follow",
-        "return found == [*op.result_types]",
-        "return found is not None",
+        "results_are_inferred",
+        "return types == [*op.result_types]",
+        "return types is not None",
         "test/syntax/test_short_types.py::test_a_layout_is_not_left_out",
     ),
     Mutant(
@@ -71,8 +71,8 @@ MUTANTS = [
         "Diagnostics are not sorted by their location.",
         "shardir/syntax/verify.py",
         "verify_all",
-        "return sorted(found, key=lambda d: (d.line, d.column))",
-        "return found[::-1]",
+        "return sorted(shown, key=lambda d: (d.line, d.column))",
+        "return shown[::-1]",
         "test/syntax/test_syntax_errors.py -k order_of_the_text",
     ),
     Mutant(
