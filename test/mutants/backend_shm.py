@@ -17,8 +17,8 @@ MUTANTS = [
         "By shared memory each rank adds up in another order.",
         "shardir/backend/torch/shardir_runtime/shm/moves.py",
         "GroupMoves.all_reduce",
-        "reduce(op, [operands[k] for k in sorted(operands)], mine[0])",
-        "reduce(op, list(operands.values()), mine[0])",
+        "reduce(op, [operands[k] for k in sorted(operands)], own_part[0])",
+        "reduce(op, list(operands.values()), own_part[0])",
         "test/run/test_shm.py -k steady",
     ),
     Mutant(

@@ -1,9 +1,9 @@
 """The process group of the backend `shm`: ranks of one machine, which share memory.
 
-An operation starts with copying what other ranks are to read into memory that they see too, and
-with a message to each of them; it ends with reading, or adding up, what is in theirs. So no rank
-waits for one that has started, but for large all-reduces, of which each rank adds up a part while
-it waits; and there are no threads. Sums are in the order of ranks: they have the same bits on all.
+An operation starts by copying tensors into shared memory and by sending a message to each reader;
+it ends by reading, or adding up, the tensors of the other ranks. So a rank only waits for ranks
+that have not started, and there are no threads. The exception is a large all-reduce: each rank adds
+up a part of it while it waits. Sums are in the order of ranks: all ranks get the same bits.
 """
 
 from collections.abc import Sequence
@@ -21,22 +21,22 @@ from .reductions import function_of
 NAME = "shm"
 
 ONE_PASS = 1 << 20
-"""The maximum bytes of the tensors of all ranks that each reduces all by itself, in an all-reduce:
-reading more takes longer than another round of messages."""
+"""The maximum bytes, summed over the ranks, of an all-reduce that each rank computes in full:
+reading more takes longer than a second round of messages."""
 
 TensorSequence = Sequence[Tensor]
 
-_Base: Any = dist.ProcessGroup  # each call of it is declared with several forms
+_Base: Any = dist.ProcessGroup  # its methods have several overloads
 
 
 class SharedMemoryGroup(_Base):
-    """A process group: the calls of torch.distributed, with tensors on CPUs.
+    """A process group of torch.distributed for tensors on CPUs.
 
-    A list of tensors in a call is moved at once; those of an all-reduce one by one. Collectives of
-    a group, and waits for them, are to be called by one thread at a time.
+    A call moves all tensors of a list at once; an all-reduce reduces them one by one. Only one
+    thread at a time may call collectives of a group and wait for them.
 
     Args:
-        options: torch's: the store in which the ranks meet, their numbers, and the time-out.
+        options: torch's options: the store in which the ranks meet, their ranks, and the timeout.
     """
 
     def __init__(self, options: Any):
@@ -49,8 +49,7 @@ class SharedMemoryGroup(_Base):
         self._moves = GroupMoves(Links(options.store, ranks, rank, seconds), seconds)
 
     supports_coalescing = True
-    """Collectives of several tensors move them at once, without copies. Torch's backends have this
-    attribute."""
+    """Torch's attribute: one call moves several tensors, without copies."""
 
     def getBackendName(self) -> str:
         return NAME
@@ -65,14 +64,14 @@ class SharedMemoryGroup(_Base):
 
     @property
     def group_desc(self) -> str:
-        """The purpose of the group."""
+        """Torch's description of the group."""
         return self._description
 
     def _set_group_desc(self, description: str) -> None:
         self._description = description
 
     def shutdown(self) -> None:
-        """Close the links to the other ranks, once all is sent."""
+        """Send the backlog, and close the links to the other ranks."""
         self._moves.leave()
 
     def abort(self) -> None:
@@ -82,82 +81,83 @@ class SharedMemoryGroup(_Base):
     # ---- moves -------------------------------------------------------------------------------
 
     def allgather(
-        self, outs: Sequence[TensorSequence], given: TensorSequence, opts: Any = None
+        self, outs: Sequence[TensorSequence], inputs: TensorSequence, opts: Any = None
     ) -> OperationHandle:
-        """Move tensor i of each rank into list i of each, which has a tensor for each rank."""
-        return self.allgather_coalesced(list(zip(*outs, strict=True)), given)
+        """Move tensor i of rank k into `outs[i][k]` on all ranks."""
+        return self.allgather_coalesced(list(zip(*outs, strict=True)), inputs)
 
     def allgather_coalesced(
-        self, outs: Sequence[TensorSequence], given: TensorSequence, opts: Any = None
+        self, outs: Sequence[TensorSequence], inputs: TensorSequence, opts: Any = None
     ) -> Any:
-        """Move the tensors of each rank into the list that is the rank's, on each."""
-        _check(given, *outs)
+        """Move the tensors of rank k into `outs[k]` on all ranks."""
+        _check(inputs, *outs)
         incoming = {peer: outs[peer] for peer in self._moves.others}
-        copied = list(zip(outs[self._rank], given, strict=True))
-        return self._move("all-gather", self._to_all(given), incoming, copied)
+        copied = list(zip(outs[self._rank], inputs, strict=True))
+        return self._move("all-gather", self._to_all(inputs), incoming, copied)
 
     def all_gather_single_coalesced(
-        self, outs: TensorSequence, given: TensorSequence, opts: Any = None
+        self, outs: TensorSequence, inputs: TensorSequence, opts: Any = None
     ) -> OperationHandle:
-        """Move each tensor of each rank into the rank's block of one, on each."""
-        return self.allgather_coalesced(self._blocks(outs), given)
+        """Move tensor i of rank k into block k of `outs[i]` on all ranks."""
+        return self.allgather_coalesced(self._blocks(outs), inputs)
 
-    def all_gather_single(self, out: Tensor, given: Tensor, opts: Any = None) -> OperationHandle:
-        """Move the tensor of each rank into the rank's block of one, on each."""
-        return self.allgather_coalesced(self._blocks([out]), [given])
+    def all_gather_single(self, out: Tensor, source: Tensor, opts: Any = None) -> OperationHandle:
+        """Move the tensor of rank k into block k of `out` on all ranks."""
+        return self.allgather_coalesced(self._blocks([out]), [source])
 
     def alltoall(
-        self, outs: TensorSequence, given: TensorSequence, opts: Any = None
+        self, outs: TensorSequence, inputs: TensorSequence, opts: Any = None
     ) -> OperationHandle:
-        """Move tensor k of each rank to rank k."""
-        _check(outs, given)
+        """Move tensor k of rank i into `outs[i]` of rank k."""
+        _check(outs, inputs)
         others = self._moves.others
-        outgoing = {peer: [given[peer]] for peer in others if given[peer].numel()}
+        outgoing = {peer: [inputs[peer]] for peer in others if inputs[peer].numel()}
         incoming = {peer: [outs[peer]] for peer in others if outs[peer].numel()}
-        own = [(outs[self._rank], given[self._rank])]
+        own = [(outs[self._rank], inputs[self._rank])]
         return self._move("all-to-all", outgoing, incoming, own)
 
     def all_to_all_single(
-        self, out: Tensor, given: Tensor, received: Sequence[int], sent: Sequence[int],
+        self, out: Tensor, source: Tensor, received: Sequence[int], sent: Sequence[int],
         opts: Any = None,
     ) -> OperationHandle:  # fmt: skip
-        """Move part k of each rank to rank k, into the part that is the sender's.
+        """Move part k of rank i into part i of rank k.
 
         Args:
-            received, sent: the sizes of parts in the first dimension; even if there are none.
+            received, sent: the sizes of the parts of `out` and `source` in dimension 0; equal parts
+                if empty.
         """
         parts = (
             list(x.split(list(sizes))) if sizes else [block for (block,) in self._blocks([x])]
-            for x, sizes in ((out, received), (given, sent))
+            for x, sizes in ((out, received), (source, sent))
         )
         return self.alltoall(*parts)
 
     def broadcast(self, tensors: TensorSequence, opts: Any) -> OperationHandle:
-        """Move the tensors of one rank into those of the others."""
+        """Copy the tensors of the root rank into the tensors of the other ranks."""
         _check(tensors)
         if opts.rootRank == self._rank:
             return self._move("broadcast", self._to_all(tensors), {})
         return self._move("broadcast", {}, {opts.rootRank: tensors})
 
     def gather(
-        self, outs: Sequence[TensorSequence], given: TensorSequence, opts: Any
+        self, outs: Sequence[TensorSequence], inputs: TensorSequence, opts: Any
     ) -> OperationHandle:
-        """Move tensor i of each rank into list i of one, which has a tensor for each rank."""
-        _check(given, *outs)
+        """Move tensor i of rank k into `outs[i][k]` of the root rank."""
+        _check(inputs, *outs)
         if opts.rootRank != self._rank:
-            return self._move("gather", {opts.rootRank: given}, {})
+            return self._move("gather", {opts.rootRank: inputs}, {})
         rows = list(zip(*outs, strict=True))
-        copied = list(zip(rows[self._rank], given, strict=True))
+        copied = list(zip(rows[self._rank], inputs, strict=True))
         return self._move("gather", {}, {peer: rows[peer] for peer in self._moves.others}, copied)
 
     def scatter(
-        self, outs: TensorSequence, given: Sequence[TensorSequence], opts: Any
+        self, outs: TensorSequence, inputs: Sequence[TensorSequence], opts: Any
     ) -> OperationHandle:
-        """Move tensor k of list i of one rank into tensor i of rank k."""
-        _check(outs, *given)
+        """Move `inputs[i][k]` of the root rank into tensor i of rank k."""
+        _check(outs, *inputs)
         if opts.rootRank != self._rank:
             return self._move("scatter", {}, {opts.rootRank: outs})
-        rows = list(zip(*given, strict=True))
+        rows = list(zip(*inputs, strict=True))
         copied = list(zip(outs, rows[self._rank], strict=True))
         return self._move("scatter", {peer: rows[peer] for peer in self._moves.others}, {}, copied)
 
@@ -166,24 +166,24 @@ class SharedMemoryGroup(_Base):
         return self._move("barrier", self._to_all([]), self._to_all([]))
 
     def send(self, tensors: TensorSequence, peer: int, tag: int) -> OperationHandle:
-        """Send tensors to a rank, which need not have asked for them."""
+        """Send tensors to a rank, without waiting for its receive."""
         _check(tensors)
         _check_tag(tag)
-        key = self._moves.tagged("to", peer, tag)
+        key = self._moves.tagged_key("to", peer, tag)
         return self._moves.start("send", self._moves.move("send", key, {peer: tensors}, {}))
 
     def recv(self, tensors: TensorSequence, peer: int, tag: int) -> OperationHandle:
-        """Receive what a rank has sent with this tag: messages are received in their order."""
+        """Receive tensors of a rank. Messages with one tag arrive in the order of their sends."""
         _check(tensors)
         _check_tag(tag)
-        key = self._moves.tagged("of", peer, tag)
+        key = self._moves.tagged_key("of", peer, tag)
         steps = self._moves.move("send", key, {}, {peer: tensors})
         return self._moves.start("receive", steps, tensors, (peer, key))
 
     # ---- reductions --------------------------------------------------------------------------
 
     def allreduce(self, tensors: TensorSequence, opts: Any = None) -> OperationHandle:
-        """Reduce tensors of all ranks, in place."""
+        """Reduce the tensors of all ranks, in place."""
         _check(tensors)
         op, keys = _reduction(opts), [self._moves.key() for _ in tensors]
 
@@ -203,7 +203,7 @@ class SharedMemoryGroup(_Base):
         return self._moves.start("all-reduce", steps(), tensors)
 
     def reduce(self, tensors: TensorSequence, opts: Any) -> OperationHandle:
-        """Reduce tensors of all ranks, into those of one."""
+        """Reduce the tensors of all ranks into the tensors of the root rank."""
         _check(tensors)
         op = _reduction(opts)
         if opts.rootRank != self._rank:
@@ -211,22 +211,22 @@ class SharedMemoryGroup(_Base):
         return self._reduce("reduce", {}, tensors, tensors, op)
 
     def reduce_scatter(
-        self, outs: TensorSequence, given: Sequence[TensorSequence], opts: Any = None
+        self, outs: TensorSequence, inputs: Sequence[TensorSequence], opts: Any = None
     ) -> OperationHandle:
-        """Reduce tensor k of list i of all ranks, into tensor i of rank k."""
-        return self._reduce_rows(outs, list(zip(*given, strict=True)), opts)
+        """Reduce `inputs[i][k]` of all ranks into tensor i of rank k."""
+        return self._reduce_rows(outs, list(zip(*inputs, strict=True)), opts)
 
     def reduce_scatter_single_coalesced(
-        self, outs: TensorSequence, given: TensorSequence, opts: Any = None
+        self, outs: TensorSequence, inputs: TensorSequence, opts: Any = None
     ) -> OperationHandle:
-        """Reduce block k of each tensor of all ranks, into one of rank k."""
-        return self._reduce_rows(outs, self._blocks(given), opts)
+        """Reduce block k of tensor i of all ranks into `outs[i]` of rank k."""
+        return self._reduce_rows(outs, self._blocks(inputs), opts)
 
     def reduce_scatter_single(
-        self, out: Tensor, given: Tensor, opts: Any = None
+        self, out: Tensor, source: Tensor, opts: Any = None
     ) -> OperationHandle:
-        """Reduce block k of a tensor of all ranks, into one of rank k."""
-        return self._reduce_rows([out], self._blocks([given]), opts)
+        """Reduce block k of the tensors of all ranks into `out` of rank k."""
+        return self._reduce_rows([out], self._blocks([source]), opts)
 
     def _reduce_rows(
         self, outs: TensorSequence, rows: Sequence[TensorSequence], opts: Any
@@ -235,7 +235,7 @@ class SharedMemoryGroup(_Base):
         outgoing = {peer: rows[peer] for peer in self._moves.others}
         return self._reduce("reduce-scatter", outgoing, rows[self._rank], outs, _reduction(opts))
 
-    # ---- names of torch 2.11, and what it has beside -------------------------------------------
+    # ---- names in torch 2.11, and unsupported calls ---------------------------------------------
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -271,7 +271,11 @@ class SharedMemoryGroup(_Base):
         return dict.fromkeys(self._moves.others, tensors)
 
     def _blocks(self, tensors: TensorSequence) -> list[tuple[Tensor, ...]]:
-        """Return for each rank its blocks of tensors, flat."""
+        """Split tensors into one flat block per rank; return the blocks of each rank.
+
+        Raises:
+            ValueError: the number of elements is no multiple of the number of ranks.
+        """
         for x in tensors:
             if x.numel() % self._size:
                 raise ValueError(
@@ -282,15 +286,19 @@ class SharedMemoryGroup(_Base):
 
 
 def _reduction(opts: Any) -> Any:
-    """Return the reduction of options: sums by default."""
+    """Return the reduction of a call's options; the default is a sum.
+
+    Raises:
+        ValueError: it is not supported.
+    """
     op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
     op = getattr(op, "op", op)
-    function_of(op)  # an error of the call, not of a wait for it
+    function_of(op)  # raises here, not in the wait
     return op
 
 
 def _check(*lists: TensorSequence) -> None:
-    """Check that tensors are dense, and on CPUs."""
+    """Raise ValueError unless tensors are dense and on CPUs."""
     for tensors in lists:
         for x in tensors:
             if not x.is_cpu:
@@ -304,12 +312,12 @@ def _check_tag(tag: int) -> None:
         raise ValueError(f"shm: expected a tag of at least 0, got {tag}")
 
 
-def _unsupported_error(what: str) -> NotImplementedError:
-    return NotImplementedError(f"shm has no {what}; use gloo")
+def _unsupported_error(feature: str) -> NotImplementedError:
+    return NotImplementedError(f"shm has no {feature}; use gloo")
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed."""
+    """Register the backend with torch.distributed."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(
             NAME, lambda options, _: SharedMemoryGroup(options), extended_api=True, devices=["cpu"]

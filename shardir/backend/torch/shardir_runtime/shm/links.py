@@ -1,8 +1,8 @@
-"""Messages between the ranks of one machine: a socket for each two of a group.
+"""Messages between the ranks of one machine, over a socket for each pair of ranks.
 
-A message says where its data are, in a segment of the sender (segments.py), or has
-them, if they are small; and which segments of the receiver the sender has read. The first one about
-a segment has its descriptor.
+A message contains its data if they are small, else their position in a segment of the sender
+(segments.py). It also acknowledges the segments of the receiver that the sender has read. The first
+message about a segment carries its file descriptor.
 """
 
 import array
@@ -22,31 +22,31 @@ from .segments import (
     Segment,
     SegmentPool,
     address_of,
-    mapped,
+    map_segment,
     round_up,
     too_many_files,
 )
 
 HEADER = struct.Struct("<BBHIqqQQQ")
-"""Kind, whether to acknowledge at once, number of acknowledgements, segment, channel, number,
-offset, bytes of data, bytes of the segment if its descriptor is in the message; then the segments
-that are acknowledged, and small data."""
+"""The header of a message: kind, whether to acknowledge at once, number of acknowledgements,
+segment, channel, number, offset, bytes of data, and the bytes of the segment if the message carries
+its descriptor. The acknowledged segments and small data follow."""
 
 INLINE = 4096
-"""The maximum bytes of data in a message itself."""
+"""The maximum bytes of data within a message."""
 
 PENDING = 32
-"""Acknowledgements that wait for a message to go with, at most."""
+"""The maximum number of acknowledgements that wait for another message to carry them."""
 
 LARGEST = HEADER.size + 4 * PENDING + INLINE
 
 ACKNOWLEDGEMENT = 0
-"""The kind of a message that has acknowledgements alone."""
+"""The kind of a message that only acknowledges segments."""
 
 NO_SEGMENT = 0xFFFFFFFF
 
 WAKE = 1.0
-"""Seconds after which a rank that waits looks around: whether its time is over, for one."""
+"""The seconds after which a waiting rank wakes up, for example to check its timeout."""
 
 _RIGHTS_SPACE = socket.CMSG_SPACE(4)
 _CREDENTIALS = struct.Struct("3i")
@@ -54,9 +54,14 @@ _INDEX = struct.Struct("<i")
 
 
 class PeerMessage(NamedTuple):
-    """A message that has come: its kind, its data as a part of a buffer, with the address of that
-    if it is a segment, else 0; and the segment that is to be acknowledged, at once if it is urgent;
-    NO_SEGMENT if there is none."""
+    """A received message.
+
+    Attributes:
+        memory: the buffer with the data, `size` bytes from `offset` on.
+        address: the address of the buffer if it is a segment, else 0.
+        segment: the segment to acknowledge, or NO_SEGMENT.
+        urgent: whether to acknowledge at once.
+    """
 
     kind: int
     memory: Any
@@ -68,21 +73,21 @@ class PeerMessage(NamedTuple):
 
 
 class Links:
-    """The sockets of this rank to the others of a group.
+    """The sockets of this rank to the other ranks of a group.
 
     Attributes:
-        inbox: by rank: messages that have come and are not taken yet, by (channel, number).
-        closed: the ranks that have ended, and all of whose messages have come.
+        inbox: by rank: the received messages that no operation has taken, by (channel, number).
+        closed: the ranks that have ended, with all their messages received.
         wake: the longest wait in `receive`, in seconds.
         backlog: by rank: the messages that its full socket did not take.
 
     Args:
-        ranks: of the group, as numbers of the run.
-        index: of this rank among them.
-        seconds: the longest wait for the others.
+        ranks: the global ranks of the group.
+        index: the index of this rank in `ranks`.
+        seconds: the longest wait for the other ranks.
 
     Raises:
-        RuntimeError: another rank is on another machine, or has not come.
+        RuntimeError: another rank is on another machine, or is late.
     """
 
     def __init__(self, store: Any, ranks: list[int], index: int, seconds: float):
@@ -92,7 +97,7 @@ class Links:
         self.segments = SegmentPool()
         others = [k for k in range(len(ranks)) if k != index]
         self.inbox: dict[int, dict[tuple[int, int], PeerMessage]] = {k: {} for k in others}
-        self.closed, self._deaf = set[int](), set[int]()  # of the latter no message is taken
+        self.closed, self._deaf = set[int](), set[int]()  # a deaf rank takes no messages
         self.backlog: dict[int, deque[tuple[bytes, Segment | None]]] = {}
         self._acks: dict[int, list[int]] = {k: [] for k in others}
         self._maps: dict[tuple[int, int], tuple[mmap.mmap, int]] = {}  # with addresses
@@ -111,7 +116,7 @@ class Links:
         self, peer: int, kind: int, key: tuple[int, int], size: int, segment: Segment | None = None,
         offset: int = 0, data: bytes | bytearray = b"", urgent: bool = False,
     ) -> None:  # fmt: skip
-        """Send a message: about a segment, or with its data. It waits for nobody.
+        """Send a message about a segment, or with its data, without waiting.
 
         Raises:
             RuntimeError: the peer has ended.
@@ -132,11 +137,11 @@ class Links:
             self.backlog.setdefault(peer, deque()).append((text, announced))
             self._polled = None
         if peer in self._deaf and kind != ACKNOWLEDGEMENT:
-            raise self.ended(peer)
+            raise self.ended_error(peer)
 
     def _try_send(self, peer: int, text: bytes, announced: Segment | None) -> bool:
-        """Whether the socket takes a message, which is sent then; to a rank that has ended
-        nothing is."""
+        """Send a message; return False where the socket is full. A message to a rank that has
+        ended is dropped."""
         try:
             if announced is None:
                 self.sockets[peer].send(text, socket.MSG_DONTWAIT)
@@ -155,7 +160,7 @@ class Links:
             return True
 
     def flush(self, peer: int) -> None:
-        """Send the backlog of a rank, as far as its socket takes it."""
+        """Send the backlog of a rank until its socket is full."""
         waiting = self.backlog[peer]
         while waiting and self._try_send(peer, *waiting[0]):
             waiting.popleft()
@@ -164,7 +169,7 @@ class Links:
             self._polled = None
 
     def acknowledge(self, peer: int, message: PeerMessage) -> None:
-        """Tell a rank that its segment has been read, with the next message to it."""
+        """Acknowledge the segment of a message, with the next message to its rank."""
         if message.segment == NO_SEGMENT:
             return
         acks = self._acks[peer]
@@ -175,15 +180,14 @@ class Links:
     # ---- receiving ---------------------------------------------------------------------------
 
     def receive(self, peer: int, flags: int = 0) -> bool:
-        """Take a message of a rank, for which it waits for WAKE seconds at most; return whether
-        there was one."""
+        """Receive a message of a rank, within WAKE seconds; return whether there was one."""
         try:
             text, rights, _, _ = self.sockets[peer].recvmsg(
                 LARGEST, _RIGHTS_SPACE, flags | socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             return False
-        except ConnectionResetError:  # it has ended, and read not all; what it has sent is there
+        except ConnectionResetError:  # it has ended with unread messages; its own are still here
             return self.receive(peer, flags)
         if not text:
             self.closed.add(peer)
@@ -207,18 +211,18 @@ class Links:
         return True
 
     def _map(self, peer: int, segment: int, size: int, rights: Any) -> None:
-        """Map a segment of another rank, unless it is."""
+        """Map a segment of another rank once."""
         if not rights:
             raise too_many_files()
         (_, _, data), *_ = rights
         (file,) = array.array("i", data)
         if (peer, segment) not in self._maps:
-            memory = mapped(file, size)
+            memory = map_segment(file, size)
             self._maps[peer, segment] = memory, address_of(memory)
         os.close(file)
 
-    def ended(self, peer: int) -> RuntimeError:
-        """Return the error of what waits for a rank that has ended."""
+    def ended_error(self, peer: int) -> RuntimeError:
+        """Return the error of a wait for a rank that has ended."""
         return RuntimeError(f"connection closed by peer: rank {self.ranks[peer]} has ended")
 
     def open(self) -> list[int]:
@@ -226,33 +230,33 @@ class Links:
         return [peer for peer in self.sockets if peer not in self.closed]
 
     def register(self, poll: Any) -> dict[int, tuple["Links", int]]:
-        """Let a poll wait for messages, and until sockets take the backlog; return the ranks by
-        descriptors."""
-        found = dict[int, tuple[Links, int]]()
+        """Let a poll wait for messages, and for room for the backlog; return the ranks by their
+        file descriptors."""
+        by_file = dict[int, tuple[Links, int]]()
         for peer in self.open():
             s = self.sockets[peer]
             poll.register(s, select.POLLIN | (select.POLLOUT if peer in self.backlog else 0))
-            found[s.fileno()] = self, peer
-        return found
+            by_file[s.fileno()] = self, peer
+        return by_file
 
     def ready(self, seconds: float) -> list[int]:
-        """Return the ranks whose sockets have a message, or take one, once there is one within so
-        long, or within `wake`."""
+        """Wait up to `seconds`, or `wake`, for sockets to read from or write to; return their
+        ranks."""
         if self._polled is None:
             poll = select.poll()
-            found = self.register(poll)
-            self._polled = poll, {file: peer for file, (_, peer) in found.items()}
+            by_file = self.register(poll)
+            self._polled = poll, {file: peer for file, (_, peer) in by_file.items()}
         poll, peers = self._polled
         return [peers[file] for file, _ in poll.poll(1000 * max(0.0, min(seconds, self.wake)))]
 
     def progress(self, peer: int) -> None:
-        """Take and send what a socket is ready for."""
+        """Send the backlog of a rank and receive its next message, without waiting."""
         if peer in self.backlog:
             self.flush(peer)
         self.receive(peer, socket.MSG_DONTWAIT)
 
     def close(self) -> None:
-        """Close all sockets, and let go of the memory, once nothing refers to it."""
+        """Close all sockets, and release the memory once nothing refers to it."""
         for s in self.sockets.values():
             s.close()
         self.segments.close()
@@ -265,15 +269,15 @@ class Links:
 
 
 def _meet(store: Any, ranks: list[int], index: int, seconds: float) -> dict[int, socket.socket]:
-    """Return the sockets to the other ranks of a group, by their indices, connected.
+    """Return connected sockets to the other ranks of a group, by index.
 
-    Each rank connects to those before it, at a name that the kernel chooses and that is in no
-    folder: it ends with the socket.
+    Each rank connects to the ranks before it, at an abstract address that the kernel chooses: it
+    is no file, and ends with its socket.
     """
-    found: dict[int, socket.socket] = {}
-    until = time.monotonic() + seconds
+    sockets: dict[int, socket.socket] = {}
+    deadline = time.monotonic() + seconds
 
-    def late(k: int) -> RuntimeError:
+    def late_error(k: int) -> RuntimeError:
         return RuntimeError(f"shm timed out: rank {ranks[k]} did not come within {seconds:g} s")
 
     with _socket(seconds) as listener:
@@ -285,38 +289,38 @@ def _meet(store: Any, ranks: list[int], index: int, seconds: float) -> dict[int,
             if k == index:
                 continue
             try:
-                store.wait([str(k)], timedelta(seconds=max(0.001, until - time.monotonic())))
+                store.wait([str(k)], timedelta(seconds=max(0.001, deadline - time.monotonic())))
             except RuntimeError:
-                if time.monotonic() < until:
+                if time.monotonic() < deadline:
                     raise
-                raise late(k) from None
-            there, name = json.loads(store.get(str(k)))
-            if there != machine:
+                raise late_error(k) from None
+            other_machine, name = json.loads(store.get(str(k)))
+            if other_machine != machine:
                 raise RuntimeError(
                     f"shm: rank {ranks[k]} is on another machine, or in another container, "
                     f"than rank {ranks[index]}; use gloo"
                 )
             if k < index:
-                found[k] = _socket(seconds)
+                sockets[k] = _socket(seconds)
                 try:
-                    found[k].connect(bytes.fromhex(name))
-                    found[k].send(_INDEX.pack(index))
+                    sockets[k].connect(bytes.fromhex(name))
+                    sockets[k].send(_INDEX.pack(index))
                 except OSError as error:
                     raise RuntimeError(f"shm: rank {ranks[k]}: {error.strerror}") from None
-        while missing := [k for k in range(index + 1, len(ranks)) if k not in found]:
-            listener.settimeout(max(0.001, until - time.monotonic()))
+        while missing := [k for k in range(index + 1, len(ranks)) if k not in sockets]:
+            listener.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 accepted, _ = listener.accept()
-                if _user_of(accepted) == os.geteuid():  # any may connect
-                    accepted.settimeout(max(0.001, until - time.monotonic()))
+                if _user_of(accepted) == os.geteuid():  # any process may connect
+                    accepted.settimeout(max(0.001, deadline - time.monotonic()))
                     text = accepted.recv(_INDEX.size)
                     if len(text) == _INDEX.size and _INDEX.unpack(text)[0] in missing:
-                        found[_INDEX.unpack(text)[0]] = accepted
+                        sockets[_INDEX.unpack(text)[0]] = accepted
                         continue
                 accepted.close()
             except TimeoutError:
-                raise late(missing[0]) from None
-    return found
+                raise late_error(missing[0]) from None
+    return sockets
 
 
 def _socket(seconds: float) -> socket.socket:
@@ -326,13 +330,13 @@ def _socket(seconds: float) -> socket.socket:
 
 
 def _user_of(s: socket.socket) -> int:
-    """Return the user of the process at the other end."""
+    """Return the user ID of the process at the other end."""
     data = s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(data)[1]
 
 
 def _machine() -> str:
-    """Return what ranks that can meet have in common: the machine since its start, and the network
-    in which the names of sockets are known."""
+    """Return an identifier that ranks share if they can connect: of the machine since its boot, and
+    of the network namespace, in which abstract addresses are known."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"

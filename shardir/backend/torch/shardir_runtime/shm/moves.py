@@ -1,4 +1,4 @@
-"""The steps of the backend `shm`: what ranks write, tell each other, and read."""
+"""The steps of the backend `shm`: ranks write tensors, send messages, and read tensors."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -11,27 +11,27 @@ from .reductions import reduce
 from .segments import Segment, bytes_of, flats, read, round_up, size_of, views, write
 
 AHEAD = 1 << 25
-"""The bytes that a rank may have sent and that are not read, where it waits for nobody; with more
-it waits until they are."""
+"""The maximum bytes that a rank has sent and its peers have not read. A rank that has sent more
+waits for its readers."""
 
 KINDS = ("", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "reduce",
          "gather", "scatter", "barrier", "send")  # fmt: skip
-"""The kinds of messages; none is 0, an acknowledgement."""
+"""The kinds of messages by number; 0 is an acknowledgement."""
 
 MessageKey = tuple[int, int]
-"""Of a message between two ranks: 0 and the number of the collective, or a tag plus 1 and the
-number of the message with it."""
+"""The key of a message between two ranks: 0 and the number of the collective, or the tag plus 1 and
+the number of the message with this tag."""
 
 REDUCED = -1
-"""In place of 0, of a message that a part of an all-reduce is reduced."""
+"""The channel, instead of 0, of the message that a part of an all-reduce is reduced."""
 
 PeerTensors = Mapping[int, Sequence[Tensor]]
-"""The tensors that go to each rank, or come from it. To ranks that have the same list goes one
+"""The tensors to send to each rank, or to receive from it. Ranks with the same list share one
 copy."""
 
 
 class GroupMoves(Operations):
-    """The operations of a group, as steps."""
+    """The steps of a group's operations."""
 
     def __init__(self, links: Links, seconds: float):
         super().__init__(links, seconds)
@@ -45,20 +45,20 @@ class GroupMoves(Operations):
         self._number += 1
         return 0, self._number
 
-    def tagged(self, direction: str, peer: int, tag: int) -> MessageKey:
-        """Return the key of the next message with a tag, to a rank or of it."""
-        at = direction, peer, tag
-        self._tagged[at] = self._tagged.get(at, 0) + 1
-        return tag + 1, self._tagged[at]
+    def tagged_key(self, direction: str, peer: int, tag: int) -> MessageKey:
+        """Return the key of the next message with a tag, to or from a rank."""
+        counter = direction, peer, tag
+        self._tagged[counter] = self._tagged.get(counter, 0) + 1
+        return tag + 1, self._tagged[counter]
 
     def move(
         self, kind: str, key: MessageKey, outgoing: PeerTensors, incoming: PeerTensors,
         copied: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Steps:  # fmt: skip
-        """Send tensors to some ranks, and receive others from some.
+        """Send the `outgoing` tensors and receive the `incoming` ones.
 
         Args:
-            copied: targets and sources within this rank.
+            copied: pairs (target, source) to copy within this rank.
         """
         segment = self._publish(kind, key, outgoing, incoming)
         for target, source in copied:
@@ -74,7 +74,7 @@ class GroupMoves(Operations):
         self, kind: str, key: MessageKey, outgoing: PeerTensors, own: Sequence[Tensor],
         outs: Sequence[Tensor], op: Any, peers: Sequence[int],
     ) -> Steps:  # fmt: skip
-        """Send tensors to some ranks, and reduce those of `peers` and `own` ones into `outs`."""
+        """Send the `outgoing` tensors, and reduce `own` and the tensors of `peers` into `outs`."""
         segment = self._publish(kind, key, outgoing, dict.fromkeys(peers, own))
         operands, messages = {self.index: flats(own)}, list[tuple[int, PeerMessage]]()
         for peer in peers:
@@ -82,9 +82,9 @@ class GroupMoves(Operations):
             operands[peer] = _read(message, own)
             messages.append((peer, message))
         ordered = [operands[k] for k in sorted(operands)]
-        for each, out in zip(zip(*ordered, strict=True), outs, strict=True):
+        for values, out in zip(zip(*ordered, strict=True), outs, strict=True):
             dense = out.contiguous()
-            reduce(op, each, dense.view(-1))
+            reduce(op, values, dense.view(-1))
             if dense is not out:
                 out.copy_(dense)
         for peer, message in messages:
@@ -92,9 +92,9 @@ class GroupMoves(Operations):
         yield from self._wait_for_reader(outgoing, segment)
 
     def all_reduce(self, x: Tensor, op: Any, key: MessageKey) -> Steps:
-        """Reduce a contiguous tensor in place: each rank a part of it, which it writes over its own
-        of that part, for the others to read."""
-        kind, number, done = "all-reduce", KINDS.index("all-reduce"), (REDUCED, key[1])
+        """Reduce a contiguous tensor in place. Each rank reduces one part of it and writes the
+        result over its own operand, where the other ranks read it."""
+        kind, number, reduced_key = "all-reduce", KINDS.index("all-reduce"), (REDUCED, key[1])
         me, peers, itemsize = self.index, self.others, x.element_size()
         per_rank = round_up(-(-x.numel() * itemsize // (len(peers) + 1))) // itemsize
         parts = [x.view(-1)[k * per_rank : (k + 1) * per_rank] for k in range(len(peers) + 1)]
@@ -104,25 +104,25 @@ class GroupMoves(Operations):
         for peer in peers:
             size = bytes_of([parts[peer]])
             self.links.send(peer, number, key, size, segment, starts[peer])
-        mine, size = views(segment.memory, starts[me], [parts[me]]), bytes_of([parts[me]])
-        operands = {me: mine[0]}
+        own_part, size = views(segment.memory, starts[me], [parts[me]]), bytes_of([parts[me]])
+        operands = {me: own_part[0]}
         for peer in peers:
             message = yield from self._message(kind, key, peer, size)
             operands[peer] = _read(message, [parts[me]])[0]
-        reduce(op, [operands[k] for k in sorted(operands)], mine[0])
+        reduce(op, [operands[k] for k in sorted(operands)], own_part[0])
         for peer in peers:
-            self.links.send(peer, number, done, size, segment, starts[me])
-        parts[me].copy_(mine[0])
+            self.links.send(peer, number, reduced_key, size, segment, starts[me])
+        parts[me].copy_(own_part[0])
         for peer in peers:
-            message = yield from self._message(kind, done, peer, bytes_of([parts[peer]]))
+            message = yield from self._message(kind, reduced_key, peer, bytes_of([parts[peer]]))
             parts[peer].copy_(_read(message, [parts[peer]])[0])
             self.links.acknowledge(peer, message)
 
     def _publish(
         self, kind: str, key: MessageKey, outgoing: PeerTensors, incoming: Mapping[int, Any]
     ) -> Segment | None:
-        """Send tensors to some ranks. Return the segment that they are in, if it is to be read
-        before the operation ends: others, for which this rank does not wait, have much to read."""
+        """Send the `outgoing` tensors. Return their segment if the operation ends only once it is
+        read: peers from which this rank receives nothing have much unread."""
         links, number = self.links, KINDS.index(kind)
         lists = {id(parts): parts for parts in outgoing.values()}
         sizes = {k: size_of(parts) for k, parts in lists.items()}
@@ -145,7 +145,7 @@ class GroupMoves(Operations):
         return segment if urgent else None
 
     def _wait_for_reader(self, outgoing: PeerTensors, segment: Segment | None) -> Steps:
-        """Wait until sockets have taken what is sent, and until a segment is read."""
+        """Wait until the sockets have taken all messages, and until the segment is read."""
         for peer in outgoing:
             while peer in self.links.backlog:
                 yield from self._wait_for_rank(peer)
@@ -155,7 +155,11 @@ class GroupMoves(Operations):
     def _message(
         self, kind: str, key: MessageKey, peer: int, size: int
     ) -> Generator[int, None, PeerMessage]:  # fmt: skip
-        """Return the message of a rank, once it has come."""
+        """Wait for a message of a rank, and return it.
+
+        Raises:
+            RuntimeError: its kind or size differs.
+        """
         inbox = self.links.inbox[peer]
         while key not in inbox:
             yield from self._wait_for_rank(peer)
@@ -169,12 +173,12 @@ class GroupMoves(Operations):
         return message
 
     def _wait_for_rank(self, peer: int) -> Steps:
-        """Wait for a rank, unless it has ended."""
+        """Wait for a rank. Raises RuntimeError where it has ended."""
         if peer in self.links.closed:
-            raise self.links.ended(peer)
+            raise self.links.ended_error(peer)
         yield peer
 
 
 def _read(message: PeerMessage, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors of a message, flat, where they are."""
+    """Return flat views of the tensors of a message."""
     return views(message.memory, message.offset, like)

@@ -1,7 +1,7 @@
-"""Operations of the backend `shm` that have started, and waits for them.
+"""The running operations of the backend `shm`, and waits for them.
 
-While a rank waits in one operation it goes on with all others that it has started, so that no rank
-waits for one that waits for something else.
+A rank that waits in one operation advances all others that it has started, so ranks that wait for
+each other in different operations do not deadlock.
 """
 
 import select
@@ -18,18 +18,18 @@ from torch import Tensor
 from .links import Links
 
 Steps = Generator[int, None, Any]
-"""The steps of an operation: yields the rank that it waits for, until there is a message of it."""
+"""The steps of an operation: a generator that yields the rank that it waits for."""
 
 _unfinished: dict["Operation", None] = {}
-"""The operations of this process that have started and not ended, in their order."""
+"""The running operations of this process, in the order of their starts."""
 
 
 class Operation:
-    """An operation that has started.
+    """A running operation.
 
     Attributes:
-        awaited: the rank that it waits for; None at its end.
-        error: what has ended it, if anything has.
+        awaited: the rank that it waits for; None once it has ended.
+        error: the exception that has ended it, if any.
     """
 
     def __init__(self, by: "Operations", kind: str, steps: Steps, results: Sequence[Tensor]):
@@ -40,7 +40,7 @@ class Operation:
         _unfinished[self] = None
 
     def advance(self) -> None:
-        """Go on until a message that has not come, without gradients."""
+        """Run, without autograd, until a message is missing."""
         if self.awaited is None:
             return
         recorded = torch.is_grad_enabled()
@@ -60,13 +60,13 @@ class Operation:
                 torch.set_grad_enabled(True)
 
     def end(self, error: Exception | None = None) -> None:
-        """Note that it has ended."""
+        """Mark the operation as ended."""
         self.awaited, self.error = None, error
         _unfinished.pop(self, None)
 
 
 class OperationHandle(dist.Work):
-    """The handle of an operation, which ends also if the handle is dropped."""
+    """The handle of an operation. The operation completes even if its handle is dropped."""
 
     def __init__(self, operation: Operation):
         super().__init__()
@@ -77,10 +77,10 @@ class OperationHandle(dist.Work):
             self._operation.by.dropped.append(self._operation)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end.
+        """Wait for the end of the operation.
 
         Raises:
-            RuntimeError: another rank has ended, did not come in time, or calls something else.
+            RuntimeError: another rank has ended, is late, or calls another collective.
         """
         operation = self._operation
         if operation.awaited is not None:
@@ -90,22 +90,22 @@ class OperationHandle(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has ended; it goes on if it can."""
+        """Advance the operation without waiting; return whether it has ended."""
         operation = self._operation
         if operation.awaited is not None:
             operation.by.progress(0.0)
         return operation.awaited is None
 
     def is_success(self) -> bool:
-        """Whether it has ended without an error."""
+        """Whether the operation has ended without an error."""
         return self.is_completed() and self._operation.error is None
 
     def exception(self) -> Exception | None:
-        """Return its error."""
+        """Return the error of the operation, if any."""
         return self._operation.error
 
     def synchronize(self) -> None:
-        """Wait for the end."""
+        """Wait for the end of the operation."""
         self.wait()
 
     def result(self) -> list[Tensor]:
@@ -114,7 +114,7 @@ class OperationHandle(dist.Work):
         return list(self._operation.results)
 
     def get_future(self) -> Any:
-        """Return a future that is done: no thread could end it later."""
+        """Wait, and return a completed future: no thread could complete it later."""
         future = torch.futures.Future()
         future.set_result(self.result())
         return future
@@ -124,8 +124,8 @@ class Operations:
     """The operations of a group.
 
     Attributes:
-        index: of this rank in the group.
-        dropped: those whose handles are gone.
+        index: the index of this rank in the group.
+        dropped: the operations whose handles are gone.
 
     Args:
         seconds: the longest wait for another rank.
@@ -143,8 +143,8 @@ class Operations:
         """Start an operation: run its steps until it waits.
 
         Args:
-            awaited: the rank, and the key, of the message that it waits for first. Where that has
-                not come nothing is to be run.
+            awaited: the rank and the key of the first message that it waits for. The steps do not
+                start before this message has come.
         """
         with self.lock:
             if self.dropped or self.links.backlog:
@@ -158,27 +158,33 @@ class Operations:
             return OperationHandle(operation)
 
     def finish(self, operation: Operation, seconds: float = 0.0) -> None:
-        """Wait for the end of an operation, for so long; 0: as long as the group may."""
+        """Wait for the end of an operation for at most `seconds`; 0: the timeout of the group."""
         seconds = seconds if seconds > 0 else self.seconds
         with self.lock:
-            until = time.monotonic() + seconds
+            deadline = time.monotonic() + seconds
             operation.advance()
             while (peer := operation.awaited) is not None:
-                left = until - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     rank = self.links.ranks[peer]
-                    about = f"{operation.kind} timed out: waited for rank {rank} for {seconds:g} s"
-                    operation.end(RuntimeError(about))
-                elif len(_unfinished) == 1 and not self.links.backlog and left >= self.links.wake:
+                    message = (
+                        f"{operation.kind} timed out: waited for rank {rank} for {seconds:g} s"
+                    )
+                    operation.end(RuntimeError(message))
+                elif (
+                    len(_unfinished) == 1
+                    and not self.links.backlog
+                    and remaining >= self.links.wake
+                ):
                     self.links.receive(peer)
                     operation.advance()
                 else:
-                    self.progress(left)
+                    self.progress(remaining)
 
     def progress(self, seconds: float) -> None:
-        """Go on with all operations of this process, for which there is a message within so long.
+        """Wait up to `seconds` for a message, and advance all operations of this process.
 
-        Groups that another thread is in are left to it.
+        Skips groups that another thread has locked.
         """
         others = dict.fromkeys(operation.by for operation in list(_unfinished))
         groups = [self, *(other for other in others if other is not self and other.is_free())]
@@ -198,14 +204,14 @@ class Operations:
                     group.lock.release()
 
     def is_free(self) -> bool:
-        """Whether no other thread is in it."""
+        """Whether no other thread has locked this group."""
         free = self.lock.acquire(blocking=False)
         if free:
             self.lock.release()
         return free
 
     def advance(self, peers: Sequence[int]) -> None:
-        """Take and send what the sockets to some ranks are ready for, and go on."""
+        """Receive from and send to ranks whose sockets are ready, then advance all operations."""
         for peer in peers:
             self.links.progress(peer)
         for operation in list(_unfinished):
@@ -213,23 +219,22 @@ class Operations:
                 operation.advance()
 
     def leave(self) -> None:
-        """Send what is left to send, and close the links."""
+        """Send the backlog, and close the links."""
         with self.lock:
-            until = time.monotonic() + self.seconds
-            while self.links.backlog and (left := until - time.monotonic()) > 0:
-                self.advance(_ready([self.links], left).get(self.links, ()))
+            deadline = time.monotonic() + self.seconds
+            while self.links.backlog and (remaining := deadline - time.monotonic()) > 0:
+                self.advance(_ready([self.links], remaining).get(self.links, ()))
             self.links.close()
 
 
 def _ready(links: Sequence[Links], seconds: float) -> dict[Links, list[int]]:
-    """Return the ranks whose sockets have a message, or take one, once there is one within so
-    long."""
+    """Wait up to `seconds` for sockets to read from or write to; return their ranks by links."""
     poll, by_file = select.poll(), dict[int, tuple[Links, int]]()
-    for each in links:
-        by_file |= each.register(poll)
-    wake = min([seconds, *(each.wake for each in links)])
-    found = dict[Links, list[int]]()
+    for group in links:
+        by_file |= group.register(poll)
+    wake = min([seconds, *(group.wake for group in links)])
+    ready = dict[Links, list[int]]()
     for file, _ in poll.poll(1000 * max(0.0, wake)):
-        each, peer = by_file[file]
-        found.setdefault(each, []).append(peer)
-    return found
+        group, peer = by_file[file]
+        ready.setdefault(group, []).append(peer)
+    return ready

@@ -1,8 +1,8 @@
-"""Shared memory of the ranks of one machine: what a rank writes, and others read.
+"""Shared memory of the ranks of one machine: one rank writes, other ranks read.
 
 A segment is memory without a name, which ends with the last process that has mapped it. Its owner
-writes tensors into it and tells its readers where they are; when all of them have read it, it is
-free for others.
+writes tensors into it and tells its readers where they are. Once all readers have read it, the
+owner uses it again.
 """
 
 import ctypes
@@ -17,22 +17,22 @@ from torch import Tensor
 from ..compat import is_zeros_without_memory
 
 ALIGNMENT = 64
-"""Of each part of a segment, in bytes: a cache line."""
+"""The alignment of each tensor in a segment, in bytes: a cache line."""
 
 PAGE = mmap.PAGESIZE
 
 ONE_COPY = 1 << 20
-"""The maximum bytes of a tensor that is copied by one call, in one thread: torch's copies have
-threads, but take 50 us to begin with where the caches have something else."""
+"""The maximum bytes of a tensor to copy by memmove, in one thread: torch's copies use several
+threads, but take 50 us to start with cold caches."""
 
 
 def round_up(size: int, to: int = ALIGNMENT) -> int:
-    """Return the next multiple."""
+    """Return the next multiple of `to`."""
     return -(-size // to) * to
 
 
 def size_of(parts: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors in a row, each of which is aligned."""
+    """Return the bytes of tensors one after the other, each one aligned."""
     return sum(round_up(x.numel() * x.element_size()) for x in parts)
 
 
@@ -42,28 +42,28 @@ def bytes_of(parts: Iterable[Tensor]) -> int:
 
 
 def flats(parts: Iterable[Tensor]) -> list[Tensor]:
-    """Return tensors as flat ones: views of those that are contiguous."""
+    """Flatten tensors: contiguous ones to views, others to copies."""
     return [x.reshape(-1) for x in parts]
 
 
 def views(memory: Any, offset: int, like: Iterable[Tensor]) -> list[Tensor]:
-    """Return flat tensors of these sizes and dtypes in a buffer, in a row from an offset on."""
-    found = []
+    """Return flat tensors in a buffer from an offset on, with the sizes and dtypes of `like`."""
+    tensors = []
     for x in like:
         count = x.numel()
         if count:
-            found.append(torch.frombuffer(memory, dtype=x.dtype, count=count, offset=offset))
+            tensors.append(torch.frombuffer(memory, dtype=x.dtype, count=count, offset=offset))
             offset += round_up(count * x.element_size())
-        else:  # torch has no views of no elements
-            found.append(x.new_empty(0))
-    return found
+        else:  # torch.frombuffer refuses 0 elements
+            tensors.append(x.new_empty(0))
+    return tensors
 
 
 def write(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> None:
-    """Copy tensors into a buffer, in a row from an offset on.
+    """Copy tensors into a buffer, one after the other from an offset on.
 
     Args:
-        address: of the buffer; 0 if it is not known.
+        address: the address of the buffer; 0 if unknown.
     """
     for x in parts:
         size = x.numel() * x.element_size()
@@ -75,7 +75,7 @@ def write(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> No
 
 
 def read(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> None:
-    """Copy from a buffer into tensors, which are in a row there from an offset on; as `write`."""
+    """Copy tensors out of a buffer: the inverse of `write`."""
     for x in parts:
         size = x.numel() * x.element_size()
         if address and _is_plain(x, size):
@@ -86,13 +86,13 @@ def read(memory: Any, address: int, offset: int, parts: Sequence[Tensor]) -> Non
 
 
 def _is_plain(x: Tensor, size: int) -> bool:
-    """Whether the bytes of a tensor are its elements in order, and few."""
+    """Whether the bytes of a tensor are its elements in order, and at most ONE_COPY."""
     lazy = x.is_conj() or x.is_neg() or is_zeros_without_memory(x)
     return size <= ONE_COPY and x.is_contiguous() and not lazy
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Return the address of mapped memory, which is valid as long as it is mapped."""
+    """Return the address of mapped memory, which is valid until it is unmapped."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -100,10 +100,10 @@ class Segment:
     """A segment of this rank.
 
     Attributes:
-        file: its descriptor, until all ranks of the group have mapped it; then -1.
-        address: of its memory in this process.
-        known: the ranks that have mapped it.
-        unread: the ranks that have yet to read what is in it.
+        file: the file descriptor, until all ranks of the group have mapped the segment; then -1.
+        address: the address of the memory in this process.
+        known: the ranks that have the descriptor.
+        unread: the ranks that have yet to read the segment.
     """
 
     def __init__(self, number: int, size: int):
@@ -113,7 +113,7 @@ class Segment:
         except OSError as error:
             raise too_many_files(error.strerror) from None
         os.ftruncate(self.file, size)
-        self.memory = mapped(self.file, size)
+        self.memory = map_segment(self.file, size)
         self.address = address_of(self.memory)
         self.known, self.unread = set[int](), set[int]()
 
@@ -124,15 +124,18 @@ class Segment:
             self.file = -1
 
 
-def too_many_files(found: str | None = None) -> RuntimeError:
-    """Return the error of a process that may open no more files, which segments are."""
-    found = found or "Too many open files"
-    return RuntimeError(f"shm: expected a segment of shared memory, got {found}; use ulimit -n")
+def too_many_files(reason: str | None = None) -> RuntimeError:
+    """Return the error of a process that may open no more files: segments are files."""
+    reason = reason or "Too many open files"
+    return RuntimeError(f"shm: expected a segment of shared memory, got {reason}; use ulimit -n")
 
 
-def mapped(file: int, size: int) -> mmap.mmap:
-    """Map a segment, all its pages at once: a page that is mapped where it is first used takes
-    longer."""
+def map_segment(file: int, size: int) -> mmap.mmap:
+    """Map a segment with all its pages at once: page faults at the first uses take longer.
+
+    Raises:
+        RuntimeError: too many files are open.
+    """
     try:
         return mmap.mmap(file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
     except OSError as error:
@@ -140,14 +143,14 @@ def mapped(file: int, size: int) -> mmap.mmap:
 
 
 class SegmentPool:
-    """The segments of this rank in a group: as many as it has had in use at a time, of each size.
+    """The segments of this rank in a group: of each size the maximum number in use at a time.
 
-    A size is rounded to one of four between two powers of two, so that nearly equal ones use the
-    same segments.
+    Sizes are rounded up to one of four between two powers of two, so that tensors of nearly equal
+    sizes share segments.
 
     Attributes:
-        size: the bytes of all.
-        unread: the bytes of those in use.
+        size: the bytes of all segments.
+        unread: the bytes of the segments in use.
     """
 
     def __init__(self):
@@ -156,7 +159,7 @@ class SegmentPool:
         self.size, self.unread = 0, 0
 
     def take(self, size: int, readers: Iterable[int]) -> Segment:
-        """Return a segment of this size or more, in use until the readers have read it."""
+        """Return a segment of at least `size` bytes, in use until the readers have read it."""
         size = round_up(size, max(PAGE, 1 << max(0, size.bit_length() - 3)))
         free = self._free.get(size)
         if free:
@@ -170,7 +173,7 @@ class SegmentPool:
         return segment
 
     def read(self, number: int, reader: int) -> None:
-        """Note that a rank has read a segment."""
+        """Record that a rank has read a segment."""
         segment = self._all[number]
         segment.unread.discard(reader)
         if not segment.unread:
@@ -178,7 +181,7 @@ class SegmentPool:
             self.unread -= segment.size
 
     def close(self) -> None:
-        """Let go of the memory, once nothing refers to it."""
+        """Release the memory, once nothing refers to it."""
         for segment in self._all:
             segment.close()
         self._all.clear()
