@@ -253,6 +253,13 @@ def test_what_a_program_would_lose_is_refused() -> None:
         m.count = torch.zeros(3)
         return m.layer(x)
 
+    def reread(m: Inner, x: Tensor) -> Tensor:
+        flat = x.reshape(-1)
+        x.T.masked_fill_(x.sum() > 0, -0.6)
+        return m.layer(flat.reshape(4, 4))
+
+    message = refused(reread)
+    assert "expected no write through a transposed view after a view that is read later" in message
     assert "expected gradients without hooks, got register_hook" in refused(hooked)
     assert "expected buffer 1.count of one shape and dtype" in refused(reshaped)
 

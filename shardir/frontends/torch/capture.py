@@ -5,6 +5,7 @@ The graph is not decomposed: linear layers, attention and norms stay one op each
 
 import inspect
 import logging
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -262,10 +263,21 @@ def _functionalize(program: ExportedProgram, model: torch.nn.Module) -> Exported
     """Return an exported program without writes in place.
 
     Raises:
-        ShardirError: a tensor is written that has two names, which torch refuses.
+        ShardirError: torch refuses it: a tensor is written that has two names; or one is written
+            through a transposed view, and an earlier view has no strides in the new value.
     """
     try:
         return functionalize(program)
+    except ValueError as error:
+        if not (found := re.search(r"Cannot view a tensor with (.*) as a tensor", str(error))):
+            raise
+        frames = re.findall(r'File "(.+?)", line (\d+)', str(error))
+        place = next((f", at {f}:{n}" for f, n in reversed(frames) if "/torch/" not in f), "")
+        raise ShardirError(
+            "expected no write through a transposed view after a view that is read later, got one "
+            f"of a tensor of {found[1].replace('torch.Size', '')}{place}; clone() the first view, "
+            "or write before it is taken"
+        ) from None
     except AssertionError as error:
         names: dict[int, list[str]] = {}
         for path, part in model.named_modules(remove_duplicate=False):

@@ -296,6 +296,7 @@ REFUSED = (
     "a write without a gradient to a detached tensor that is read later",
     "a mutation on a view chain",
     "A view was created in no_grad mode",
+    "no write through a transposed view",
     "a view that can be written to",
     "parameters and buffers that keep their shape",
     "no view of a tensor that is read after its data is assigned",
