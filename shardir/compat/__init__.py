@@ -1,5 +1,5 @@
-"""Private names of other libraries, which may be gone in their next version.
+"""Private names of other libraries, which their next versions may lack.
 
-One file for each library. All other code uses it by these files alone, the runtime beside programs
-by `shardir_runtime/compat.py`; test/compat says what a version does not have.
+There is one file for each library. All other code uses private names through these files; the
+runtime beside programs has `shardir_runtime/compat.py`. test/compat reports missing names.
 """

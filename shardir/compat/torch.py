@@ -54,7 +54,7 @@ LATE = {
     "UserError": "torch._dynamo.exc.UserError",
     "export_trace": "torch.export._trace",
 }
-"""What takes long to load, and is imported when it is asked for."""
+"""Names that take long to load, and are imported on first use."""
 
 
 def __getattr__(name: str) -> Any:
@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
 
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-"""The key of ops that are made of others, whose gradients follow."""
+"""The dispatch key of composite ops, whose gradients follow from their parts."""
 
 NON_REENTRANT = next(
     name
@@ -74,28 +74,28 @@ NON_REENTRANT = next(
     )
     if hasattr(checkpoint, name)
 )
-"""The generator of torch.utils.checkpoint that runs a checkpoint that is not reentrant."""
+"""The generator of torch.utils.checkpoint that runs a non-reentrant checkpoint."""
 
 DATA = torch._C.TensorBase.__dict__["data"]
-"""The attribute `data` of tensors: it makes an alias that is in no graph."""
+"""The attribute `data` of tensors: it makes an alias outside any graph."""
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 """The function by which contexts such as no_grad turn autograd on and off."""
 
 
 def set_grad_enabled(enabled: bool) -> None:
-    """Turn autograd on or off for eager tensors, without a node of it in a graph that is traced."""
+    """Turn autograd on or off for eager tensors, without a node in the graph being traced."""
     with torch._C.DisableTorchFunction():
         SET_GRAD_ENABLED(enabled)
 
 
 def functionalize(program: ExportedProgram) -> ExportedProgram:
-    """Return an exported program in which no tensor is written in place: `run_decompositions` with
-    an empty table. It prepares all composite ops of torch, which takes 0.3 s; here those that the
-    program calls."""
+    """Return the exported program without in-place writes: `run_decompositions` with an empty
+    table. Torch's own call prepares all its composite ops, which takes 0.3 s; this one only the
+    composite ops that the program calls."""
     from torch.export import exported_program
 
-    called = {
+    targets = {
         node.target
         for module in program.graph_module.modules()
         if isinstance(module, torch.fx.GraphModule)
@@ -106,7 +106,7 @@ def functionalize(program: ExportedProgram) -> ExportedProgram:
     is_prepared = getattr(exported_program, "_is_preservable_cia_op", None)
     if is_prepared is None or not hasattr(exported_program, prepared):
         return program.run_decompositions({})
-    composites = {op for op in called if isinstance(op, OpOverload) and is_prepared(op)}
+    composites = {op for op in targets if isinstance(op, OpOverload) and is_prepared(op)}
     with patch.object(exported_program, prepared, lambda: composites):
         return program.run_decompositions({})
 
@@ -115,8 +115,8 @@ _apply = getattr_static(torch.autograd.Function, "apply")
 
 
 def apply_function(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-    """Call torch's `apply` of an autograd function, even while another is in its place: a class
-    method of Python or, from torch 2.14 on, of C."""
+    """Call torch's own `apply` of an autograd function, even while it is patched: a class method of
+    Python or, from torch 2.14 on, of C."""
     return _apply.__get__(None, cls)(*args, **kwargs)
 
 
@@ -131,7 +131,7 @@ def overload_of(op: OpOverload) -> str:
 
 
 def scheduler_parts(scheduler: Any) -> list[Any]:
-    """Return the schedulers that one of torch.optim.lr_scheduler is made of."""
+    """Return the schedulers within a composite scheduler of torch.optim.lr_scheduler."""
     return scheduler._schedulers
 
 

@@ -1,7 +1,7 @@
 """Private names of xDSL, and names that differ between its versions.
 
-A field of an op or a value is read in C, in a third of the time of xDSL's property. One is set
-where xDSL's own way looks for what it cannot find here, or copies what it changes.
+Reading a field of an op or a value in C takes a third of the time of xDSL's property. Fields are
+set directly where xDSL's own way searches in vain, or copies the list that it changes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,10 +37,10 @@ FIELDS = (
     (Operation, "next_op", "_next_op"),
     (Operation, "prev_op", "_prev_op"),
 )
-"""Properties that are fields of other names."""
+"""Properties that only read a field: (class, property, field)."""
 
 OPERANDS = "_operands"
-"""The field of an op with its operands; the property makes a view of them."""
+"""The field of an op with its operands; the property makes a view of it."""
 
 type_of: Callable[[SSAValue], Any] = attrgetter("_type")
 name_of: Callable[[SSAValue], str | None] = attrgetter("_name")
@@ -53,17 +53,17 @@ next_of: Callable[[Operation], Operation | None] = attrgetter("_next_op")
 
 
 def set_type(value: SSAValue, type: Attribute) -> None:
-    """Set the type of a value in place: a new op would cost twenty times as much."""
+    """Set the type of a value in place: a new op would take twenty times as long."""
     value._type = type
 
 
 def set_name(value: IRWithName, name: str | None) -> None:
-    """Set the name of a value as it is: xDSL drops a trailing `_1`."""
+    """Set the exact name of a value: xDSL drops a trailing `_1`."""
     value._name = name
 
 
 def give_operands(op: Operation, operands: Iterable[SSAValue]) -> None:
-    """Set the operands of a new op, which has none to detach."""
+    """Set the operands of a new op, which has no old ones to detach."""
     op._operands = SSAValues(operands)
     op._operand_uses = tuple([Use(op, i) for i in range(len(op._operands))])
     for v, use in zip(op._operands, op._operand_uses, strict=True):
@@ -71,7 +71,7 @@ def give_operands(op: Operation, operands: Iterable[SSAValue]) -> None:
 
 
 def add_arguments(block: Block, args: Iterable[BlockArgument]) -> None:
-    """Add arguments to a block at once: xDSL copies those before each one."""
+    """Add all arguments to a block at once: xDSL copies the list for each argument."""
     block._args += tuple(args)
 
 
@@ -82,12 +82,12 @@ ATTACH = "_attach_op"
 
 
 def token_of(parser: AttrParser) -> MLIRToken:
-    """Return the token that a parser is at."""
+    """Return the current token of a parser."""
     return parser._current_token
 
 
 def resume_from(parser: AttrParser, offset: int) -> None:
-    """Let a parser go on from an offset of its text."""
+    """Continue a parser from an offset of its text."""
     parser._resume_from(offset)
 
 
@@ -99,21 +99,21 @@ def share_indices(
     what: str,
     count: int,
 ) -> None:
-    """Set `parts` to the indices of the values of each operand or result of an op, of so many
+    """Set `parts` to the indices of the values of each operand or result of an op, out of `count`
     values. Raises VerifyException."""
     d._set_using_variadic_index(op, parts, construct, what, range(count))
 
 
 class NamingPrinter(Printer):
-    """A printer whose names of values a subclass makes."""
+    """A printer whose subclasses choose the names of values."""
 
     @property
     def names_of_values(self) -> dict[SSAValue, str]:
-        """The names of the values that are printed so far."""
+        """The names of the values printed so far."""
         return self._ssa_values
 
     def new_number(self) -> str:
-        """Return the next name that is a number."""
+        """Return the next free number as a name."""
         return self._get_new_valid_name_id()
 
     def print_results(self, op: Operation) -> None:
@@ -122,5 +122,5 @@ class NamingPrinter(Printer):
 
 
 LISTS = (fmt.VariadicVariable, fmt.OperandsOrResultDirective)
-"""The directives that stand for any number of values. Their predicate is `is_variadic_like`, from
-xDSL 0.75 on `is_comma_separated_list`."""
+"""The directives for any number of values. Their predicate is `is_variadic_like`, from xDSL 0.75 on
+`is_comma_separated_list`."""

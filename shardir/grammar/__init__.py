@@ -1,2 +1,1 @@
-"""LALR(1) grammars: their tables, computed by Lark and retained on disk, and the loop that runs
-them."""
+"""LALR(1) parsing: tables, computed by Lark and retained on disk, and the loop that runs them."""

@@ -1,8 +1,8 @@
 """LALR(1) tables, run by one loop with a lexer for each parser state.
 
-Lark's own loop and lexer keep line counts and token objects that cost half of the time of a large
+Lark's own loop and lexer keep line counts and token objects, which take half of the time of a large
 module. This loop keeps offsets only, drops punctuation, and turns leaf tokens into values as it
-shifts them. It also owns its stacks, which is what error recovery needs.
+shifts them. It also owns its stacks, which error recovery needs.
 """
 
 import re
@@ -19,7 +19,7 @@ WORD = re.compile(r"[A-Za-z_][\w$.]*+", re.ASCII)
 
 
 class Token:
-    """A terminal with a value."""
+    """A terminal of a text, with its position."""
 
     __slots__ = ("end", "start", "value")
 
@@ -28,7 +28,7 @@ class Token:
 
 
 class UnexpectedError(Exception):
-    """A terminal that no rule allows here; `after` is the end of the one before it."""
+    """A terminal that no rule allows here; `after` is the end of the terminal before it."""
 
     def __init__(self, after: int, start: int, end: int, got: str, expected: list[str]):
         super().__init__(got)
@@ -37,15 +37,15 @@ class UnexpectedError(Exception):
 
 
 Matcher = Callable[[str, int, int], Any]
-"""Returns the match of a terminal from a position on, or None; its last group is the terminal."""
+"""Matches a terminal at a position; the last group of the match is named after the terminal."""
 
 MAX_SINGLE = 8
-"""The number of times that a state tries its terminals one by one, before it gets one regex for all
-of them: to compile that takes longer than to parse a short text; those of terminals are shared."""
+"""The number of times that a state tries the shared regexes of its terminals one by one, before it
+compiles one regex for all of them: the compilation takes longer than to parse a short text."""
 
 
 class Row:
-    """The actions of one state. They are read when the state is first reached: most never are."""
+    """The actions of one state. They are read when the state is first reached: few are."""
 
     __slots__ = ("goto", "is_read", "lexed", "match", "number", "reduce", "shift", "words")
 
@@ -67,8 +67,8 @@ class Row:
 class Machine:
     """A grammar with its actions, ready to run.
 
-    `convert`: leaf terminals -> value, made as they are shifted.
-    `words`: spellings of one terminal that are terminals of their own, such as names of ops.
+    `convert`: for each leaf terminal, the function that makes its value when it is shifted.
+    `words`: spellings of a terminal that are separate terminals, such as names of ops.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Machine:
         self.tables = tables = tables_of(grammar, starts)
         self.actions, self.words = actions, words or {}
         self.terminals = {t.name: t for t in tables.terminals}
-        makes = convert or {}
-        self.makes = {name: makes.get(name, token) for name in tables.kept}
+        conversions = convert or {}
+        self.makes = {name: conversions.get(name, token) for name in tables.kept}
         self.rows: dict[int, Row] = {}
         self.first = {start: self._row(n) for start, n in tables.first.items()}
         self.final = {start: self._row(n) for start, n in tables.final.items()}
         self.singles: dict[str, Matcher] = {}
-        """The regex of each terminal."""
+        """The matcher of each terminal."""
 
     @property
     def literals(self) -> dict[str, str]:
@@ -114,14 +114,13 @@ class Machine:
         row.is_read = True
 
     def _prepare(self, row: Row) -> Matcher:
-        """Return what finds the next terminal in a state, made on first use: most states never
-        lex."""
+        """Return the matcher of a state, made on first use: most states never lex."""
         if not row.is_read:
             self._read(row)
         defs = [self.terminals[k] for k in row.kinds if k in self.terminals]
         for t in defs:
-            spelt = {n: self.terminals[n] for n in self.tables.spelt.get(t.name, ())}
-            words = {w.text: n for n, w in spelt.items() if w in defs}
+            literals = {n: self.terminals[n] for n in self.tables.matched_literals.get(t.name, ())}
+            words = {w.text: n for n, w in literals.items() if w in defs}
             words = dict(self.words.get(t.name, {})) | words
             if words:
                 row.words[t.name] = words
@@ -142,10 +141,10 @@ class Machine:
         return match
 
     def _single(self, t: Terminal) -> Matcher:
-        """Return the regex of a terminal alone."""
-        if (found := self.singles.get(t.name)) is None:
-            found = self.singles[t.name] = re.compile(SKIP + _regex(t), re.ASCII).match
-        return found
+        """Return the matcher of one terminal."""
+        if (matcher := self.singles.get(t.name)) is None:
+            matcher = self.singles[t.name] = re.compile(SKIP + _regex(t), re.ASCII).match
+        return matcher
 
     def run(
         self,
@@ -155,8 +154,12 @@ class Machine:
         end: int | None = None,
         recover: Callable[[list[Row], list[Any], UnexpectedError], int] | None = None,
     ) -> Any:
-        """Return the value of `text[pos:end]`; `recover` repairs the stacks and returns where to
-        resume."""
+        """Parse `text[pos:end]` and return its value. `recover` repairs the stacks after an error,
+        and returns the position from which to resume.
+
+        Raises:
+            UnexpectedError: a terminal does not fit, and there is no `recover`.
+        """
         stop = len(text) if end is None else end
         row, final = self.first[start], self.final[start]
         stack, values = [row], []
@@ -212,7 +215,8 @@ class Machine:
         return UnexpectedError(after, begin, m.end(), m[0], expected)
 
     def accepts(self, stack: list[Row], kind: str) -> bool:
-        """Whether a terminal can follow: reductions may end in a state in which it cannot."""
+        """Whether a terminal can follow. A reduction alone does not show it: it may end in a state
+        that refuses the terminal."""
         rows = list(stack)
         while kind not in rows[-1].shift:
             if (reduce := rows[-1].reduce.get(kind)) is None:
@@ -229,7 +233,7 @@ class Machine:
 
 
 def _regex(t: Terminal) -> str:
-    """Return the regex of a terminal, in a group of its name."""
+    """Return the regex of a terminal, in a group with its name."""
     regex = t.text
     if t.is_literal:
         regex = re.escape(t.text) + (r"(?![\w$.])" if WORD.fullmatch(t.text) else "")
@@ -237,40 +241,40 @@ def _regex(t: Terminal) -> str:
 
 
 def _reduction(rule: Production, actions: object) -> Callable[[list[Any]], Any]:
-    """Return the function from the values of a rule's children to its own value; that of a rule
-    without a method is the list of them."""
-    make = getattr(actions, rule.method, _same)
+    """Return the function from the values of a rule's children to the rule's value, by default
+    their list."""
+    make = getattr(actions, rule.method, _list_children)
     if rule.expands:
-        make = partial(_expanded, make)
+        make = partial(_make_unless_single, make)
     picks = rule.picks
     if picks == [(i, False) for i in range(rule.size)]:
         return make
     if not any(inlined for _, inlined in picks):
-        return partial(_picked, make, [i for i, _ in picks])
-    return partial(_joined, make, picks)
+        return partial(_make_of_picked, make, [i for i, _ in picks])
+    return partial(_make_of_inlined, make, picks)
 
 
-def _same(children: list[Any]) -> list[Any]:
+def _list_children(children: list[Any]) -> list[Any]:
     return children
 
 
-def _expanded(make: Callable[[list[Any]], Any], children: list[Any]) -> Any:
+def _make_unless_single(make: Callable[[list[Any]], Any], children: list[Any]) -> Any:
     return children[0] if len(children) == 1 else make(children)
 
 
-def _picked(make: Callable[[list[Any]], Any], picks: list[int], children: list[Any]) -> Any:
+def _make_of_picked(make: Callable[[list[Any]], Any], picks: list[int], children: list[Any]) -> Any:
     return make([None if i < 0 else children[i] for i in picks])
 
 
-def _joined(
+def _make_of_inlined(
     make: Callable[[list[Any]], Any], picks: list[tuple[int, bool]], children: list[Any]
 ) -> Any:
-    found: list[Any] = []
+    picked: list[Any] = []
     for i, inlined in picks:
         if not inlined:
-            found.append(None if i < 0 else children[i])
-        elif found:
-            found += children[i]
-        else:  # nobody else has the list: a long one is not copied at each of its elements
-            found = children[i]
-    return make(found)
+            picked.append(None if i < 0 else children[i])
+        elif picked:
+            picked += children[i]
+        else:  # reuses the list, which has no other owner: copies would be quadratic
+            picked = children[i]
+    return make(picked)

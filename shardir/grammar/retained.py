@@ -1,10 +1,9 @@
-"""Data that takes long to compute, retained in files from one process to the next.
+"""Data that takes long to compute, retained in files between processes.
 
-    data = retained("all that the data depends on", compute)
+    data = retained("everything that the data depends on", compute)
 
-A file is in the user's cache folder, is named by the key, and appears complete. It is JSON with its
-digest, so that damaged data is computed again, and that of somebody else can do no more than be
-wrong.
+A file is in the user's cache folder, is named by its key, and appears complete. It is JSON with a
+digest: damaged data is computed again, and a forged file can only contain wrong data.
 """
 
 import contextlib
@@ -20,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 MAX_FILES = 32
-"""The files that are retained; the oldest ones are removed."""
+"""The maximum number of files; the oldest ones are removed."""
 
 PART = ".part"
-"""The end of the name of a file that is being written."""
+"""The suffix of a file while it is written."""
 
 
 def retained(key: str, compute: Callable[[], Any]) -> Any:
-    """Return the data of a key as JSON has it: from its file, or computed."""
+    """Return the data of a key, as JSON values: from its file, or computed."""
     try:
         file = cache_folder() / f"{sha256(key.encode()).hexdigest()[:32]}.json"
     except RuntimeError:  # there is no home directory
@@ -44,22 +43,22 @@ def retained(key: str, compute: Callable[[], Any]) -> Any:
 @cache
 def version(package: str) -> str:
     """Return the version of an installed package. Python's own function parses all metadata."""
-    found = distribution(package)
-    line = re.search(r"^Version: *(\S+)", found.read_text("METADATA") or "", re.M)
-    return line[1] if line else found.version
+    installed = distribution(package)
+    line = re.search(r"^Version: *(\S+)", installed.read_text("METADATA") or "", re.M)
+    return line[1] if line else installed.version
 
 
 def cache_folder() -> Path:
-    """Return the folder of the files: `shardir` in $XDG_CACHE_HOME, else in ~/.cache."""
+    """Return the folder of retained files: `shardir` in $XDG_CACHE_HOME, else in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "shardir"
 
 
 def _content(file: Path) -> bytes:
-    """Return what a file holds.
+    """Return the JSON text of a file.
 
     Raises:
-        OSError: it cannot be read. ValueError: it is not as it was written.
+        OSError: it cannot be read. ValueError: its digest differs.
     """
     digest, _, data = file.read_bytes().partition(b"\n")
     if sha256(data).hexdigest().encode() != digest:
@@ -81,7 +80,7 @@ def _retain(file: Path, data: bytes) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the oldest files; of an incomplete one another process may be the author."""
+    """Remove the oldest files. Recent partial files stay: another process may be writing them."""
     files = sorted(folder.iterdir(), key=lambda f: f.stat().st_mtime)
     for file in files[:-MAX_FILES]:
         file.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
 """The collectives of the local view in numpy, on all ranks at once.
 
-Each function maps the shards (or partial values) of the ranks of a group, in row-major order of the
-axes, to those after the collective. Emitted programs are tested against these functions.
+Each function maps the shards or partial values of the ranks of a group, in row-major order of the
+axes, to the shards or partial values after the collective. Emitted programs are tested against
+these functions.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from shardir.dialects.nn.windows import at_dim, fold, span, unfold
 from shardir.interpret.values import reduce_parts
 
 Parts = list[Array]
-"""The shard or partial value of each rank, of all ranks or of those of a group."""
+"""The shard or partial value of each rank of a mesh or of a group."""
 
 
 def _shard(x: Array, dim: int, parts: int, k: int) -> Array:
@@ -95,37 +96,39 @@ def _permute(op: dist.PermuteOp, group: Parts) -> Parts:
 def _exchange(
     op: dist.ExchangeOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
 ) -> Parts:
-    """Assemble the new shard of each rank from the pieces that others hold."""
+    """Assemble the new shard of each rank from pieces of the old shards."""
     source, target = dist.layout_of(value), dist.layout_of(out)
     assert source is not None and target is not None and isinstance(value.type, TensorType)
     shape = dist.global_shape(value.type, mesh)
-    new = []
+    shards = []
     for rank in range(mesh.size):
-        here = target.slices(mesh, shape, rank)
-        x = np.zeros([s.stop - s.start for s in here], parts[0].dtype)
+        new_region = target.slices(mesh, shape, rank)
+        shard = np.zeros([s.stop - s.start for s in new_region], parts[0].dtype)
         for piece in pieces(mesh, shape, source, target, rank):
-            there = source.slices(mesh, shape, piece.holder)
-            x[within(piece.region, here)] = parts[piece.holder][within(piece.region, there)]
-        new.append(x)
-    return new
+            held_region = source.slices(mesh, shape, piece.holder)
+            shard[within(piece.region, new_region)] = parts[piece.holder][
+                within(piece.region, held_region)
+            ]
+        shards.append(shard)
+    return shards
 
 
 def _halo_unfold(
     op: dist.HaloUnfoldOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
 ) -> Parts:
-    """Assemble the elements of each rank's windows, then cut the windows."""
+    """Assemble the rows under each rank's windows, then cut the windows."""
     w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
     n = mesh.extent(axes)
     new = []
     for rank in range(mesh.size):
         k = mesh.index(rank, axes)
         start, stop = w.span(n, k)
-        none = parts[rank][at_dim(dim, 0, 0)]
-        needed = span(none, dim, 0, stop - start, op.lowest is not None)
+        no_rows = parts[rank][at_dim(dim, 0, 0)]
+        needed = span(no_rows, dim, 0, stop - start, op.lowest is not None)
         for holder, low, high in w.needed(n, k):
             first = shard_bounds(w.rows, n, holder)[0]
-            theirs = parts[mesh.moved(rank, axes, holder)]
-            needed[at_dim(dim, low - start, high - start)] = theirs[
+            held = parts[mesh.moved(rank, axes, holder)]
+            needed[at_dim(dim, low - start, high - start)] = held[
                 at_dim(dim, low - first, high - first)
             ]
         first, last = shard_bounds(w.count, n, k)
@@ -136,7 +139,7 @@ def _halo_unfold(
 def _halo_fold(
     op: dist.HaloFoldOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
 ) -> Parts:
-    """Add the elements of each rank's windows to the shards that hold them."""
+    """Add each rank's windows to the shards that hold their rows."""
     w, dim, axes = op.windows(value, out, mesh), op.dim.value.data, op.axes.data
     n = mesh.extent(axes)
     new = []
@@ -158,14 +161,16 @@ def _halo_fold(
 def _in_groups(apply: Callable[[Any, Parts], Parts]) -> Callable[..., Parts]:
     """Return the function that applies `apply` to each group of ranks."""
 
-    def on_all(op: dist.CollectiveOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh):
+    def apply_to_groups(
+        op: dist.CollectiveOp, parts: Parts, value: SSAValue, out: SSAValue, mesh: Mesh
+    ):
         new = list(parts)
         for group in mesh.groups(op.axes.data):
             for rank, x in zip(group, apply(op, [parts[r] for r in group]), strict=True):
                 new[rank] = x
         return new
 
-    return on_all
+    return apply_to_groups
 
 
 NUMPY: dict[str, Callable[..., Parts]] = {
@@ -185,22 +190,23 @@ NUMPY: dict[str, Callable[..., Parts]] = {
     "halo_unfold": _halo_unfold,
     "halo_fold": _halo_fold,
 }
-"""The function of each collective, by the name of its record."""
+"""The function for each collective, by the name of its record."""
 
 
 def run_collective(op: dist.CollectiveOp, values: list[Parts], mesh: Mesh) -> list[Parts]:
-    """Each value's parts on all ranks, after the collective."""
+    """Return the parts of each value on all ranks after the collective."""
     apply = NUMPY[op.record.name]
-    ends = zip(values, op.values, op.outs, strict=True)
-    return [apply(op, parts, value, out, mesh) for parts, value, out in ends]
+    transfers = zip(values, op.values, op.outs, strict=True)
+    return [apply(op, parts, value, out, mesh) for parts, value, out in transfers]
 
 
 def run_ring_product(op: dist.RingProductOp, operands: list[Parts], mesh: Mesh) -> list[Parts]:
-    """The results' parts on all ranks of a product in steps: the collective and the product."""
+    """Return the parts of each result on all ranks of a product in steps: the collective and the
+    product, one after the other."""
     operands, (which, dim, out) = list(operands), op.ring
     groups = list(mesh.groups(op.axes.data))
 
-    def gathered(parts: Parts, dim: int) -> Parts:
+    def gather(parts: Parts, dim: int) -> Parts:
         new = list(parts)
         for group in groups:
             unsharded = np.concatenate([parts[r] for r in group], axis=dim)
@@ -209,7 +215,7 @@ def run_ring_product(op: dist.RingProductOp, operands: list[Parts], mesh: Mesh) 
         return new
 
     if isinstance(op, dist.GatheredProductOp):
-        operands[which] = gathered(operands[which], dim)
+        operands[which] = gather(operands[which], dim)
     products = [np.einsum(op.equation.data, x, y) for x, y in zip(*operands, strict=True)]
     if isinstance(op, dist.GatheredProductOp):
         return [products, operands[which]][: len(op.outs)]

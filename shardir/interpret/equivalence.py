@@ -1,8 +1,7 @@
-"""`--check-equivalence`: a function has the same results before and after a pass.
+"""`--check-equivalence`: checks that a pass does not change the results of functions.
 
-Each function that both modules have is run on the same random inputs, and the results are compared.
-A function that the pass made by differentiation is compared with difference quotients of its
-source.
+Each function of both modules runs on the same random inputs, before and after the pass. Gradients
+that the pass has derived are compared with difference quotients of the source function.
 """
 
 from collections.abc import Sequence
@@ -30,17 +29,22 @@ from shardir.dialects.train import (
 )
 from shardir.interpret.evaluator import global_type, is_local_function, run
 from shardir.interpret.over_tokens import MicrobatchFunction
-from shardir.interpret.values import as_in_first_run, for_differences, one_of_several, rounded
+from shardir.interpret.values import (
+    for_differences,
+    numbered_run,
+    round_to_element,
+    value_of_first_run,
+)
 
 T = TypeVar("T")
 
 TOLERANCE = {"f64": 1e-9, "f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}
-"""The difference that is allowed, by the narrowest float type of a function, relative to the
-largest element of the result: several ranks add in another order."""
+"""The maximum difference relative to the largest element of the result, by the narrowest float type
+of the function: several ranks add in another order."""
 
 MIN_SCALE = 1e-2
-"""The size that differences are relative to where all elements are smaller: sums of values of about
-1 that cancel have the rounding errors of those values."""
+"""The minimum size to which differences are relative: a sum of values of about 1 that cancel has
+their rounding errors."""
 
 
 class NotEquivalentError(ShardirError):
@@ -48,8 +52,8 @@ class NotEquivalentError(ShardirError):
 
 
 def random_arguments(f: FuncOp, module: ModuleOp, seed: int = 0) -> list[Array]:
-    """Return random values for a function's arguments: standard normal; integers within the range
-    of `train.input`, else 0 or 1; states positive, as means of squares are."""
+    """Return random global values for a function's arguments: floats standard normal, integers
+    within the range of `train.input`, else 0 or 1, and states positive, like means of squares."""
     rng = np.random.default_rng(seed)
     meshes = dist.meshes_of(module)
     out = []
@@ -66,12 +70,12 @@ def random_arguments(f: FuncOp, module: ModuleOp, seed: int = 0) -> list[Array]:
             value = rng.standard_normal(shape)
         if argument.role is Role.STATE:
             value = np.abs(value)
-        out.append(rounded(value, type.element_type))
+        out.append(round_to_element(value, type.element_type))
     return out
 
 
 def functions(module: ModuleOp) -> dict[str, FuncOp]:
-    """Return the functions with a body, by name."""
+    """Return the functions with bodies, by name."""
     return {
         op.sym_name.data: op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks
     }
@@ -84,7 +88,7 @@ def signature(f: FuncOp, module: ModuleOp) -> list[TensorType]:
 
 
 def compare(name: str, i: int, before: Array, after: Array, element: str) -> None:
-    """Raise NotEquivalentError when two results differ by more than their type's precision."""
+    """Raise NotEquivalentError where two results differ by more than the tolerance of `element`."""
     if before.shape != after.shape:
         raise NotEquivalentError(
             f"expected result {i} of @{name} of shape {list(before.shape)}, got {list(after.shape)}"
@@ -103,8 +107,8 @@ def compare(name: str, i: int, before: Array, after: Array, element: str) -> Non
 
 
 def check_pass(before: ModuleOp, after: ModuleOp, name: str) -> None:
-    """Check that functions have the same results after the pass `name`, and that the gradients that
-    it made are right.
+    """Check that functions have the same results after the pass `name`, and check the gradients
+    that it has derived.
 
     Raises:
         NotEquivalentError: a result or a gradient differs.
@@ -136,7 +140,7 @@ def _check_function(old: FuncOp, new: FuncOp, before: ModuleOp, after: ModuleOp)
 
 
 def _narrow_elements(f: FuncOp) -> set[str]:
-    """Return the element types of a function's values that are narrower than f32."""
+    """Return f16 and bf16 if a value of the function has them."""
     types = (v.type for op in f.body.block.ops for v in op.results)
     names = {str(t.element_type) for t in types if isinstance(t, TensorType)}
     return names & {"f16", "bf16"}
@@ -146,41 +150,42 @@ STEP = 1e-5
 """The step of difference quotients, in double precision."""
 
 SLOPE_TOLERANCE = 1e-4
-"""The difference that is allowed between a slope and its difference quotient, relative to the sum
-of the sizes of its terms."""
+"""The maximum difference between a slope and its difference quotient, relative to the sum of the
+absolute values of the slope's terms."""
 
 
 def _check_request(request: Request, new: FuncOp, before: ModuleOp, after: ModuleOp) -> None:
-    """Check that the made function returns the results of its source, and that its gradients, if
-    it has any, have the slope of the source in a random direction, by central differences."""
-    name, made = request.function.root_reference.data, new.sym_name.data
+    """Check that the derived function returns the results of its source. Where it has gradients,
+    compare their slope in a random direction with central differences of the source."""
+    name, derived = request.function.root_reference.data, new.sym_name.data
     if name not in functions(before):  # the pass has made the source too: it is a gradient
         before = after
     f = functions(before)[name]
-    several = None if isinstance(request, GradientOp) else request.accumulate
-    if several is not None and several.kind == "tokens" and is_local_function(f):
+    accumulate = None if isinstance(request, GradientOp) else request.accumulate
+    if accumulate is not None and accumulate.kind == "tokens" and is_local_function(f):
         return  # shards of all microbatches are not evaluated together
     with for_differences():
         count = len(f.function_type.inputs)
         arguments = random_arguments(new, after)[:count]
-        everything = [*arguments, *random_arguments(new, after, seed=1)[count:]]
-        expected, found = _source(request, f, before, arguments), run(after, made, everything)
-        for i, (x, y) in enumerate(zip(expected, found, strict=False)):
-            compare(made, i, x, y, "f32")
+        all_arguments = [*arguments, *random_arguments(new, after, seed=1)[count:]]
+        expected = _run_source(request, f, before, arguments)
+        results = run(after, derived, all_arguments)
+        for i, (x, y) in enumerate(zip(expected, results, strict=False)):
+            compare(derived, i, x, y, "f32")
         if isinstance(request, ForwardOp):
             return
-        gradients = _gradients(request, new, everything, found, len(expected))
+        gradients = _gradients(request, new, all_arguments, results, len(expected))
         if gradients is None:
             return
         rng = np.random.default_rng(2)
         direction = {i: rng.standard_normal(g.shape) for i, g in gradients.items()}
-        cotangents = _cotangents(request, f, expected, everything[len(arguments) :])
+        cotangents = _cotangents(request, f, expected, all_arguments[len(arguments) :])
 
         def value(step: float) -> float:
             moved = [
                 a + step * direction[i] if i in direction else a for i, a in enumerate(arguments)
             ]
-            pairs = zip(_source(request, f, before, moved), cotangents, strict=True)
+            pairs = zip(_run_source(request, f, before, moved), cotangents, strict=True)
             return sum(float(np.sum(y * c)) for y, c in pairs if c is not None)
 
         slope = (value(STEP) - value(-STEP)) / (2 * STEP)
@@ -188,115 +193,125 @@ def _check_request(request: Request, new: FuncOp, before: ModuleOp, after: Modul
     size = sum(float(np.sum(np.abs(g * direction[i]))) for i, g in gradients.items())
     if not abs(predicted - slope) <= SLOPE_TOLERANCE * max(size, abs(slope), MIN_SCALE):
         raise NotEquivalentError(
-            f"expected gradients of @{made} with the slope {slope:.6g} of @{name} in a random "
+            f"expected gradients of @{derived} with the slope {slope:.6g} of @{name} in a random "
             f"direction, got {predicted:.6g}"
         )
 
 
-def _source(request: Request, f: FuncOp, module: ModuleOp, values: list[Array]) -> list[Array]:
-    """Return the results of the source, of a step without gradients; of one over several
-    microbatches the sum or the mean of their losses, the mean of their metrics, and the states
-    after the last."""
+def _run_source(request: Request, f: FuncOp, module: ModuleOp, values: list[Array]) -> list[Array]:
+    """Run the source function, and return its results except gradients.
+
+    A step over several microbatches has the sum or the mean of their losses, the mean of their
+    metrics, and the states after the last microbatch.
+    """
     name = f.sym_name.data
     if isinstance(request, ForwardOp):
-        return _of_forward(request, f, module, values)
+        return _run_forward(request, f, module, values)
     if not isinstance(request, StepOp):
         return run(module, name, values)
     if not request.is_loop:
-        return _of_step(f, run(module, name, values))
-    given, updated, roles = list(values), _of_step(f, updated_arguments(f)), arguments(f)
+        return _without_gradients(f, run(module, name, values))
+    current, updated = list(values), _without_gradients(f, updated_arguments(f))
+    roles = arguments(f)
     scalars: list[list[Array]] = [[] for _ in updated]
     microbatch = MicrobatchFunction(request, module)
 
     def inputs(k: int) -> list[Array]:
-        return [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
+        return [x if a.is_retained else x[k] for x, a in zip(current, roles, strict=True)]
 
     microbatch.count(map(inputs, range(request.microbatches)))
     for k in range(request.microbatches):
-        with one_of_several(k):
-            results = _of_step(f, microbatch.run(inputs(k)))
-        for i, y, several in zip(updated, results, scalars, strict=True):
+        with numbered_run(k):
+            results = _without_gradients(f, microbatch.run(inputs(k)))
+        for i, y, terms in zip(updated, results, scalars, strict=True):
             if i is None:
-                several.append(y)
+                terms.append(y)
             else:  # no gradient goes through a state
-                given[i] = as_in_first_run((k, i), y)
+                current[i] = value_of_first_run((k, i), y)
     is_mean = request.accumulate is not None and request.accumulate.averages
-    found = list[Array]()
-    for i, several, metric in zip(updated, scalars, _of_step(f, metric_names(f)), strict=True):
-        count = len(several) if is_mean or metric is not None else 1
-        found.append(np.asarray(sum(several) / count) if i is None else given[i])
-    return found
+    metrics = _without_gradients(f, metric_names(f))
+    totals = list[Array]()
+    for i, terms, metric in zip(updated, scalars, metrics, strict=True):
+        count = len(terms) if is_mean or metric is not None else 1
+        totals.append(np.asarray(sum(terms) / count) if i is None else current[i])
+    return totals
 
 
-def _of_forward(
+def _run_forward(
     request: ForwardOp, f: FuncOp, module: ModuleOp, values: list[Array]
 ) -> list[Array]:
-    """Return the results of all microbatches: of scalars of floats the mean or the sum, of states
-    the last, of others all."""
-    given, updated, roles = list(values), updated_arguments(f), arguments(f)
-    parts: list[list[Array]] = [[] for _ in updated]
+    """Run all microbatches. Return the mean or the sum of float scalars, the last value of states,
+    and all values of other results, stacked."""
+    current, updated, roles = list(values), updated_arguments(f), arguments(f)
+    results: list[list[Array]] = [[] for _ in updated]
     microbatch = MicrobatchFunction(request, module)
 
     def inputs(k: int) -> list[Array]:
-        return [x if a.is_retained else x[k] for x, a in zip(given, roles, strict=True)]
+        return [x if a.is_retained else x[k] for x, a in zip(current, roles, strict=True)]
 
     microbatch.count(map(inputs, range(request.microbatches)))
     for k in range(request.microbatches):
-        for i, y, several in zip(updated, microbatch.run(inputs(k)), parts, strict=True):
-            several.append(y)
+        for i, y, parts in zip(updated, microbatch.run(inputs(k)), results, strict=True):
+            parts.append(y)
             if i is not None:
-                given[i] = y
-    found = list[Array]()
-    for i, several in zip(updated, parts, strict=True):
+                current[i] = y
+    out = list[Array]()
+    for i, parts in zip(updated, results, strict=True):
         if i is not None:
-            found.append(several[-1])
-        elif several[0].shape or several[0].dtype.kind != "f":
-            found.append(np.stack(several))
+            out.append(parts[-1])
+        elif parts[0].shape or parts[0].dtype.kind != "f":
+            out.append(np.stack(parts))
         else:
-            total = np.asarray(sum(several))
-            found.append(total if request.sums else total / len(several))
-    return found
+            total = np.asarray(sum(parts))
+            out.append(total if request.sums else total / len(parts))
+    return out
 
 
-def _of_step(f: FuncOp, results: Sequence[T]) -> list[T]:
-    """Return what belongs to the results that are no gradients."""
+def _without_gradients(f: FuncOp, results: Sequence[T]) -> list[T]:
+    """Return the entries of a list, one per result of `f`, for results other than gradients."""
     pairs = zip(results, gradient_arguments(f), strict=True)
     return [x for x, parameter in pairs if parameter is None]
 
 
 def _cotangents(
-    request: StepOp | GradientOp, f: FuncOp, results: list[Array], given: list[Array]
+    request: StepOp | GradientOp, f: FuncOp, results: list[Array], arguments: list[Array]
 ) -> list[Array | None]:
-    """Return the cotangent of each result of `f`: 1 for a scalar, a given one otherwise, None for
-    one that has none, such as a metric, or that a step does not differentiate, since it updates a
-    state."""
-    rest = iter(given)
+    """Return the cotangent of each result of `f`: 1 for a scalar, the next of `arguments` for a
+    tensor, and None for a result without a cotangent: integers, metrics, and updates of a step."""
+    cotangents = iter(arguments)
     out: list[Array | None] = []
     is_step = isinstance(request, StepOp)
     marks = list(zip(updated_keys(f), metric_names(f), strict=True))
-    for y, (updated, metric) in zip(results, _of_step(f, marks) if is_step else marks, strict=True):
+    if is_step:
+        marks = _without_gradients(f, marks)
+    for y, (updated, metric) in zip(results, marks, strict=True):
         is_update = is_step and updated is not None
         if y.dtype.kind != "f" or is_update or metric is not None:
             out.append(None)
         else:
-            out.append(np.ones(()) if y.ndim == 0 else next(rest))
+            out.append(np.ones(()) if y.ndim == 0 else next(cotangents))
     return out
 
 
 FIRST_MOMENTS = {"momentum": "momentum", "nesterov": "momentum", "adam": "exp_avg",
                  "adamw": "exp_avg", "lamb": "exp_avg"}  # fmt: skip
-"""The state of each optimizer to which the gradient is added."""
+"""The optimizer state that accumulates the gradient, by optimizer."""
 
 
 def _gradients(
-    request: StepOp | GradientOp, new: FuncOp, given: list[Array], found: list[Array], results: int
+    request: StepOp | GradientOp, new: FuncOp, values: list[Array], results: list[Array], count: int
 ) -> dict[int, Array] | None:
-    """Return the gradient of each argument, by its index; those of a step follow from its new
-    parameters and states. None where they do not determine it."""
+    """Return the gradients by argument index. The gradients of a step are computed from its new
+    parameters and states; None where these do not determine them.
+
+    Args:
+        arguments, results: of the derived function.
+        count: the number of the source's results, which precede the gradients.
+    """
     if isinstance(request, GradientOp):
-        return dict(zip(request.wrt.data, found[results:], strict=True))
+        return dict(zip(request.wrt.data, results[count:], strict=True))
     args = arguments(new)
-    updated = dict(zip(updated_keys(new), found, strict=True))
+    updated = dict(zip(updated_keys(new), results, strict=True))
     kind, numbers = request.optimizer.kind, request.optimizer.values
     moment = FIRST_MOMENTS.get(kind)
     constant_rate = kind == "sgd" and isinstance(numbers["lr"], float)
@@ -306,7 +321,7 @@ def _gradients(
     for i, a in enumerate(args):
         if a.role is not Role.PARAMETER:
             continue
-        w, state = given[i], f"{a.key}.{moment}"
+        w, state = values[i], f"{a.key}.{moment}"
         decay = a.weight_decay(numbers["weight_decay"])
         if moment is None:
             rate = numbers["lr"] * a.lr_scale
@@ -319,7 +334,7 @@ def _gradients(
         else:
             mean = "beta1" in numbers
             factor = numbers["beta1"] if mean else numbers["momentum"]
-            total = updated[state] - factor * given[[b.key for b in args].index(state)]
+            total = updated[state] - factor * values[[b.key for b in args].index(state)]
             total = total / (1 - factor) if mean else total
             out[i] = total - (0.0 if kind in ("adamw", "lamb") else decay) * w
     return out

@@ -2,8 +2,8 @@
 
     run(module, "loss", [x, w])       global arguments -> global results
 
-A function that has a `#dist.local` type is of the local view, and runs on all ranks of its mesh in
-one process: its arguments are split, its results assembled.
+A function with a `#dist.local` type is in the local view. It runs on all ranks of its mesh in one
+process: its arguments are split, its results assembled.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +22,20 @@ from shardir.dialects import dist, train
 from shardir.dialects.nn import StopGradientOp
 from shardir.dialects.nn.base import Array, TensorOp
 from shardir.interpret.collectives import run_collective, run_ring_product
-from shardir.interpret.values import assemble, rounded, split, stopped, tensor_type
+from shardir.interpret.values import (
+    assemble,
+    first_values,
+    round_to_element,
+    split,
+    tensor_type,
+)
 from shardir.rewriting.composites import expand_module
 
 OnValue = Callable[[SSAValue, Array], object]
 
 
 def function(module: ModuleOp, name: str) -> FuncOp:
-    """Return the function `name`. Raises ShardirError when there is none with a body."""
+    """Return the function `name`. Raises ShardirError if it does not exist or has no body."""
     for op in module.body.ops:
         if isinstance(op, FuncOp) and op.sym_name.data == name and op.body.blocks:
             return op
@@ -44,13 +50,13 @@ def is_local_function(f: FuncOp) -> bool:
 
 
 def global_type(t: Attribute, meshes: dict[str, Mesh]) -> TensorType:
-    """Return the type of the global value, without its layout."""
+    """Return the type of a global value, without its layout."""
     layout = dist.type_layout(t)
     return dist.global_type(t, meshes[layout.mesh] if layout is not None else None)
 
 
 class GlobalView:
-    """The global view: one device, which holds all values."""
+    """The only device of the global view, which holds all values."""
 
     run = 0
 
@@ -64,8 +70,8 @@ class GlobalView:
 
 
 class RankView:
-    """One rank of the local view. The ranks of an evaluation share `placed`: the layouts and global
-    shapes of the values."""
+    """One rank of the local view. The ranks of an evaluation share `placed`, a cache of the layouts
+    and global shapes of values."""
 
     def __init__(
         self,
@@ -77,12 +83,12 @@ class RankView:
         self.run = 0
 
     def _placed(self, value: SSAValue) -> tuple[Layout | None, Shape]:
-        if (found := self.placed.get(value)) is None:
+        if (placed := self.placed.get(value)) is None:
             layout = dist.layout_of(value)
             mesh = None if layout is None else self.meshes[layout.mesh]
             shape = dist.global_shape(value.type, mesh)
-            found = self.placed[value] = layout, shape
-        return found
+            placed = self.placed[value] = layout, shape
+        return placed
 
     def _slices(self, value: SSAValue) -> tuple[slice, ...]:
         layout, shape = self._placed(value)
@@ -100,19 +106,19 @@ class RankView:
         return self._placed(value)[1]
 
 
-def check_arguments(f: FuncOp, given: Sequence[Any], meshes: dict[str, Mesh]) -> list[Array]:
+def check_arguments(f: FuncOp, arguments: Sequence[Any], meshes: dict[str, Mesh]) -> list[Array]:
     """Return the arguments as arrays of the function's global types.
 
     Raises:
         ShardirError: their number or a shape is wrong.
     """
     name, inputs = f.sym_name.data, f.function_type.inputs.data
-    if len(given) != len(inputs):
-        raise ShardirError(f"expected {len(inputs)} arguments of @{name}, got {len(given)}")
+    if len(arguments) != len(inputs):
+        raise ShardirError(f"expected {len(inputs)} arguments of @{name}, got {len(arguments)}")
     out = []
-    for i, (value, t) in enumerate(zip(given, inputs, strict=True)):
+    for i, (value, t) in enumerate(zip(arguments, inputs, strict=True)):
         want = global_type(t, meshes)
-        array = rounded(value, want.element_type)
+        array = round_to_element(value, want.element_type)
         if array.shape != want.get_shape():
             raise ShardirError(
                 f"expected argument {i} of @{name} of shape {list(want.get_shape())}, as its type "
@@ -125,11 +131,13 @@ def check_arguments(f: FuncOp, given: Sequence[Any], meshes: dict[str, Mesh]) ->
 def run(
     module: ModuleOp, name: str, arguments: Sequence[Any], on_value: OnValue | None = None
 ) -> list[Array]:
-    """Return the results of a function of either view; arguments and results are global values.
-    `on_value` is called with the result of each op of the global view.
+    """Run a function of either view on global values; return its global results.
+
+    Args:
+        on_value: called with each result of each op of the global view.
 
     Raises:
-        ShardirError: the function, its arguments, or an op of it cannot be evaluated.
+        ShardirError: the function, its arguments or one of its ops cannot be evaluated.
     """
     module = expand_module(module)
     f = function(module, name)
@@ -142,7 +150,7 @@ def run(
 
 
 class _GlobalEvaluator:
-    """The global view: one array for each value."""
+    """Evaluates the global view: one array for each value."""
 
     def __init__(self, module: ModuleOp, on_value: OnValue | None = None):
         self.module, self.device, self.on_value = module, GlobalView(), on_value
@@ -156,7 +164,7 @@ class _GlobalEvaluator:
             inputs = [env[v] for v in op.operands]
             if isinstance(op, TensorOp):
                 out = op.evaluate(self.device, *inputs)
-                first = stopped.get()
+                first = first_values.get()
                 if isinstance(op, StopGradientOp) and first is not None:
                     out = first.setdefault((f.sym_name.data, self.stops), np.asarray(out))
                     self.stops += 1
@@ -185,11 +193,11 @@ class _GlobalEvaluator:
 
 def store(env: dict[SSAValue, Array], op: Operation, results: tuple[Array, ...]) -> None:
     for v, array in zip(op.results, results, strict=True):
-        env[v] = rounded(array, tensor_type(v.type).element_type)
+        env[v] = round_to_element(array, tensor_type(v.type).element_type)
 
 
 class _LocalEvaluator:
-    """The local view: for each value one array per rank."""
+    """Evaluates the local view: for each value one array per rank."""
 
     def __init__(self, module: ModuleOp, meshes: dict[str, Mesh]):
         self.module, self.meshes = module, meshes
@@ -257,7 +265,7 @@ class _LocalEvaluator:
                 raise ShardirError(f"expected an op of the local view, got {op.name}")
             for v, parts in zip(op.results, outs, strict=True):
                 element = tensor_type(v.type).element_type
-                env[v] = [rounded(p, element) for p in parts]
+                env[v] = [round_to_element(p, element) for p in parts]
                 for device, part in zip(devices, env[v], strict=True):
                     if part.shape != device.shape(v):
                         raise ShardirError(

@@ -10,9 +10,9 @@ from shardir.interpret.collectives import run_collective
 
 
 def redistribute(plan: Redistribution, parts: list[Array]) -> list[Array]:
-    """Return the shards of all ranks after the plan's steps, from those before.
+    """Run the plan's steps on the shards of all ranks; return the new shards.
 
-    Arrays may have any element type; the plan has the layouts and the shape.
+    The shards may have any element type.
     """
     layout = plan.source
     for step in plan.steps:

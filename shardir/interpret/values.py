@@ -1,6 +1,6 @@
 """Values of the interpreters: element types in numpy, and the shards and partial values of ranks.
 
-numpy has no bf16, and few machines compute in f16: values of both are stored as float32, and
+numpy has no bf16, and few machines compute in f16. Values of both types are stored as float32, and
 rounded to the type's precision after each op.
 """
 
@@ -30,39 +30,39 @@ from shardir.dialects.nn.base import Array
 _exact: ContextVar[bool] = ContextVar("exact", default=False)
 
 
-stopped: ContextVar[dict[Any, Any] | None] = ContextVar("stopped", default=None)
-"""The first result of each nn.stop_gradient of a function, by their order, where later runs are to
-use it again; else None."""
+first_values: ContextVar[dict[Any, Any] | None] = ContextVar("first_values", default=None)
+"""The values of the first run that later runs use again, such as the result of each
+nn.stop_gradient by its order; None outside `for_differences`."""
 
 
 @contextmanager
 def for_differences() -> Iterator[None]:
-    """Run programs for difference quotients within the block: all floats in double precision,
-    whatever their type, and each nn.stop_gradient with the value of the first run."""
-    tokens = _exact.set(True), stopped.set({})
+    """Run programs for difference quotients within the block: all floats in f64, and each
+    nn.stop_gradient with its value of the first run."""
+    tokens = _exact.set(True), first_values.set({})
     try:
         yield
     finally:
         _exact.reset(tokens[0])
-        stopped.reset(tokens[1])
+        first_values.reset(tokens[1])
 
 
-def as_in_first_run(key: Any, value: Array) -> Array:
-    """Return a value; for difference quotients that of the first run, as of nn.stop_gradient."""
-    first = stopped.get()
+def value_of_first_run(key: Any, value: Array) -> Array:
+    """Return a value; within `for_differences` the value of the first run."""
+    first = first_values.get()
     return value if first is None else first.setdefault(key, value)
 
 
 @contextmanager
-def one_of_several(k: int) -> Iterator[None]:
-    """Run a program within the block that is run several times at each point of difference
-    quotients, the k-th time."""
-    first = stopped.get()
-    token = stopped.set(None if first is None else first.setdefault(k, {}))
+def numbered_run(k: int) -> Iterator[None]:
+    """Run microbatch `k` of a program within the block. Each microbatch has its own first values
+    for difference quotients."""
+    first = first_values.get()
+    token = first_values.set(None if first is None else first.setdefault(k, {}))
     try:
         yield
     finally:
-        stopped.reset(token)
+        first_values.reset(token)
 
 
 @lru_cache(maxsize=64)
@@ -82,8 +82,8 @@ def storage(element: Attribute) -> type:
     )
 
 
-def rounded(array: Any, element: Attribute) -> Array:
-    """Return the array in the storage type, rounded to the precision of the element type."""
+def round_to_element(array: Any, element: Attribute) -> Array:
+    """Convert an array to the storage type, and round it to the precision of the element type."""
     kind = storage(element)
     out = np.asarray(array)
     if _exact.get() and isinstance(element, AnyFloat):
@@ -105,9 +105,10 @@ def rounded(array: Any, element: Attribute) -> Array:
 def split(array: Array, layout: Layout, mesh: Mesh, holder: int = 0) -> list[Array]:
     """Return the shard of each rank, or its partial value where the layout is partial.
 
-    `holder`: which of the devices with partial values has the first element's maximum or minimum,
-    modulo their number. With different ones for two operands an op that passes maxima on where it
-    must not gets a wrong result.
+    Args:
+        holder: the rank among those with partial values, modulo their number, that has the maximum
+            or minimum of the first element. Operands with different holders expose an op that
+            passes on partial maxima where it must not.
     """
     n = mesh.extent(layout.partial)
     return [
@@ -122,61 +123,60 @@ def split(array: Array, layout: Layout, mesh: Mesh, holder: int = 0) -> list[Arr
 def partial_value(x: Array, reduction: str, n: int, k: int, holder: int) -> Array:
     """Return partial value `k` of `n`, whose reduction is `x`, without rounding.
 
-    In the form of a checkerboard the ranks take turns with the elements: each has the maximum, or
-    the minimum, of some and less, or more, of the others, and shares of a sum that differ in sign.
-    So an op that takes one for the value, that applies to each what holds for their sum only, or
-    that is right where one rank has all maxima, gets a wrong result. A sum has an infinity or NaN
-    in one share.
+    The ranks take turns with the elements, as on a checkerboard: a rank has the maximum (minimum)
+    of some elements and less (more) of the others, and its shares of a sum differ in sign. This
+    exposes an op that takes one partial value for the value, that is not linear in them, or that
+    expects one rank to have all maxima. An infinity or NaN of a sum is in one share.
     """
     if n == 1:
         return x
-    boolean, nothing = x.dtype == bool, np.zeros_like(x)
+    boolean, zeros = x.dtype == bool, np.zeros_like(x)
     turn = (k + sum(np.indices(x.shape, sparse=True), np.zeros(x.shape, np.int64))) % n
     match reduction:
         case "sum" if boolean:
-            return np.where(turn == 0, x, nothing)
+            return np.where(turn == 0, x, zeros)
         case "sum":
             share = np.where(turn % 2, -x, np.where((turn == 0) & (n % 2 == 0), 2 * x, x))
-            return np.where(np.isfinite(x), share, np.where(turn == 0, x, nothing))
+            return np.where(np.isfinite(x), share, np.where(turn == 0, x, zeros))
         case "mean":
-            return np.where(turn % 2, nothing, np.where((turn == n - 1) & (n % 2 == 1), x, 2 * x))
+            return np.where(turn % 2, zeros, np.where((turn == n - 1) & (n % 2 == 1), x, 2 * x))
         case "max" | "min":
-            worse = -1 if reduction == "max" else 1
+            sign = -1 if reduction == "max" else 1
             if boolean:
-                other = np.full_like(x, worse > 0)
+                other = np.full_like(x, sign > 0)
             else:
-                other = x + worse * (np.abs(np.where(np.isfinite(x), x, 0)) + 1)
+                other = x + sign * (np.abs(np.where(np.isfinite(x), x, 0)) + 1)
             return np.where(turn == holder % n, x, other)
         case _:
-            return x if k == 0 else nothing
+            return x if k == 0 else zeros
 
 
 def assemble(parts: list[Array], layout: Layout, mesh: Mesh, shape: Shape) -> Array:
-    """Return the value whose shards or partial values the ranks hold.
+    """Assemble a value from the shards or partial values of all ranks.
 
     Raises:
-        ShardirError: replicas differ.
+        ShardirError: replicas differ, or a shard has a wrong shape.
     """
     out = np.zeros(shape, parts[0].dtype)
     seen: dict[tuple[tuple[int, int], ...], Array] = {}
     for group in mesh.groups(layout.partial):
         total = reduce_parts([parts[r] for r in group], layout.reduction)
-        where = layout.slices(mesh, shape, group[0])
-        key = tuple((s.start, s.stop) for s in where)
+        region = layout.slices(mesh, shape, group[0])
+        key = tuple((s.start, s.stop) for s in region)
         if key in seen:
             if not np.array_equal(seen[key], total, equal_nan=total.dtype.kind == "f"):
-                far = np.max(np.abs(seen[key].astype(float) - total.astype(float)))
+                gap = np.max(np.abs(seen[key].astype(float) - total.astype(float)))
                 raise ShardirError(
-                    f"expected equal replicas, got one on ranks {group} that differs by {far:.3g}"
+                    f"expected equal replicas, got one on ranks {group} that differs by {gap:.3g}"
                 )
         else:
             seen[key] = total
-            if out[where].shape != total.shape:
+            if out[region].shape != total.shape:
                 raise ShardirError(
-                    f"expected a shard of shape {list(out[where].shape)} on rank {group[0]}, got "
+                    f"expected a shard of shape {list(out[region].shape)} on rank {group[0]}, got "
                     f"{list(total.shape)}"
                 )
-            out[where] = total
+            out[region] = total
     return out
 
 

@@ -25,7 +25,7 @@ from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import Composite
 from shardir.dialects.nn.types import unsharded_type
 from shardir.interpret.evaluator import run
-from shardir.interpret.values import assemble, rounded
+from shardir.interpret.values import assemble, round_to_element
 from shardir.syntax.parser import parse
 
 torch.set_num_threads(1)
@@ -248,7 +248,7 @@ def test_literals_are_rounded_as_by_torch(element: str) -> None:
     assert [float(number_text(x, element)) for x in given.tolist()] == pytest.approx(
         wanted, rel=1e-7, abs=0
     )
-    assert rounded(given, ELEMENTS[element]).tolist() == wanted
+    assert round_to_element(given, ELEMENTS[element]).tolist() == wanted
 
 
 def test_every_op_has_its_text():

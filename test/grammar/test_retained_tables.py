@@ -28,13 +28,13 @@ class Sums:
 def computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The grammars whose tables were computed, in a folder of their own."""
     grammars: list[str] = []
-    compute = tables.computed
+    compute = tables.compute_tables
 
     def counted(grammar: str, starts: list[str]) -> tables.Tables:
         grammars.append(grammar)
         return compute(grammar, starts)
 
-    monkeypatch.setattr(tables, "computed", counted)
+    monkeypatch.setattr(tables, "compute_tables", counted)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     yield grammars
 

@@ -34,7 +34,7 @@ MUTANTS = [
         "an absent child is dropped",
         "A reduction gets no None for an optional child that is absent.",
         "shardir/grammar/machine.py",
-        "_picked",
+        "_make_of_picked",
         "[None if i < 0 else children[i] for i in picks]",
         "[children[i] for i in picks if i >= 0]",
         "test/grammar/test_machine.py",

@@ -26,7 +26,7 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects import train
 from shardir.dialects.nn.base import TensorOp
 from shardir.interpret import run
-from shardir.interpret.values import rounded
+from shardir.interpret.values import round_to_element
 
 PARTS = extent(1, 4)
 COUNT = int(os.environ.get("PROGRAMS", extent(8, 4000))) // PARTS
@@ -105,7 +105,7 @@ def test_random_programs_in_half_precision(element: str):
 
     def near(x: Array, rng: np.random.Generator) -> Array:
         noise = 1 + 2 * unit * rng.uniform(-1, 1, x.shape)
-        return rounded(x * noise, ELEMENTS[element]) if x.dtype.kind == "f" else x
+        return round_to_element(x * noise, ELEMENTS[element]) if x.dtype.kind == "f" else x
 
     for seed in range(first, first + count):
         p = random_problem(seed, 6)
@@ -113,7 +113,10 @@ def test_random_programs_in_half_precision(element: str):
         if module is None:
             continue
         rng = np.random.default_rng(seed)
-        given = [rounded(x, ELEMENTS[element]) if x.dtype.kind == "f" else x for x in p.arguments]
+        given = [
+            round_to_element(x, ELEMENTS[element]) if x.dtype.kind == "f" else x
+            for x in p.arguments
+        ]
         exact = run(apply(p.module.clone(), "distributed-autodiff"), p.name, given)
         single = apply(module.clone(), "distributed-autodiff")
         samples = [run(single, p.name, [near(x, rng) for x in given]) for _ in range(3)]

@@ -27,7 +27,7 @@ from shardir.dialects import dist, train
 from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.nn.types import size_of
 from shardir.interpret import check_pass, run
-from shardir.interpret.values import rounded
+from shardir.interpret.values import round_to_element
 from shardir.passes import PASSES
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import Rewriter
@@ -269,7 +269,7 @@ def numbers(rng: np.random.Generator, element: str, shape: Shape, kind: str = "n
         values = rng.integers(-1, 2, shape)
     else:
         values = rng.standard_normal(shape)
-    return rounded(values, ELEMENTS[element])
+    return round_to_element(values, ELEMENTS[element])
 
 
 def differs(found: Array, wanted: Array, element: str, factor: float = 1.0) -> str:
