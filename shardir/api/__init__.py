@@ -6,7 +6,7 @@
     print(compiled.text)                          # the IR after all passes
     print(compiled.program)                       # the Python that every rank runs
     compiled.save("out")                          # torchrun --nproc-per-node 4 out/program.py
-    report = compiled.run(steps=100)              # or here and now, on local processes
+    report = compiled.run(steps=100)              # or run it now on local processes
 
     program = shardir.compile(model, inputs, optimizer="adamw, lr = 1e-3", mesh="dp = 2")
 
@@ -58,11 +58,11 @@ def compile(
 def compile(program: "torch.nn.Module", inputs: Any, **options: Any) -> "CompiledModel": ...
 
 
-def compile(program: Any, *given: Any, **options: Any) -> Any:
+def compile(program: Any, *args: Any, **options: Any) -> Any:
     """Compile a program: text, a module of the IR or of `shardir.build`, or a torch.nn.Module.
 
-    For a program of the IR, the arguments are those of `shardir.api.compiled.compile_module`; for a
-    module of torch, of `shardir.api.model.compile_model`. The program itself is not changed.
+    `shardir.api.compiled.compile_module` has the arguments for a program of the IR,
+    `shardir.api.model.compile_model` for a module of torch. The program itself is not changed.
 
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.
@@ -70,29 +70,29 @@ def compile(program: Any, *given: Any, **options: Any) -> Any:
     if isinstance(program, Module):
         program = program.module
     if isinstance(program, str | ModuleOp):
-        return compile_module(program, *given, **options)
+        return compile_module(program, *args, **options)
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(program, torch.nn.Module):
         use = "make one" if isinstance(program, type) else "use compile_file for a file"
         raise ShardirError(f"expected text or a module, got {describe(program)}; {use}")
     from shardir.api.model import compile_model
 
-    return compile_model(program, *given, **options)
+    return compile_model(program, *args, **options)
 
 
 @check_arguments("compile_file")
 def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) -> Compiled:
-    """Compile an .ir file, as `compile` does.
+    """Compile an .ir file. The arguments are those of `compile`.
 
     Raises:
-        ShardirError: as there, or the file cannot be read, or is not UTF-8.
+        ShardirError: the errors of `compile`; or the file cannot be read, or is not UTF-8.
     """
     return compile_module(read_text(Path(path)), pipeline, str(path), **options)
 
 
 @check_arguments("run")
 def run(program: str | Path | Compiled, *, mode: str | None = None, **options: Any) -> Report:
-    """Run a saved directory, an .ir file (in a mode), or a compiled program."""
+    """Run a saved directory, an .ir file (compiled in `mode`), or a compiled program."""
     if not isinstance(program, Compiled) and not Path(program).is_dir():
         return compile_file(program, mode=mode).run(**options)
     if mode is not None:

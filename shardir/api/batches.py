@@ -1,4 +1,4 @@
-"""The batches that a program of a model runs on."""
+"""The batches of a compiled model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from shardir.frontends.torch.weights import array_of
 
 
 def repeat_batches(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield batches with their numbers. A list or a loader is repeated.
+    """Yield batches with their numbers. Repeats a list or a loader; an iterator ends.
 
     Raises:
         ShardirError: there are no batches.
@@ -35,13 +35,14 @@ def repeat_batches(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def microbatches_of(module: ModuleOp) -> int:
-    """Return the number of batches that a function without a backward part reads at once."""
+    """Return the number of batches that a forward function reads at once."""
     requests = [op for op in module.body.ops if isinstance(op, ForwardOp)]
     return max((op.microbatches for op in requests), default=1)
 
 
-def parts_of(batch: Any, count: int) -> list[Any]:
-    """Return the microbatches of a batch: its tensors are split along dimension 0."""
+def split_batch(batch: Any, count: int) -> list[Any]:
+    """Split the tensors of a batch along dimension 0 into `count` microbatches. Tensors whose
+    dimension 0 is not divisible are in each one."""
 
     def part(k: int, x: torch.Tensor) -> torch.Tensor:
         return x.chunk(count)[k] if x.ndim and x.shape[0] % count == 0 else x
@@ -49,24 +50,24 @@ def parts_of(batch: Any, count: int) -> list[Any]:
     return [tree_map_only(torch.Tensor, partial(part, k), batch) for k in range(count)]
 
 
-def arrays_of_all(imported: Imported, batches: Iterable[Any], local: bool) -> Iterator[list[Any]]:
-    """Yield the arrays of batches (see `arrays_of`). A list or a loader is repeated. `local`: a
-    batch is a list of the parts of all ranks."""
+def repeat_arrays(imported: Imported, batches: Iterable[Any], local: bool) -> Iterator[list[Any]]:
+    """Yield the arrays of repeated batches (see `repeat_batches` and `arrays_of`). `local`: a batch
+    is a list of the parts of all ranks."""
     for count, batch in repeat_batches(batches):
         arrays = [arrays_of(imported, count, x, local) for x in (batch if local else [batch])]
         yield arrays if local else arrays[0]
 
 
 def arrays_of(imported: Imported, number: int, batch: Any, local: bool = False) -> list[Any]:
-    """Return the arrays of a batch, in the order of the inputs. `local`: the batch is the part of a
-    rank, with its own shape.
+    """Return the arrays of a batch, in the order of the inputs. `local`: the batch is a rank's
+    part, whose shapes are not checked.
 
     Raises:
         ShardirError: the inputs differ from the examples.
     """
-    found, arrays = _inputs(imported, number, batch), []
+    inputs, arrays = _inputs(imported, number, batch), []
     for name, like in imported.inputs:
-        x = found[name]
+        x = inputs[name]
         if not isinstance(x, torch.Tensor) or (x.shape != like.shape and not local):
             got = list(x.shape) if isinstance(x, torch.Tensor) else describe(x)
             raise ShardirError(
@@ -93,7 +94,7 @@ def examples_of(imported: Imported) -> list[Any]:
 
 
 def rows_of(imported: Imported, batches: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the rows of each input, of all batches, by its name.
+    """Concatenate each input of all batches along dimension 0; return the rows by input name.
 
     Raises:
         ShardirError: there are no batches.
@@ -101,32 +102,32 @@ def rows_of(imported: Imported, batches: Sequence[Sequence[Any]]) -> dict[str, A
     if not batches:
         raise ShardirError("expected batches, got none")
     names = [name for name, _ in imported.inputs]
-    return {name: np.concatenate([x if x.ndim else x[None] for x in found])
-            for name, found in zip(names, zip(*batches, strict=True), strict=True)}  # fmt: skip
+    return {name: np.concatenate([x if x.ndim else x[None] for x in arrays])
+            for name, arrays in zip(names, zip(*batches, strict=True), strict=True)}  # fmt: skip
 
 
 def _inputs(imported: Imported, number: int, batch: Any) -> Mapping[str, Any]:
-    """Return the inputs of a batch, by their names. Raises ShardirError if they differ from the
+    """Return the inputs of a batch by name. Raises ShardirError if they differ from the
     examples."""
     labelled = any(name.startswith("labels") for name, _ in imported.inputs)
     pair = isinstance(batch, tuple | list) and len(batch) == 2
     inputs, labels = batch if pair and labelled else (batch, None)
     try:
-        found = dict(flat_inputs(imported.model, inputs, labels))
+        values = dict(flat_inputs(imported.model, inputs, labels))
     except ShardirError as e:
         raise ShardirError(f"batch {number}: {e}") from None
     constants = imported.constants
     wanted = [name for name, _ in imported.inputs]
-    if not {*wanted} <= found.keys() <= {*wanted, *constants}:
+    if not {*wanted} <= values.keys() <= {*wanted, *constants}:
         form = "(inputs, labels)" if labelled else "inputs"
         raise ShardirError(
             f"expected {', '.join(wanted)} in batch {number}, got "
-            f"{', '.join(found) or 'none'}; give {form} as the examples were given"
+            f"{', '.join(values) or 'none'}; give {form} as the examples were given"
         )
-    for name in constants.keys() & found.keys():
-        if type(found[name]) is not type(constants[name]) or found[name] != constants[name]:
+    for name in constants.keys() & values.keys():
+        if type(values[name]) is not type(constants[name]) or values[name] != constants[name]:
             raise ShardirError(
                 f"expected {name} = {constants[name]!r} in batch {number}, as in the examples, "
-                f"got {describe(found[name])}; compile with a tensor in its place"
+                f"got {describe(values[name])}; compile with a tensor in its place"
             )
-    return found
+    return values

@@ -1,4 +1,4 @@
-"""The comparison of a program with the module itself, which torch runs on one device."""
+"""The comparison of a program with its module, which torch runs on one device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,24 +41,24 @@ from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies
 
 LARGE_RATE = 2.0**20
-"""A rate of gradient descent with which the change of a parameter has all digits of its gradient;
-half precision holds no values as large."""
+"""A rate of gradient descent by which the change of a parameter has all digits of its gradient."""
 
-OTHER_RATE = 2.0**5
+SMALL_RATE = 2.0**5
+"""A rate for half precision, which holds no values as large as with LARGE_RATE."""
 
 SHARE = 1e-2
-"""The gradients of a parameter below this part of the largest gradient of all are rounding."""
+"""Gradients below this share of the largest gradient of all parameters count as rounding errors."""
 
 
 @dataclass(frozen=True)
 class ComparedValue:
-    """A value of a program, beside the value of the module."""
+    """The difference between a value of a program and the module's value."""
 
     name: str
     largest: float
     """The largest absolute difference."""
     relative: float
-    """It as a part of the largest value."""
+    """`largest` relative to the largest value."""
     allowed: float
     """The largest absolute difference that rounding explains."""
 
@@ -80,7 +80,7 @@ class ModuleCheck:
 
     Attributes:
         values: losses, gradients, parameters, buffers and outputs, in this order.
-        place: the first op that differs, if one does.
+        place: the first op whose result differs, if any.
         notes: the values that are not compared, with reasons.
     """
 
@@ -99,7 +99,8 @@ class ModuleCheck:
         return "\n".join([*lines, *self.notes])
 
     def add(self, name: str, ours: Any, theirs: Any, tolerance: float, floor: float = 0.0) -> None:
-        """Compare a value; one whose largest is below `floor` as if that were its largest."""
+        """Compare a value. The tolerance is relative to its largest element, or to `floor` where
+        that is larger."""
         a, b = (np.asarray(x, np.float64) for x in (ours, theirs))
         if a.shape != b.shape or not (np.isfinite(a) == np.isfinite(b)).all():
             self.values.append(ComparedValue(name, np.inf, np.inf, 0.0))
@@ -112,35 +113,37 @@ class ModuleCheck:
 
 
 def compare(program: Any, batches: Sequence[Any], steps: int) -> ModuleCheck:
-    """Compare a program with its module, from the values with which it was compiled; neither
+    """Compare a program with its module. Both start from the values at the compilation, and neither
     changes.
 
     Raises:
         ShardirError: they differ, or can't be compared.
     """
-    found = _Checking(program).of_steps(batches, steps) if program.outputs is None else _Checking(
-        program).of_outputs(batches)  # fmt: skip
-    if found.differing:
-        names = ", ".join(v.name for v in found.differing[:5])
-        more = f" and {len(found.differing) - 5} more" if len(found.differing) > 5 else ""
-        raise ShardirError(f"the program differs from its module in {names}{more}\n{found}")
-    return found
+    comparison = _Comparison(program)
+    if program.outputs is None:
+        report = comparison.compare_steps(batches, steps)
+    else:
+        report = comparison.compare_outputs(batches)
+    if report.differing:
+        names = ", ".join(v.name for v in report.differing[:5])
+        more = f" and {len(report.differing) - 5} more" if len(report.differing) > 5 else ""
+        raise ShardirError(f"the program differs from its module in {names}{more}\n{report}")
+    return report
 
 
-class _Checking:
+class _Comparison:
     def __init__(self, program: Any):
         self.program, self.eager, self.report = program, program.eager, ModuleCheck()
-        given = [a.key for a in arguments(program.imported.function.func)]
-        if KEY in given:
+        if KEY in [a.key for a in arguments(program.imported.function.func)]:
             raise ShardirError(
                 "expected a module without random numbers, which are others in torch, got "
                 f"{random_op(self.eager.captured)}; compare it with p = 0, or in eval()"
             )
         self.first: TrainingState = program.state.fresh()
-        kinds = [element_name(t.element_type) for t in _types(program.given)]
+        kinds = [element_name(t.element_type) for t in _result_types(program.input_module)]
         self.tolerance = max((TOLERANCES[k] for k in kinds if k in TOLERANCES), default=0.0)
 
-    def of_outputs(self, batches: Sequence[Any]) -> ModuleCheck:
+    def compare_outputs(self, batches: Sequence[Any]) -> ModuleCheck:
         """Compare the outputs of the first batch, and the buffers after it."""
         trial = replace(self.program, state=self.first)
         copy = self.eager.copy_with(self.first.values)
@@ -153,13 +156,13 @@ class _Checking:
         pairs = zip(_tensors(ours), _tensors(theirs), strict=True)
         for i, (a, b) in enumerate(pairs):
             self.report.add(f"output {i}", _array(a), _array(b), self.tolerance)
-        self._states("after a call", trial.state.values, copy)
-        self._trace(copy, batches[0], None)
+        self._compare_states("after a call", trial.state.values, copy)
+        self._find_first_difference(copy, batches[0], None)
         return self.report
 
-    def of_steps(self, batches: Sequence[Any], steps: int) -> ModuleCheck:
-        """Compare the first steps."""
-        op = next(op for op in self.program.given.body.ops if isinstance(op, StepOp))
+    def compare_steps(self, batches: Sequence[Any], steps: int) -> ModuleCheck:
+        """Compare the first `steps` steps."""
+        op = next(op for op in self.program.input_module.body.ops if isinstance(op, StepOp))
         if op.sync is not None:
             raise ShardirError(
                 "expected a program whose devices agree after each step, got one with sync=...; "
@@ -175,16 +178,16 @@ class _Checking:
                     "microbatches of accumulate <tokens> as one batch, got some; compare it "
                     "without microbatches"
                 )
-        given = repeat_batches(batches)
-        taken = [next(given)[1] for _ in range(count * steps)]
+        repeated = repeat_batches(batches)
+        used = [next(repeated)[1] for _ in range(count * steps)]
         form = self.program.optimizer
         states = None if form is None else form.state_dict(self.first.states, 0)
         copy = self.eager.copy_with(self.first.values, states)
-        each = [[self._pair(x) for x in taken[i * count : (i + 1) * count]] for i in range(steps)]
+        by_step = [[self._pair(x) for x in used[i * count : (i + 1) * count]] for i in range(steps)]
         if over_tokens:
-            each = [[_together(pairs)] for pairs in each]
-        loss, gradients = copy.gradients(each[0], is_mean)
-        self._gradients(taken[:count], loss, gradients)
+            by_step = [[_concatenate(pairs)] for pairs in by_step]
+        loss, gradients = copy.gradients(by_step[0], is_mean)
+        self._compare_gradients(used[:count], loss, gradients)
         if self.report.differing:
             self.report.notes.append("steps are not compared: their gradients differ")
         elif copy.optimizer is None:
@@ -192,62 +195,65 @@ class _Checking:
                 "steps are not compared: the optimizer is a text, which torch does not have"
             )
         else:
-            self._steps(copy, taken, each, is_mean, gradients)
-        self._trace(self.eager.copy_with(self.first.values, states), taken[0], loss)
+            self._compare_updates(copy, used, by_step, is_mean, gradients)
+        copy = self.eager.copy_with(self.first.values, states)
+        self._find_first_difference(copy, used[0], loss)
         return self.report
 
     def _pair(self, batch: Any) -> tuple[Any, Any]:
-        """The inputs of a batch, and its labels."""
+        """Return the inputs and the labels of a batch."""
         labelled = any(n.startswith("labels") for n, _ in self.program.imported.inputs)
         is_pair = isinstance(batch, tuple | list) and len(batch) == 2
         return (batch[0], batch[1]) if is_pair and labelled else (batch, None)
 
-    def _gradients(self, batches: list[Any], loss: float, theirs: dict[str, torch.Tensor]) -> None:
+    def _compare_gradients(
+        self, batches: list[Any], loss: float, theirs: dict[str, torch.Tensor]
+    ) -> None:
         """Compare the loss and the gradients of the first step. The program's gradients are the
         changes of its parameters by gradient descent."""
-        halves = any(x.dtype is torch.float16 for x in self.first.values.values())
-        rate = OTHER_RATE if halves else LARGE_RATE
-        given = _descending(self.program.given, rate, alone=False)
-        made = replace(
-            self.program, **_run_passes_again(self.program, given), state=self.first.fresh()
+        is_half = any(x.dtype is torch.float16 for x in self.first.values.values())
+        rate = SMALL_RATE if is_half else LARGE_RATE
+        descent = _with_gradient_descent(self.program.input_module, rate, one_microbatch=False)
+        trial = replace(
+            self.program, **_run_passes_again(self.program, descent), state=self.first.fresh()
         )
-        report = made.run(batches, steps=1, allow_nan=True)
+        report = trial.run(batches, steps=1, allow_nan=True)
         self.report.add("loss of step 1", report.losses[STEP][0], loss, self.tolerance, 1e-3)
-        known = {a.key for a in arguments(self.program.imported.function.func)
-                 if a.role is Role.PARAMETER}  # fmt: skip
+        parameters = {a.key for a in arguments(self.program.imported.function.func)
+                      if a.role is Role.PARAMETER}  # fmt: skip
         most = max((float(g.abs().max()) for g in theirs.values() if g.numel()), default=0.0)
         for name, before in self.first.values.items():
-            if name in known:
-                ours = (_array(before).astype(np.float64) - _array(made.values[name])) / rate
+            if name in parameters:
+                ours = (_array(before).astype(np.float64) - _array(trial.values[name])) / rate
                 zero = torch.zeros_like(before)
                 self.report.add(f"gradient of {name}", ours, _array(theirs.get(name, zero)),
                                 self.tolerance, SHARE * most)  # fmt: skip
 
-    def _steps(
-        self, copy: EagerModule, taken: list[Any], each: list[Any], is_mean: bool,
+    def _compare_updates(
+        self, copy: EagerModule, used: list[Any], by_step: list[Any], is_mean: bool,
         gradients: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
         """Compare parameters and buffers after the first step, and the losses of later steps."""
         trial = replace(self.program, state=self.first.fresh())
-        count = len(taken) // len(each)
-        trial.run(taken[:count], steps=1, allow_nan=True)
+        count = len(used) // len(by_step)
+        trial.run(used[:count], steps=1, allow_nan=True)
         copy.update()
-        self._states("after step 1", trial.values, copy, gradients)
+        self._compare_states("after step 1", trial.values, copy, gradients)
         losses = []
-        for batches in each[1:]:
+        for batches in by_step[1:]:
             losses.append(copy.gradients(batches, is_mean)[0])
             copy.update()
         if losses:
-            ours = trial.run(taken[count:], steps=len(losses), allow_nan=True).losses[STEP]
+            ours = trial.run(used[count:], steps=len(losses), allow_nan=True).losses[STEP]
             for i, (a, b) in enumerate(zip(ours, losses, strict=True)):
                 self.report.add(f"loss of step {i + 2}", a, b, self.tolerance * (i + 2), 1e-3)
 
-    def _states(
+    def _compare_states(
         self, when: str, values: Mapping[str, torch.Tensor], copy: EagerModule,
         gradients: Mapping[str, torch.Tensor] = {},
     ) -> None:  # fmt: skip
-        """Compare parameters and buffers. Elements whose gradient is rounding are left out: an
-        optimizer that normalises it makes a step of full length from it."""
+        """Compare parameters and buffers, except elements whose gradients are rounding errors: an
+        optimizer that normalises gradients amplifies them to full steps."""
         theirs = tensors_of(copy.model)
         most = max((float(g.abs().max()) for g in gradients.values() if g.numel()), default=0.0)
         for name, ours in values.items():
@@ -259,8 +265,8 @@ class _Checking:
                 a = np.where(noise, b, a)
             self.report.add(f"{name} {when}", a, b, self.tolerance, 1e-3)
 
-    def _trace(self, copy: EagerModule, batch: Any, loss: float | None) -> None:
-        """Find the first op that differs, where something does."""
+    def _find_first_difference(self, copy: EagerModule, batch: Any, loss: float | None) -> None:
+        """If values differ, report the first op whose result differs."""
         if not self.report.differing:
             return
         try:
@@ -279,10 +285,11 @@ class _Checking:
         except Exception as e:  # of torch or numpy: the comparison itself stands
             self.report.notes.append(f"no op is named: {type(e).__name__}: {e}")
             return
-        of = [v.name.removeprefix("gradient of ") for v in self.report.differing
-              if v.name.startswith("gradient of ")]  # fmt: skip
-        if not place and of:
-            place = f"first at the gradient of {uses_of(self.eager.captured, of[0])}"
+        prefix = "gradient of "
+        parameters = [v.name.removeprefix(prefix) for v in self.report.differing
+                      if v.name.startswith(prefix)]  # fmt: skip
+        if not place and parameters:
+            place = f"first at the gradient of {uses_of(self.eager.captured, parameters[0])}"
         self.report.place = place
 
     def _inputs_and_labels(self, batch: Any) -> tuple[Any, Any]:
@@ -292,12 +299,11 @@ class _Checking:
         return inputs, labels
 
     def _evaluate(self, batch: Any, values: ProgramValues) -> None:
-        """Evaluate the program of one device in numpy."""
-        given = self.program.given
-        name = FUNCTION
+        """Evaluate the single-device program in numpy, and record its `values`."""
+        source, name = self.program.input_module, FUNCTION
         if self.program.outputs is None:
-            given, name = _descending(given, OTHER_RATE, alone=True), STEP
-        module = copied(given)
+            source, name = _with_gradient_descent(source, SMALL_RATE, one_microbatch=True), STEP
+        module = copied(source)
         for p in pipelines.build("single-device"):
             p.apply(self.program.context, module)
         f, inputs = function(module, name), iter(arrays_of(self.program.imported, 0, batch))
@@ -311,29 +317,31 @@ class _Checking:
         return np.asarray(argument.init.values["value"])
 
 
-def _descending(given: ModuleOp, rate: float, alone: bool) -> ModuleOp:
-    """Return a program whose step is plain gradient descent; `alone`: of one microbatch."""
-    module = copied(given)
+def _with_gradient_descent(source: ModuleOp, rate: float, one_microbatch: bool) -> ModuleOp:
+    """Return a copy of a program whose step is plain gradient descent."""
+    module = copied(source)
     for op in module.body.ops:
         if isinstance(op, StepOp):
             op.properties["optimizer"] = OptimizerAttr(
                 OptimizerAttr.from_text(f"sgd, lr = {rate!r}")
             )
-            for name in ("clip", "loss_scale", *(("accumulate", "pipeline") if alone else ())):
+            for name in ("clip", "loss_scale"):
                 op.properties.pop(name, None)
+            if one_microbatch:
+                for name in ("accumulate", "pipeline"):
+                    op.properties.pop(name, None)
     for f, _ in bodies(module):
-        found = [
-            {k: v for k, v in attributes.items()
-             if k not in ("train.lr_scale", "train.weight_decay")}
-            for attributes in arg_attrs(f)
-        ]  # fmt: skip
-        set_arg_attrs(f, found)
+        attributes = [
+            {k: v for k, v in attrs.items() if k not in ("train.lr_scale", "train.weight_decay")}
+            for attrs in arg_attrs(f)
+        ]
+        set_arg_attrs(f, attributes)
     return module
 
 
-def _run_passes_again(program: Compiled, given: ModuleOp) -> dict[str, Any]:
-    """Return the fields of a program whose passes run again, on another module."""
-    module, original = copied(given), given
+def _run_passes_again(program: Compiled, source: ModuleOp) -> dict[str, Any]:
+    """Run the passes of a program on another module; return the changed fields of the program."""
+    module, original = copied(source), source
 
     def work() -> None:
         nonlocal original
@@ -343,11 +351,11 @@ def _run_passes_again(program: Compiled, given: ModuleOp) -> dict[str, Any]:
                 original = copied(module)
 
     run_located(program.source, work)
-    return {"module": module, "original": original, "given": given}
+    return {"module": module, "original": original, "input_module": source}
 
 
-def _together(batches: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return batches, each with its labels, as one."""
+def _concatenate(batches: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Concatenate batches, pairs of inputs and labels, along dimension 0."""
     from shardir.compat.torch import tree_map
 
     return tree_map(
@@ -357,7 +365,7 @@ def _together(batches: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     )  # fmt: skip
 
 
-def _types(module: ModuleOp) -> list[Any]:
+def _result_types(module: ModuleOp) -> list[Any]:
     return [unsharded_type(r) for f, _ in bodies(module) for op in f.body.block.ops
             for r in op.results]  # fmt: skip
 

@@ -55,24 +55,24 @@ def compile_module(
     target: str | Backend = DEFAULT,
     arena: bool = False,
 ) -> "Compiled":
-    """Run a pipeline on a program, or the pipeline of a mode. The program itself is not changed.
+    """Run a pipeline, or the pipeline of a mode, on a program. The program itself is not changed.
 
     Args:
         pipeline: the names of passes, with options in braces.
-        name: that of the source, in errors and comments.
+        name: the name of the source in errors and comments.
         mode: stand_alone, data, hybrid, semi_auto (the default), auto or manual. It takes the
             options of its passes: `auto{memory=16GB}`.
         plan: layouts and marks that annotate the program: the text of a plan, presets such as
             `fsdp`, a file, or a plan in Python: `{"*.weight": "[{dp}]"}`, or a list of such pairs.
         precision: `bf16` or `f16`, in which products are computed and communicated; parameters and
             the optimizer stay in f32 (the pass mixed-precision).
-        recompute: what is computed again in the backward part: `full`, `dots`, or what keeps to a
-            budget, bytes on a device (`6GB`) or a part of the peak without it (0.6).
-        offload: whether activations and states may be in host memory, within a budget.
-        save_strategies: the file to which all strategies and layouts are written, as a plan.
-        base_dir: the folder of relative paths of data files, by default that of `name`.
+        recompute: the values to compute again in the backward part: `full`, `dots`, or a memory
+            budget to meet, in bytes on a device (`6GB`) or as a part of the peak without it (0.6).
+        offload: whether a budget may be met with activations and states in host memory.
+        save_strategies: the file for the plan of all strategies and layouts.
+        base_dir: the folder of relative paths of data files, by default the folder of `name`.
         target: the backend, or its name.
-        arena: whether values of the program have one block of memory, at planned offsets.
+        arena: whether the program's values share one block of memory, at planned offsets.
 
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.
@@ -89,7 +89,7 @@ def compile_module(
         else:
             source, original = Source("", name), copied(text_or_module)
             verify(original, source)
-        given, module, context = original, copied(original), default_parser().ctx
+        input_module, module, context = original, copied(original), default_parser().ctx
         done = 0
 
         def work() -> None:
@@ -105,24 +105,25 @@ def compile_module(
         except ShardirError:
             raise
         except Exception as e:
-            made = partial(copied, given)
-            name_error(e, passes[done].name, made, source.text, passes, done, context)
+            make = partial(copied, input_module)
+            note_reproducer(e, passes[done].name, make, source.text, passes, done, context)
             raise
     base = Path(base_dir) if base_dir is not None else None
     backend = backend_of(target)
     backend = replace(backend, arena=arena or backend.arena)
-    return Compiled(module, original, source, base, context, backend, given, tuple(passes))
+    return Compiled(module, original, source, base, context, backend, input_module, tuple(passes))
 
 
-def name_error(error: Exception, part: str, *reproducer: Any) -> None:
-    """Add a note to an internal error: the file of its reproducer."""
+def note_reproducer(error: Exception, part: str, *reproducer: Any) -> None:
+    """Write a reproducer of an internal error, and add a note with its path to the error."""
     path = write_reproducer(f"{part}: {type(error).__name__}: {error}", *reproducer)
     if path is not None:
         error.add_note(f"a reproducer for a report is {path}: shard-opt {path} --run-reproducer")
 
 
 def run_located(source: Source, work: Callable[[], Any]) -> Any:
-    """Run `work`; raise the errors of passes and emitter with their source locations."""
+    """Run `work`; raise the errors of passes and the emitter as ParseErrors, with their source
+    locations."""
     try:
         with no_gc():
             return work()
@@ -132,7 +133,7 @@ def run_located(source: Source, work: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A program after its passes, ready to be read, saved and run."""
+    """A compiled program, to read, save or run."""
 
     module: ModuleOp
     original: ModuleOp
@@ -140,7 +141,7 @@ class Compiled:
     base_dir: Path | None
     context: Context
     backend: Backend
-    given: ModuleOp
+    input_module: ModuleOp
     """The module before its passes."""
     passes: tuple[ModulePass, ...]
 
@@ -151,8 +152,8 @@ class Compiled:
 
     @property
     def outlined(self) -> str:
-        """The IR after all passes, with equal blocks of ops, such as the layers of a model, as
-        loops: that which `program` is the text of."""
+        """The IR from which `program` is emitted: after all passes, with equal blocks of ops, such
+        as the layers of a model, as loops."""
         module = copied(self.module)
 
         def work() -> None:
@@ -170,8 +171,8 @@ class Compiled:
         except ShardirError:
             raise
         except Exception as e:
-            made, text = partial(copied, self.module), self.source.text
-            name_error(e, "the emitter", made, text, (), 0, self.context, self.backend.name)
+            make, text = partial(copied, self.module), self.source.text
+            note_reproducer(e, "the emitter", make, text, (), 0, self.context, self.backend.name)
             raise
 
     @check_arguments("save")
@@ -181,9 +182,9 @@ class Compiled:
         """Write a directory that needs only Python and torch.
 
         Args:
-            per_rank: also write one file for each rank, to read.
+            per_rank: also write a readable file for each rank.
             straight_line: write the runs and transfers of steps in stages as plain calls on each
-                rank, in place of a table.
+                rank instead of a table.
         """
         return self._write(directory, self.base_dir, {}, per_rank, straight_line)
 
@@ -191,45 +192,50 @@ class Compiled:
         self, directory: str | Path, base_dir: Path | None, states: Mapping[str, Array],
         per_rank: bool, straight_line: bool,
     ) -> Path:  # fmt: skip
-        """Write a directory with initial values of some states, by their keys; the program has the
-        initial values of the rest."""
+        """Write a directory. `states` are initial values by key, which replace the program's."""
         backend = replace(self.backend, per_rank=per_rank, straight_line=straight_line)
-        given = (self.context, self.module, self.original, directory, base_dir)
-        origin = Origin.of(self.given, self.passes)
-        run_located(self.source, lambda: backend.emit_directory(*given, origin, states))
+        args = (self.context, self.module, self.original, directory, base_dir)
+        origin = Origin.of(self.input_module, self.passes)
+        run_located(self.source, lambda: backend.emit_directory(*args, origin, states))
         return Path(directory)
 
     def run(self, **options: Any) -> Report:
-        """Run the program on local processes, one for each rank: steps=, seed=, backend=,
-        timeout=, ... as in shardir.backend.runs.Options."""
+        """Run the program on local processes, one for each rank.
+
+        Args:
+            options: the fields of shardir.backend.runs.Options: steps=, seed=, backend=, ...
+        """
         with scratch_folder() as folder:
             return self.backend.run(self.save(folder / "program"), Options.of(options))
 
     @property
     def plan(self) -> str:
-        """The layouts and marks of arguments and values as the text of a plan, for `plan=`: of the
-        plan that was given, or of propagation or a search. The passes run again.
+        """The layouts and marks of arguments and values as the text of a plan, for `plan=`. They
+        come from the original plan, propagation or a search. The passes run again.
 
         Raises:
             ShardirError: no pass decides on layouts.
         """
-        last, module = pipelines.planned(self.passes), copied(self.given)
+        last, module = pipelines.planned(self.passes), copied(self.input_module)
 
         def work() -> None:
             for p in self.passes[: last + 1]:
                 p.apply(self.context, module)
 
-        with collect_warnings(), collect_remarks() as remarks:  # warned of by the compilation
+        with collect_warnings(), collect_remarks() as remarks:  # the compilation has warned already
             run_located(self.source, work)
         return str(replace(annotated_plan(module), comments=tuple(remarks)))
 
     @check_arguments("cost")
     def cost(self, function: str | None = None, cluster: str | None = None) -> FunctionCost:
-        """Return the estimated time and memory of a function, by default of the only one, on its
-        mesh's cluster or another; its `str` is the report.
+        """Return the estimated time and memory of a function; its `str` is the report.
+
+        Args:
+            function: its name, by default of the only public function.
+            cluster: the name of a cluster, by default the mesh's own.
 
         Raises:
-            ShardirError: there is no such function or cluster, or several functions.
+            ShardirError: the function or cluster does not exist, or there are several functions.
         """
         costs = {c.name: c for c in report(self.module, load(cluster) if cluster else None)}
         public = [name for name in costs if not self._is_private(name)]
@@ -241,25 +247,25 @@ class Compiled:
         return costs[function]
 
     def _is_private(self, name: str) -> bool:
-        """Whether other functions call a function, for instance the function of a stage."""
+        """Whether a function is private, like the function of a stage."""
         f = find_symbol(self.module, FuncOp, name)
         visibility = None if f is None else f.sym_visibility
         return visibility is not None and visibility.data == "private"
 
     @check_arguments("explain")
     def explain(self, *names: str) -> str:
-        """Return why values have their layouts, and the costs of other layouts. The passes run
+        """Explain why values have their layouts, and what other layouts would cost. The passes run
         again.
 
         Args:
-            names: of values or parameters, or the paths of modules, for all that is within one that
-                is not the name of a value itself. None: all values.
+            names: the names of values or parameters, or the paths of modules, which stand for all
+                their values. By default all values.
 
         Raises:
-            ShardirError: a name is of no value with a layout.
+            ShardirError: no value with a layout has a name.
         """
         explanation = Explanation(names)
-        module, paragraphs = copied(self.given), list[str]()
+        module, paragraphs = copied(self.input_module), list[str]()
 
         def work() -> None:
             for p in self.passes:

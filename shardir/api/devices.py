@@ -1,4 +1,4 @@
-"""The devices that a model is compiled for: a mesh, or a cluster whose mesh is searched for."""
+"""The devices for which a model is compiled: a mesh, or a cluster whose mesh a search chooses."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from shardir.cost.clusters import names
 from shardir.diagnostics import ShardirError, did_you_mean
 
 MeshForm = str | Mapping[str, int] | Mesh | Cluster
-"""The forms of a mesh; a cluster, or the name of one, in its place is searched for its mesh."""
+"""The forms of a mesh. For a cluster, or the name of one, a search chooses the mesh."""
 
 
 SEARCH = "search"
-"""In place of a schedule, for the number of stages too: they are searched for, with the mesh."""
+"""The value of `stages` by which a search chooses the mesh, the stages and the schedule."""
 
 
 class Devices(NamedTuple):
@@ -32,20 +32,20 @@ def devices_of(
     count: int | None,
     options: Mapping[str, Any],
 ) -> Devices:
-    """Return the devices of a compilation, from its arguments and `options`. Without a mesh, but
-    with a cluster or a number of devices, the mode auto searches for the mesh.
+    """Return the devices for the arguments and `options` of a compilation. With only a cluster or a
+    number of devices, the mode auto searches for the mesh.
 
     Raises:
-        ShardirError: the arguments exclude each other, or there is no such cluster.
+        ShardirError: the arguments exclude each other, or the cluster does not exist.
     """
     if isinstance(mesh, Cluster) or (isinstance(mesh, str) and mesh in names()):
         if cluster is not None:
             raise ShardirError("expected one cluster, got one as mesh and one as cluster; drop one")
         mesh, cluster = None, mesh
     if isinstance(mesh, str) and mesh.isidentifier():
-        near = did_you_mean(mesh, names())
-        raise ShardirError(f'expected a mesh, "dp = 2, tp = 4", or a cluster, got {mesh}{near}')
-    given = {name: x for name, x in options.items() if name not in ("stages", "sync")}
+        hint = did_you_mean(mesh, names())
+        raise ShardirError(f'expected a mesh, "dp = 2, tp = 4", or a cluster, got {mesh}{hint}')
+    remaining = {name: x for name, x in options.items() if name not in ("stages", "sync")}
     in_stages = options.get("stages") == SEARCH
     if in_stages and (mesh is not None or (cluster is None and count is None)):
         raise ShardirError(
@@ -58,16 +58,16 @@ def devices_of(
             raise ShardirError(
                 f"expected devices without a mesh, which has them, got both: {count}; drop one"
             )
-        return Devices(mesh, cluster, given)
+        return Devices(mesh, cluster, remaining)
     if cluster is None and count is None:
-        return Devices(None, None, given)
+        return Devices(None, None, remaining)
     for option in ("plan", "pipeline", "stages", "sync"):
         if options.get(option) is not None and not (option == "stages" and in_stages):
             raise ShardirError(
                 f"expected a mesh beside a {option}, got none; give mesh=..., or drop {option}: a "
                 "mesh is searched for in the mode auto"
             )
-    auto = pipelines.pipeline_of(None, given.pop("mode", None) or "auto", "")
+    auto = pipelines.pipeline_of(None, remaining.pop("mode", None) or "auto", "")
     passes: Any = pipelines.build(auto)
     search = next((p for p in passes if p.name == pipelines.SEARCH), None)
     if search is None:
@@ -78,8 +78,8 @@ def devices_of(
     size = cluster_of(cluster).units[-1] if cluster is not None else count
     if count is not None and not 1 <= count <= (size or 0):
         raise ShardirError(f"expected 1 to {size} devices, as the cluster has, got {count}")
-    before = f"search-mesh{{memory={search.memory}}}"
+    search_pass = f"search-mesh{{memory={search.memory}}}"
     if in_stages:  # a batch stays as the examples are
-        before = f"search-stages{{memory={search.memory} divide=false}}"
-    given["pipeline"] = f"{before},{auto}"
-    return Devices({"d": count or size or 0}, cluster, given)
+        search_pass = f"search-stages{{memory={search.memory} divide=false}}"
+    remaining["pipeline"] = f"{search_pass},{auto}"
+    return Devices({"d": count or size or 0}, cluster, remaining)

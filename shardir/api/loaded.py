@@ -1,4 +1,4 @@
-"""A saved program whose functions are called from Python, in the process of each rank.
+"""A saved program whose functions Python calls in the process of each rank.
 
 program = shardir.load("out", "model.safetensors")    # torchrun --nproc-per-node 4 generate.py
 logits = program(tokens, position)
@@ -35,24 +35,24 @@ def load(
     timeout: float = 300.0,
     compile: bool = False,
 ) -> "Loaded":
-    """Load a saved program into this process, which is one of its ranks: all ranks call it.
+    """Load a saved program into this process, one of its ranks. All ranks call it.
 
     The process joins the other ranks by the environment of torchrun, unless torch.distributed is
     initialized already. A program of one rank needs neither.
 
     Args:
-        weights: the values of parameters, by the module's names: a state_dict, or a file as
-            `CompiledModel.load_weights` takes. Other states that it has are taken too.
-        backend: the library of collectives, where torch.distributed is not initialized: gloo on
-            CPUs, shm on those of one machine, nccl on GPUs.
-        device: cpu or cuda, by default cuda with nccl, else cpu; with gloo and cuda ranks share
+        weights: the values of parameters by the module's names, and optionally of other states: a
+            state_dict, or a file for `CompiledModel.load_weights`.
+        backend: the collectives, unless torch.distributed is initialized: gloo on CPUs, shm on the
+            CPUs of one machine, nccl on GPUs.
+        device: cpu or cuda, by default cuda with nccl, else cpu. With gloo and cuda, ranks share
             GPUs.
-        seed: of initial values, where there are no weights.
+        seed: the seed of initial values without weights.
         timeout: the longest wait for a rank, in seconds.
-        compile: whether to hand what is between collectives to torch.compile.
+        compile: whether to compile the code between collectives by torch.compile.
 
     Raises:
-        ShardirError: the directory is no saved program, is for another number of ranks, or the
+        ShardirError: the directory is no saved program or is for another number of ranks, or the
             weights do not fit.
     """
     if dist.is_initialized():
@@ -60,8 +60,9 @@ def load(
     else:
         atexit.register(_leave)
     with _errors():
-        given = {"backend": backend, "device": device, "seed": seed, "timeout": timeout}
-        options = RunOptions.of(given)
+        options = RunOptions.of(
+            {"backend": backend, "device": device, "seed": seed, "timeout": timeout}
+        )
         plan = load_plan(directory)
         mesh = join_ranks(plan, options)
         program = program_module(plan.directory)
@@ -77,14 +78,14 @@ def load(
 class Loaded:
     """The functions of a program on this rank, and its states.
 
-    Arguments and results are global values: every rank passes the whole argument, and gets the
-    whole result. With `gathered=False` results are this rank's shards."""
+    Arguments and results are global values: every rank passes whole arguments and gets whole
+    results. With `gathered=False` the results are this rank's shards."""
 
     def __init__(self, session: Session):
         self._session = session
         self._functions = {f.name: f for f in session.plan.functions}
         trains = any(f.kind == "step" for f in session.plan.functions)
-        # A step may have autograd derive an op, which takes no tensors of inference mode.
+        # a step may use autograd, which takes no tensors of inference mode
         self._mode = torch.no_grad if trains else torch.inference_mode
 
     def __repr__(self) -> str:
@@ -92,7 +93,7 @@ class Loaded:
         return f"<a program of {ranks} ranks, with the functions {names}>"
 
     def __call__(self, *inputs: Any, gathered: bool = True, **named: Any) -> Any:
-        """Call the only function; `named` are inputs by their names in the program."""
+        """Call the only function. `named` are inputs by their names in the program."""
         if len(self._functions) > 1:
             raise ShardirError(
                 f"expected the name of a function of {', '.join(self._functions)}, got none; "
@@ -102,13 +103,13 @@ class Loaded:
 
     @check_arguments("call")
     def call(self, function: str, *inputs: Any, gathered: bool = True, **named: Any) -> Any:
-        """Call a function, and set the states that it returns.
+        """Call a function, and store the new states that it returns.
 
         Returns:
             The other results: a tensor, or a tuple of several.
 
         Raises:
-            ShardirError: there is no such function, or the inputs do not fit.
+            ShardirError: the function does not exist, or the inputs do not fit.
         """
         if function not in self._functions:
             hint = did_you_mean(function, self._functions)
@@ -116,68 +117,65 @@ class Loaded:
             raise ShardirError(f"expected a function of {names}, got {function}{hint}")
         f, session = self._functions[function], self._session
         with self._mode(), _errors():
-            given = self._shards(f, inputs, named)
-            outputs = session.call(f, given)
-            found = [
+            outputs = session.call(f, self._shards(f, inputs, named))
+            results = [
                 result.batch_of(session.states.gathered(x, result, result.partial))
                 if gathered else x
                 for result, x in zip(f.results, outputs, strict=True)
                 if not result.updates and result.weighs is None
             ]  # fmt: skip
-        return found[0] if len(found) == 1 else tuple(found)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def reset(self) -> None:
-        """Give the states that are no parameters, such as caches, their initial values."""
+        """Reset states other than parameters, such as caches, to their initial values."""
         states = self._session.states
         for arg in self._states().values():
             if arg.role == "state":
                 states.values[arg.key], states.types[arg.key] = states.filled(arg), arg
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The global values of parameters and states; all ranks call it."""
+        """Return the global values of parameters and states. All ranks call it."""
         states = self._session.states
         return {key: states.state(key).clone() for key in states.types}
 
     @check_arguments("load_weights")
     def load_weights(self, weights: str | Path | Mapping[str, torch.Tensor]) -> None:
-        """Take the values of parameters, and of other states that `weights` has; what else it has,
-        such as the states of an optimizer, is left alone.
+        """Load the values of all parameters, and of other states in `weights`. Ignores other
+        entries of `weights`, such as optimizer states.
 
         Raises:
             ShardirError: parameters are missing, or shapes differ; no value is changed.
         """
-        given = weights if isinstance(weights, Mapping) else weight_files.read(weights)
+        values = weights if isinstance(weights, Mapping) else weight_files.read(weights)
         retained = self._states()
-        missing = [k for k, a in retained.items() if a.role == "parameter" and k not in given]
-        wrong = [
-            f"{key} of {list(arg.shape)}, got {list(given[key].shape)}"
+        missing = [k for k, a in retained.items() if a.role == "parameter" and k not in values]
+        errors = [f"weights of all parameters, got none of {several(missing)}"] if missing else []
+        errors += [
+            f"{key} of {list(arg.shape)}, got {list(values[key].shape)}"
             for key, arg in retained.items()
-            if key in given and tuple(given[key].shape) != arg.shape
+            if key in values and tuple(values[key].shape) != arg.shape
         ]
-        if missing or wrong:
-            found = (
-                [f"weights of all parameters, got none of {several(missing)}"] if missing else []
-            )
-            raise ShardirError("; ".join(f"expected {text}" for text in [*found, *wrong]))
+        if errors:
+            raise ShardirError("; ".join(f"expected {text}" for text in errors))
         states = self._session.states
         for key, arg in retained.items():
-            if key in given:
-                states.put(arg, given[key])
+            if key in values:
+                states.put(arg, values[key])
 
     def _states(self) -> dict[str, Any]:
-        """The arguments that are parameters or states, by their keys: a parameter of a function
-        is one in all."""
-        found: dict[str, Any] = {}
+        """Return the arguments that are parameters or states, by key. An argument that is a
+        parameter of one function and a state of another counts as a parameter."""
+        retained: dict[str, Any] = {}
         for f in self._functions.values():
             for arg in f.args:
-                if arg.role != "input" and (arg.role == "parameter" or arg.key not in found):
-                    found[arg.key] = arg
-        return found
+                if arg.role != "input" and (arg.role == "parameter" or arg.key not in retained):
+                    retained[arg.key] = arg
+        return retained
 
     def _shards(
         self, f: PlanFunction, inputs: tuple[Any, ...], named: Mapping[str, Any]
     ) -> list[torch.Tensor]:
-        """This rank's shards of the inputs of a function, in their order."""
+        """Return this rank's shards of the inputs of a function, in order."""
         wanted = [arg for arg in f.args if arg.role == "input"]
         names = [arg.name for arg in wanted]
         values = {**dict(zip(names, inputs, strict=False)), **named}
@@ -194,7 +192,7 @@ class Loaded:
 
 
 def _leave() -> None:
-    """End the process group: a thread of it that outlives the interpreter aborts the process."""
+    """Destroy the process group: its thread would outlive the interpreter and abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -18,11 +18,11 @@ import torch
 from shardir.algebra.cluster import Cluster
 from shardir.api.batches import (
     arrays_of,
-    arrays_of_all,
     examples_of,
     microbatches_of,
-    parts_of,
+    repeat_arrays,
     rows_of,
+    split_batch,
 )
 from shardir.api.checks import ModuleCheck, compare
 from shardir.api.compiled import Compiled, compile_module
@@ -42,13 +42,13 @@ from shardir.rewriting.functions import bodies
 from shardir.syntax.files import copy_file, scratch_folder
 
 DATA, WEIGHTS = "data.npz", "weights.npz"
-"""The files of inputs and of initial values that a program is written with."""
+"""The files of inputs and initial values in a saved program."""
 
 OF_EXPORT = {
     "dynamic_shapes": "; shapes are static: compile once for each shape of the inputs, or pad them",
     "strict": "; drop it: a module is traced as it runs (strict=False)",
 }
-"""The fix for options of torch.export."""
+"""The fixes for options of torch.export, in error messages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,31 +59,31 @@ class CompiledModel(Compiled):
     state: TrainingState
     """The values with which the next run begins."""
     outputs: Outputs | None = None
-    """The form of the module's outputs, of a program for inference."""
+    """The form of the module's outputs, for inference only."""
     optimizer: optimizer_states.TorchForm | None = None
-    """The form of the optimizer of torch that it was compiled with."""
+    """The form of the torch optimizer, if the program was compiled with one."""
     eager: Eager | None = None
-    """The module, the loss and the optimizer that it was compiled from."""
+    """The original module, loss and optimizer."""
     example: Any = None
-    """The example inputs, with labels in a pair."""
+    """The example inputs, in a pair with the labels if there are any."""
 
     @property
     def values(self) -> Mapping[str, torch.Tensor]:
-        """The present value of each parameter and buffer, by the module's name for it."""
+        """The current values of parameters and buffers, by their names in the module."""
         return self.state.values
 
     @property
     def steps_done(self) -> int:
-        """The steps of all runs since the program was compiled, or reset."""
+        """The number of steps of all runs since the compilation or the last reset."""
         return self.state.steps
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of a program for inference, as the module returns them; buffers keep
-        their new values. Of several microbatches the arguments have the rows of all. Each call
-        starts local ranks: for many there is `shardir.load`.
+        """Run a program for inference, and return the outputs in the module's form. Buffers keep
+        their new values. The arguments have the rows of all microbatches. Each call starts local
+        ranks; use `shardir.load` for many calls.
 
         Raises:
-            ShardirError: it is a program for training, or other arguments than the examples.
+            ShardirError: the program is for training, or the arguments differ from the examples.
         """
         if self.outputs is None:
             raise ShardirError("expected a program for inference, got a training step; use run()")
@@ -91,7 +91,8 @@ class CompiledModel(Compiled):
         batch = signature(forward).bind(*args, **kwargs).arguments
         with scratch_folder() as folder:
             dump = folder / "results.npz"
-            program = self.save(folder / "program", parts_of(batch, microbatches_of(self.given)))
+            batches = split_batch(batch, microbatches_of(self.input_module))
+            program = self.save(folder / "program", batches)
             self.backend.run(program, Options.of({"dump": dump}))
             self.state.take(dump)
             return self.outputs.made(weights.read_results(dump, FUNCTION))
@@ -105,24 +106,24 @@ class CompiledModel(Compiled):
         per_rank: bool = False,
         straight_line: bool = False,
     ) -> Path:
-        """Write a directory that needs only Python and torch, with the data and the present values
-        of weights and states, with which its runs begin at step 0.
+        """Write a directory that needs only Python and torch. It contains the data and the current
+        values of weights and states, with which its runs begin at step 0.
 
         Args:
             batches: one for each step, by default the example inputs. A batch has the form of the
-                example inputs, with labels in a pair: `(inputs, labels)`.
-            per_rank, straight_line: of the programs that are written, as of other compilations.
+                example inputs, in a pair with labels if there are any: `(inputs, labels)`.
+            per_rank, straight_line: see `Compiled.save`.
 
         Raises:
-            ShardirError: a batch has other inputs, or the weights have no values.
+            ShardirError: a batch differs from the example inputs, or the weights have no values.
         """
         with scratch_folder() as folder:
             weights.write(folder / WEIGHTS, self.values)
             if batches is None:  # a function reads its microbatches, a step such rows again
-                found = [examples_of(self.imported)] * microbatches_of(self.given)
+                arrays = [examples_of(self.imported)] * microbatches_of(self.input_module)
             else:
-                found = [arrays_of(self.imported, i, x) for i, x in enumerate(batches)]
-            weights.save(folder / DATA, rows_of(self.imported, found))
+                arrays = [arrays_of(self.imported, i, x) for i, x in enumerate(batches)]
+            weights.save(folder / DATA, rows_of(self.imported, arrays))
             return self._write(directory, folder, self.state.states, per_rank, straight_line)
 
     @check_arguments("run")
@@ -133,36 +134,36 @@ class CompiledModel(Compiled):
         trained values.
 
         A run continues where the previous run ended: parameters and buffers, the states of the
-        optimizer, its schedule, random numbers, the numbers of steps and the rows of files. `steps`
-        is the number of steps of this run; with `resume=`, of all steps from step 0 on. A run that
-        fails, or that a signal ends, changes nothing here.
+        optimizer, its schedule, random numbers, step numbers and the rows of files. `steps` is the
+        number of steps of this run or, with `resume=`, of all steps from step 0 on. A run that
+        fails, or that a signal ends, does not change the program.
 
         Args:
-            batches: one for each step. They are taken while the ranks train, and not stored; an
-                iterator has as many as there are steps, a list or a loader begins again at its end.
-                By default the example inputs. `data=` of the options names files instead.
-            local: a batch is a list of one for each rank, which is its part of the global one.
-            options: those of shardir.backend.runs.Options.
+            batches: one for each step, read while the ranks train. A list or a loader is repeated;
+                an iterator needs a batch for each step. By default the example inputs. The option
+                `data=` names files instead.
+            local: whether a batch is a list of the ranks' parts of the global batch.
+            options: the fields of shardir.backend.runs.Options.
 
         Raises:
-            ShardirError: a batch has other inputs.
+            ShardirError: a batch differs from the example inputs.
             LaunchError: a rank fails, or there are too few batches.
         """
         if local and batches is None:
             raise ShardirError("expected batches with local=True, got none")
         with scratch_folder() as folder:
-            given, dump = Options.of(options), folder / "states.npz"
+            run_options, dump = Options.of(options), folder / "states.npz"
             if "steps_done" not in options:
                 done = self.steps_done
-                steps = given.steps + (done if given.resume is None else 0)
-                given = replace(given, steps_done=done, steps=steps)
-            program, made = self.save(folder / "program"), None
+                steps = run_options.steps + (done if run_options.resume is None else 0)
+                run_options = replace(run_options, steps_done=done, steps=steps)
+            program, fed = self.save(folder / "program"), None
             if batches is not None:
-                made = Batches(arrays_of_all(self.imported, batches, local), local)
-            report = self.backend.run(program, replace(given, dump=dump), batches=made)
+                fed = Batches(repeat_arrays(self.imported, batches, local), local)
+            report = self.backend.run(program, replace(run_options, dump=dump), batches=fed)
             if report.stopped is None:
-                if given.dump is not None:
-                    copy_file(dump, given.dump)
+                if run_options.dump is not None:
+                    copy_file(dump, run_options.dump)
                 self.state.take(dump, report)
         return report
 
@@ -171,55 +172,56 @@ class CompiledModel(Compiled):
         """Compare the program, on local processes, with a copy of the module that torch trains on
         one device: the loss and the gradients of the first step, parameters and buffers after it,
         and the losses of later steps; for inference, the outputs. Both begin with the values at the
-        compilation. The check does not change the state of this program.
+        compilation. The state of this program does not change.
 
         Args:
-            batches: as for `run`; by default the example inputs.
+            batches: as in `run`; by default the example inputs.
 
         Returns:
             The differences; `str` is their table.
 
         Raises:
-            ShardirError: a difference is more than rounding: by parameter, with the first op that
-                differs. Or the module has random numbers (dropout), which are others in torch.
+            ShardirError: differences exceed rounding; the message lists them by parameter, with the
+                first op that differs. Or the module has random numbers (dropout), which differ in
+                torch.
         """
         return compare(self, [self.example] if batches is None else list(batches), steps)
 
     def reset(self) -> None:
-        """Let the next run begin anew: at step 0, with the values that the module, and the states
-        of its optimizer, had when they were compiled."""
+        """Reset the program to step 0, and to the values and optimizer states at the
+        compilation."""
         self.state.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The values of parameters and buffers, as the module's `load_state_dict` takes them:
-        trained after `run`."""
+        """Return the current values of parameters and buffers for the module's
+        `load_state_dict`."""
         return {name: self.values[known] for name, known in self._canonical_names().items()}
 
     @check_arguments("load_state_dict")
     def load_state_dict(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Take the values of parameters and buffers, in place of the present ones. The states of
-        the optimizer and the number of steps stay, as in torch.
+        """Replace the values of parameters and buffers. The states of the optimizer and the number
+        of steps stay, as in torch.
 
         Args:
-            states: the values by the module's names for them, as its `state_dict()` has them.
+            states: the values by name, in the form of the module's `state_dict()`.
 
         Raises:
             ShardirError: names are missing or unknown, or shapes differ; no value is changed.
         """
         known = self._canonical_names()
         weights.check(states, {name: self.values[k] for name, k in known.items()}, known)
-        found = {known[name]: x.detach().to("cpu", self.values[known[name]].dtype, copy=True)
-                 for name, x in states.items()}  # fmt: skip
-        self.state.replace(found, self._copies())
+        values = {known[name]: x.detach().to("cpu", self.values[known[name]].dtype, copy=True)
+                  for name, x in states.items()}  # fmt: skip
+        self.state.replace(values, self._copies())
 
     @check_arguments("optimizer_state_dict")
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """The present states of the optimizer, as its `load_state_dict` takes them, with the rates
-        of its scheduler.
+        """Return the current states of the optimizer for its `load_state_dict`, with the learning
+        rates of its scheduler.
 
         Raises:
-            ShardirError: the program was compiled with the text of one, or its replicas have states
-                of their own.
+            ShardirError: the program was compiled with an optimizer's text, or its replicas have
+                states of their own.
         """
         if self.optimizer is None:
             raise ShardirError(
@@ -233,76 +235,78 @@ class CompiledModel(Compiled):
 
     @check_arguments("load_weights")
     def load_weights(self, path: str | Path) -> None:
-        """Take the values of a file.
+        """Load the values of parameters and buffers from a file.
 
         Args:
-            path: `.safetensors`, one of several with an index (`.safetensors.index.json`), one of
+            path: a `.safetensors` file, the index of several (`.safetensors.index.json`), a file of
                 torch.save, a folder with one of these, or a checkpoint of a run.
 
         Raises:
-            ShardirError: as in `load_state_dict`, or the file can't be read.
+            ShardirError: see `load_state_dict`; or the file can't be read.
         """
-        found = weight_files.read(path)
+        values = weight_files.read(path)
         if weight_files.is_checkpoint(path):  # it has the states of the optimizer too
-            found = {name: x for name, x in found.items() if name in self._canonical_names()}
-        self.load_state_dict(found)
+            values = {name: x for name, x in values.items() if name in self._canonical_names()}
+        self.load_state_dict(values)
 
     @check_arguments("save_weights")
     def save_weights(self, path: str | Path, max_shard_size: str | int | None = None) -> None:
-        """Write `state_dict` to a file, or to several with an index, as transformers reads them.
+        """Write `state_dict` to a file, or to several files with an index, in the format of
+        transformers.
 
         Args:
-            path: `.safetensors`, `.safetensors.index.json`, or a file for torch.save; in a folder
-                `model.safetensors`.
-            max_shard_size: the bytes of the tensors of a file, such as `5GB`: beyond it there are
-                several `.safetensors` files and an index. Of an index it is 5GB by default.
+            path: a `.safetensors` file, an index `.safetensors.index.json`, or a file for
+                torch.save; in a folder, `model.safetensors`.
+            max_shard_size: the maximum bytes of tensors in a file, such as `5GB`. Beyond it there
+                are several `.safetensors` files and an index. The default is 5GB for an index,
+                else unlimited.
 
         Raises:
-            ShardirError: they can't be written; existing files are unchanged.
+            ShardirError: the files can't be written; existing files are unchanged.
         """
         weight_files.write(path, self.state_dict(), max_shard_size)
 
     def _copies(self) -> list[str]:
-        """The keys of the states that begin as copies of other states, such as states of
+        """Return the keys of states that begin as copies of other states, such as those of
         replicas."""
         roles = (a for f, _ in bodies(self.module) for a in arguments(f))
         return [a.key for a in roles if a.key and isinstance(a.init, InitAttr)
                 and a.init.kind == "copy"]  # fmt: skip
 
     def _canonical_names(self) -> dict[str, str]:
-        """The name of the value of each entry of the module's state_dict: of tied tensors one has
-        the value."""
+        """Map each name of the module's state_dict to the name in `values`: tied tensors share
+        one."""
         model = self.imported.model
-        tensors = dict(_tensors(model))
-        same = {id(tensors[name]): name for name in self.values if name in tensors}
-        return {name: same[id(x)] for name in model.state_dict()
-                if (x := tensors.get(name)) is not None and id(x) in same}  # fmt: skip
+        tensors = dict(_named_tensors(model))
+        names = {id(tensors[name]): name for name in self.values if name in tensors}
+        return {name: names[id(x)] for name in model.state_dict()
+                if (x := tensors.get(name)) is not None and id(x) in names}  # fmt: skip
 
 
-def _tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Yield the parameters and buffers by each of their names."""
+def _named_tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers with all their names."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
 def _trained_parameters(imported: Imported) -> dict[int, str]:
-    """Return the imported name of each parameter that is trained, by its identity.
+    """Return the imported names of trained parameters, by the id of the parameter.
 
     Raises:
-        ShardirError: there is none.
+        ShardirError: no parameter is trained.
     """
-    tensors = dict(_tensors(imported.model))
-    found = {
+    tensors = dict(_named_tensors(imported.model))
+    names = {
         id(tensors[a.key]): a.key for a in arguments(imported.function.func)
         if a.role is Role.PARAMETER and a.key is not None
     }  # fmt: skip
-    if not found:
+    if not names:
         raise ShardirError(UNTRAINED)
-    return found
+    return names
 
 
 def _check_trained(imported: Imported, optimizer: Any) -> None:
-    """Check that an optimizer of torch has all parameters that are trained. Raises ShardirError."""
+    """Raise ShardirError if an optimizer of torch lacks trained parameters."""
     if isinstance(optimizer, str):
         return
     held = {id(p) for g in optimizer.param_groups for p in g["params"]}
@@ -344,43 +348,43 @@ def compile_model(
     """Compile a module for the ranks of a mesh.
 
     Args:
-        inputs: example arguments: a tensor, a tuple of positional ones, or a dict by keyword.
-        keywords: further arguments by keyword.
-        labels: the example of what `loss` gets beside the outputs; a tuple of several.
-        loss: a function of the outputs, and of the labels if there are any. Without it the module
-            returns the loss: a scalar, or an output of the name `loss`.
-        optimizer: one of torch.optim, whose groups are read, or a text: `adamw, lr = 1e-3`.
-        scheduler: one of torch.optim.lr_scheduler, of the optimizer.
-        scheduler_steps: the steps of which its rates are sampled; then the last one stays. Needed
-            where it does not say when its rate stays: LambdaLR of a function of one's own.
-        train: False: the forward part alone. Whether dropout and batch norms train is the module's
-            own `training`.
-        mesh: the axes: `dp = 2, tp = 4`, or a dict; a Mesh, or a cluster.
-        cluster: the name of a ready-made cluster, or the text of one; a Cluster. Without a mesh the
-            fastest one is searched for, in the mode auto.
-        devices: the number of devices of a cluster without a mesh, if not all.
-        accumulate: as in a step of the text, as are the next ones: `tokens, microbatches = 4`, or
-            `mean, ...` of a loss that averages all rows. With train=False results have all
-            microbatches one after another, scalars are their mean.
+        inputs: example arguments: a tensor, a tuple of positional arguments, or a dict of keyword
+            arguments.
+        keywords: further keyword arguments.
+        labels: example labels, which `loss` gets after the outputs; a tuple of several.
+        loss: a function of the outputs, and of the labels if there are any. By default the module
+            returns the loss: a scalar, or an output with the name `loss`.
+        optimizer: an optimizer of torch.optim, or a text: `adamw, lr = 1e-3`.
+        scheduler: the optimizer's scheduler, of torch.optim.lr_scheduler.
+        scheduler_steps: the number of steps for which to sample the scheduler's rates; the last
+            rate stays. Needed for schedulers without an end, such as LambdaLR of a function.
+        train: False compiles the forward part only. The module's own `training` decides whether
+            dropout and batch norms train.
+        mesh: the axes as a text, `dp = 2, tp = 4`, or a dict; a Mesh; or a cluster.
+        cluster: the name or the text of a cluster, or a Cluster. Without a mesh, the mode auto
+            searches for the fastest one.
+        devices: the number of devices of a cluster without a mesh, by default all.
+        accumulate: `tokens, microbatches = 4`, or `mean, ...` for a loss that averages all rows.
+            docs/language.md has this option of a step and the next ones. With train=False results
+            are the concatenated microbatches; scalars are averaged.
         clip: `norm, max = 1.0`.
         loss_scale: `static, factor = 1024.0`.
         metrics: `gradient_norm, learning_rate`.
-        sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`. The mesh is that of one
-            replica: by default one device.
-        stages: `1f1b, ranks = 4`, with train=False of its forward parts. The mesh is that of one
-            stage: by default one device. `search`, with a cluster or a number of devices: the mesh,
-            the stages and the schedule of a step are searched for.
-        derived: the names of autograd functions (torch.autograd.Function) whose gradients are to be
-            those of their forward part; others are errors, since their backward is not exported.
-        trace: the backward part is that which autograd runs, of autograd functions too; it is
-            traced (make_fx) with the forward part, and not derived. The ops are those below
-            autograd, so that layouts follow less often from structure.
-        check: whether to compare the program with the module, as `program.check()` does.
-        options: those of `shardir.compile`: plan, mode, pipeline, ...
+        sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`. The mesh is the mesh of
+            one replica, by default one device.
+        stages: `1f1b, ranks = 4`; with train=False only the forward parts run. The mesh is the mesh
+            of one stage, by default one device. With `search` and a cluster or a number of devices,
+            a search chooses the mesh, the stages and the schedule of a step.
+        derived: the names of autograd functions (torch.autograd.Function) to differentiate by their
+            forward parts. Others are errors, since torch does not export their backward methods.
+        trace: whether to trace the backward part that autograd runs (make_fx), autograd functions
+            included, instead of deriving it. Layouts follow from structure less often for the
+            traced ops, which are below autograd.
+        check: whether to compare the program with the module by `program.check()`.
+        options: the options of `shardir.compile`: plan, mode, pipeline, ...
 
     Raises:
-        ShardirError: the module can't be exported or imported, or the compilation's errors; or the
-            check's.
+        ShardirError: the module can't be exported, imported or compiled, or the check fails.
     """
     known = signature(compile_module).parameters
     for option in options:
@@ -392,21 +396,21 @@ def compile_model(
         raise ShardirError(
             'expected an optimizer, got none; use optimizer="adamw, lr = 1e-3", or train=False'
         )
-    of_training = {"trace": trace or None, "loss": loss, "optimizer": optimizer,
-                   "scheduler": scheduler, "scheduler_steps": scheduler_steps,
-                   "derived": derived or None, "clip": clip, "loss_scale": loss_scale,
-                   "metrics": metrics, "sync": sync}  # fmt: skip
-    for name, value in of_training.items():
+    for_training = {"trace": trace or None, "loss": loss, "optimizer": optimizer,
+                    "scheduler": scheduler, "scheduler_steps": scheduler_steps,
+                    "derived": derived or None, "clip": clip, "loss_scale": loss_scale,
+                    "metrics": metrics, "sync": sync}  # fmt: skip
+    for name, value in for_training.items():
         if not train and value is not None:
             raise ShardirError(
                 f"expected no {name} with train=False, got {describe(value)}; drop {name}=..."
             )
     read: optimizers.ImportedOptimizer | None = None
-    on = devices_of(mesh, cluster, devices, options | {"stages": stages, "sync": sync})
+    target = devices_of(mesh, cluster, devices, options | {"stages": stages, "sync": sync})
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
     stages = None if stages == SEARCH else stages
-    alone = {"d": 1} if sync is not None or stages is not None else None
-    module = Module(on.mesh if on.mesh is not None else alone, on.cluster)
+    one_device = {"d": 1} if sync is not None or stages is not None else None
+    module = Module(target.mesh if target.mesh is not None else one_device, target.cluster)
     in_parts = not train and (accumulate, stages) != (None, None)
     name = MODEL if in_parts else FUNCTION
     imported = import_model(captured, module, name, train, train or in_parts)
@@ -421,7 +425,7 @@ def compile_model(
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
                     loss_scale=loss_scale, metrics=metrics, sync=sync,
                     pipeline=stages)  # fmt: skip
-    compiled = compile_module(module.module, **on.options)
+    compiled = compile_module(module.module, **target.options)
     outputs = None if train else Outputs.of(captured.program)
     states, form = dict[str, Array](), None
     if read is not None and isinstance(optimizer, torch.optim.Optimizer):

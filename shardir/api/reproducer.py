@@ -33,32 +33,32 @@ PACKAGES = ("shardir", "xdsl", "numpy", "torch")
 
 def write_reproducer(
     error: str,
-    given: Callable[[], ModuleOp],
+    make: Callable[[], ModuleOp],
     text: str,
     passes: Sequence[ModulePass],
     done: int,
     context: Context,
     target: str = "mlir",
 ) -> Path | None:
-    """Write a reproducer to the folder of temporary files, and return its path; None if that fails.
+    """Write a reproducer to the folder of temporary files; return its path, or None if that fails.
 
     Args:
-        error: the internal error.
-        given: makes the program before all passes.
-        text: the program, if `given` fails or its program cannot be printed.
-        passes, done: the passes of the pipeline, and the number of passes that have run. They run
+        error: the description of the internal error.
+        make: makes the program before all passes.
+        text: the text of the program, used if `make` fails or its program cannot be printed.
+        passes, done: the passes of the pipeline, and the number of completed passes. These run
             again.
-        target: the target of the emission.
+        target: the emission target.
     """
     with suppress(Exception):
         try:
-            module = given()
+            module = make()
             for p in passes[:done]:
                 p.apply(context, module)
-            text, left = print_module(module), passes[done:]
+            text, remaining = print_module(module), passes[done:]
         except Exception:
-            left = passes
-        record = {"passes": json.loads(pipelines.recorded(left)), "target": target}
+            remaining = passes
+        record = {"passes": json.loads(pipelines.recorded(remaining)), "target": target}
         lines = [f"{HEAD}{json.dumps(record)}", f"// {' '.join(error.split())}", f"// {versions()}"]
         number, name = tempfile.mkstemp(prefix="shardir-reproducer-", suffix=".ir")
         with os.fdopen(number, "wb") as file:
@@ -71,7 +71,7 @@ def read_reproducer(text: str, name: str) -> tuple[list[ModulePass], str]:
     """Return the passes and the target of a reproducer.
 
     Raises:
-        ShardirError: the text is none.
+        ShardirError: the text is no reproducer.
     """
     head = text.partition("\n")[0]
     try:
@@ -85,9 +85,9 @@ def read_reproducer(text: str, name: str) -> tuple[list[ModulePass], str]:
 
 
 def versions() -> str:
-    """Return the versions of Python, ours, and of packages that a compilation depends on."""
-    found = []
+    """Return the versions of shardir, of the packages it depends on, and of Python."""
+    texts = []
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    return ", ".join([*found, f"Python {platform.python_version()}"])
+            texts.append(f"{package} {version(package)}")
+    return ", ".join([*texts, f"Python {platform.python_version()}"])

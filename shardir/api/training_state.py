@@ -1,4 +1,4 @@
-"""The values with which the next run of a program of a model begins."""
+"""The values with which the next run of a compiled model begins."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ class TrainingState:
 
     Args:
         values: the initial values of parameters and buffers, by their names in the module.
-        states: the initial values of other states that differ from the program's, by their keys.
+        states: by key, the initial values of other states, where they differ from the program's.
 
     Attributes:
         values: the current values of parameters and buffers.
@@ -31,23 +31,23 @@ class TrainingState:
         self.reset()
 
     def reset(self) -> None:
-        """Take the first values again."""
+        """Reset to the initial values."""
         values, states = self._first
         self.values, self.states, self.steps = dict(values), dict(states), 0
 
     def fresh(self) -> "TrainingState":
-        """Return a new state with the initial values, which both share."""
+        """Return a new state with the same initial values."""
         return TrainingState(*self._first)
 
     def replace(self, values: Mapping[str, torch.Tensor], copies: Iterable[str]) -> None:
-        """Take other values of parameters and buffers. States that begin as copies of them do so
-        again; other states stay."""
+        """Replace the values of parameters and buffers. The states `copies`, which begin as copies
+        of them, are copied again; other states stay."""
         self.values.update(values)
         for key in copies:
             self.states.pop(key, None)
 
     def take(self, dump: Path, report: Report | None = None) -> None:
-        """Take the values that a run has written, and the number of its last step."""
+        """Load the values that a run has written, and the number of its last step."""
         self.values.update(weights.read_dump(dump, self.values))
         self.states = weights.read_states(dump, self.values)
         if report is not None:

@@ -35,14 +35,14 @@ from shardir.dialects.text import IntsAttr, TextAttr, word, WordAttr
 ELEMENTS: Mapping[str, Attribute] = {
     "f64": f64, "f32": f32, "bf16": bf16, "f16": f16, "i64": i64, "i32": i32, "i1": i1,
 }  # fmt: skip
-"""The element types by their names."""
+"""The element types by name."""
 
 
 def element_type(dtype: str | Attribute) -> Attribute:
-    """Return the element type of a name such as `bf16`.
+    """Return the element type with a name such as `bf16`.
 
     Raises:
-        ShardirError: there is none of that name.
+        ShardirError: there is no such element type.
     """
     if isinstance(dtype, Attribute):
         return dtype
@@ -52,8 +52,8 @@ def element_type(dtype: str | Attribute) -> Attribute:
 
 
 def layout_attr(layout: str, mesh: str) -> LayoutAttr | ShardingAttr:
-    """Return the layout of a text such as `[{dp}, {}]` on a mesh; with open dimensions or
-    priorities, `[{dp, ?}, {?}p1]`, a sharding.
+    """Parse a layout such as `[{dp}, {}]` on a mesh. A text with open dimensions, such as
+    `[{dp, ?}, {?}p1]`, is a sharding.
 
     Raises:
         NotationError: the text is no layout.
@@ -64,7 +64,7 @@ def layout_attr(layout: str, mesh: str) -> LayoutAttr | ShardingAttr:
 
 @cache
 def _definitions(kind: type[TensorOp]) -> dict[str, tuple[type[Attribute], bool]]:
-    """For each property of an op the class of its attribute, and whether it is optional."""
+    """Return the attribute class of each property of an op, and whether it is optional."""
     return {
         name: (_base(definition.constr), isinstance(definition, OptPropertyDef))
         for name, definition in kind.get_irdl_definition().properties.items()
@@ -80,17 +80,16 @@ def _base(constraint: AttrConstraint) -> type[Attribute]:
     raise AssertionError(constraint)
 
 
-def properties(kind: type[TensorOp], given: Mapping[str, Any]) -> Props:
-    """Return the properties of an op from Python values: numbers, tuples of integers, words, and
-    attributes as they are. None, and False for a flag, leave a property out.
+def properties(kind: type[TensorOp], options: Mapping[str, Any]) -> Props:
+    """Convert Python values to the properties of an op: numbers, tuples of integers, words or
+    attributes. None, and False for a flag, omit a property.
 
     Raises:
-        ShardirError: the op has no property of a name, needs one that is not given, or a value has
-            another type.
+        ShardirError: a property is unknown or missing, or a value has a wrong type.
     """
     definitions = _definitions(kind)
-    found: dict[str, Attribute] = {}
-    for name, value in given.items():
+    attributes: dict[str, Attribute] = {}
+    for name, value in options.items():
         if name not in definitions:
             names = ", ".join(n for n in definitions)
             raise ShardirError(
@@ -99,17 +98,18 @@ def properties(kind: type[TensorOp], given: Mapping[str, Any]) -> Props:
             )
         attribute = _attribute(kind, name, definitions[name][0], value)
         if attribute is not None:
-            found[name] = attribute
-    missing = [n for n, (_, optional) in definitions.items() if not optional and n not in found]
+            attributes[name] = attribute
+    missing = [n for n, (_, optional) in definitions.items() if not (optional or n in attributes)]
     if missing:
         raise ShardirError(f"expected {', '.join(missing)} of {kind.name}, got none")
-    return found
+    return attributes
 
 
 def _attribute(
     kind: type[TensorOp], name: str, base: type[Attribute], value: Any
 ) -> Attribute | None:
-    """Return one property. Raises ShardirError."""
+    """Convert a Python value to an attribute of the class `base`; None omits it. Raises
+    ShardirError."""
     if value is None or isinstance(value, base):
         return value
     match value:
@@ -132,12 +132,12 @@ def _attribute(
         case dict() if issubclass(base, DictionaryAttr):
             return DictionaryAttr({k: _option(v) for k, v in value.items()})
     raise ShardirError(
-        f"expected {name} of {kind.name} to be {_described(base)}, got {value!r:.60}"
+        f"expected {name} of {kind.name} to be {_describe_values(base)}, got {value!r:.60}"
     )
 
 
 def _option(value: Any) -> Attribute:
-    """Return the attribute of an option of a custom op. Raises ShardirError."""
+    """Convert an option of a custom op to an attribute. Raises ShardirError."""
     match value:
         case bool():
             return IntegerAttr(int(value), i1)
@@ -152,8 +152,8 @@ def _option(value: Any) -> Attribute:
     raise ShardirError(f"expected an option of numbers, text or tuples of them, got {value!r:.60}")
 
 
-def _described(base: type[Attribute]) -> str:
-    """Return what values a property of this class takes."""
+def _describe_values(base: type[Attribute]) -> str:
+    """Describe the values of properties with this attribute class."""
     for kind, text in (
         (UnitAttr, "True or False"), (IntegerAttr, "an integer"), (FloatAttr, "a number"),
         (IntsAttr, "integers"), (DictionaryAttr, "a dict"),

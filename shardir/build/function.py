@@ -1,4 +1,4 @@
-"""A function that is being built: its arguments, its ops, and what it returns."""
+"""The builder of a function: its arguments, ops and results."""
 
 import re
 import sys
@@ -46,7 +46,7 @@ PACKAGE = str(Path(__file__).parent.parent)
 
 
 class FunctionBuilder(OpScope):
-    """A function of a module. `Module.function` makes one."""
+    """Builds a function of a module. `Module.function` makes one."""
 
     def __init__(self, name: str, private: bool, mesh: str | None):
         self.name, self._mesh = name, mesh
@@ -78,7 +78,7 @@ class FunctionBuilder(OpScope):
         layout: str | None = None,
         init: str | None = None,
     ) -> Value:
-        """Add an input. `init` has its values where no data are given: `normal, std = 1.0`, or
+        """Add an input. Without other data its values are those of `init`: `normal, std = 1.0`, or
         `file, path = "digits.npz", array = "x"`."""
         attributes: dict[str, Attribute] = {}
         if init is not None:
@@ -98,10 +98,14 @@ class FunctionBuilder(OpScope):
         fusion: int | None = None,
         state_layout: str | None = None,
     ) -> Value:
-        """Add a parameter, which the step of an optimizer updates. `weight_decay` replaces the
-        optimizer's, `lr_scale` multiplies its learning rate; parameters of one `fusion` have their
-        gradients communicated in one buffer; `state_layout` is the layout of the optimizer's
-        states."""
+        """Add a parameter, which a training step updates.
+
+        Args:
+            weight_decay: replaces the optimizer's.
+            lr_scale: multiplies the optimizer's learning rate.
+            fusion: parameters with the same number have their gradients communicated in one buffer.
+            state_layout: the layout of the optimizer's states.
+        """
         attributes: dict[str, Attribute] = {}
         if weight_decay is not None:
             attributes["train.weight_decay"] = FloatAttr(weight_decay, f64)
@@ -111,7 +115,7 @@ class FunctionBuilder(OpScope):
             attributes["train.fusion"] = IntegerAttr(fusion, i64)
         if state_layout is not None:
             attributes["train.state_layout"] = layout_attr(state_layout, self.mesh_name)
-        return self._retained(Role.PARAMETER, name, shape, dtype, layout, init, attributes)
+        return self._add_retained(Role.PARAMETER, name, shape, dtype, layout, init, attributes)
 
     def state(
         self,
@@ -123,9 +127,9 @@ class FunctionBuilder(OpScope):
         init: str | None = None,
     ) -> Value:
         """Add a state: a value that is retained between steps, and that `update` replaces."""
-        return self._retained(Role.STATE, name, shape, dtype, layout, init, {})
+        return self._add_retained(Role.STATE, name, shape, dtype, layout, init, {})
 
-    def _retained(
+    def _add_retained(
         self, role: Role, name: str, shape: Sequence[int], dtype: str, layout: str | None,
         init: str | None, attributes: dict[str, Attribute],
     ) -> Value:  # fmt: skip
@@ -156,12 +160,12 @@ class FunctionBuilder(OpScope):
         return self._rewriter
 
     def location(self) -> LocationAttr:
-        """The line of Python that builds what comes next, outside this package."""
+        """The location of the next op: the line of Python outside this package that builds it."""
         return caller() if self._location is None else self._location
 
     @contextmanager
     def at(self, location: LocationAttr) -> Iterator[None]:
-        """Give what is built within the location, rather than the line of Python that builds it."""
+        """Give ops built within the block this location instead of their line of Python."""
         before, self._location = self._location, location
         try:
             yield
@@ -190,8 +194,12 @@ class FunctionBuilder(OpScope):
         dtype: str | None = None,
         results: Sequence[tuple[Sequence[int], str]] | None = None,
     ) -> tuple[Value, ...]:
-        """Add an op; return its results. `shape` and `dtype` are those of the result of an op that
-        does not infer it, by default as its first operand has them; `results` of several.
+        """Add an op; return its results.
+
+        Args:
+            shape, dtype: of the result, for an op that does not infer it; default to those of the
+                first operand.
+            results: the shapes and dtypes of several results.
 
         Raises:
             ShardirError: the operands or the properties do not fit.
@@ -218,7 +226,7 @@ class FunctionBuilder(OpScope):
     # ---- results ----
 
     def update(self, state: str, value: Value) -> None:
-        """Make a value the new one of a state, by the state's name."""
+        """Set the new value of the state `state`."""
         self._updates.append((state, value))
 
     def returns(
@@ -227,18 +235,22 @@ class FunctionBuilder(OpScope):
         gradients: Mapping[str, Value] | None = None,
         metrics: Mapping[str, Value] | None = None,
     ) -> None:
-        """End the function: it returns these values, `metrics` of a step by their names,
-        `gradients` by the names of parameters, which are then not derived, and the new values of
-        its states."""
-        given, scalars = gradients or {}, metrics or {}
-        everything = [*values, *scalars.values(), *given.values(), *(v for _, v in self._updates)]
+        """End the function. It returns these values and the new values of its states.
+
+        Args:
+            gradients: gradients by parameter name, which are then not derived.
+            metrics: scalars by name, which a step reports.
+        """
+        gradients, metrics = gradients or {}, metrics or {}
+        updates = [v for _, v in self._updates]
+        operands = [*values, *metrics.values(), *gradients.values(), *updates]
         self.block.add_op(
-            ReturnOp.create(operands=[v.ssa for v in everything], location=self.location())
+            ReturnOp.create(operands=[v.ssa for v in operands], location=self.location())
         )
         update_signature(self.func)
         set_arg_attrs(self.func, self._arguments)
-        marks = [metric_attrs(name) for name in scalars]
-        marks += [gradient_attrs(name) for name in given]
+        marks = [metric_attrs(name) for name in metrics]
+        marks += [gradient_attrs(name) for name in gradients]
         marks += [updates_attrs(name) for name, _ in self._updates]
         if marks:
             set_result_attrs(self.func, [*({} for _ in values), *marks])
@@ -246,13 +258,13 @@ class FunctionBuilder(OpScope):
 
 
 def hint_of(name: str) -> str:
-    """Return a name as the text may have it: `0.weight` as `layer0.weight`."""
+    """Return the valid SSA name for a name: `layer0.weight` for `0.weight`."""
     text = re.sub(r"[^\w$.-]", "_", name, flags=re.ASCII)
     return text if SSAValue.is_valid_name(text) else f"layer{text}"
 
 
 def caller() -> LocationAttr:
-    """The line of Python that calls the compiler."""
+    """Return the location of the line of Python that calls this package."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
@@ -262,12 +274,12 @@ def caller() -> LocationAttr:
 
 
 def file_line(file: str, line: int) -> FileLineColLoc:
-    """The location of a line of a file."""
+    """Return the location of a line of a file."""
     return FileLineColLoc(file_name(file), IntAttr(line), IntAttr(1))
 
 
 def _first(kind: type[nn.TensorOp], operands: Sequence[Value]) -> TensorType:
-    """The type of the first operand. Raises ShardirError where there is none."""
+    """Return the type of the first operand. Raises ShardirError without operands."""
     if not operands:
         raise ShardirError(f"expected the shape and the dtype of {kind.name}, got none")
     return operands[0].type

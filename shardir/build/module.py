@@ -1,4 +1,4 @@
-"""A module that is being built in Python.
+"""The builder of a module in Python.
 
     m = Module(mesh="dp = 2, tp = 2")
     f = m.function("loss", private=True)
@@ -6,7 +6,7 @@
     w = f.parameter("w", (64, 10), init="normal, std = 0.1")
     f.returns(nn.square(x @ w).mean())
     m.step("step", "loss", "adamw, lr = 1e-3")
-    print(m)                                  # the text, as of an .ir file
+    print(m)                                  # the text of an .ir file
     shardir.compile(m.module).run(steps=10)
 """
 
@@ -54,12 +54,12 @@ class Module:
         """Begin a program.
 
         Args:
-            mesh: the axes: `dp = 2, tp = 4`, or a dict; or a Mesh.
-            cluster: the name of a ready-made cluster, or the text of one; or a Cluster.
+            mesh: the axes as a text, `dp = 2, tp = 4`, or a dict; or a Mesh.
+            cluster: the name or the text of a cluster, or a Cluster.
 
         Raises:
             NotationError: the text is no mesh, or no cluster.
-            ShardirError: a cluster without a mesh.
+            ShardirError: there is a cluster without a mesh.
         """
         self._module = ModuleOp([])
         self._functions: list[FunctionBuilder] = []
@@ -73,7 +73,7 @@ class Module:
                 raise ShardirError("expected a mesh on the cluster, got none; use mesh=...")
             return
         sizes = _read(MeshAttr, mesh if isinstance(mesh, str) else _axes(mesh))
-        given: dict[str, Attribute] = {"sym_name": StringAttr(self.mesh_name), "axes": sizes}
+        properties: dict[str, Attribute] = {"sym_name": StringAttr(self.mesh_name), "axes": sizes}
         if cluster is not None:
             name = str(cluster) if cluster in names() else "cluster"
             devices = cluster_of(cluster).part(prod(n for _, n in sizes.data))
@@ -82,15 +82,15 @@ class Module:
                     properties={"sym_name": StringAttr(name), "devices": ClusterAttr(devices)}
                 )
             )
-            given["cluster"] = SymbolRefAttr(name)
-        self.mesh = MeshOp.create(properties=given)
+            properties["cluster"] = SymbolRefAttr(name)
+        self.mesh = MeshOp.create(properties=properties)
         self._add(self.mesh)
 
     def _add(self, op: Operation) -> None:
         self._module.body.block.add_op(op)
 
     def function(self, name: str, *, private: bool = False) -> FunctionBuilder:
-        """Begin a function. A private one is kept only while others of the module use it."""
+        """Begin a function. A private one is dropped once no other function uses it."""
         f = FunctionBuilder(name, private, None if self.mesh is None else self.mesh_name)
         self._functions.append(f)
         self._add(f.func)
@@ -110,8 +110,8 @@ class Module:
         sync: str | None = None,
         pipeline: str | None = None,
     ) -> None:
-        """Request a training step of a function that returns its loss; the options are as in
-        docs/language.md.
+        """Request a training step of a function that returns its loss; docs/language.md has the
+        options.
 
         Args:
             optimizer: `adamw, lr = 1e-3`.
@@ -123,9 +123,9 @@ class Module:
             pipeline: `1f1b, ranks = 4`.
 
         Raises:
-            NotationError: a text is not of its form.
+            NotationError: an option's text is invalid.
         """
-        given: dict[str, Attribute] = {
+        properties: dict[str, Attribute] = {
             "sym_name": StringAttr(name), "function": SymbolRefAttr(function),
             "optimizer": _read(OptimizerAttr, optimizer),
         }  # fmt: skip
@@ -135,43 +135,42 @@ class Module:
             ("sync", SyncAttr, sync), ("pipeline", PipelineAttr, pipeline),
         ):  # fmt: skip
             if text is not None:
-                given[key] = _read(kind, text)
-        self._add(StepOp.create(properties=given, location=caller()))
+                properties[key] = _read(kind, text)
+        self._add(StepOp.create(properties=properties, location=caller()))
 
     @check_arguments("forward")
     def forward(
         self, name: str, function: str, *, accumulate: str | None = None,
         pipeline: str | None = None,
     ) -> None:  # fmt: skip
-        """Request a function that runs another one on several microbatches, or in stages, without a
+        """Request a function that runs another one on several microbatches or in stages, without a
         backward part.
 
         Args:
-            accumulate: `mean, microbatches = 4`; the mean, over tokens too, or the sum is that of
-                scalars.
+            accumulate: `mean, microbatches = 4`: how to combine scalar results.
             pipeline: `gpipe, ranks = 4`.
 
         Raises:
-            NotationError: a text is not of its form.
+            NotationError: an option's text is invalid.
         """
-        given: dict[str, Attribute] = {
+        properties: dict[str, Attribute] = {
             "sym_name": StringAttr(name), "function": SymbolRefAttr(function),
         }  # fmt: skip
         for key, kind, text in (
             ("accumulate", AccumulateAttr, accumulate), ("pipeline", PipelineAttr, pipeline),
         ):  # fmt: skip
             if text is not None:
-                given[key] = _read(kind, text)
-        self._add(ForwardOp.create(properties=given, location=caller()))
+                properties[key] = _read(kind, text)
+        self._add(ForwardOp.create(properties=properties, location=caller()))
 
     def gradient(self, name: str, function: str, wrt: Sequence[int]) -> None:
-        """Request a function that returns the results and the cotangents of the arguments of these
-        indices."""
-        given: dict[str, Attribute] = {
+        """Request a function that returns the results, and the cotangents of the arguments with the
+        indices `wrt`."""
+        properties: dict[str, Attribute] = {
             "sym_name": StringAttr(name), "function": SymbolRefAttr(function),
             "wrt": dims_attr(*wrt),
         }  # fmt: skip
-        self._add(GradientOp.create(properties=given, location=caller()))
+        self._add(GradientOp.create(properties=properties, location=caller()))
 
     @property
     def module(self) -> ModuleOp:
@@ -190,10 +189,10 @@ class Module:
 
 
 def cluster_of(cluster: str | Cluster) -> Cluster:
-    """Return a cluster by its name, or by its text.
+    """Return a cluster by its name or its text.
 
     Raises:
-        NotationError: the text is no cluster. ShardirError: there is none of this name.
+        NotationError: the text is no cluster. ShardirError: there is no cluster of this name.
     """
     if isinstance(cluster, Cluster):
         return cluster
@@ -204,7 +203,7 @@ def cluster_of(cluster: str | Cluster) -> Cluster:
 
 
 def _read(kind: Any, text: str) -> Any:
-    """The attribute of a text. Raises NotationError, whose message has the text."""
+    """Parse an attribute. Raises NotationError, whose message quotes the text."""
     try:
         return kind.read(text)
     except NotationError as e:
@@ -212,7 +211,7 @@ def _read(kind: Any, text: str) -> Any:
 
 
 def _axes(sizes: Mapping[str, int]) -> str:
-    """The text of a mesh. Raises ShardirError where a name is no text, or a size no number."""
+    """Return the text of a mesh. Raises ShardirError if a name is no str, or a size no int."""
     for name, size in sizes.items():
         if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool):
             raise ShardirError(

@@ -6,9 +6,9 @@
     y = nn.layer_norm(h, scale, shift, eps=1e-5)
     parts = nn.split(y, sizes=(4, 4), axis=1)
 
-Operands come first, in the order of the op's syntax (docs/language.md), properties by their names.
-The result type of an op that does not infer it is given by `shape` and `dtype`, by default those of
-the first operand.
+Operands are positional, in the order of the op's syntax (docs/language.md); properties are keywords.
+An op that does not infer its result type takes `shape` and `dtype`, which default to those of the
+first operand.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from shardir.dialects.nn import FAMILIES, TensorOp
 KINDS: dict[str, type[TensorOp]] = {
     op.name.removeprefix("nn."): op for ops in FAMILIES.values() for op in ops
 }
-"""The ops by their names without the dialect. A trailing _ avoids keywords: `and_`."""
+"""The ops by name, without the dialect. A trailing _ avoids Python's keywords: `and_`."""
 
 
 class Ops:
-    """The ops, for values of any function; or of one, for ops that have no operands."""
+    """The functions that create ops. Ops without operands need the `function` to add them to."""
 
     def __init__(self, function: OpScope | None = None):
         self._function = function
@@ -43,7 +43,7 @@ class Ops:
             shape: Sequence[int] | None = None,
             dtype: str | None = None,
             results: Sequence[tuple[Sequence[int], str]] | None = None,
-            **given: Any,
+            **options: Any,
         ) -> Any:
             like = next((v for v in operands if isinstance(v, Value)), None)
             function = self._function if like is None else like.function
@@ -54,10 +54,10 @@ class Ops:
                 )
             values = [] if like is None else [function.value(v, like) for v in operands]
             _check_count(kind, len(values))
-            made = function.op(
-                kind, values, properties(kind, given), shape=shape, dtype=dtype, results=results
+            op_results = function.op(
+                kind, values, properties(kind, options), shape=shape, dtype=dtype, results=results
             )
-            return made[0] if len(made) == 1 else made
+            return op_results[0] if len(op_results) == 1 else op_results
 
         create.__name__, create.__doc__ = name, kind.__doc__
         return create
@@ -70,7 +70,7 @@ nn = Ops()
 
 
 def _check_count(kind: type[TensorOp], n: int) -> None:
-    """Raises ShardirError unless an op may have n operands."""
+    """Raise ShardirError unless an op may have `n` operands."""
     defs = kind.get_irdl_definition().operands
     minimum = sum(type(d) is OperandDef for _, d in defs)
     any_number = any(type(d) is VarOperandDef for _, d in defs)

@@ -1,9 +1,9 @@
-"""A value of a function that is being built, with Python's operators.
+"""The values of a function builder, with Python's operators.
 
     h = nn.relu(x @ w + b)
     loss = (h * h).mean()
 
-A number beside a value is a constant of the value's dtype.
+A number as the other operand is a constant of the value's dtype.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ Kind = type[nn.TensorOp]
 
 
 class OpScope(ABC):
-    """A function that is being built, to which values add ops."""
+    """The builder of a function, to which values add ops."""
 
     name: str
 
@@ -60,15 +60,10 @@ class OpScope(ABC):
         dtype: str | None = None,
         results: Sequence[tuple[Sequence[int], str]] | None = None,
     ) -> "tuple[Value, ...]":
-        """Add an op; return its results. `shape` and `dtype` are those of the result of an op that
-        does not infer it, by default as its first operand has them; `results` of several.
-
-        Raises:
-            ShardirError: the operands or the properties do not fit.
-        """
+        """Add an op; return its results (see `FunctionBuilder.op`)."""
 
     def value(self, x: "Value | Real", like: "Value") -> "Value":
-        """Return a value as it is, and a number as a constant of the dtype of `like`."""
+        """Convert a number to a constant with the dtype of `like`; return values unchanged."""
         return x if isinstance(x, Value) else self.constant(x, dtype=like.dtype)
 
 
@@ -101,15 +96,15 @@ class Value:
             "when the program runs only; use nn.select"
         )
 
-    # ---- its name and its layout ----
+    # ---- name and layout ----
 
     def named(self, name: str) -> "Value":
-        """Name the value, in the text and in the program. Return it."""
+        """Name the value in the text and in the program; return it."""
         self.ssa.name_hint = name
         return self
 
     def with_layout(self, layout: str) -> "Value":
-        """Annotate the value's layout: `[{dp}, {}]`. Return it."""
+        """Annotate the value's layout, such as `[{dp}, {}]`; return it."""
         attribute = layout_attr(layout, self.function.mesh_name)
         t = self.type
         set_type(self.ssa, TensorType(t.element_type, t.get_shape(), attribute))
@@ -169,7 +164,7 @@ class Value:
         return self.function.op(nn.NegOp, [self])[0]
 
     def compare(self, how: str, other: "Value | Real") -> "Value":
-        """The i1 elements of `self` `how` `other`: eq, ne, lt, le, gt or ge."""
+        """Compare elementwise to i1, by `how`: eq, ne, lt, le, gt or ge."""
         operands = [self, self.function.value(other, self)]
         return self.function.op(nn.CompareOp, operands, {"how": word(nn.ComparisonAttr, how)})[0]
 
@@ -190,12 +185,13 @@ class Value:
     def reduce(
         self, kind: str, dims: int | Sequence[int] | None = None, keep: bool = False
     ) -> "Value":
-        """Reduce the dimensions `dims` (all of them without) by sum, mean, max, ...; with `keep`
-        they stay, of size 1."""
-        every = range(len(self.shape)) if dims is None else [dims] if isinstance(dims, int) else dims
+        """Reduce the dimensions `dims`, by default all, by sum, mean, max, ...; `keep` keeps them
+        with size 1."""
+        rank = len(self.shape)
+        reduced = range(rank) if dims is None else [dims] if isinstance(dims, int) else dims
         return Value(
             self.function,
-            self.function.builder.reduce(self.ssa, kind, [d % len(self.shape) for d in every], keep),
+            self.function.builder.reduce(self.ssa, kind, [d % rank for d in reduced], keep),
         )
 
     def sum(self, dims: int | Sequence[int] | None = None, keep: bool = False) -> "Value":
@@ -213,21 +209,21 @@ class Value:
     # ---- shapes and dtypes ----
 
     def to(self, dtype: str) -> "Value":
-        """Convert the elements to a dtype: `bf16`."""
+        """Convert the elements to a dtype, such as `bf16`."""
         return Value(self.function, self.function.builder.convert(self.ssa, element_type(dtype)))
 
     def reshape(self, *shape: int) -> "Value":
-        """The elements in another shape, in the same order; one size may be -1."""
-        return self.function.op(nn.ReshapeOp, [self], shape=_inferred(self.shape, shape))[0]
+        """Reshape the value; one size may be -1."""
+        return self.function.op(nn.ReshapeOp, [self], shape=_infer_size(self.shape, shape))[0]
 
     def transpose(self, *perm: int) -> "Value":
-        """The dimensions in the order `perm`; without, the last two exchanged."""
+        """Permute the dimensions to the order `perm`; by default exchange the last two."""
         n = len(self.shape)
         order = [d % n for d in perm] if perm else [*range(n - 2), n - 1, n - 2]
         return self.function.op(nn.TransposeOp, [self], {"perm": dims_attr(*order)})[0]
 
     def broadcast_to(self, *shape: int) -> "Value":
-        """Repeat along new leading dimensions and those of size 1, as numpy does."""
+        """Repeat along new leading dimensions and along dimensions of size 1, as numpy does."""
         if self.shape == shape:
             return self
         extra = len(shape) - len(self.shape)
@@ -237,7 +233,7 @@ class Value:
         return self.function.op(nn.BroadcastOp, [x], props, shape=shape)[0]
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> "Value":
-        """Slices, as numpy has them: `x[:, 1:]`, `x[0]`, `x[..., None]`."""
+        """Slice like numpy: `x[:, 1:]`, `x[0]`, `x[..., None]`."""
         entries = list(index) if isinstance(index, tuple) else [index]
         if not all(e is None or isinstance(e, int | slice | EllipsisType) for e in entries):
             raise ShardirError(f"expected numbers, slices, None or ..., got {index!r}; use nn.gather")
@@ -275,8 +271,8 @@ class Value:
         return Value(self.function, self.function.builder.reshape(sliced, tuple(shape)))
 
 
-def _inferred(have: Shape, shape: Sequence[int]) -> Shape:
-    """Return a shape with its -1 as the size that remains. Raises ShardirError."""
+def _infer_size(have: Shape, shape: Sequence[int]) -> Shape:
+    """Replace the -1 of a shape by the remaining size. Raises ShardirError."""
     if list(shape).count(-1) > 1:
         raise ShardirError(f"expected one size of -1, got {tuple(shape)}")
     if -1 not in shape:
