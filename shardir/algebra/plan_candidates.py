@@ -46,7 +46,7 @@ def plan_candidates(
     near = problem.near
     if near.target == problem.target:
         yield FixedOrder(problem).run()
-    reductions = [FixedOrder.reduce_early]
+    reductions = [FixedOrder.reduce_early, FixedOrder.reduce_unordered]
     if near.left(near.source):
         reductions.append(FixedOrder.reduce)
     for reduce in reductions:
@@ -133,6 +133,21 @@ class FixedOrder:
         while self.slice():
             pass
         self.scatter()
+        self.reduce()
+
+    def reduce_unordered(self) -> None:
+        """Slice and reduce-scatter over the axes of the target's dimensions, though not in their
+        order, which an exchange makes; then reduce all other partial values."""
+        starts = (REPLICATED,) if self.now.reduction == "any" else (REPLICATED, PARTIAL)
+        for start, dim in product(starts, range(len(self.target.dims))):
+            have, left = self.now.dims[dim], self.problem.left(self.now)
+            of_target = self.target.dims[dim]
+            if start is PARTIAL:
+                axes = tuple([a for a in of_target if a in left])
+            else:
+                axes = tuple([a for a in of_target if self.problem.free(self.now, (a,))])
+            if axes and self.problem.nests(dim, have, have + axes):
+                self.add_move(start, SHARDED, axes, dim)
         self.reduce()
 
     def leads(self, dim: int, axes: Axes) -> bool:

@@ -1,9 +1,8 @@
 """The search for the fastest plan between two layouts (anytime A*: Hansen and Zhou, 2007).
 
 candidates             plan_candidates.py; the first that is at the lower bound is the plan
-A*, weights 3, 2, 1.5  each ends with some plan at most `weight` times slower than the fastest
-both ends              bidirectional.py: plans with one exchange between reductions and gathers
-A*, weights 1.2, 1     faster plans, or the proof that there is none; or a limit ends the search
+A*, weights 3 to 1.2   each ends with some plan at most `weight` times slower than the fastest
+A*, weight 1           faster plans, or the proof that there is none; or a limit ends the search
 """
 
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from shardir.algebra.bidirectional import search_both_ends
 from shardir.algebra.collectives import CollectiveStep
 from shardir.algebra.estimates import IMPROVEMENT
 from shardir.algebra.layout import Layout
@@ -27,10 +25,6 @@ with some plan, the last one proves the best plan."""
 MAX_BOUNDED = 1000
 """Bounds the layouts whose lower bound is computed in all searches, once a plan is known: half a
 millisecond each, and most of the time on large meshes with sub-axes."""
-
-BOTH_ENDS = 1.2
-"""The weight before whose search plans from both ends are priced: the best plan so far limits them,
-and they limit the later searches."""
 
 
 @dataclass(slots=True)
@@ -99,12 +93,8 @@ class Search:
         return None if self.best is None else self.best[1]
 
     def search(self) -> None:
-        """Search by A* with each weight, and from both ends, until the best plan is proven or all
-        limits are reached."""
-        both_ends = self.memory is None and not self.problem.crosses
+        """Search by A* with each weight, until the best plan is proven, or to all limits."""
         for weight in MAX_PRICED:
-            if both_ends and weight == BOTH_ENDS:
-                self.offer_both_ends()
             if self.expand(weight):
                 return
 
@@ -180,13 +170,6 @@ class Search:
                         order = seconds + weight * rest, n + 1, next(serial)
                         heappush(todo, QueueEntry(*order, so_far, layout, retained, steps, move))
         return not todo
-
-    def offer_both_ends(self) -> None:
-        """Take the fastest plan of the search from both ends, if it is faster than the best."""
-        assert self.best is not None, "an exchange is a plan"
-        limit = self.best[0] * IMPROVEMENT
-        if steps := search_both_ends(self.problem, self.itemsize, limit, self.costs).steps:
-            self.offer([*steps])
 
     def faster_moves(
         self, layout: Layout, so_far: float, best: float

@@ -14,7 +14,7 @@
     search                      a plan is a shortest path: layouts are nodes, moves are edges
       table                     routes.py: even layouts over a mesh's axes, all layouts of few axes
       candidates                plan_candidates.py: moves 1 to 7 in a fixed order, or one exchange
-      A*                        planner.py, with the lower bound of bound.py; and bidirectional.py
+      A*                        planner.py, with the lower bound of bound.py
 
 Devices communicate from their own memory. If a layout is `on host`, a copy precedes the first
 collective of the plan, or follows the last one, at the step with the smallest shard.

@@ -22,15 +22,6 @@ MUTANTS = [
         "test/algebra/test_plan_brute_force.py test/algebra/test_every_path.py",
     ),
     Mutant(
-        "both ends take the shortest exchange",
-        "Between both frontiers the fastest exchange is taken instead of the fastest plan.",
-        "shardir/algebra/bidirectional.py",
-        "_join",
-        "np.where(np.isnan(rate), inf, latency + rate * size) + sums[i, j]",
-        "np.where(np.isnan(rate), inf, latency + rate * size)",
-        "test/algebra/test_bidirectional.py::test_both_ends_find_the_fastest_plan_with_an_exchange",
-    ),
-    Mutant(
         "the bound of a reduce-scatter is too high",
         "The lower bound of a plan counts one message too many for each group.",
         "shardir/algebra/bound.py",
