@@ -27,9 +27,9 @@ from shardir.analysis.loops import Loops
 from shardir.analysis.repeats import equal_blocks
 from shardir.analysis.storages import Span, Storages
 from shardir.dialects.blocks import ops_of
-from shardir.dialects.nn.base import TensorOp
-from shardir.dialects.train import BackwardOp, CarryOp, Update
+from shardir.dialects.train import BackwardOp, CarryOp
 from shardir.search.graph.live_bytes import LONG_LIVED_OPS
+from shardir.search.recompute.activations import is_repeatable
 from shardir.search.recompute.repetition_policies import FEWEST_BLOCKS, FEWEST_SAVED
 
 
@@ -85,7 +85,7 @@ class UnsavedValues:
         segments = {self._segment[i] for i in within}
         may = (
             len(segments) == 1
-            and all(isinstance(op, TensorOp) and not isinstance(op, Update) for op in makers)
+            and all(map(is_repeatable, makers))
             and all(self._loops.around(op) is self._around for op in makers)
             and not any(isinstance(op, ReturnOp | CarryOp) for op in users)
         )

@@ -29,6 +29,12 @@ from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import BackwardOp, CarryOp
 
 
+def is_repeatable(op: Operation) -> bool:
+    """Whether a second run of an op has the results of the first and no other effect."""
+    is_computed = isinstance(op, TensorOp | dist.CollectiveOp | dist.WaitOp)
+    return is_computed and not isinstance(op, train.Update)
+
+
 @dataclass(eq=False)
 class SavedActivation:
     """A storage that the forward part makes.
@@ -117,8 +123,7 @@ class Activations:
                     pinned.add(maker)
             if i >= self.start:
                 continue
-            repeatable = isinstance(op, TensorOp | dist.CollectiveOp | dist.WaitOp)
-            if not repeatable or isinstance(op, train.Update) or not repeats(op):
+            if not is_repeatable(op) or not repeats(op):
                 fixed.add(i)
             if self._loops.around(op) is not loop or any(map(is_on_host, op.results)):
                 pinned.add(i)
