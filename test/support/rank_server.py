@@ -1,13 +1,16 @@
 """The process that forks the ranks of all tests: fork_server.py, for more than one program.
 
-The runtime, of which each program has a copy, is compiled once.
+The runtime, of which each program has a copy, is imported once: a rank of a program with the same
+files begins with its modules. Any other copy is imported by its rank.
 """
 
+import importlib
 import socket
 import sys
 from importlib import machinery
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -18,6 +21,9 @@ COMPILED = {path.read_bytes(): compile(path.read_bytes(), path, "exec", dont_inh
             for path in RUNTIME.rglob("*.py")}  # fmt: skip
 """The code of the runtime's files by their content."""
 
+OF_PROGRAMS = "runtime", "run", "ops", "stages", "checkpoints"
+"""The parts of the runtime that programs import."""
+
 
 class Loader(machinery.SourceFileLoader):
     """Python's own, but for copies of the runtime's files, which are compiled already."""
@@ -27,11 +33,68 @@ class Loader(machinery.SourceFileLoader):
         return found or super().source_to_code(data, path)
 
 
+def import_runtime() -> dict[Path, tuple[ModuleType, bytes]]:
+    """Import the runtime under the name that programs use. Return its modules, each by its file
+    relative to the folder of a program, with the content of the file."""
+    sys.path.insert(0, str(RUNTIME.parent))
+    for part in OF_PROGRAMS:
+        for path in [RUNTIME / f"{part}.py", *sorted((RUNTIME / part).glob("*.py"))]:
+            if path.exists():
+                words = path.relative_to(RUNTIME.parent).with_suffix("").parts
+                importlib.import_module(".".join(words).removesuffix(".__init__"))
+    sys.path.remove(str(RUNTIME.parent))
+    return {
+        file.relative_to(RUNTIME.parent): (module, file.read_bytes())
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] == RUNTIME.name and (file := Path(str(module.__file__)))
+    }
+
+
+def give_runtime(folder: Path, modules: dict[Path, tuple[ModuleType, bytes]]) -> None:
+    """Make the imported runtime that of the program in a folder, if its files are the same; else
+    forget it."""
+    try:
+        same = all((folder / file).read_bytes() == data for file, (_, data) in modules.items())
+    except OSError:
+        same = False
+    for file, (module, _) in modules.items():
+        if not same:
+            del sys.modules[module.__name__]
+            continue
+        module.__file__ = str(folder / file)
+        if hasattr(module, "__path__"):
+            module.__path__ = [str(folder / file.parent)]
+
+
+def import_compiler(script: Path) -> None:
+    """Import the modules of torch that a script of a benchmark needs, besides those of a program:
+    torch's optimizers and dispatch modes import its compiler."""
+    if script.parent.name == "bench" or b"from bench." in script.read_bytes():
+        import torch._dynamo
+        import torch.distributed.optim  # noqa: F401
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork processes as fork_server.py does, with the modules that their scripts need."""
+    modules, fork, run = import_runtime(), fork_server._fork, fork_server.run
+
+    def fork_importing(request: dict[str, Any], *others: Any) -> int:
+        import_compiler(Path(request["argv"][0]))
+        return fork(request, *others)
+
+    def run_with_runtime(request: dict[str, Any], *others: Any) -> None:
+        give_runtime(Path(request["argv"][0]).absolute().parent, modules)
+        run(request, *others)
+
+    fork_server._fork, fork_server.run = fork_importing, run_with_runtime
+    fork_server.prepare()
+    fork_server.serve(requests)
+
+
 if __name__ == "__main__":
     fork_server.end_with(int(sys.argv[1]))
     import torch.distributed.checkpoint.hf_storage  # noqa: F401 - what ranks with checkpoints import
 
-    fork_server.prepare()
     loaders = [
         (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
         (Loader, machinery.SOURCE_SUFFIXES),
@@ -39,4 +102,4 @@ if __name__ == "__main__":
     ]
     sys.path_hooks.insert(0, machinery.FileFinder.path_hook(*loaders))
     sys.dont_write_bytecode = True
-    fork_server.serve(socket.socket(fileno=int(sys.argv[2])))
+    serve(socket.socket(fileno=int(sys.argv[2])))
