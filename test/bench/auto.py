@@ -26,6 +26,7 @@ from bench.cost_model import (
     Mesh,
     assumed,
     few_probes,
+    small,
     text,
 )
 from bench.plans import bare
@@ -58,7 +59,7 @@ PROBING = 17, 0.01
 SMOKE = {
     "RANKS": 2, "BOTH": (1, 2), "ROUNDS": 1, "PROBING": (1, 0.0), "MAX_PROBE_BYTES": 1 << 8,
     "MODELS": {"mlp": {"megatron": ((1, 2), {})}}, "MORE": {"mlp": {}},
-    "fit_cluster": assumed, "probes": few_probes,
+    "fit_cluster": assumed, "probes": few_probes, "text": small,
 }  # fmt: skip
 
 

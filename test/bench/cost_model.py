@@ -97,6 +97,11 @@ def few_probes(ranks: int, most: int) -> list[Probe]:
     return [p for about, every in kinds.items() for p in (every[::8] if about else every)]
 
 
+def small(model: str, mesh: Mesh, layouts: dict[str, str], zero: bool = False) -> str:
+    """Return the program of a small MLP, for smoke forms."""
+    return mlp(layers=2, batch=8, dim=8, hidden=8, mesh=mesh, layouts=layouts)
+
+
 def assumed(
     given: Sequence[Probe], probing: Compiled, seconds: object, start: Cluster, at_work: object
 ) -> Calibration:
@@ -106,7 +111,7 @@ def assumed(
 
 SMOKE = {
     "RANKS": 2, "ROUNDS": 1, "TURN": 0.0, "MAX_PROBE_BYTES": 1 << 8, "EVERY": 2,
-    "PROBES": few_probes,
+    "PROBES": few_probes, "text": small,
     "MODELS": {"mlp": {"data": ((2, 1), {}), "megatron": ((1, 2), {}), "columns": ((1, 2), {})}},
 }  # fmt: skip
 

@@ -27,6 +27,7 @@ VOCABULARY, IMAGE, WIDTH = 1024, 64, 256
 BATCH = {"gpt": 8, "resnet": 32, "mlp": 1024}
 """The samples of a step of each model."""
 LAYERS = 2
+GPT: dict[str, Any] = {"mesh": (2, 2)}
 
 
 Program = tuple[str, dict[str, str]]
@@ -37,7 +38,7 @@ def _tokens(folder: Path, random: np.random.Generator) -> Program:
     """A GPT, from a file of 64 MB without a header."""
     random.integers(0, VOCABULARY, TOKENS, dtype=np.uint16).tofile(folder / "tokens.bin")
     file = 'tokens, path = "tokens.bin", type = "u16", shift = '
-    text = gpt(layers=LAYERS, batch=BATCH["gpt"], vocab=VOCABULARY, mesh=(2, 2))
+    text = gpt(layers=LAYERS, batch=BATCH["gpt"], vocab=VOCABULARY, **GPT)
     return text, {"tokens": f"{file}0", "targets": f"{file}1"}
 
 
@@ -76,6 +77,7 @@ PROGRAMS: dict[str, Callable[[Path, np.random.Generator], Program]] = {
 }
 SMOKE = {
     "ROUNDS": 1, "TURN": 0.0, "TOKENS": 1 << 12, "VOCABULARY": 16, "LAYERS": 1, "BATCH": {"gpt": 2},
+    "GPT": {"mesh": (1, 2), "seq": 8, "hidden": 16, "heads": 2},
     "PROGRAMS": {"tokens": _tokens},
 }  # fmt: skip
 

@@ -1,8 +1,9 @@
 """The bytes that DTensor's `redistribute` receives; redistribution.py runs it as a process.
 
-    python dtensor_redistribution.py 2x4 64x64
+    python dtensor_redistribution.py 2x4 64x64 OUT
 
-prints JSON: a list of [source, target, bytes that rank 0 receives]; placements are R, S0, S1.
+writes JSON to OUT: a list of [source, target, bytes that rank 0 receives]; placements are R, S0,
+S1.
 With a fake process group nothing is communicated, but every collective is issued, and its bytes
 follow from its operands. On CPU devices these are all-gathers: DTensor has no other path from one
 split dimension to another there. Shards are even, so all ranks receive equal numbers of bytes.
@@ -11,6 +12,7 @@ split dimension to another there. Shards are even, so all ranks receive equal nu
 import json
 import sys
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ class Received(TorchDispatchMode):
         return out
 
 
-def main(mesh_sizes: list[int], shape: list[int]) -> None:
+def main(mesh_sizes: list[int], shape: list[int], out: Path) -> None:
     world = 1
     for n in mesh_sizes:
         world *= n
@@ -59,8 +61,8 @@ def main(mesh_sizes: list[int], shape: list[int]) -> None:
         with Received() as counted:
             x.redistribute(mesh, [each[t] for t in target]).to_local()
         found.append([list(source), list(target), counted.bytes])
-    json.dump(found, sys.stdout)
+    out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(*([int(n) for n in a.split("x")] for a in sys.argv[1:]))
+    main(*([int(n) for n in a.split("x")] for a in sys.argv[1:3]), Path(sys.argv[3]))

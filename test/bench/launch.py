@@ -23,7 +23,7 @@ from shardir.api import compile
 RANKS, MESH, ROUNDS, TIMEOUT = 4, (2, 2), 7, 120
 EVERY = "shard-run DIR", "torchrun DIR/program.py", "torchrun, one all-reduce", "torchrun, empty"
 COMMANDS = EVERY
-SMOKE = {"RANKS": 1, "MESH": (1, 1), "ROUNDS": 1, "COMMANDS": EVERY[::3]}
+SMOKE = {"RANKS": 1, "MESH": (1, 1), "ROUNDS": 1, "COMMANDS": EVERY[:1]}
 ALL_REDUCE = """
 import torch
 import torch.distributed as dist

@@ -10,9 +10,9 @@ LAYERS, BATCH, SEQ, HIDDEN, HEADS, VOCAB, LR = 8, 8, 128, 512, 8, 2048, 1e-3
 """BATCH is the number of microbatches too, of one sample each."""
 
 
-def resize(hidden: int, seq: int, vocab: int) -> None:
+def resize(hidden: int, seq: int, vocab: int, layers: int) -> None:
     """Let models made from now on have these sizes."""
-    globals().update(HIDDEN=hidden, SEQ=seq, VOCAB=vocab)
+    globals().update(HIDDEN=hidden, SEQ=seq, VOCAB=vocab, LAYERS=layers)
 
 
 class Layer(nn.Module):

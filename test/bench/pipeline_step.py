@@ -54,10 +54,11 @@ SEARCHED, SPLIT = "searched", "split"
 NAMES = {"gpt": (*SCHEDULES, SEARCHED), "sleeping": (*SCHEDULES, SEARCHED, SPLIT)}
 """The rows of each model."""
 BACKENDS: tuple[str, ...] = ("gloo", "shm")
-SIZES = (512, 128, 2048)
-"""The width of the models, the tokens of a sample, and the words of the vocabulary."""
+SIZES = (512, 128, 2048, 8)
+"""The width of the models, the tokens of a sample, the words of the vocabulary, and the layers of
+the GPT."""
 SMOKE = {
-    "NAP": 0.001, "ROUNDS": 1, "SIZES": (16, 4, 8), "BACKENDS": ("gloo",),
+    "RANKS": 2, "NAP": 0.001, "ROUNDS": 1, "SIZES": (16, 4, 8, 4), "BACKENDS": ("gloo",),
     "NAMES": {"gpt": ("1f1b",), "sleeping": ()},
 }  # fmt: skip
 

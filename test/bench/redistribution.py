@@ -11,8 +11,7 @@ nothing is known of the mesh: random layouts of tensors of two and of three dime
 
 import json
 import os
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib import util
@@ -23,6 +22,7 @@ from random import Random
 from typing import Any
 
 from bench.drawn_layouts import random_layout
+from bench.started import run
 from shardir.algebra import redistribution
 from shardir.algebra.bound import bound
 from shardir.algebra.cluster import Cluster, Level
@@ -154,11 +154,12 @@ def _dtensor(name: str, mesh: Mesh, shape: tuple[int, ...]) -> list[dict[str, An
     """DTensor's record and ours, for the pairs of its placements; none without torch."""
     if util.find_spec("torch") is None:
         return []
-    program = Path(__file__).parent / "dtensor_redistribution.py"
-    command = [sys.executable, str(program), name, "x".join(map(str, shape))]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "moved.json"
+        run("dtensor_redistribution.py", [name, "x".join(map(str, shape)), str(out)], 1, 120)
+        moves = json.loads(out.read_text())
     theirs, ours, bounds = [], [], []
-    for source, target, moved in json.loads(printed.stdout):
+    for source, target, moved in moves:
         if source != target:
             ends = [_placed(mesh, p) for p in (source, target)]
             theirs.append(moved // 4)

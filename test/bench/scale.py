@@ -69,7 +69,8 @@ MODELS: dict[str, Callable[[int], str]] = {
 """The text of each model, by the number of devices."""
 
 SMOKE = {
-    "CLUSTERS": ["gloo"], "RANDOM_PROGRAMS": 1, "RANDOM_REDISTRIBUTIONS": 2,
+    "CLUSTERS": ["gloo"], "AXES": {"gloo": (1, 2)}, "RANDOM_PROGRAMS": 1,
+    "RANDOM_REDISTRIBUTIONS": 2,
     "MODELS": {"gpt": lambda n: gpt(layers=1, batch=n, seq=8, hidden=16, heads=2, vocab=32)},
 }  # fmt: skip
 

@@ -138,8 +138,9 @@ def searched_pangu(size: str, *axes: int, **sizes: int) -> Record:
 
 def searched_recurrence(steps: int) -> Record:
     """Return the record of a recurrence of so many steps."""
-    text = LAYOUT.sub("", recurrent(steps=steps, batch=64, dim=256, mesh=(2, 4)))
-    return searched(f"recurrence-{steps}", text, {"dp": 2, "tp": 4}, "distributed-autodiff")
+    text = LAYOUT.sub("", recurrent(steps=steps, batch=64, dim=256, mesh=RECURRENT))
+    mesh = dict(zip(("dp", "tp"), RECURRENT, strict=True))
+    return searched(f"recurrence-{steps}", text, mesh, "distributed-autodiff")
 
 
 LAYERS: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -149,11 +150,11 @@ DEPTHS, DEEP = (2, 4, 8, 16, 32, 64), (8, 8)
 WIDTHS = ((2, 4), (4, 8), (16, 8), (64, 8), (256, 8))
 WIDE = 8
 """The layers of the model that is searched on more and more devices."""
-STEPS = (8, 16, 32)
-"""The steps of a recurrence."""
+STEPS, RECURRENT = (8, 16, 32), (2, 4)
+"""The steps of a recurrence, and the axes on which they are searched."""
 SMOKE = {
     "LAYERS": (), "SCALES": (), "DEPTHS": (1, 2), "DEEP": (2,), "WIDTHS": ((2,), (4,)),
-    "WIDE": 1, "STEPS": (2, 3),
+    "WIDE": 1, "STEPS": (1, 2), "RECURRENT": (1, 2),
 }  # fmt: skip
 
 

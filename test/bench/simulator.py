@@ -28,7 +28,7 @@ from bench.cost_model import (
     assumed,
     few_probes,
     programs,
-    text,
+    small,
 )
 from bench.kept_rounds import Rounds, digest, folder_of, read, write
 from shardir.algebra.cluster import Cluster
@@ -47,7 +47,7 @@ WORST = 8
 SMOKE = {
     "RANKS": 2, "ROUNDS": 2, "TURN": 0.0, "MAX_PROBE_BYTES": 1 << 8, "BACKENDS": ("gloo",),
     "fit_cluster": assumed, "probes": few_probes,
-    "programs": lambda: ((x, x, text("mlp", (1, 2), {})) for x in ("mlp", "again")),
+    "programs": lambda: ((x, x, small("mlp", (1, 2), {})) for x in ("mlp", "again")),
 }  # fmt: skip
 
 

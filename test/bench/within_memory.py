@@ -59,7 +59,7 @@ ROWS = (
 MODELS = {"13.1B": {"a": 64, "b": 8}, "207B": {"a": 64, "b": 4, "c": 8}}
 LAYERS = 0
 SMOKE = {
-    "MODELS": {"2.6B": {"a": 2, "b": 2}}, "BATCH": 4, "LAYERS": 1,
+    "MODELS": {"2.6B": {"a": 1, "b": 2}}, "BATCH": 4, "LAYERS": 1,
     "ROWS": (ROWS[0], ROWS[4]),
 }  # fmt: skip
 

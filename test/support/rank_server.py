@@ -71,7 +71,8 @@ def import_compiler(script: Path) -> None:
     torch's optimizers and dispatch modes import its compiler."""
     if script.parent.name == "bench" or b"from bench." in script.read_bytes():
         import torch._dynamo
-        import torch.distributed.optim  # noqa: F401
+        import torch.distributed.optim
+        import torch.distributed.pipelining  # noqa: F401
 
 
 def serve(requests: socket.socket) -> None:
