@@ -65,4 +65,5 @@ def main(mesh_sizes: list[int], shape: list[int], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*([int(n) for n in a.split("x")] for a in sys.argv[1:3]), Path(sys.argv[3]))
+    sizes, shape = ([int(n) for n in a.split("x")] for a in sys.argv[1:3])
+    main(sizes, shape, Path(sys.argv[3]))

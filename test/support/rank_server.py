@@ -79,13 +79,13 @@ def serve(requests: socket.socket) -> None:
     """Fork processes as fork_server.py does, with the modules that their scripts need."""
     modules, fork, run = import_runtime(), fork_server._fork, fork_server.run
 
-    def fork_importing(request: dict[str, Any], *others: Any) -> int:
+    def fork_importing(request: dict[str, Any], files: list[int], requests: socket.socket) -> int:
         import_compiler(Path(request["argv"][0]))
-        return fork(request, *others)
+        return fork(request, files, requests)
 
-    def run_with_runtime(request: dict[str, Any], *others: Any) -> None:
+    def run_with_runtime(request: dict[str, Any], files: list[int], begin: int, server: int):
         give_runtime(Path(request["argv"][0]).absolute().parent, modules)
-        run(request, *others)
+        run(request, files, begin, server)
 
     fork_server._fork, fork_server.run = fork_importing, run_with_runtime
     fork_server.prepare()
