@@ -7,8 +7,8 @@
 
 Runs after inline-calls, and before layouts are decided on. docs/plans.md has the notation.
 
-1. Parameters and states have the names of `train.parameter` and `train.state`, inputs and values
-   those of the printed text.
+1. Parameters and states are named by `train.parameter` and `train.state`, inputs and values by the
+   printed text.
 2. A layout of the plan annotates the value, in all functions. If the program annotates the value
    too, the plan may only split open dimensions; a different layout is an error.
 3. An argument with `uses` is redistributed to that layout before its first use. If its only use is

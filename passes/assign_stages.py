@@ -7,7 +7,7 @@
     %y = nn.matmul %a, %w2 {train.stage = 1 : i64}  ->  {train.stage = 1}
     %l = nn.reduce <mean> %y dims <0, 1>                {train.stage = 1}
 
-The function is that of a `train.step` or a `train.forward` with a pipeline.
+A `train.step` or a `train.forward` with a pipeline requests the function.
 
 1. An op without a mark runs on the last of its operands' stages, so it is enough to mark the first
    ops of each stage. Ops before all marks that depend on an input and a parameter are of stage 0.
@@ -65,7 +65,7 @@ class AssignStages(PassOptions):
     schedule: str = ""
     """The file with the order of each rank, as of split-stages."""
     memory: Bytes = 0
-    """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
+    """The memory of a device in bytes; 0: of the cluster's devices, if known."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         errors: list[Located] = []

@@ -97,7 +97,7 @@ starts."""
 
 @dataclass(frozen=True)
 class ChooseRecompute(FunctionPass):
-    """Chooses what is computed again in the backward part, by a policy or within a budget."""
+    """Chooses ops to compute again in the backward part, by a policy or within a budget."""
 
     name = "choose-recompute"
     recompute: str = ""

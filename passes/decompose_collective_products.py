@@ -11,8 +11,8 @@
 1. A scattered product has no other use. The product is the first use of a gathered value; for the
    value's further uses, the gathered value is a second result. The dimension is in the product's
    result and in one of its operands, and is not summed over.
-2. The shards have one size. An `async` collective, or one of several values, stays as it is: a pass
-   has hidden or fused it.
+2. The shards have one size. A collective that is `async` or has several values does not change: a
+   pass has hidden or fused it.
 3. A product is decomposed where that is faster by the time model of the mesh's cluster: each of n
    steps takes the longer of the transfer of a shard and a part of the product
    (cost/ring_products.py). With `always` every product is decomposed.

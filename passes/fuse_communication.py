@@ -15,7 +15,7 @@
    first: the search counts their buckets.
 5. A cast of a collective's result moves to its own first use, so that the first use of the
    collective is later. Casts and collectives that read a fused collective's results move after it.
-6. A collective that is `async` stays as it is.
+6. A collective that is `async` does not change.
 7. A reduction after the first update moves before it if it reads no value made from there on. So do
    collectives whose results are only reduced, and slices, since some lead to reductions.
 8. A reduction whose result is smaller than its operand (reduce-scatter) moves to where the operand

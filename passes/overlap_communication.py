@@ -23,7 +23,7 @@
 5. Peak memory is at most the larger of the peak before and the memory of a device of the cluster,
    or the budget of `choose-recompute`. Collectives in flight at an op that exceeds it are not
    started.
-6. The estimated time does not increase; a function that gains nothing stays as it is.
+6. The estimated time does not increase; a function that gains nothing does not change.
 """
 
 from collections import Counter

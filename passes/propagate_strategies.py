@@ -180,7 +180,7 @@ class FunctionPropagation:
             )
 
     def differentiated_arguments(self) -> Iterator[SSAValue]:
-        """Yield the arguments with respect to which the function is to be differentiated."""
+        """Yield the arguments with respect to which requests differentiate the function."""
         for request in self.requests:
             indices = differentiated_arguments(request, arguments(self.f))
             yield from (self.block.args[i] for i in indices)

@@ -17,7 +17,7 @@ over before the peak, where gradients and the buffers of their reductions are li
 2. A gather repeats an equal gather of equal values in one run of a loop; casts of one value to one
    type are equal. A fused gather (of `fuse-communication`) is removed with all of its values.
 3. The first repetitions are removed first: their values are retained for the shortest time.
-4. A collective that is `async` stays as it is.
+4. A collective that is `async` does not change.
 """
 
 from collections.abc import Iterator

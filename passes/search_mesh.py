@@ -12,8 +12,8 @@ of the innermost level.
 2. On each, search-strategies finds a plan of the forward and backward part together, first to a
    gap of 3% and without a limit of memory; then to its end, in the order of these plans, if the
    bound is below the best plan so far.
-3. The cluster is `cluster`, by name or file, or that of the module's mesh; the first `devices` of
-   it are used, or all. Without a cluster there are `devices`, or as many as the mesh has.
+3. The cluster is `cluster`, by name or file, or the cluster of the module's mesh; its first
+   `devices` are used, or all. Without a cluster there are `devices`, or as many as the mesh has.
 4. Annotations must hold on any mesh: numbers of slices may be annotated, names of axes may not. A
    mesh with an error is left out: of uneven slices, or if no plan keeps to the memory.
 5. The estimated time on each mesh is reported on stderr.
@@ -57,7 +57,7 @@ class SearchMesh(PassOptions):
     entries: int = MAX_TABLE_ENTRIES
     """The entries of the solver's largest table, as of search-strategies."""
     memory: Bytes = 0
-    """The bytes that a device holds, as of search-strategies."""
+    """The memory of a device in bytes, as in search-strategies."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         check(op)
@@ -74,7 +74,7 @@ class SearchMesh(PassOptions):
         def report(line: str) -> None:
             print(f"{self.name}: {line}", file=sys.stderr)
 
-        with collect_warnings():  # those of the program come when it is compiled on the mesh
+        with collect_warnings():  # the compilation on the chosen mesh repeats them
             run_pipeline("inline-calls,distributed-autodiff", ctx, program)
             mesh = fastest_mesh(self.candidates(declared), bound, plan, report)
         declare(op, mesh)
@@ -95,7 +95,7 @@ class SearchMesh(PassOptions):
     def estimate(
         self, ctx: Context, program: ModuleOp, mesh: Mesh, gap: float, memory: int
     ) -> MeshEstimate:
-        """Return the result of search-strategies on a mesh."""
+        """Return the estimate of search-strategies on a mesh."""
         trial = copied(program)
         declare(trial, mesh)
         try:

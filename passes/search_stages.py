@@ -10,18 +10,18 @@ It runs before all passes that decide on layouts: `search-stages{cluster=pod2048
 
 1. Enumerated are the numbers of ranks that divide the devices, with 1: no stages; the meshes of the
    devices of one stage, as in search-mesh; the numbers of microbatches that divide the batch; up to
-   `chunks` stages on a rank; and the named schedules. shardir/search/stages/joint.py has the
-   bounds by which most of them are ruled out.
-2. Layouts are those of search-strategies, within the memory of the stages of a rank; of equal
-   blocks of the model they are searched for three, and count for all.
+   `chunks` stages on a rank; and the named schedules. The bounds of shardir/search/stages/joint.py
+   rule out most of them.
+2. Layouts come from search-strategies, within the memory of the stages of a rank. Of equal blocks
+   of the model, three are searched and count for all.
 3. The split into stages is the best one between repeated blocks (assign-stages); the ops get marks.
-4. Programs of at most `lowered` ops are lowered and measured, without overlap; of others the
+4. Programs of at most `lowered` ops are lowered and measured, without overlap; for others the
    estimate decides.
 5. A batch is divided only where the step stays the same: shardir/rewriting/microbatching.py. If a
    step accumulates, the numbers of microbatches are multiples of its own. A step with a pipeline
-   keeps it, except a schedule `search`, and what is open is searched.
+   keeps it, except a schedule `search`; only the open choices are searched.
 6. Calls are inlined. Annotations must hold on any mesh, as in search-mesh, and no op has a stage.
-7. What was found is reported on stderr, with a bound.
+7. The result is reported on stderr, with a bound.
 """
 
 import sys
@@ -75,7 +75,7 @@ class SearchStages(PassOptions):
     cluster: str = ""
     """A ready-made cluster, or a file with one."""
     memory: Bytes = 0
-    """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
+    """The memory of a device in bytes; 0: of the cluster's devices, if known."""
     chunks: int = 1
     """The number of stages on a rank, at most."""
     divide: bool = True
@@ -105,7 +105,7 @@ class SearchStages(PassOptions):
             Failure: nothing keeps to the memory, or the module has no step to search for.
         """
         check(module)
-        with collect_warnings():  # those of the program come when it is compiled
+        with collect_warnings():  # the compilation repeats them
             run_pipeline("inline-calls", ctx, module)
             trials = _Trials(self, ctx, module, step_of(module))
             space = self.space(module, step_of(module), trials)
@@ -122,7 +122,7 @@ class SearchStages(PassOptions):
         print(f"{self.name}: {line}", file=sys.stderr)
 
     def space(self, module: ModuleOp, request: train.StepOp, trials: "_Trials") -> Space:
-        """Return what is enumerated.
+        """Return the candidates.
 
         Raises:
             Failure: the number of devices is unknown, or no mesh has so many.
@@ -197,7 +197,7 @@ class _Trials:
         return [0, len(self.ops)] if stages == 1 else candidate_cuts(self.ops, stages, chunks)
 
     def costs(self, mesh: Mesh, microbatches: int, memory: int) -> UnitCosts:
-        """Return the costs of all ops on a mesh, from those of the shorter program."""
+        """Return the costs of all ops on a mesh, from the costs of the shortened program."""
         memory = 0 if memory >= UNLIMITED else memory
         key = mesh, microbatches, memory
         if key not in self.known:

@@ -3,13 +3,13 @@
     %y = nn.matmul %x, %w : (tensor<8x4xf32>, tensor<4x6xf32>) -> tensor<8x6xf32>
  -> %y = nn.matmul %x, %w strategy<@m, (({dp}, {}), ({}, {tp}))> : ...
 
-It runs after distributed-autodiff, so that the cost of gradients and updates counts: the layouts of
-a training step are those of the forward and the backward part together.
+It runs after distributed-autodiff, so that the cost of gradients and updates counts: the forward
+and the backward part of a training step get their layouts together.
 
 1. Every op gets a strategy, every value a layout. Plans of a small sum of estimated times are
    proposed; the objective is the time of the lowered program of the plan that is chosen.
-2. Annotated layouts and strategies stay, except strategies of composites, which a warning names,
-   and so do redistributions, such as those of a plan's `uses`, whose time counts
+2. Annotated layouts and strategies stay, except strategies of composites, which a warning names.
+   Redistributions, for example of a plan's `uses`, stay too, and their time counts
    (shardir/search/graph/pins.py). The values of a sharding group get one layout, and barriers have
    no effect. A barrier whose result is annotated with another layout than its operand is an error.
 3. The proposed plan is the one of the smallest sum among all plans of the candidates of
@@ -17,18 +17,18 @@ a training step are those of the forward and the backward part together.
    the only one of its mesh and divided in two; or one near to it: where the solver's tables would
    be too large, and where collectives at the end of a step share buckets, each with one latency.
 4. Parameters and states have the layouts that their updates leave, and may be sharded.
-5. The lowered program of the plan needs at most the memory of a device (`memory`, or that of the
-   cluster), with what `choose-recompute` computes again for that. If the program of the fastest
-   plan needs more, the plan is the one with the fastest program found of those that keep to it:
-   layouts and recompute are chosen together; with `offload` also what is in host memory.
+5. The lowered program of the plan, after `choose-recompute`, needs at most the memory of a device
+   (`memory`, or the cluster's). If the program of the fastest plan needs more, the search chooses
+   layouts and recompute together, with `offload` also values in host memory, and takes the fastest
+   program it finds within the memory.
 6. If the program of a product of presets (docs/search.md) is faster with overlap, its plan is
    chosen instead, unless `overlap` is false.
 7. The function's attribute `search` has the estimated time of the plan's program, one op after the
-   other (`objective`), a lower bound on that of every plan (`bound`; within a limit of memory, of
-   every plan whose arguments, but for those that may be in host memory, keep to it), the gap, the
-   product of presets that the plan is of (`presets`) with the smallest objective that was found
-   (`smallest`), whether redistributions are repeated (`recompute`), and the bytes that the plan
-   relies on `choose-recompute` to keep to (`memory`).
+   other (`objective`); a lower bound on this time for every plan (`bound`; with a limit of memory,
+   for every plan whose arguments, except arguments that may be in host memory, keep to it); the
+   gap; the plan's product of presets, if any (`presets`), with the smallest objective found
+   (`smallest`); whether redistributions are repeated (`recompute`); and the bytes to which
+   `choose-recompute` must bring the program (`memory`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -77,15 +77,15 @@ class SearchStrategies(GlobalPass):
     entries: int = MAX_TABLE_ENTRIES
     """The entries of the solver's largest table: with more, larger problems are solved exactly."""
     gap: float = DEFAULT_GAP
-    """The relative gap between objective and bound at which the solver stops; that of
-    buckets is up to twice as large."""
+    """The relative gap between objective and bound at which the solver stops; with buckets up to
+    twice as large."""
     memory: Bytes = 0
-    """The bytes that a device holds; 0: those of the cluster's devices, if it has them."""
+    """The memory of a device in bytes; 0: of the cluster's devices, if known."""
     recompute: str = ""
-    """What is computed again, as of choose-recompute; by default, and with bytes, what keeps to
-    the memory."""
+    """The ops to compute again, as in choose-recompute; by default, and with bytes, as many as the
+    memory requires."""
     offload: bool = False
-    """Whether the plan may rely on host memory to keep to the memory, as of choose-recompute."""
+    """Whether the plan may rely on host memory to keep to the memory, as in choose-recompute."""
     overlap: bool = True
     """Whether presets whose programs are faster with overlap are chosen instead."""
     graph: str | None = None

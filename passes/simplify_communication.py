@@ -8,7 +8,7 @@ shardir/rewriting/reordering.py has three of them.
 
 1. Never more bytes and never more collectives.
 2. Running it twice changes nothing the second time.
-3. A collective that is `async` stays as it is.
+3. A collective that is `async` does not change.
 """
 
 from collections.abc import Sequence

@@ -66,8 +66,8 @@ class SplitStages(PassOptions):
     save_schedule: str = ""
     """A file for the order of each rank, as torch reads it."""
     memory: Bytes = 0
-    """The bytes that a device holds, for the search of a schedule; 0: as the cluster's devices, if
-    known."""
+    """The memory of a device in bytes, for the search of a schedule; 0: of the cluster's devices,
+    if known."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         steps = [

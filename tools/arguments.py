@@ -1,5 +1,5 @@
-"""Types of arguments that the tools share. They are there before xDSL is imported: shard-run begins
-to import torch first."""
+"""Types of arguments that the tools share. They need no xDSL: shard-run starts to import torch
+before it."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ seconds = reading(float, time_out)
 
 
 def size(text: str) -> int:
-    """The bytes of a size such as 5GB."""
+    """Parse a size such as 5GB; return its bytes."""
     from shardir.rewriting.options import size_of
 
-    found = int(text) if text.isascii() and text.isdecimal() else size_of((text,))
-    if not found:
+    bytes = int(text) if text.isascii() and text.isdecimal() else size_of((text,))
+    if not bytes:
         raise ArgumentTypeError(f"expected a size such as 5GB or 512MiB, got {text}")
-    return found
+    return bytes
 
 
 output_file = reading(Path, new_file())

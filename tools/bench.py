@@ -21,33 +21,33 @@ from shardir.tools.commands import command
 Record = dict[str, Any]
 
 FOLDER = Path(__file__).resolve().parent.parent / "test" / "bench"
-"""The folder of the benchmarks. Each is a file with a docstring and `records(log)`. Options: a file
-has `add_options(parser)`, and `records` a parameter for each. Several tables: a file has
-`tables(records)`, which returns titles with rows. SMOKE: values of names of the file for `--smoke`,
-with small sizes and few rounds."""
+"""The folder of the benchmarks. Each is a file with a docstring and `records(log)`. A file with
+options has `add_options(parser)`, and `records` has a parameter for each. A file with several
+tables has `tables(records)`, which returns titles with rows. SMOKE has the values of the file's
+names for `--smoke`, with small sizes and few rounds."""
 
 PATH = FOLDER.parent, FOLDER.parents[1] / "docs" / "examples"
-"""The folders whose modules benchmarks import, on the path of Python as pytest has them."""
+"""The folders of modules that benchmarks import; pytest has them on Python's path too."""
 
 RECORDS = FOLDER / "records"
-"""The records, written by `--json`, from which tables of the documentation are made."""
+"""The records of `--json` from which tables of the documentation are made."""
 
 EXTRAS = {"scipy": "calibrate"}
 """The extra of a package that benchmarks require; `torch` of any other."""
 
 
 def names() -> dict[str, str]:
-    """Return the benchmarks, each with the first line of its docstring."""
-    found = {}
+    """Return the first line of the docstring of each benchmark, by name."""
+    titles = {}
     for path in sorted(FOLDER.glob("*.py")):
         text = path.read_text()
         if "\ndef records(" in text:
-            found[path.stem.replace("_", "-")] = text.split('"""')[1].strip().splitlines()[0]
-    return found
+            titles[path.stem.replace("_", "-")] = text.split('"""')[1].strip().splitlines()[0]
+    return titles
 
 
 def load(name: str) -> ModuleType:
-    """Import a benchmark anew, with PATH on the path of Python."""
+    """Import a new copy of a benchmark, with PATH on Python's path."""
     stem = name.replace("-", "_")
     spec = util.spec_from_file_location(f"shard_bench_{stem}", FOLDER / f"{stem}.py")
     assert spec is not None and spec.loader is not None
@@ -57,9 +57,9 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def run_of(arguments: list[str]) -> Record:
+def describe_run(arguments: list[str]) -> Record:
     """Return the command of a run, its date (UTC), and the commit of the tree, with `-dirty` if
-    files have changed since; no commit outside of git."""
+    files have changed; None outside of git."""
     git = [
         "git",
         "-C",
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.pop("smoke")
         assert module is not None
         json_file, chosen = options.pop("json"), options.pop("name")
-        if chosen != name:  # another one is the value of an option before it
+        if chosen != name:  # `name` is the value of an option before the benchmark
             parser.error(f"expected the benchmark before its options, got {name} before {chosen}")
         if json_file is not None and not json_file.parent.is_dir():
             parser.error(f"--json: expected a file in an existing folder, got {json_file}")
@@ -149,8 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
         show(f"shard-bench {name}{': ' if title else ''}{title}", rows, console)
     if json_file is not None:
         try:
-            found = {**run_of(arguments), "records": records}
-            write_text(json_file, json.dumps(found, indent=1) + "\n")
+            run = {**describe_run(arguments), "records": records}
+            write_text(json_file, json.dumps(run, indent=1) + "\n")
         except ShardirError as e:
             print(f"error: {e}", file=sys.stderr)
             return 2

@@ -1,9 +1,9 @@
 """shard-calibrate: measure this machine with several ranks, and write its cluster file.
 
-It measures products by element type, other ops by size, between each other as in a program, and
-collectives by size and by the size of their group, on all ranks at once. It writes the parameters
-for which the time model is closest, for `shard-opt --cost=FILE` and `shardir.cost.clusters.load`,
-and the errors as comments.
+It measures products by element type, other ops by size, mixed as in a program, and collectives by
+size and by the size of their group, on all ranks at once. It writes the parameters for which the
+time model is closest, for `shard-opt --cost=FILE` and `shardir.cost.clusters.load`, and the errors
+as comments.
 """
 
 import argparse
@@ -38,8 +38,8 @@ EXAMPLE = """example:
   shard-opt net.ir -p train --cost=here.ir
 """
 MAX_LOAD = 0.5
-"""The number of other processes that run, for each core, above which times are not to be believed:
-latencies are several times as long then."""
+"""The number of other running processes per core above which times are unreliable: latencies are
+then several times as long."""
 
 LARGEST_MESSAGE = {"gloo": 1 << 22, "shm": 1 << 22, "nccl": 1 << 28}
 """The default of --most, in bytes, by backend."""
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"expected 2 ranks or more, or --ranks 1 with --links, got {got} --links")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        found, about, load = _measure(options)
+        calibration, about, load = _measure(options)
     except ImportError as error:
         print(
             f"error: shard-calibrate requires {error.name}; use pip install 'shardir[calibrate]'",
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ShardirError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    result = text(options.name, found, about)
+    result = text(options.name, calibration, about)
     if options.output is None:
         sys.stdout.write(result)
     else:
@@ -161,14 +161,14 @@ def _name(text: str) -> str:
 
 
 def other_load(before: float, after: float, ranks: int, cores: int) -> float:
-    """Return the number of other running processes for each core, at least: by the load average
+    """Return a lower bound on the number of other running processes per core, from the load average
     before and after the ranks and this process ran."""
     return max(before, after - ranks - 1) / cores
 
 
 def _measure(options: argparse.Namespace) -> tuple[Calibration, list[str], float]:
-    """Return the calibration, a description of the machine, and the load of other processes for
-    each core."""
+    """Return the calibration, a description of the machine, and the load of other processes per
+    core."""
     import scipy  # noqa: F401 - before anything is measured
     import torch
 
@@ -178,8 +178,8 @@ def _measure(options: argparse.Namespace) -> tuple[Calibration, list[str], float
     links = clusters.load(options.links) if options.links else None
     cpu = options.backend != "nccl"
     most = options.most or LARGEST_MESSAGE[options.backend]
-    given = probes(options.ranks, most, cpu)
-    compiled = compile(module(given, options.ranks), "", "probes.ir")
+    all_probes = probes(options.ranks, most, cpu)
+    compiled = compile(module(all_probes, options.ranks), "", "probes.ir")
     before = os.getloadavg()[0]
     with (
         scratch_folder() as folder,
@@ -188,19 +188,19 @@ def _measure(options: argparse.Namespace) -> tuple[Calibration, list[str], float
         program = compiled.save(folder / "program")
         run = Options(backend=options.backend, timeout=options.timeout)
         traces = list[list[RankCalls]]()
-        found = times([program], options.rounds, options.turn, run, show, traces.extend)
+        measured = times([program], options.rounds, options.turn, run, show, traces.extend)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = other_load(before, os.getloadavg()[0], options.ranks, cores or 1)
     memory = _memory() // options.ranks if cpu else torch.cuda.get_device_properties(0).total_memory
-    seconds = medians(given, compiled, found[0], traces[0])
-    at_work = working(compiled, found[0], traces[0]) if cpu and not links else None
+    seconds = medians(all_probes, compiled, measured[0], traces[0])
+    at_work = working(compiled, measured[0], traces[0]) if cpu and not links else None
     start = initial_cluster(options.ranks, memory, links)
-    calibration = fit_cluster(given, compiled, seconds, start, at_work)
+    calibration = fit_cluster(all_probes, compiled, seconds, start, at_work)
     device = _processor() if cpu else torch.cuda.get_device_name(0)
     about = [
         f"shard-calibrate: {options.ranks} rank{'s' * (options.ranks > 1)} on {options.backend}, "
         f"{cores} cores, {device}, torch {torch.__version__}",
-        f"{len(given)} probes on all ranks at once, messages of up to {most} B, medians of "
+        f"{len(all_probes)} probes on all ranks at once, messages of up to {most} B, medians of "
         f"{options.rounds} rounds",
         f"Other running processes for each core: {load:.1f}; above {MAX_LOAD:g}, latencies grow",
     ]
@@ -230,10 +230,10 @@ def _processor() -> str:
     """Return the processor's name, if the system reports it, as text for a comment."""
     name = platform.processor() or platform.machine()
     try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
-        found = None
-    return re.sub(r"[^ -~]", "?", found[1].strip() if found else name)
+        match = None
+    return re.sub(r"[^ -~]", "?", match[1].strip() if match else name)
 
 
 if __name__ == "__main__":

@@ -3,25 +3,25 @@ late rank.
 
 Back to back, collectives find their code and buffers in caches, and no rank sleeps: they take at
 most half of their time in a program. So other probes call them between ops of several kinds, and
-count the time of a call beyond its computation (`exposed`, as in traces).
+count the time that computation does not hide (`exposed`, as in traces).
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from shardir.algebra.collectives import COLLECTIVES as RECORDS
 from shardir.algebra.collectives import AxisState, between
 from shardir.tools.probe_functions import ROW, SMALLEST, Probe, ProbeFunction, sizes, type_text
 
 CALLS, CLOSE = 2, 4
-"""The number of calls of its collective in a function: between other ops; one after the other."""
+"""The number of calls of a collective in a function: between other ops; one after the other."""
 
 SEVERAL = 8
-"""The number of values that are moved together."""
+"""The number of values that one call moves together."""
 
 SWEEPING = 384
-"""The side of the squares on which ops of several kinds are between collectives: 0.6 MB. After one
-kind alone a gather of 4 KB on 4 ranks takes half of the processor's time that it takes in
-programs."""
+"""The side of the squares, of 0.6 MB, for the ops between collectives. After ops of only one kind,
+a gather of 4 KB on 4 ranks takes half of the processor time that it takes in programs."""
 
 SQUARE = type_text((SWEEPING, SWEEPING))
 
@@ -33,17 +33,17 @@ MIXED = (
     "nn.transpose {0} perm <1, 0> : ({1}) -> {1}",
     "nn.add {0}, %w : ({1}, {1}) -> {1}",
 )
-"""These ops, of an operand and its type."""
+"""The ops between collectives, with fields for the operand and its type."""
 
 BESIDE, WIDE = (1, 4), 256
 """The numbers of products computed while a collective is in flight, and their side."""
 
 IN_FLIGHT = 8
-"""The number of gathers that are in flight together."""
+"""The number of gathers in flight at the same time."""
 
 APART, LATE = (1, 4, 16), 3
-"""The number of products before a collective after which ranks are apart, and the number of such
-collectives. All products have different weights, as in a program."""
+"""The number of products before a collective, after which the ranks are out of step; and the number
+of such collectives. All products have different weights, as in a program."""
 
 REPLICATED, SHARDED, PARTIAL, _ = AxisState
 
@@ -57,25 +57,24 @@ COLLECTIVES = (
     ("exchange", "{}", "columns", "rows"),
     ("permute", "{} pairs <PAIRS>", "rows", "rows"),
 )
-"""Each measured collective: its text with a field for the operand, and the operand's and the
-result's layout."""
+"""The measured collectives: the kind, the text with a field for the operand, and the layouts of the
+operand and the result."""
 
 
 def groups(ranks: int) -> list[int]:
-    """Return the sizes of groups of neighbours that divide the ranks."""
+    """Return the sizes of groups of neighbours: the divisors of the number of ranks."""
     return [n for n in range(2, ranks + 1) if ranks % n == 0]
 
 
 def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
-    """Yield each collective in all groups of n neighbours at once. The size is the largest shape of
-    a
-    value: before an all-reduce, after an all-gather."""
+    """Yield probes of each collective in all groups of `n` neighbours at once. The size of a probe
+    is its largest value: the operand of an all-reduce, the result of an all-gather."""
     axes = "r" if n == ranks else f"r:({ranks // n}){n}"
     wide = type_text((WIDE, WIDE))
     for size in sizes(most):
         rows, row = (-(-k // n) * n for k in (size // (ROW * 4), ROW))  # equal shards
         full, sums = type_text((rows, row)), type_text((rows, row), partial=axes)
-        mine = type_text((1, rows, row), dims=(axes, "", ""))
+        addend = type_text((1, rows, row), dims=(axes, "", ""))
         by_rows = type_text((rows // n, row), dims=(axes, ""))
         by_columns = type_text((rows, row // n), dims=("", axes))
         types = {"replicated": full, "partial": sums, "rows": by_rows, "columns": by_columns}
@@ -84,13 +83,13 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
             source, target = types[before], types[after]
             text = f"dist.{kind} {text.replace('PAIRS', pairs)} over <{axes}>"
             along = text.partition(" dim ")[2][:1]
-            of_kind = _CollectiveProbes(kind, f"{kind}{along}_{n}_{size}", size, text)
-            of_kind.types = (mine if source is sums else source, source, target)
-            yield of_kind.called("", CALLS, 1, 1)
+            types_of_probe = addend if source is sums else source, source, target
+            collective = _Collective(kind, f"{kind}{along}_{n}_{size}", size, text, types_of_probe)
+            yield collective.probe("", CALLS, 1, 1)
             if size == SMALLEST:
-                yield of_kind.called("close_", 1, CLOSE, 1)
+                yield collective.probe("close_", 1, CLOSE, 1)
             if size in (SMALLEST, 16 * SMALLEST) and RECORDS[kind].fusible:
-                yield of_kind.called("several_", CALLS, 1, SEVERAL)
+                yield collective.probe("several_", CALLS, 1, SEVERAL)
         for products in BESIDE:
             about = f"{products}_{n}_{size}"
             for name, started in ((f"apart_{about}", ""), (f"beside_{about}", " async")):
@@ -110,60 +109,61 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
                 against = f"apart_{about}" if started else ""
                 yield f.probe("interference" if started else "", size, against)
         if size == SMALLEST:
-            yield from (_late(n, k, axes, (by_rows, full), wide) for k in APART)
-            yield _in_flight(n, axes, (by_rows, full))
+            yield from (_late_gathers(n, k, axes, (by_rows, full), wide) for k in APART)
+            yield _concurrent_gathers(n, axes, (by_rows, full))
 
 
-class _CollectiveProbes:
-    """The probes of a kind of collective: its text with a field for the operands, and the types of
-    an argument, an operand and a result."""
+class _Collective(NamedTuple):
+    """A collective of a probe: its text with a field for the operands, and the types of an
+    argument, an operand and a result."""
 
+    kind: str
+    name: str
+    size: int
+    text: str
     types: tuple[str, str, str]
 
-    def __init__(self, kind: str, name: str, size: int, text: str):
-        self.kind, self.name, self.size, self.text = kind, name, size, text
-
-    def called(self, how: str, times: int, close: int, values: int) -> Probe:
-        """Return the probe with other ops before, so many times, `close` calls with so many
-        values."""
-        given, source, target = self.types
-        arguments = [(f"x{i}", given) for i in range(close * values)]
-        f = ProbeFunction(how + self.name, [*arguments, ("w", SQUARE)])
+    def probe(self, prefix: str, times: int, close: int, values: int) -> Probe:
+        """Return a probe that runs, `times` times, other ops and then `close` calls with `values`
+        values each."""
+        argument, source, target = self.types
+        arguments = [(f"x{i}", argument) for i in range(close * values)]
+        f = ProbeFunction(prefix + self.name, [*arguments, ("w", SQUARE)])
         results, other = list[tuple[str, str]](), "%w"
         for _ in range(times):
             other = _add_ops_between(f, other)
             operands = [f"%{name}" for name, _ in arguments]
-            if source != given:
+            if source != argument:
                 operands = [
-                    f.op(f"nn.reduce <sum> {x} dims <0> : ({given}) -> {source}", source)
+                    f.op(f"nn.reduce <sum> {x} dims <0> : ({argument}) -> {source}", source)
                     for x in operands
                 ]
             for i in range(0, len(operands), values):
-                types = (", ".join([each] * values) for each in (source, target))
+                types = (", ".join([type] * values) for type in (source, target))
                 call = self.text.format(", ".join(operands[i : i + values]))
                 f.op(f"{call} : ({') -> ('.join(types)})", target, values)
                 results += f.results
-        _loss(f, other)
-        f.results += results  # what no result needs is no part of a program
+        _add_loss(f, other)
+        f.results += results  # unused ops would be erased
         return f.probe(self.kind, self.size, exposed=True)
 
 
 def _add_ops_between(f: ProbeFunction, operand: str) -> str:
-    """Add ops of several kinds on a square, each of the one before, and return the last value."""
+    """Add a chain of ops of several kinds on a square; return the last value."""
     for text in MIXED:
         operand = f.op(text.replace("{0}", operand).replace("{1}", SQUARE), SQUARE)
     return operand
 
 
-def _loss(f: ProbeFunction, square: str) -> None:
-    """Add a number, which makes the function a step, of a square."""
+def _add_loss(f: ProbeFunction, square: str) -> None:
+    """Reduce a square to a number, which makes the function a step."""
     f.op(f"nn.reduce <sum> {square} dims <0, 1> : ({SQUARE}) -> {type_text(())}", type_text(()))
 
 
-def _in_flight(n: int, axes: str, gathered: tuple[str, str]) -> Probe:
-    """Return gathers of one value each that are in flight together after other ops, like gathers of
-    the parameters of a layer. Nothing is computed meanwhile, so that the threads that move the data
-    work only during these lines."""
+def _concurrent_gathers(n: int, axes: str, gathered: tuple[str, str]) -> Probe:
+    """Return a probe of gathers in flight at the same time, like the gathers of a layer's
+    parameters, after other ops. There is no computation meanwhile, so that the threads that move
+    the data work only during these lines."""
     by_rows, full = gathered
     xs = [f"x{i}" for i in range(IN_FLIGHT)]
     f = ProbeFunction(f"flight_{n}", [*((x, by_rows) for x in xs), ("w", SQUARE)])
@@ -175,14 +175,16 @@ def _in_flight(n: int, axes: str, gathered: tuple[str, str]) -> Probe:
     for value in started:
         f.op(f"dist.wait {value} : ({full}) -> {full}", full)
         results += f.results
-    _loss(f, other)
+    _add_loss(f, other)
     f.results += results
     return f.probe("occupancy", SMALLEST, exposed=True)
 
 
-def _late(n: int, products: int, axes: str, gathered: tuple[str, str], square: str) -> Probe:
-    """Return gathers of one value each that begin after products, which take longer than the wait
-    for the last rank."""
+def _late_gathers(
+    n: int, products: int, axes: str, gathered: tuple[str, str], square: str
+) -> Probe:
+    """Return a probe of gathers after products, which take longer than the wait for the last
+    rank."""
     weights = [f"w{i}" for i in range(products * LATE)]
     by_rows, full = gathered
     f = ProbeFunction(f"late_{n}_{products}", [("x", by_rows), *((w, square) for w in weights)])

@@ -4,7 +4,7 @@
    Incomplete files are removed, and its ranks are ended.
 2. Output that cannot be written is an error with exit code 2. If its reader has left (`| head`),
    the exit code is 141, without a message.
-3. None of this shows a traceback, at any moment: the modules of a command are imported here.
+3. None of this ever shows a traceback, not even while a command's modules are imported.
 """
 
 import gc
@@ -24,31 +24,31 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 COLLECTED = 50_000, 20, 100
-"""The thresholds of Python's garbage collector. IR and tables live long: with Python's own
-thresholds a search traverses them for a sixth of its time."""
+"""The thresholds of Python's garbage collector. IR and tables live long: with the default
+thresholds a search spends a sixth of its time traversing them."""
 
 
 class Output(TextIOWrapper):
-    """A standard stream whose errors say that they are its own; in UTF-8."""
+    """A standard stream in UTF-8, whose errors name it."""
 
-    def __init__(self, given: TextIOWrapper):
+    def __init__(self, stream: TextIOWrapper):
         super().__init__(
-            given.buffer, "utf-8", "surrogateescape",
-            line_buffering=given.line_buffering, write_through=given.write_through,
+            stream.buffer, "utf-8", "surrogateescape",
+            line_buffering=stream.line_buffering, write_through=stream.write_through,
         )  # fmt: skip
-        self._given = given  # which else is deleted, and closes the file
+        self._stream = stream  # its deletion would close the file
 
     def write(self, text: str) -> int:
-        with _of_the_output():
+        with _name_output_errors():
             return super().write(text)
 
     def flush(self) -> None:
-        with _of_the_output():
+        with _name_output_errors():
             super().flush()
 
 
 @contextmanager
-def _of_the_output() -> Iterator[None]:
+def _name_output_errors() -> Iterator[None]:
     try:
         yield
     except OSError as e:
@@ -76,7 +76,7 @@ def command(name: str) -> int:
     """Run shardir/tools/NAME.py with the arguments of the process; return the exit code."""
     _prepare_streams()
     interrupt = signal.getsignal(signal.SIGINT)
-    if interrupt is signal.default_int_handler:  # a job in the background ignores it
+    if interrupt is signal.default_int_handler:  # background jobs ignore the signal
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing to remove yet
     warnings.formatwarning = lambda message, *_, **__: f"shard-{name}: warning: {message}\n"
     gc.disable()
@@ -85,7 +85,7 @@ def command(name: str) -> int:
         import_module("shardir.dialects.blocks").hash_in_c()
     gc.freeze()  # the modules stay: no collection traverses them
     gc.set_threshold(*COLLECTED)
-    if name != "opt":  # whose IR lives to its end
+    if name != "opt":  # its IR lives until it ends
         gc.enable()
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -99,15 +99,15 @@ def command(name: str) -> int:
     except BrokenPipeError:
         code = _fail("", 128 + signal.SIGPIPE)
     except OSError as e:
-        code = _fail(f"error: {_failing(e)}: {e.strerror or e}", 2)
+        code = _fail(f"error: {_subject(e)}: {e.strerror or e}", 2)
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)  # while Python ends
-    gc.freeze()  # nor does Python traverse what ends with it
+    gc.freeze()  # saves a collection while Python ends
     return code
 
 
 def _exit_code(main: Callable[[], int]) -> int:
-    """Return the exit code of `main`, also where it ends the process, with a message or not."""
+    """Run `main` and return its exit code, even if it raises SystemExit."""
     try:
         return main()
     except SystemExit as e:
@@ -116,9 +116,9 @@ def _exit_code(main: Callable[[], int]) -> int:
         return e.code if isinstance(e.code, int) else int(e.code is not None)
 
 
-def _failing(error: OSError) -> str:
-    """Return the subject of an error of the system: its file, the output, or the line of our code
-    that made the call."""
+def _subject(error: OSError) -> str:
+    """Return the subject of a system error: its file, the output, or the line of our code that made
+    the call."""
     if error.filename is not None:
         return str(error.filename)
     place, trace = "", error.__traceback__
@@ -130,7 +130,7 @@ def _failing(error: OSError) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    """Print a message, drop the output that cannot be written, and return the code."""
+    """Print a message, discard pending output, and return the code."""
     with suppress(OSError):
         print(message, end="\n" if message else "", file=sys.stderr, flush=True)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -145,8 +145,8 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def _prepare_streams() -> None:
-    """Open /dev/null in place of standard streams that are closed, so that no other file gets their
-    numbers. Print UTF-8 in any locale, and names of files with the bytes that they have."""
+    """Open /dev/null for closed standard streams, so that no other file gets their descriptors.
+    Print UTF-8 in any locale, and the exact bytes of file names."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)

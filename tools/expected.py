@@ -1,6 +1,6 @@
 """`// expected-error {{text}}`: errors that a test file expects on the lines that cause them.
 
-`@+1`, `@-1`, `@below` and `@above` move the line; `@unknown` is an error without a location.
+`@+1`, `@-1`, `@below` and `@above` move the line; `@unknown` expects an error without a location.
 """
 
 import re
@@ -17,7 +17,8 @@ OFFSETS = {"below": 1, "above": -1}
 
 @dataclass(frozen=True)
 class Expected:
-    """An expected error or warning; line 0 for one without a location."""
+    """An expected error or warning. `line` is 0 without a location; `written` is the line of the
+    expectation."""
 
     severity: str
     line: int
@@ -30,19 +31,19 @@ class Expected:
 
 def expected_messages(text: str) -> list[Expected]:
     """Return the expected errors and warnings of a text."""
-    found = []
+    expected = []
     for number, line in enumerate(text.split("\n"), 1):
         if "expected-" not in line or "//" not in line:
             continue
         for m in EXPECTED.finditer(line, line.index("//")):
-            where = m[2] or "+0"
-            at = 0 if where == "unknown" else number + (OFFSETS.get(where) or int(where))
-            found.append(Expected(m[1], at, number, m[3]))
-    return found
+            offset = m[2] or "+0"
+            target = 0 if offset == "unknown" else number + (OFFSETS.get(offset) or int(offset))
+            expected.append(Expected(m[1], target, number, m[3]))
+    return expected
 
 
 def compare(name: str, text: str, diagnostics: Sequence[Diagnostic]) -> list[str]:
-    """Return a line for each unexpected diagnostic, and each expected one that is missing."""
+    """Return a line for each unexpected diagnostic and for each missing one."""
     missing, unexpected = expected_messages(text), []
     for d in diagnostics:
         fitting = next((e for e in missing if e.fits(d)), None)

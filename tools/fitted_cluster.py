@@ -1,5 +1,4 @@
-"""The result of shard-calibrate: the cluster for which the time model is closest to measured times,
-and its file."""
+"""The result of shard-calibrate: the cluster that fits the measured times best, and its file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,21 +21,21 @@ if TYPE_CHECKING:
     from shardir.api import Compiled
 
 NO_BYTES = ("", "overhead", "interference", "occupancy", "skew", "f64", "bf16", "f16")
-"""The subjects of probes that the relative model is not fitted to."""
+"""The subjects of probes that the fit of the relative model ignores."""
 
 LEVEL = between(AxisState.SHARDED, AxisState.REPLICATED).name
-"""The collective with the latency and bandwidth of the level; other collectives have a factor."""
+"""The collective whose latency and bandwidth are the level's; other collectives have factors."""
 
 IMPLAUSIBLE_RATE = 1e17
-"""Bytes/s or flop/s, above those of any device: the rate had no influence on the fit."""
+"""A rate in bytes/s or flop/s that no device has: a higher one had no influence on the fit."""
 
 OF_LINKS = (
     "levels", "interference", "occupancy", "collectives", "bytes", "skew", "call", "packing",
 )  # fmt: skip
-"""The fields of a cluster that only devices that communicate have an influence on."""
+"""The fields of a cluster that only communication influences."""
 
 OPERANDS = ("f64", "f32")
-"""The element types whose products are measured with sizes bound by flops, and bound by memory."""
+"""The element types with products of both kinds: bound by flops, and bound by memory."""
 
 UNMEASURED_SKEW = 5e-4
 """The start value of the skew, in seconds."""
@@ -50,8 +49,8 @@ UNMEASURED_PACKING = 1e-5
 
 @dataclass(frozen=True)
 class Calibration:
-    """The fitted cluster, the relative model's coefficients (None where nothing communicates), and
-    predicted / measured of each probe."""
+    """The fitted cluster, the relative model's coefficients (None without communication), and the
+    ratio of predicted to measured time of each probe."""
 
     cluster: Cluster
     relative: Coefficients | None
@@ -59,26 +58,26 @@ class Calibration:
 
     def errors(self) -> dict[str, list[float]]:
         """Return the relative errors by subject of probes, ascending: 1 for twice or half."""
-        found: dict[str, list[float]] = {}
+        by_subject: dict[str, list[float]] = {}
         for probe, ratio in self.ratios.items():
-            found.setdefault(probe.about, []).append(max(ratio, 1 / ratio) - 1)
-        return {about: sorted(errors) for about, errors in found.items()}
+            by_subject.setdefault(probe.about, []).append(max(ratio, 1 / ratio) - 1)
+        return {about: sorted(errors) for about, errors in by_subject.items()}
 
 
 def fit_cluster(
-    given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster,
+    all_probes: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], start: Cluster,
     at_work: Mapping[str, float] | None = None,
 ) -> Calibration:  # fmt: skip
-    """Return the calibration from the seconds of each probe: of calls of its function, or of the op
-    whose result has its name.
+    """Fit a cluster to the seconds of each probe: of a call of its function, or of the op whose
+    result has its name.
 
     Args:
-        at_work: the seconds in which a device itself works in the collectives of a function
-            (`working`). Without it, computation of the device hides them.
+        at_work: for each function, the seconds that a device itself works in its collectives
+            (`working`). Without it, the device's computation hides collectives.
     """
     from shardir.cost.fit import fit, predict_functions
 
-    probes = [p for p in given if p.name != OPS]
+    probes = [p for p in all_probes if p.name != OPS]
     measured = [times[p.name] for p in probes]
     exposed = [p.exposed for p in probes if p.text]
     predict = predict_functions(compiled.module, [p.name for p in probes if not p.text], exposed)
@@ -87,39 +86,39 @@ def fit_cluster(
         for i, p in enumerate(probes)
         if p.about == "occupancy" and at_work and p.name in at_work
     }
-    found = fit(predict, measured, start, against(probes), small)
+    fitted = fit(predict, measured, start, against(probes), small)
     ratios = {
         p: float(predicted) / s
-        for p, predicted, s in zip(probes, found.predicted, measured, strict=True)
+        for p, predicted, s in zip(probes, fitted.predicted, measured, strict=True)
         if p.about and s > 0
     }
     if any(p.text for p in probes):
-        coefficients = relative(given, compiled, times, found.cluster)
-        return Calibration(found.cluster, coefficients, ratios)
-    links = {name: getattr(start, name) for name in OF_LINKS}  # nothing has communicated
-    return Calibration(replace(found.cluster, **links), None, ratios)
+        coefficients = relative(all_probes, compiled, times, fitted.cluster)
+        return Calibration(fitted.cluster, coefficients, ratios)
+    links = {name: getattr(start, name) for name in OF_LINKS}  # there was no communication
+    return Calibration(replace(fitted.cluster, **links), None, ratios)
 
 
 def medians(
-    given: Sequence[Probe], compiled: "Compiled", measured: Mapping[str, Sequence[float]],
+    probes: Sequence[Probe], compiled: "Compiled", measured: Mapping[str, Sequence[float]],
     ranks: Sequence[RankCalls],
 ) -> dict[str, float]:  # fmt: skip
-    """Return the median seconds of calls of each function, or what these take beyond the work of
-    their computation, but at least the rank's own work, if they are exposed; and the seconds of
-    work of the ops of OPS, by the names of their results."""
-    found = {name: median(seconds) for name, seconds in measured.items()}
+    """Return the median seconds of a call of each function, and of each op of OPS by the name of
+    its result. For an exposed probe, the seconds of computation are subtracted; the rank's own work
+    in collectives is the minimum."""
+    medians = {name: median(seconds) for name, seconds in measured.items()}
     spent = _work_of_ops(compiled, ranks, list(measured))
-    for name in (p.name for p in given if p.exposed):
-        mine = _in_collectives(spent[name])
-        found[name] = max(found[name] - sum(spent[name].values()) + mine, mine)
+    for name in (p.name for p in probes if p.exposed):
+        own_work = _in_collectives(spent[name])
+        medians[name] = max(medians[name] - sum(spent[name].values()) + own_work, own_work)
     ops = ((op.results[0].name_hint, s) for op, s in spent[OPS].items() if op.results)
-    return found | {name: s for name, s in ops if name}
+    return medians | {name: s for name, s in ops if name}
 
 
 def working(
     compiled: "Compiled", measured: Mapping[str, Sequence[float]], ranks: Sequence[RankCalls]
 ) -> dict[str, float]:
-    """Return the seconds in which a rank is itself at work in the collectives of each function."""
+    """Return the seconds that a rank itself works in the collectives of each function."""
     spent = _work_of_ops(compiled, ranks, list(measured))
     return {name: _in_collectives(ops) for name, ops in spent.items()}
 
@@ -131,7 +130,7 @@ def _in_collectives(spent: Mapping[Operation, float]) -> float:
 def _work_of_ops(
     compiled: "Compiled", ranks: Sequence[RankCalls], functions: Sequence[str]
 ) -> dict[str, dict[Operation, float]]:
-    """Return the median seconds of work of each op in recorded calls of functions."""
+    """Return the median seconds of work of each op, by function, in recorded calls."""
     from shardir.backend.torch.measured import ProgramLines
 
     lines = ProgramLines(compiled.module)
@@ -139,37 +138,37 @@ def _work_of_ops(
 
 
 def relative(
-    given: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], cluster: Cluster
+    all_probes: Sequence[Probe], compiled: "Compiled", times: Mapping[str, float], cluster: Cluster
 ) -> Coefficients:
-    """Return the relative model's coefficients.
+    """Fit the coefficients of the relative model.
 
-    The model has neither latencies nor flops, so only the largest probes of each kind count, of f32
-    alone. Of a probe that communicates, the share of communication by the time model counts.
+    The model has neither latencies nor flops, so only the largest f32 probes of each kind count. Of
+    a probe that communicates, only the share of communication counts, by the time model.
     """
     from shardir.cost.fit import fit_relative, terms_of
 
-    probes = [p for p in given if p.name != OPS]
-    largest = {p.about: max(q.size for q in given if q.about == p.about) for p in given}
+    probes = [p for p in all_probes if p.name != OPS]
+    largest = {p.about: max(q.size for q in all_probes if q.about == p.about) for p in all_probes}
     costs = [c for c in report(compiled.module, cluster) if c.name != OPS]
     ops = [p.name for p in probes if not p.text]
-    exposed = {p.name for p in given if p.exposed}
+    exposed = {p.name for p in all_probes if p.exposed}
     shares = [
         sum(op.seconds for op in c.ops if op.communicates)
         / (c.seconds - (c.computation if c.name in exposed else 0.0))
         for c in costs
     ] + [1.0] * len(ops)
     terms, seconds = [], []
-    for probe, found, share in zip(probes, terms_of(compiled.module, ops), shares, strict=True):
-        bound = probe.about not in (*NO_BYTES, *dict(cluster.ops))
-        if bound and probe.size == largest[probe.about] and times[probe.name] > 0:
-            apart = any(found.bytes[1:])
-            terms.append(replace(found, cal=0) if apart else found)
-            seconds.append(times[probe.name] * (share if apart else 1.0))
+    for probe, term, share in zip(probes, terms_of(compiled.module, ops), shares, strict=True):
+        counts = probe.about not in (*NO_BYTES, *dict(cluster.ops))
+        if counts and probe.size == largest[probe.about] and times[probe.name] > 0:
+            communicates = any(term.bytes[1:])
+            terms.append(replace(term, cal=0) if communicates else term)
+            seconds.append(times[probe.name] * (share if communicates else 1.0))
     return fit_relative(terms, seconds)
 
 
 def initial_cluster(ranks: int, memory: int, links: Cluster | None = None) -> Cluster:
-    """Return the cluster at which the fit begins. A single device has the links of `links`."""
+    """Return the start of the fit. A single device has the links of the cluster `links`."""
     like = clusters.load("gloo")
     device = replace(
         like, memory=memory,
@@ -188,24 +187,24 @@ def initial_cluster(ranks: int, memory: int, links: Cluster | None = None) -> Cl
     )  # fmt: skip
 
 
-def text(name: str, found: Calibration, about: Sequence[str]) -> str:
+def text(name: str, calibration: Calibration, about: Sequence[str]) -> str:
     """Return the text of the cluster file."""
     lines = [
         *about,
         "Relative errors of the model, median and largest (1: twice or half):",
     ]
-    for what, errors in found.errors().items():
-        lines.append(f"  {what}: {median(errors):.2f}, {errors[-1]:.2f} of {len(errors)}")
-    if unseen := _unfitted_rates(found.cluster):
-        lines.append(f"Too fast to be measured: {', '.join(unseen)}; use a larger --most")
-    if c := found.relative:
+    for subject, errors in calibration.errors().items():
+        lines.append(f"  {subject}: {median(errors):.2f}, {errors[-1]:.2f} of {len(errors)}")
+    if unfitted := _unfitted_rates(calibration.cluster):
+        lines.append(f"Too fast to be measured: {', '.join(unfitted)}; use a larger --most")
+    if c := calibration.relative:
         lines.append(
             f"Relative model, seconds per byte: alpha = {c.alpha:.3g}, beta1 = {c.beta1:.3g}, "
             f"beta2 = {c.beta2:.3g}, gamma = {c.gamma:.3g}"
         )
     return (
         "".join(f"// {line}\n" for line in lines)
-        + f"dist.cluster @{name} <{_short(found.cluster)}>\n"
+        + f"dist.cluster @{name} <{_short(calibration.cluster)}>\n"
     )
 
 
@@ -217,7 +216,7 @@ def _unfitted_rates(c: Cluster) -> list[str]:
 
 
 def _short(c: Cluster) -> Cluster:
-    """Round each number to three digits, and the share to two: more were not measured."""
+    """Round numbers to three digits, and shares to two: the measured precision."""
 
     def short(x: float) -> float:
         return float(f"{x:.3g}")

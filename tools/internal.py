@@ -1,4 +1,4 @@
-"""Internal errors: exceptions that are no errors of the input become one line."""
+"""Internal errors: unexpected exceptions become one line."""
 
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,15 +14,15 @@ BUG = (
 )
 
 Internal = Callable[[str], AbstractContextManager[None]]
-"""A guard of one part of the compiler, by its name."""
+"""Makes the guard of a part of the compiler, by name."""
 
 
 class InternalError(Exception):
-    """An exception that is no error of the input."""
+    """An unexpected exception, which is not an error of the input."""
 
 
 def guard(show_traceback: bool) -> Internal:
-    """Return a guard that turns unexpected exceptions into an InternalError."""
+    """Return a guard that turns unexpected exceptions into InternalErrors."""
 
     @contextmanager
     def internal(part: str) -> Iterator[None]:
@@ -35,8 +35,8 @@ def guard(show_traceback: bool) -> Internal:
         except Exception as e:
             if show_traceback:
                 traceback.print_exc()
-            first = str(e).split("\n")[0]
+            first_line = str(e).split("\n")[0]
             notes = "".join(f" ({n})" for n in getattr(e, "__notes__", ()) if "\n" not in n)
-            raise InternalError(f"{part}: {type(e).__name__}: {first}{notes}") from e
+            raise InternalError(f"{part}: {type(e).__name__}: {first_line}{notes}") from e
 
     return internal

@@ -15,14 +15,14 @@ WIDTH = 96
 
 
 def describe(passes: Loaders) -> str:
-    """Return the list of passes: the first sentence of each, and its options with defaults and
-    meanings; passes of xDSL by name only."""
-    of_xdsl = get_all_passes()
+    """Return the list of passes with their first sentences, options and defaults; only the names of
+    xDSL's passes."""
+    xdsl_passes = get_all_passes()
     lines: list[str] = []
     for name in pipelines.in_order(passes):
-        if name not in of_xdsl:
+        if name not in xdsl_passes:
             lines += [name, *_entry(passes[name])]
-    names = ", ".join(sorted(n for n in passes if n in of_xdsl))
+    names = ", ".join(sorted(n for n in passes if n in xdsl_passes))
     lines += ["", "passes of xDSL:", *_wrap(names, 2)]
     lines += ["", "pipelines, each with the options of its passes:"]
     lines += [f"  {name} = {text}" for name, text in pipelines.PIPELINES.items()]
@@ -32,7 +32,7 @@ def describe(passes: Loaders) -> str:
 
 
 def _entry(load: Callable[[], type[ModulePass]]) -> list[str]:
-    """Return the lines of a pass; of one that cannot be loaded the reason."""
+    """Return the lines of a pass, or the reason why it cannot be loaded."""
     try:
         return [*_describe(load())]
     except ShardirError as e:

@@ -3,9 +3,9 @@
     shard-opt input.ir --pass-pipeline "propagate-strategies,insert-redistributions"
     shard-opt input.ir -p train -t torch -o out/
 
-It is xDSL's driver with our parser, and with every error at its location. Exit codes: 0, 1 for
-errors of the input, 2 for a wrong command line or output that cannot be written, 70 for an
-internal error; commands.py has the codes of signals.
+It is xDSL's driver with our parser, and reports every error at its location. Exit codes: 0, 1 for
+errors of the input, 2 for a wrong command line or output that cannot be written, 70 for an internal
+error; commands.py has the codes of signals.
 """
 
 import dataclasses
@@ -44,22 +44,23 @@ from shardir.tools.opt_arguments import OptArguments
 from shardir.tools.opt_reports import PassTimes, Reports
 from shardir.tools.progress import progress_shown
 
-if TYPE_CHECKING:  # most programs are printed, and a pass is imported where it runs
+if TYPE_CHECKING:  # imported late: most runs only print the program
     from shardir.backend.interface import Origin
 
 ONE_PROGRAM = ("save_strategies", "cost_graph", "trace")
-"""Options with a file for one program."""
+"""Options that write one file, for one program."""
 
 
 class Driver(OptArguments):
     """One run of `shard-opt`, from its arguments to its output."""
 
     source: Source | None = None
-    """The program that is compiled, and the number of passes that have run over it."""
+    """The current program."""
     done = 0
+    """The number of completed passes over it."""
 
     def main(self) -> int:
-        """Run, and return the exit code; errors go to stderr."""
+        """Run, and return the exit code. Errors go to stderr."""
         if self.args.list_passes:
             from shardir.tools.listing import describe
 
@@ -112,7 +113,8 @@ class Driver(OptArguments):
         return int(failed)
 
     def has_failed(self, name: str, text: str, diagnostics: Sequence[Diagnostic]) -> bool:
-        """Print the diagnostics of a program, or their differences to the expected ones."""
+        """Print the diagnostics of a program, or their differences from the expected ones; return
+        whether there are errors or differences."""
         if self.args.verify_diagnostics:
             lines: Sequence[object] = compare(name, text, diagnostics)
             failed = bool(lines)
@@ -123,7 +125,7 @@ class Driver(OptArguments):
         return failed
 
     def process(self, source: Source) -> tuple[str | None, list[Diagnostic]]:
-        """Return the output of one program, if it has no error, and its diagnostics."""
+        """Return the output of a program, or None if it has an error, and its diagnostics."""
         with collect_warnings() as warnings, progress_shown():
             try:
                 output = self.compile(source)
@@ -144,16 +146,16 @@ class Driver(OptArguments):
         return output, reported + errors
 
     def reproducer(self, error: str) -> Path | None:
-        """Write the program before the pass that failed to a file; return its path, if it could be
-        written."""
+        """Write the program before the failing pass to a file; return its path, or None if that
+        fails."""
         from shardir.api.reproducer import write_reproducer
 
         source = self.source
         if source is None:
             return None
         target = "torch" if self.args.target == "torch" else "mlir"
-        made = partial(self.parse, source)
-        return write_reproducer(error, made, source.text, self.passes, self.done, self.ctx, target)
+        make = partial(self.parse, source)
+        return write_reproducer(error, make, source.text, self.passes, self.done, self.ctx, target)
 
     def compile(self, source: Source) -> str:
         self.source, self.done = source, 0
@@ -162,7 +164,7 @@ class Driver(OptArguments):
         self.verify(module, source)
         is_emitted = hasattr(self.target, "emit_directory") and self.args.output_file
         original = copied(module) if is_emitted else None
-        self.given = original
+        self.input_module = original
         planned = pipelines.planned(self.passes) if self.args.print_plan else None
         for i, p in enumerate(self.passes):
             if p.name == pipelines.LOWERING:
@@ -225,12 +227,12 @@ class Driver(OptArguments):
 
     def make_target(self) -> Target | Callable[..., None] | None:
         """Return the target; None prints the module."""
-        made: Any = self._named_target()
+        target: Any = self._named_target()
         if not self.args.arena:
-            return made
-        if not hasattr(made, "arena"):
+            return target
+        if not hasattr(target, "arena"):
             raise UsageError(f"--arena: expected the target torch, got {self.args.target}")
-        return dataclasses.replace(made, arena=True)
+        return dataclasses.replace(target, arena=True)
 
     def _named_target(self) -> Target | Callable[..., None] | None:
         spec = parse_options(self.args.target, "target")
@@ -257,22 +259,23 @@ class Driver(OptArguments):
         )  # fmt: skip
 
     def prepare(self, module: ModuleOp) -> "dict[str, Origin]":
-        """Bring a module to the form in which our backends emit it. Return the origin that they
-        keep of its source."""
+        """Prepare a module for emission by our backends. Return the origin that they save with the
+        program, by its keyword."""
         from shardir.backend.interface import Backend, Origin
 
         if not isinstance(self.target, Backend):
             return {}
         self.target.prepare(module)
-        if self.given is None:
+        if self.input_module is None:
             return {}
-        # The ops that loops replace, since the program of one device is made besides. All are of
-        # the youngest generation: no collection was made since the module was parsed.
+        # Frees the ops that loops have replaced, before the program of one device is made. All are
+        # in the youngest generation: there was no collection since the module was parsed.
         gc.collect(0)
-        return {"origin": Origin.of(self.given, self.passes)}
+        return {"origin": Origin.of(self.input_module, self.passes)}
 
     def emit(self, module: ModuleOp, original: ModuleOp | None) -> str:
-        """Return the text of the output; empty if it is a directory, which is written."""
+        """Return the text of the output. If it is a directory, write it and return an empty
+        text."""
         target: Any = self.target
         if target is None:
             return self.text_of(module)
@@ -305,8 +308,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return 2
     except InternalError as e:
         path = None if driver is None else driver.reproducer(str(e))
-        what = "the input" if path is None else f"{path}, which --run-reproducer runs"
-        print(f"shard-opt: internal error in {e}\n{BUG.format(what)}", file=sys.stderr)
+        file = "the input" if path is None else f"{path}, which --run-reproducer runs"
+        print(f"shard-opt: internal error in {e}\n{BUG.format(file)}", file=sys.stderr)
         return 70
     finally:
         Attribute.__post_init__ = checked

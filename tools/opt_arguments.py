@@ -15,7 +15,7 @@ from shardir.tools.arguments import output_file
 
 HELP = {
     "input_file": "the program (standard input)",
-    "frontend": "the parser: that of shardir, ir or mlir, or xdsl (ir)",
+    "frontend": "the parser: ir or mlir for shardir's own, xdsl for xDSL's (ir)",
     "disable_verify": "do not verify the program",
     "allow_unregistered_dialect": "accept ops and attributes of unknown dialects",
     "no_implicit_module": "with -f xdsl: expect a module in the input",
@@ -43,8 +43,8 @@ OPTIONAL_VALUE = ("--cost", "--explain")
 class OptArguments(xDSLOptMain):
     """xDSL's driver up to its parsed arguments.
 
-    Dialects, passes and targets come from the installed universes, ours included. Options that
-    mlir-opt has too are known by its names.
+    Dialects, passes and targets come from the installed universes, including ours. Options of
+    mlir-opt have its names.
     """
 
     version_format = f"shard-opt of shardir {__version__}, on xDSL {{xdsl_version}}"
@@ -173,8 +173,8 @@ class OptArguments(xDSLOptMain):
         add(
             "--explain",
             metavar="[=%NAME,...]",
-            help="print to stderr, for these values, those within modules of these names, or "
-            "all, the ops from which each has its layout, its cost, and that of the alternatives",
+            help="explain to stderr the layouts of these values, of all values within modules of "
+            "these names, or of all: the ops that decide them, and the costs of alternatives",
         )
         add(
             "--import",
@@ -197,5 +197,5 @@ class OptArguments(xDSLOptMain):
 
 
 def unused_frontend(_: Any) -> ModuleOp:
-    """An entry of xDSL's table, which only lists the choices: Driver.parse parses."""
+    """Fill the entries of xDSL's table, which only lists the choices: Driver.parse parses."""
     raise NotImplementedError

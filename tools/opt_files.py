@@ -13,7 +13,7 @@ SEPARATOR = "// -----"
 
 
 def read_input(name: str | None) -> tuple[str, str]:
-    """Return the name and the text of a file, or of stdin."""
+    """Read a file or stdin; return its name and text. Raises UsageError."""
     if name in (None, "-"):
         if sys.stdin is None:
             raise UsageError("expected a program on the standard input, which is closed")
@@ -35,7 +35,7 @@ def read_input(name: str | None) -> tuple[str, str]:
 
 
 def split_chunks(text: str) -> list[str]:
-    """Return the programs between `// -----` lines, each at its own line numbers."""
+    """Split a text at `// -----` lines. Leading empty lines keep each program's line numbers."""
     chunks: list[list[str]] = [[]]
     for number, line in enumerate(text.split("\n")):
         if line.strip() == SEPARATOR:
@@ -46,7 +46,7 @@ def split_chunks(text: str) -> list[str]:
 
 
 def write_output(name: str | None, text: str) -> None:
-    """Write text to a file, or to stdout."""
+    """Write text to a file or stdout. Raises UsageError."""
     if name in (None, "-"):
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -20,7 +20,7 @@ class Reports:
     """The reports that the command line requests.
 
     Raises:
-        UsageError: `--cost` names no cluster.
+        UsageError: the cluster of `--cost` does not exist.
     """
 
     def __init__(self, args: argparse.Namespace, internal: Internal):
@@ -41,8 +41,8 @@ class Reports:
             show(self.explanation.propagate(module))
 
     def layouts(self, module: ModuleOp) -> None:
-        """Explain the redistributions of the module, and the layouts of values that passes made
-        since propagate-strategies: before the lowering, and at the end."""
+        """Explain the redistributions of the module, and the layouts of values that passes have
+        added since propagate-strategies."""
         if self.redistributions:
             from shardir.reports.redistributions import explain
 
@@ -53,7 +53,7 @@ class Reports:
                 show(self.explanation.made(module))
 
     def cost(self, module: ModuleOp) -> None:
-        """Print the cost of each function; in the global view by the relative model."""
+        """Print the cost of each function: by the relative model in the global view."""
         if self.costs:
             from shardir.cost import relative, report
 
@@ -64,7 +64,7 @@ class Reports:
         """Write the simulated runs of the functions in the local view.
 
         Raises:
-            UsageError: there is none, or the file cannot be written.
+            UsageError: no function is in the local view, or the file cannot be written.
         """
         if self.trace is None:
             return
@@ -122,7 +122,7 @@ def show(paragraphs: Iterable[str]) -> None:
 
 
 def _cluster(name: str | None) -> Cluster | None:
-    """Return the cluster that `--cost` names, if it names one."""
+    """Return the cluster of `--cost`, if it names one. Raises UsageError."""
     if not name:
         return None
     from shardir.cost.clusters import load

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 ROW = 256
-"""Elements of f32 in a row of a communicated value: 1 KB."""
+"""The number of f32 elements in a row of a communicated value: 1 KB."""
 
 SMALLEST = 1 << 12
 """The bytes of the smallest value."""
@@ -11,11 +11,17 @@ SMALLEST = 1 << 12
 
 @dataclass(frozen=True)
 class Probe:
-    """A function of the module, its subject (an element type, `memory`, `overhead`,
-    `interference`, `skew`, a collective, or the name of an op), and the approximate bytes of its
-    values. Of a probe `against` another one, which has no subject, the ratio of both times counts;
-    of one that is `exposed` what it takes beyond its computation. A probe of computation has no
-    text: its name is that of an op's result in OPS."""
+    """A measurement for shard-calibrate.
+
+    Attributes:
+        name: the name of its function or, for a probe of computation, of an op's result in OPS.
+        about: the subject: an element type, `memory`, `overhead`, `interference`, `skew`, a
+            collective, or the name of an op.
+        size: the approximate bytes of its values.
+        text: the function; empty for a probe of computation.
+        against: another probe, without a subject: the ratio of both times counts.
+        exposed: whether only the time counts that computation does not hide.
+    """
 
     name: str
     about: str
@@ -26,25 +32,25 @@ class Probe:
 
 
 def sizes(most: int) -> list[int]:
-    """Return 4 KB, 16 KB, ... up to `most` bytes, at least one."""
-    found = [SMALLEST]
-    while found[-1] * 4 <= most:
-        found.append(found[-1] * 4)
-    return found
+    """Return 4 KB, 16 KB, ... up to `most` bytes, at least one size."""
+    sizes = [SMALLEST]
+    while sizes[-1] * 4 <= most:
+        sizes.append(sizes[-1] * 4)
+    return sizes
 
 
 class ProbeFunction:
-    """The lines of a function; the last value is its result, unless `results` are set."""
+    """Builds the text of a function. The last value is its result, unless `results` are set."""
 
     def __init__(self, name: str, arguments: list[tuple[str, str]]):
         self.name, self.arguments = name, arguments
-        self.filled: set[str] = set()  # arguments of one number, but for indices
+        self.filled: set[str] = set()  # arguments whose elements are equal, except indices
         self.lines: list[str] = []
         self.last = ""
         self.results: list[tuple[str, str]] = []
 
     def op(self, text: str, type: str, results: int = 1) -> str:
-        """Add an op, and return its value; of several results the first, which has the type."""
+        """Add an op with `results` results; return the first one, whose type is `type`."""
         self.last = f"%v{len(self.lines)}"
         self.results = [(self.last, type)]
         names = [self.last, *(f"{self.last}_{i}" for i in range(1, results))]
@@ -53,12 +59,12 @@ class ProbeFunction:
 
     def probe(self, about: str, size: int, against: str = "", exposed: bool = False) -> Probe:
         inputs = ((n, t, _draw(t, n in self.filled)) for n, t in self.arguments)
-        given = ", ".join(f"%{n}: {t} {{train.input = {drawn}}}" for n, t, drawn in inputs)
-        values, types = (", ".join(each) for each in zip(*self.results, strict=True))
+        arguments = ", ".join(f"%{n}: {t} {{train.input = {drawn}}}" for n, t, drawn in inputs)
+        values, types = (", ".join(words) for words in zip(*self.results, strict=True))
         is_step = self.results[0][1] == type_text(())  # then values are freed after their last use
         attributes = "attributes {train.step} " if is_step else ""
         text = (
-            f"func.func @{self.name}({given}) -> ({types}) {attributes}{{\n"
+            f"func.func @{self.name}({arguments}) -> ({types}) {attributes}{{\n"
             + "\n".join(self.lines)
             + f"\n  func.return {values} : {types}\n}}"
         )
@@ -75,9 +81,9 @@ def type_text(
 
 
 def _draw(type: str, filled: bool = False) -> str:
-    """Return the values of an input of a type of the local view: integers, which number rows, are
-    random, and so are others but those of ops whose time does not depend on them, since large ones
-    are drawn for longer than they are computed with. (GPUs multiply equal numbers faster.)"""
+    """Return the initial values of an input. They are random, for integers the numbers of rows.
+    `filled` inputs have equal elements: large values take longer to draw than to compute with. It
+    is for ops whose time does not depend on the values. (GPUs multiply equal numbers faster.)"""
     if "i32," in type:
         return "#train.init<integers, low = 0, high = 3>"
     return (

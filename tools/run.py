@@ -1,7 +1,7 @@
 """shard-run: run a compiled directory, or compile an .ir file and run it.
 
-A process begins to import torch for the ranks first (forks.py): the compiler is imported, and
-compiles, at the same time.
+A process starts to import torch for the ranks (forks.py), while this one imports the compiler and
+compiles.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from shardir.tools.machines import add_to, on_machines
 
 
 class InternalLaunchError(LaunchError):
-    """An exception of the compiler that is no error of the input."""
+    """An unexpected exception of the compiler, which is not an error of the input."""
 
     exit_code = 70
 
 
 def program_words() -> list[str]:
-    """Return the words that start shard-run on a machine with an equal installation path."""
+    """Return the words that start shard-run on a machine with the same installation path."""
     program = os.path.abspath(sys.argv[0])
     if os.path.basename(program) == "shard-run":
         return [program]
@@ -39,7 +39,7 @@ def program_words() -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a program. Exit codes: 0 success; 1 a rank failed, --check disagreed or the last loss is
-    not finite; 2 no start."""
+    not finite; 2 the program did not start."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -48,18 +48,18 @@ def main(arguments: list[str] | None = None) -> int:
         with ExitStack() as stack:
             directory = options.program
             is_source = _is_source(directory, options)
-            given = Options.parsed(options)
-            if options.export is None and not given.by_agent:
-                stack.enter_context(forks(given))
+            run_options = Options.parsed(options)
+            if options.export is None and not run_options.by_agent:
+                stack.enter_context(forks(run_options))
             if is_source:
                 import_modules(getattr(options, "import"))
                 folder = stack.enter_context(scratch_folder())
                 directory = _compile(directory, options, folder)
-            return _run(directory, options, given)
+            return _run(directory, options, run_options)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except ShardirError as error:  # of the compiler, whose messages may begin with a location
+    except ShardirError as error:  # the compiler's messages may begin with a location
         text = str(error)
         print(text if ": error: " in text else f"error: {text}", file=sys.stderr)
         return 2
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shard-run", description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
-    add("--nproc", type=int, help="the number of ranks (that of the mesh)")
+    add("--nproc", type=int, help="the number of ranks (the mesh's)")
     Options.add_to(parser)
     add_to(parser)
     add("--check", action="store_true", help="compare with the same program on one device")
@@ -89,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--max-shard-size", type=size, metavar="SIZE",
-        help="of a file that is exported, such as 5GB; there are several then, and an index",
+        help="the maximum size of an exported file, such as 5GB; beyond it there are several files "
+        "and an index",
     )  # fmt: skip
     add("--pass-pipeline", metavar="P", help="for an .ir file: the passes to run (train)")
     add(
@@ -114,14 +115,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _is_source(path: Path, options: argparse.Namespace) -> bool:
-    """Return whether the program is to be compiled.
+    """Return whether the program is an .ir file to compile.
 
     Raises:
-        LaunchError: it is not there, or is compiled and there is an option of a compilation.
+        LaunchError: the file does not exist; or a compiled directory has options of a compilation.
     """
     if not os.path.isdir(path):
         if path.suffix not in (".ir", ".mlir"):
-            return False  # load_plan says what it is
+            return False  # load_plan reports the error
         if not os.path.isfile(path):
             raise LaunchError(f"{path}: no such file")
         return True
@@ -133,7 +134,7 @@ def _is_source(path: Path, options: argparse.Namespace) -> bool:
 
 
 def _compile(path: Path, options: argparse.Namespace, directory: Path) -> Path:
-    """Compile an .ir file into the directory."""
+    """Compile an .ir file into a directory."""
     from shardir.api import compile_file
     from shardir.syntax.source import Source, collect_warnings
     from shardir.tools.progress import progress_shown
@@ -192,24 +193,24 @@ def _run(directory: Path, arguments: argparse.Namespace, options: Options) -> in
 
 
 def _emit_resized(directory: Path, ranks: int, of: int, out: Path) -> None:
-    """Write the program of a directory for another number of ranks (`EmitResized`), for which alone
-    the run of a directory needs the compiler."""
+    """Write the program of a directory for another number of ranks (`EmitResized`). Otherwise the
+    run of a directory does not need the compiler."""
     from shardir.backend.torch.backend import TorchBackend
 
     TorchBackend().emit_resized(directory, ranks, of, out)
 
 
 def _on_trace(directory: Path, options: Options, out: list[Any]) -> OnTrace:
-    """Return the function that writes the trace of a run (`TorchBackend.on_trace`). Only a trace
-    needs the compiler for the run of a directory."""
+    """Return the function that writes the trace of a run (`TorchBackend.on_trace`). Otherwise the
+    run of a directory does not need the compiler."""
     from shardir.backend.torch.backend import TorchBackend
 
     return TorchBackend().on_trace(directory, options, out)
 
 
 def not_finite(report: Report) -> Iterator[str]:
-    """Yield a warning for each function with losses that are not finite, in a run that allows it:
-    else it has ended with an error."""
+    """Yield a warning for each function with losses that are not finite. Only a run that allows
+    them gets here."""
     for name, losses in report.losses.items():
         steps = [i for i, loss in enumerate(losses, 1) if not math.isfinite(loss)]
         if steps:

@@ -80,8 +80,8 @@ MUTANTS = [
         "A probe of a collective counts the work of the ops between its calls.",
         "tools/fitted_cluster.py",
         "medians",
-        "found[name] - sum(spent[name].values()) + mine",
-        "found[name]",
+        "medians[name] - sum(spent[name].values()) + own_work",
+        "medians[name]",
         "test/tools/test_shard_calibrate.py -k take_their_work",
     ),
 ]

@@ -63,7 +63,7 @@ def test_an_error_of_the_system_says_what_failed(monkeypatch: pytest.MonkeyPatch
     def failing(work: Callable[[], Any]) -> str:
         with pytest.raises(OSError) as e:
             commands._exit_code(work)
-        return commands._failing(e.value)
+        return commands._subject(e.value)
 
     assert failing(lambda: os.stat("/no/file")) == "/no/file"
     of_ours = failing(lambda: os.dup(-1))
