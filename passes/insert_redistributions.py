@@ -92,8 +92,8 @@ class InsertRedistributions(GlobalPass):
 
 def _mark_repeated(f: Function, mesh: Mesh, own: Container[SSAValue]) -> None:
     """Mark redistributions of values with the mark `recompute`. If a search found that memory needs
-    it, mark redistributions to larger results, and copies, too; except those whose result is in
-    `own`, the values redistributed to their assigned layout."""
+    it, also mark copies and redistributions to larger results, except to results in `own`, the
+    values redistributed to their assigned layout."""
     searched = f.op.attributes.get(SEARCHED)
     tight = isinstance(searched, DictionaryAttr) and RECOMPUTE in searched.data
     is_repeated = RepeatedRedistributions(f.op, mesh)

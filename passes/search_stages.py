@@ -220,8 +220,8 @@ class _Trials:
         write(trial, step, candidate, cuts)
         run_pipeline(PROGRAM.format(memory=self.options.memory), self.ctx, trial)
         ((f, mesh),) = ((f, m) for f, m in functions(trial) if name_of(f) == name)
-        found = cost_of_function(f, mesh)
-        return StepMeasure(found.seconds, found.memory.peak)
+        cost = cost_of_function(f, mesh)
+        return StepMeasure(cost.seconds, cost.memory.peak)
 
 
 def write(

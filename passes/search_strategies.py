@@ -102,8 +102,8 @@ class SearchStrategies(GlobalPass):
         super().apply(ctx, op)
 
     def concerns(self, f: Function) -> bool:
-        found = SEARCHED in f.op.attributes and is_laid_out(f.block)  # by a saved plan
-        return super().concerns(f) and f.mesh is not None and not found
+        is_searched = SEARCHED in f.op.attributes and is_laid_out(f.block)  # by a saved plan
+        return super().concerns(f) and f.mesh is not None and not is_searched
 
     def check(self, f: Function) -> Iterator[Located]:
         requests = [o for o in f.module.body.ops if isinstance(o, StepOp | GradientOp)]
@@ -191,7 +191,7 @@ def _annotation_errors(f: Function, mesh: Mesh) -> list[tuple[Operation | None, 
         return errors + e.errors
     for members in groups:
         layouts = {v: l.simplified(mesh) for v in members if (l := layout_of(v)) is not None}
-        for (v, mine), (w, theirs) in pairwise(layouts.items()):
-            if mine.dims != theirs.dims:
-                errors.append((members[w], contradiction(members[w], (w, theirs), (v, mine))))
+        for (v, first), (w, second) in pairwise(layouts.items()):
+            if first.dims != second.dims:
+                errors.append((members[w], contradiction(members[w], (w, second), (v, first))))
     return errors

@@ -130,9 +130,9 @@ class SplitStages(PassOptions):
         loop = tuple(stage % ranks for stage in range(requested.stages))
         step, mesh = trial(breadth_first(loop, ranks, microbatches))
         limit = self.memory or mesh.cluster_or_default.memory
-        found = search_schedule(step, mesh, limit, measure)
-        print(f"{self.name}: @{name_of(f)}: {found.summary}", file=sys.stderr)
-        return found.schedule
+        search = search_schedule(step, mesh, limit, measure)
+        print(f"{self.name}: @{name_of(f)}: {search.summary}", file=sys.stderr)
+        return search.schedule
 
     def search_forward(
         self, f: FuncOp, requested: train.PipelineAttr, microbatches: int, module: ModuleOp
@@ -146,9 +146,9 @@ class SplitStages(PassOptions):
         mesh = mesh_of(f, module)
         limit = self.memory or (mesh.cluster_or_default.memory if mesh is not None else None)
         trial = trial_of(module, f, ranks)
-        found = search_forward(ranks, chunks, microbatches, trial, limit)
-        print(f"{self.name}: @{name_of(f)}: {found.summary}", file=sys.stderr)
-        return found.schedule
+        search = search_forward(ranks, chunks, microbatches, trial, limit)
+        print(f"{self.name}: @{name_of(f)}: {search.summary}", file=sys.stderr)
+        return search.schedule
 
 
 def trial_of(module: ModuleOp, f: FuncOp, ranks: int) -> Callable[[Schedule], tuple[FuncOp, Mesh]]:

@@ -54,6 +54,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names that `shardir.` completes: those of PLACES, and the packages."""
+    """Return the names that `shardir.` completes: the names in PLACES, and the packages."""
     packages = [m.name for m in iter_modules(__path__) if not m.name.startswith("_")]
     return sorted({*PLACES, *packages, "__version__"})

@@ -1,6 +1,6 @@
-"""Modes, and what is added to the passes of a compilation: a plan, a precision, files.
+"""Pipelines and modes, and the options that add passes: a plan, a precision, files.
 
-A mode is a pipeline whose name tells how layouts are decided. It has the same options.
+A mode is a pipeline named after the way it decides layouts. It takes the options of its passes.
 """
 
 import dataclasses
@@ -56,11 +56,10 @@ MODES: dict[str, Mode] = {
 
 
 def pipeline_of(pipeline: str | None, mode: str | None, default: str) -> str:
-    """Return the pipeline that one of the two options names: as given, or that of the mode with
-    the mode's options.
+    """Return `pipeline`, or the pipeline of the mode with the mode's options; else `default`.
 
     Raises:
-        UsageError: both are given, or there is no such mode.
+        UsageError: both are set, or the mode does not exist.
     """
     if mode is None:
         return default if pipeline is None else pipeline
@@ -196,8 +195,8 @@ def with_files(
 
 
 def recorded(passes: Sequence[ModulePass]) -> str:
-    """Return passes as JSON, by which they run again elsewhere: with a plan's text in place of its
-    file, and without files that they write."""
+    """Return passes as JSON, to run them again elsewhere: with a plan's text instead of its file,
+    and without output files."""
     found = []
     for p in passes:
         given: Any = p
@@ -250,7 +249,7 @@ def runs_on_one_device(p: ModulePass) -> bool:
 
 
 def in_order(passes: Loaders = PASSES) -> list[str]:
-    """Return the names of all passes, in the order of the pipelines; those of no pipeline last."""
+    """Return the names of all passes in the order of the pipelines, then passes of no pipeline."""
     known = {**PASSES, **passes}
     used = [s.name for text in PIPELINES.values() for s in expand(text, known, PIPELINES)]
     return [n for n in dict.fromkeys([*used, *passes]) if n in passes]

@@ -197,11 +197,11 @@ class Factors:
         return out, not todo
 
     def axes_of(self, layouts: Sequence[Layout], mesh: Mesh) -> FactorAxes:
-        """Return the axes that split the factors in layouts, of which the first one counts if they
-        disagree.
+        """Return the axes that split the factors in layouts. If layouts disagree, the first one
+        counts.
 
         Args:
-            layouts: of the operands, then of the results.
+            layouts: the layouts of the operands, then of the results.
         """
         chosen: FactorAxes = {}
         for _, _, f, axes in self.assignments([l.dims for l in layouts], mesh):

@@ -271,7 +271,7 @@ def _cuts(mesh: Mesh, shape: Shape) -> Axes:
 
 
 def _extend_uncrossed(mesh: Mesh, sub_axes: Axes, more: Axes) -> Axes:
-    """Return `sub_axes`, and those of `more` that cross no sub-axis before them."""
+    """Extend `sub_axes` by the axes in `more` that cross no sub-axis before them."""
     for a in more:
         both = (*sub_axes, a)
         if mesh.clash(tuple({*mesh.cut(both, both)})) is None:
@@ -355,7 +355,7 @@ def _before(axes: Axes, others: Axes) -> Axes:
 
 
 def _to_front(axes: Axes, major: Axes) -> Axes:
-    """Return the axes, with those of `major` first; unchanged with explicit sizes."""
+    """Return the axes with the `major` ones first; unchanged with explicit sizes."""
     if sizes_of(axes):
         return axes
     return tuple(sorted(axes, key=lambda a: a not in major))

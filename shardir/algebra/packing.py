@@ -43,7 +43,7 @@ FIXED_WORK = 2000
 """The work of a state besides its pairs of a buffer and a section, in the time of a pair."""
 
 Skip = tuple[int, int]
-"""A section, and the height up to which it stays empty."""
+"""A section, and the height below which it stays empty."""
 
 
 class SearchOrder(NamedTuple):

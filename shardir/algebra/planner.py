@@ -174,7 +174,7 @@ class Search:
     def faster_moves(
         self, layout: Layout, so_far: float, best: float
     ) -> Iterator[tuple[PricedMove, float]]:
-        """Yield the moves by which a plan may take less than `best` seconds, each with a lower
+        """Yield the moves with which a plan may take less than `best` seconds, each with a lower
         bound of the seconds after it."""
         for move in self.moves_from(layout, best):
             if so_far + move.latency < best - move.rest:

@@ -100,7 +100,7 @@ def plan_redistribution(
     Args:
         shape: the global shape.
         dtype: the element type, as in the IR: f32.
-        cluster: devices and links; those of the mesh if None.
+        cluster: devices and links, by default the mesh's own.
         memory: the maximum bytes of a device.
 
     Raises:

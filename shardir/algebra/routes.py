@@ -256,8 +256,8 @@ class RouteTable:
 
     @cached_property
     def _exchanged(self) -> Flags:
-        """The pairs of layouts with equal partial axes of which a dimension that the first splits
-        changes: [from, to]."""
+        """Whether two layouts have equal partial axes and differ in a dimension that the first one
+        splits: [from, to]."""
         _, dims = self._splits
         numbers: dict[Axes, int] = {}
         partial = np.array([numbers.setdefault(l.partial, len(numbers)) for l in self.layouts])

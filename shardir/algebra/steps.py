@@ -162,6 +162,6 @@ def step_packing(
 
 
 def packing_ops_seconds(mesh: Mesh, step: CollectiveStep) -> float:
-    """Return the seconds of the ops that bring each of several values into their buffer and out of
-    it, beside those of its bytes."""
+    """Return the seconds of the ops that move each of several values into their buffer and out of
+    it, without the seconds of its bytes."""
     return mesh.cluster_or_default.packing * step.record.packing_ops(mesh.extent(step.axes))

@@ -22,10 +22,10 @@ DEFAULT = "torch"
 
 
 def backend_of(target: "str | Backend") -> "Backend":
-    """The backend of a name, without options; a backend as it is.
+    """Return the backend with a name, without options. Returns a backend unchanged.
 
     Raises:
-        ShardirError: there is no backend of that name.
+        ShardirError: there is no backend with that name.
     """
     if not isinstance(target, str):
         from shardir.backend.interface import Backend

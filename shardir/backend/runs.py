@@ -1,5 +1,5 @@
-"""Runs of programs: their options, their errors, their reports. Imported before a command starts
-what it needs, so it imports little."""
+"""Runs of programs: their options, errors and reports. It imports little, since commands import it
+before they start to import torch."""
 
 import re
 import sys
@@ -200,8 +200,8 @@ MeasuredTimes = list[dict[str, list[float]]]
 
 @dataclass(frozen=True)
 class Batches:
-    """The inputs of steps, which are made while the ranks train: of each step the arrays in the
-    order of the inputs; `local`: a list of those for each rank, its parts of them."""
+    """The inputs of steps, made while the ranks train: for each step the arrays in the order of the
+    inputs or, if `local`, a list of the arrays of each rank."""
 
     batches: Iterator[Any]
     local: bool = False

@@ -22,7 +22,7 @@ from shardir.cost.memory import LiveStorages
 from shardir.dialects.memory import MEMORY_PLAN, OFFSETS
 
 ALIGNMENT = 64
-"""The alignment of storages, in bytes: that of torch on CPUs."""
+"""The alignment of storages, in bytes: torch's on CPUs."""
 
 MAX_WORK = 100_000_000
 """Bounds the search for offsets, in the units of work of `algebra/allocation.py`: 3 to 6 s."""

@@ -229,7 +229,7 @@ def report(module: ModuleOp, cluster: Cluster | None = None) -> list[FunctionCos
     """Return the costs of the functions in the local view, and of functions without layouts.
 
     Args:
-        cluster: devices and links; those of the meshes if None.
+        cluster: devices and links, by default the meshes' own.
 
     Raises:
         ShardirError: a mesh is no part of the cluster, or an op has no cost.

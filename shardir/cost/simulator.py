@@ -82,7 +82,8 @@ class StageArrival(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """The simulated run of devices that do the same: all devices, or those of one pipeline rank.
+    """The simulated run of devices that do the same: all devices, or the devices of a pipeline
+    rank.
 
     Attributes:
         rank: of the pipeline; None without stages.
@@ -141,7 +142,7 @@ def simulate(module: ModuleOp, cluster: Cluster | None = None) -> list[Simulatio
     part of their step.
 
     Args:
-        cluster: devices and links; those of the meshes if None.
+        cluster: devices and links, by default the meshes' own.
 
     Raises:
         ShardirError: a mesh is no part of the cluster, or an op has no cost.

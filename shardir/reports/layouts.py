@@ -1,4 +1,4 @@
-"""`--explain`: why a value has its layout, its cost, and that of the alternatives.
+"""`--explain`: why a value has its layout, and what it and the alternatives cost.
 
 @net at net.ir:6: %y, tensor<4x8xf32>: [@m, [{dp}, {}]]
   dimension 0 over {dp}: by %y = nn.matmul at net.ir:6 from dimension 0 of %x
@@ -41,7 +41,7 @@ SHOWN = 4
 
 
 class Explanation:
-    """The requested values, and those that are explained so far."""
+    """Explains the layouts of requested values, each one once."""
 
     def __init__(self, names: Iterable[str]):
         """`names`: of values, or of modules, such as `layers.0.attn`: of one that is not the name
@@ -128,8 +128,8 @@ def named(v: SSAValue) -> str:
 
 
 def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
-    """Yield the ops by which the axes of each dimension came, back to their annotation; and the
-    conflicts."""
+    """Yield the ops through which the axes of each dimension came from their annotation, last one
+    first, and the conflicts."""
     index, state = p.value_index[v], p.state
     for d, axes in enumerate(state.dims[index]):
         if not axes:

@@ -335,7 +335,7 @@ MUTANTS = [
         "search-strategies decides again on a function whose values all have saved layouts.",
         "passes/search_strategies.py",
         "SearchStrategies.concerns",
-        "f.mesh is not None and not found",
+        "f.mesh is not None and not is_searched",
         "f.mesh is not None",
         "test/passes/test_saved_strategies.py -k searched",
     ),

@@ -260,9 +260,9 @@ class Collective(ABC):
         return max(0, peak - t.have - t.after)
 
     def packing_ops(self, n: int) -> int:
-        """Return the number of ops (views, copies, new tensors) by which the runtime moves one of
-        several values into their buffer and out of it, in groups of n devices. Ops for all values
-        together do not count."""
+        """Return the number of ops (views, copies, new tensors) that the runtime needs to move one
+        of several values into their buffer and out of it, in groups of n devices. Ops for all
+        values together do not count."""
         return 0
 
     def packed(self, t: Transfer) -> int:

@@ -59,7 +59,7 @@ class Node(NamedTuple):
 
 
 class Tie(NamedTuple):
-    """Two values to which a node gives one sharding if their annotations allow it."""
+    """Two values that a node shards equally if their annotations allow it."""
 
     value: int
     other: int

@@ -21,7 +21,7 @@ NAMES = {
     "B": "all gradients",
 }
 DARKER = 0.8
-"""The factor of the colour of a stage relative to that of the one before on its rank."""
+"""The ratio of the colour of a stage to the colour of the stage before it on its rank."""
 
 Runs = Sequence[tuple[float, float, Action]]
 """The begin and the end of the actions of a rank, in seconds."""

@@ -1,10 +1,10 @@
 """`-t torch`: a module in the local view -> a directory that needs only Python and torch.
 
 program.py       the program of every rank
-single.py        the same on one device, from the program before the passes
+single.py        the program on one device, from the module before the passes
 plan.json        the arguments and results of the functions
 data/*.npy       the arrays that the program reads
-source.ir        what it was compiled from (resize.py)
+source.ir        the source of the program (resize.py)
 shardir_runtime/ the package that the programs import
 """
 
@@ -147,11 +147,11 @@ class TorchBackend(Backend):
         return report
 
     def on_trace(self, directory: str | Path, options: Options, out: list[Differences]) -> OnTrace:
-        """Return what writes the trace of a run of a directory, once the ranks have ended, and adds
-        where it differs from the simulated one. The directory is compiled again first.
+        """Compile a directory again, and return the function that writes the trace of a run after
+        its end, and that adds the differences from the simulated run to `out`.
 
         Raises:
-            ShardirError: that cannot be, or another program is in it.
+            ShardirError: the directory cannot be compiled again, or has another program.
         """
         plan = read_plan(directory)
         _, module = resize.resize(plan.directory, plan.size, plan.size)

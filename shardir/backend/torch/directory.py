@@ -22,7 +22,7 @@ RUNTIME = Path(shardir_runtime.__file__).parent
 
 def copy_runtime(folder: Path) -> None:
     """Copy the runtime to a folder, in which programs then run."""
-    for path in RUNTIME.rglob("*.py"):  # copytree's error is a list of those of all files
+    for path in RUNTIME.rglob("*.py"):  # copytree would report the errors of all files
         copy = folder / RUNTIME.name / path.relative_to(RUNTIME)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)

@@ -35,10 +35,10 @@ REST = "waits for other stages, and the runtime"
 """The time of a call besides ops and collectives."""
 
 SKEW = "waits for other ranks"
-"""Of the time in a collective that until the last rank of the group begins it, and that from when
-half of its ranks have left it: where ranks share cores, they do not compute at the same time, and
-those that leave first hold up the others. And by how much computation takes longer than its work,
-or less, while others wait."""
+"""The kind of seconds lost to other ranks: in a collective, until the last rank of the group begins
+it, and after half of its ranks have left it (ranks that share cores do not compute at the same
+time: the first to leave hold up the others); and the difference between the seconds of computation
+and its work, while other ranks wait."""
 
 COMPUTATION, EXPOSED = "computation", "exposed"
 
@@ -259,12 +259,13 @@ def _by_part(
     spans: Mapping[OpRun, GroupSpan] | None = None,
     work: Mapping[OpRun, float] | None = None,
 ) -> dict[PartName, float]:  # fmt: skip
-    """Return the seconds of each kind of op on the row of computation, and the rest of all.
+    """Return the seconds of each kind of op on the row of computation, and the remaining seconds.
 
     Args:
-        spans: of the group of each collective (`_group_spans`): waits outside are for other ranks.
-        work: of computation, where its seconds are not those of its events; the difference is due
-            to other ranks.
+        spans: the span of the group of each collective (`_group_spans`): waits outside are for
+            other ranks.
+        work: the seconds of work of computation, if they differ from the seconds of its events; the
+            difference is due to other ranks.
     """
     found = defaultdict[PartName, float](float)
     for e, k in _number_repeats(events):

@@ -160,11 +160,10 @@ class _WithLoss(torch.nn.Module):
 
 
 def scalars_of(outputs: Any) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
-    """Return the loss among results, and the metrics by their names.
+    """Return the loss among the outputs, and the metrics by name.
 
-    The loss is a scalar, that of the name `loss`, or the first of several, None where that is no
-    scalar. Metrics are the other scalars: by their names in a dict, the third result of a tuple as
-    `result_2`.
+    The loss is the only output, the output `loss`, or the first one; None if it is no scalar.
+    Metrics are the other scalars. A dict names them; the third output of a tuple is `result_2`.
     """
     if isinstance(outputs, Mapping):
         named = dict(outputs)

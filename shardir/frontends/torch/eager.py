@@ -276,7 +276,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _maker(node: Node) -> Node:
-    """Return the op of which a node is one of several results; otherwise the node."""
+    """Return the op that makes a node: the node itself, or the op whose results it indexes."""
     return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 

@@ -139,8 +139,8 @@ def _rebuild(graph: Graph) -> Graph:
 
 
 def _owner(new: Graph, call: Node, made: dict[Node, Node], views: Sequence[Node]) -> Node:
-    """Return the tensor of which a call takes a strided view in place of the first of some views:
-    the last one, without its gradient if one of the others is detached from it."""
+    """Return the tensor on which a call takes a strided view, instead of the first of `views`: the
+    last one, detached if another view is detached from it."""
     owner, detach = made[views[-1]], torch.ops.aten.detach.default
     if all(view.target is not detach for view in views[:-1]):
         return owner

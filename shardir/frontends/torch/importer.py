@@ -40,8 +40,8 @@ from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.marks import RECOMPUTE
 
 FUNCTION, STEP, MODEL = "forward", "step", "model"
-"""The names of the imported function, of its training step, and of the function of which `forward`
-runs several microbatches, or stages."""
+"""The names of the imported function, of its training step, and of the function that `forward` runs
+on several microbatches or in stages."""
 
 KEY = "random_key"
 """The state that seeds random numbers."""

@@ -46,7 +46,7 @@ def separate(block: Block) -> None:
 
 
 def _separate(last: ReshapeOp) -> None:
-    """Keep the dimensions separate that an op separates, those of each merged one."""
+    """Undo earlier merges of the dimensions that a reshape separates again."""
     for axis, sizes in _separated_dims(_shape(last.x), _shape(last.out)):
         way = _path(last.x, axis)
         v, at = (way[0].op.operands[way[0].operand], way[0].before) if way else (last.x, axis)

@@ -21,17 +21,17 @@ ModuleAttributes = list[tuple[str, torch.nn.Module, dict[str, Any]]]
 def recorded_attributes(
     model: torch.nn.Module, warn: Callable[[str], object]
 ) -> Iterator[Callable[[Any], Any]]:
-    """A context in which a module runs, that ends with the buffers that were assigned anew written
-    in place. `warn` gets the names of other attributes that the module has changed.
+    """Run a module within the block; at its end write newly assigned buffers in place. `warn` gets
+    the names of other attributes that the module has changed.
 
     Yields:
-        a function that returns a result of the module with memory of its own, where that of a
-        buffer will have a new value.
+        a function that copies a result of the module if it shares memory with a buffer that will be
+        written.
 
     Raises:
-        ShardirError: a buffer has another shape or dtype, or none, or the memory of a tensor that a
-            step writes to; a parameter is another one; or a tensor that is none of both is written
-            in place.
+        ShardirError: a buffer has changed its shape or dtype, is no tensor, or shares memory with a
+            tensor that a step writes to; a parameter was replaced; or a tensor that is neither
+            buffer nor parameter is written in place.
     """
     modules = list(model.named_modules())
     parameters: ModuleAttributes = [(path, m, dict(m._parameters)) for path, m in modules]

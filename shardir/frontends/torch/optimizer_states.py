@@ -57,10 +57,10 @@ def steps_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> int:
 def read_states(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], module: ModuleOp, count: int
 ) -> dict[str, Array]:
-    """Return the states of an optimizer as values of a program's states, by their keys.
+    """Return the states of an optimizer as values of a program's states, by key.
 
     Args:
-        names: those of the parameters that are trained, by their identity.
+        names: the names of trained parameters, by id.
         module: the program, after its passes.
         count: the value of its number of steps, if it has one.
 
@@ -115,14 +115,14 @@ def _fitted(states: Mapping[str, Array], module: ModuleOp) -> Iterator[tuple[str
 
 @dataclass(frozen=True)
 class TorchForm:
-    """The form of an optimizer's state_dict, as it was when a program was compiled with it.
+    """The form of an optimizer's state_dict at the compilation of a program.
 
     Args:
-        kind: its class.
+        kind: the class of the optimizer.
         groups: the groups of its parameters.
-        names: those of its parameters, in their order; None: it is not trained.
-        dtypes: theirs.
-        count: the steps that it had made.
+        names: the names of its parameters, in order; None for a parameter that is not trained.
+        dtypes: the dtypes of its parameters.
+        count: the number of its completed steps.
         scheduler: a copy of its scheduler, if it has one.
     """
 
@@ -148,8 +148,8 @@ class TorchForm:
         """Return an argument for `optimizer.load_state_dict`, with the rates of the scheduler.
 
         Args:
-            states: those of the program.
-            steps: those of its runs.
+            states: the states of the program, by key.
+            steps: the number of steps of its runs.
         """
         state_of_parameter: dict[str, Any] = {"state": {}, "param_groups": deepcopy(self.groups)}
         if self.scheduler is not None:

@@ -89,12 +89,16 @@ def read(
     optimizer: Any, names: Mapping[int, str], scheduler: Any = None, steps: int | None = None,
     trained: Mapping[int, str] | None = None,
 ) -> ImportedOptimizer:  # fmt: skip
-    """Return an optimizer of torch as one of ours, or the text of one as it is. `names` are those
-    of the parameters, by their identity. Without a scheduler the groups' present rates count; of
-    one, `steps` are sampled. `trained` are the names of those that are trained, if not all.
+    """Import an optimizer of torch, or the text of one of ours.
+
+    Args:
+        names: the names of parameters, by id.
+        scheduler: its rates are sampled; without one the groups' current rates count.
+        steps: the number of steps to sample.
+        trained: the names of trained parameters, by id, by default all.
 
     Raises:
-        ShardirError: ours do not have the class, an option, or groups that differ so; or the
+        ShardirError: shardir has no such optimizer, option, difference between groups, or
             scheduler; or parameters have different numbers of steps.
     """
     if isinstance(optimizer, str):

@@ -16,8 +16,8 @@ class Outputs(NamedTuple):
     """The form of a module's outputs.
 
     Attributes:
-        leaves: the dtype of each that is a tensor; others as they are.
-        spec: the form that holds them, such as a dict, or a class of transformers.
+        leaves: the dtypes of tensors, and the values of other outputs.
+        spec: the structure of the outputs, such as a dict, or a class of transformers.
     """
 
     leaves: list[Any]

@@ -67,7 +67,7 @@ def _drop_mask(op: nn.AttentionOp, forms: dict[SSAValue, PositionForm]) -> bool:
 
 
 def _lower_triangle(shape: Shape) -> IntegerSet:
-    """The set of a mask of this shape by which query i attends to keys 0 to i."""
+    """Return the set of a causal mask of this shape: query i attends to keys 0 to i."""
     rank = len(shape)
     row, column = (Affine.dim(d) if shape[d] > 1 else Affine() for d in (rank - 2, rank - 1))
     return IntegerSet.of([row - column], dict(enumerate(shape)))
@@ -123,8 +123,8 @@ class _Written:
         )
 
     def _sum(self, form: Affine, element: Attribute, full: bool = False) -> SSAValue:
-        """A number, of size 1 along the dimensions that it does not depend on; `full`: of those
-        too, where that is no further op."""
+        """Compute a form. The result has size 1 along dimensions on which it does not depend, with
+        `full` only if more would take another op."""
         number = form.constant
         if not form.terms:
             return self._everywhere(number) if full else self.b.constant(number, element)

@@ -54,7 +54,7 @@ ENDS: dict[type[Any], Callable[[Any], int | None]] = {
     lr_scheduler.ChainedScheduler: lambda s: _last(map(end_of, scheduler_parts(s))),
     lr_scheduler.LambdaLR: lambda s: _last(map(_end_of_function, s.lr_lambdas)),
 }
-"""The number of steps after which the rate of a scheduler stays as it is, by its class."""
+"""The number of steps after which the rate of a scheduler stays constant, by class."""
 
 
 def end_of(scheduler: Any) -> int | None:
@@ -80,7 +80,7 @@ def _end_of_function(function: Any) -> int | None:
 
 
 def begun(scheduler: Any) -> int:
-    """Return the steps that a scheduler has made; a chain of several has those of each."""
+    """Return the number of steps that a scheduler, or each one of a chain, has made."""
     of_chain = [s.last_epoch for s in getattr(scheduler, "_schedulers", ())]
     return getattr(scheduler, "last_epoch", max(of_chain, default=0))
 
@@ -181,8 +181,8 @@ def _rates(trial: Any, steps: int) -> list[list[float]]:
 
 
 def _is_lawful(scheduler: Any, count: int) -> bool:
-    """Whether a scheduler has made so many steps, and has the rates to which they lead from its
-    first ones."""
+    """Whether a scheduler has made `count` steps, and these lead from its initial rates to its
+    current ones."""
     if begun(scheduler) != count:
         return False
     trial = copy_of(scheduler)
@@ -216,7 +216,7 @@ def _turns(rates: np.ndarray) -> Sequence[int]:
 
 
 def _line(rates: np.ndarray, i: int, allowed: float) -> int:
-    """Return the last step up to which the rates after step i are on a line to it."""
+    """Return the last step such that the rates from step i on are on a line to it."""
     low, high, last = -np.inf, np.inf, i + 1
     for j in range(i + 1, len(rates)):
         slope = (rates[j] - rates[i]) / (j - i)

@@ -14,8 +14,8 @@ from shardir.compat.torch import FakeTensorMode, tree_map_only
 
 @contextmanager
 def stand_ins(model: torch.nn.Module, given: Any) -> Iterator[Any]:
-    """A context in which the meta tensors of a module are fake ones on the CPU; yields examples
-    that stand in for those that are `given`. Without meta tensors nothing changes."""
+    """Replace the meta tensors of a module by fake ones on the CPU within the block; yield fake
+    examples for the `given` ones. Without meta tensors nothing changes."""
     if not any(p.is_meta for p in model.parameters()):
         yield given
         return

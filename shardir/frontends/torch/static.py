@@ -25,7 +25,7 @@ IGNORED = ("_assert", "sym_", "_check", "item", "_local_scalar_dense")
 """Ops that only check, or whose result only such ops use."""
 
 REGIONS = ("wrap_with_autocast",)
-"""Ops of a graph that is computed as it is."""
+"""Ops that run a subgraph unchanged."""
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

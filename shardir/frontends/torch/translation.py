@@ -179,13 +179,13 @@ def _scalar(x: Any, fake: Any) -> Any:
 
 
 SMALL = {torch.uint8: (0, 255), torch.int8: (128, 255), torch.int16: (32768, 65535)}
-"""Integers that are computed in i32: what is added so that none is negative, and the mask of their
-bits."""
+"""The integers computed in i32: the offset that makes all of them nonnegative, and the mask of
+their bits."""
 
 
 def conform(node: Node, results: Any, moved: bool) -> Any:
-    """Return the results of a node, of which small integers wrap around as theirs do. Those that
-    are `moved` are elements of the operands.
+    """Return the results of a node with torch's dtypes; small integers wrap around. `moved` results
+    consist of elements of the operands.
 
     Raises:
         ShardirError: a result is of another type than torch's.
@@ -253,7 +253,7 @@ class Translation:
         return argument.meta["val"] if isinstance(argument, Node) else argument
 
     def value(self, x: Value | Real, dtype: str | None = None) -> Value:
-        """Return a value, or a number as a constant, in a dtype: that of the result by default."""
+        """Convert a value or a number to a dtype, by default the result's."""
         dtype = dtype or self.dtype
         if isinstance(x, Value):
             return x.to(dtype)
@@ -261,18 +261,18 @@ class Translation:
         return self.function.constant(number, dtype=dtype)
 
     def binary(self, op: AtenEntry, x: Value | Real, y: Value | Real) -> Value:
-        """The op of two operands in the result's dtype."""
+        """Apply an op to two operands in the result's dtype."""
         return op(self.value(x), self.value(y))
 
     def promoted(self, x: Value | Real, y: Value | Real) -> tuple[Value, Value]:
-        """Two operands in the dtype to which torch promotes them."""
+        """Convert two operands to the dtype to which torch promotes them."""
         dtype = dtype_name(torch.result_type(self.argument(0), self.argument(1)))
         return self.value(x, dtype), self.value(y, dtype)
 
     def full(self, number: Real, shape: Sequence[int] | None = None) -> Value:
-        """The number everywhere, in the result's dtype, and its shape by default."""
+        """Return a tensor full of a number, in the result's dtype and, by default, shape."""
         return self.value(number).broadcast_to(*(self.shape if shape is None else shape))
 
     def iota(self, shape: Sequence[int], dim: int = 0, dtype: str = "i64") -> Value:
-        """The indices along a dimension."""
+        """Return the indices along a dimension."""
         return self.nn.iota(dim=dim, shape=shape, dtype=dtype)

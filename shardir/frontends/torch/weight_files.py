@@ -38,11 +38,11 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file by their names; of a folder, those of its model's file, or of
-    the last checkpoint in it.
+    """Return the tensors of a file by name. A folder stands for the file of its model, or for its
+    last checkpoint.
 
     Raises:
-        ShardirError: there is no such file, or it is none of these.
+        ShardirError: the file does not exist, or has no weights.
     """
     path = Path(path)
     if is_checkpoint(path):
@@ -79,11 +79,12 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
 def write(
     path: str | Path, tensors: Mapping[str, torch.Tensor], max_size: str | int | None = None
 ) -> None:
-    """Write tensors: a `.safetensors` file, or by torch.save; in a folder `model.safetensors`.
-    Beyond `most` bytes, or where `path` is that of an index, there are several files and an index.
+    """Write tensors to a `.safetensors` file, or by torch.save; in a folder to `model.safetensors`.
+    Beyond `max_size` bytes, or if `path` is an index, write several files and an index.
 
     Raises:
-        ShardirError: they can't be written, or not in several files; existing files are unchanged.
+        ShardirError: the files can't be written, or the format has no several files; existing files
+            are unchanged.
     """
     path = Path(path)
     separate = {name: x.detach().contiguous().clone() for name, x in tensors.items()}

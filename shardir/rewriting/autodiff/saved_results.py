@@ -3,8 +3,8 @@
    %o = nn.attention %q, %k, %v
 -> %o, %o_lse = nn.attention %q, %k, %v logsumexp      if a cotangent of %o is asked for
 
-So the backward part need not compute them again. Functions that are not differentiated stay as
-they are.
+So the backward part need not compute them again. Functions that are not differentiated do not
+change.
 """
 
 from xdsl.ir import Block

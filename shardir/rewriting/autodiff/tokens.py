@@ -4,7 +4,7 @@
     accumulate <tokens>    mean of  sum(x_k) / mean of all n  = sum of sum(x_k) / sum of n_k
 
 The denominators of all microbatches are added up before the loop, from the inputs, which have
-microbatches in dimension 0. So the loop, its gradients and its sums are those of a mean. A
+microbatches in dimension 0. So the loop, its gradients and its sums are the same as for a mean. A
 microbatch without tokens adds 0.
 
     %counts = nn.compare <ne> %labels, %ignored     : tensor<4x8xi64>, before the loop

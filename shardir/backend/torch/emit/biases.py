@@ -34,7 +34,8 @@ def _separated_products(module: ModuleOp) -> Iterator[tuple[nn.Contraction, Oper
 
 
 def biased_product(op: Operation) -> nn.Contraction | None:
-    """The product to which an op adds a vector along the columns, if nothing else reads it."""
+    """Return the product to which an op adds a vector along the columns, if nothing else reads
+    it."""
     if not isinstance(op, nn.AddOp):
         return None
     product, type = op.lhs.owner, op.out.type

@@ -49,7 +49,7 @@ def plan_of(
 
     Args:
         copied: a directory with the data files, which is read in place of the sources.
-        states: initial values that replace those of the program; unknown states are ignored.
+        states: initial values that replace the program's; unknown states are ignored.
 
     Raises:
         Failure: the program cannot run: a missing file, a state of two shapes, a step without a
@@ -80,7 +80,7 @@ def plan_of(
 
 
 def states_in(directory: Path) -> dict[str, Array]:
-    """The initial values of states in a written directory that replace those of the program."""
+    """Return the initial values of states in a written directory that replace the program's."""
     plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
     return {key: np.load(directory / file, mmap_mode="r", allow_pickle=False)
             for key, file in plan.get("states", {}).items()}  # fmt: skip

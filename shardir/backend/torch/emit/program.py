@@ -67,8 +67,8 @@ def outline_copy(module: ModuleOp) -> ModuleOp:
 
 
 def outline(module: ModuleOp) -> None:
-    """Turn equal blocks into loops in place, if the module is emitted as it is: in `emittable`
-    form, and without private functions."""
+    """Turn equal blocks into loops in place, if the module needs no other change: it is in
+    `emittable` form and has no private functions."""
     functions = [op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks]
     if emittable(module) is module and functions == public_functions(module):
         _outline(module)

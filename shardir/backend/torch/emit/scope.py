@@ -248,7 +248,7 @@ class EmissionScope(LoopScope):
         return [root, self.variables[root].name] if root in self.variables else [root]
 
     def _is_lent(self, v: SSAValue) -> bool:
-        """Whether the memory of a value may be that of an argument that the caller owns."""
+        """Whether a value may share memory with an argument that the caller owns."""
         if (storage := self.storages.root(v)) not in self._lent:
             roots = self.storages.sources(storage)
             members = (x for root in roots for x in self.storages.members(root))

@@ -58,7 +58,7 @@ class LocalTypes:
         return "f" in self.element(v)
 
     def shape_of(self, v: SSAValue) -> Shape:
-        """Return the local shape in the type: that of the largest shard."""
+        """Return the local shape in the type: the shape of the largest shard."""
         return self.type(v).get_shape()
 
     def global_shape(self, v: SSAValue) -> Shape:

@@ -156,8 +156,8 @@ class VariableScope(LocalTypes):
         return var
 
     def result(self, v: OpResult, op: Operation) -> Variable:
-        """Return the variable of a result: the loop's variable that it is carried to, or that of an
-        operand with its name and without later uses, or a new variable."""
+        """Return the variable of a result: the loop variable to which it is carried, the variable
+        of an operand with the same name and no later uses, or a new variable."""
         variable = self.variables.get(self._becomes.get(v, v))
         if variable is not None and self.is_free(variable, op):
             return self.hold(variable, v)

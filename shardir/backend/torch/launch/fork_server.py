@@ -56,7 +56,7 @@ def prepare() -> None:
         with contextlib.suppress(Exception):
             import numpy  # noqa: F401 - the ranks use it
             import torch.distributed  # noqa: F401 - the ranks use it
-    gc.freeze()  # so that no rank traverses, and thereby copies, what it shares with this process
+    gc.freeze()  # so that no rank traverses, and thereby copies, objects shared with this process
     gc.enable()
 
 
@@ -149,7 +149,7 @@ def _reap(pid: int) -> None:
 
 
 def _fork(request: dict[str, Any], files: list[int], requests: socket.socket) -> int:
-    """Fork a process; return when it has its session, to which signals are sent."""
+    """Fork a process; return once it leads its session, which receives signals."""
     server = os.getpid()
     begun, begin = os.pipe()
     try:
@@ -189,7 +189,7 @@ def run(request: dict[str, Any], files: list[int], begin: int, server: int) -> N
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"], SHARDIR_LAUNCHER=str(server))
-        if "torch" in sys.modules:  # what it does when it is imported
+        if "torch" in sys.modules:  # repeats the effects of its import
             import torch.distributed as dist
 
             dist.set_debug_level_from_env()

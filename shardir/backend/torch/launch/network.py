@@ -1,4 +1,4 @@
-"""The address and the network interface by which this machine reaches another machine."""
+"""The address and the network interface over which this machine reaches another machine."""
 
 import socket
 import struct

@@ -69,7 +69,7 @@ class Outcome:
         return [] if error else standing.of_rank(cause)
 
     def story(self, rank: int, code: int | None, output: bytes) -> str:
-        """Return what happened to a rank.
+        """Describe how a rank has ended.
 
         Args:
             code: its exit code, -N after signal N; None while it runs.

@@ -78,10 +78,10 @@ class Records:
     """The memory in which the ranks of this machine record their positions.
 
     Args:
-        path: of a file for it, by which the ranks open it; without one they inherit it.
+        path: the file with which the ranks open the memory; without one they inherit it.
 
     Raises:
-        OSError: there is no memory for it.
+        OSError: there is no memory left.
     """
 
     def __init__(self, ranks: int, path: Path | None = None):

@@ -150,8 +150,8 @@ def run(
 
 @contextmanager
 def record_lines(calls: int, on_trace: OnTrace | None) -> Iterator[dict[str, str]]:
-    """Yield the variables of the environment by which ranks record the times of their last calls,
-    and hand these over after the run."""
+    """Yield the environment variables that make ranks record the times of their last `calls` calls;
+    pass the records to `on_trace` after the run."""
     if on_trace is None:
         yield {}
         return

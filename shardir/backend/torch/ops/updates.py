@@ -23,7 +23,7 @@ Moments = train.Adams | train.LambDirectionOp | NAdams
 
 
 def _bind_update(s: EmissionScope, op: Operation, new: OpResult, old: SSAValue) -> str:
-    """Return the variable to update: that of the old parameter or state, or of a copy."""
+    """Return the variable to update: the old parameter or state itself, or a copy."""
     name = s.operand(old)
     if s.may_update(old, op):
         s.storages.join(new, old)

@@ -134,7 +134,7 @@ class Mesh:
         return self._process_groups[partition]
 
     def _new_group(self, ranks: Iterable[int], name: str) -> Any:
-        # Without a time-out a group has torch's, not that of the world group.
+        # Without a timeout a group has torch's default, not the world group's.
         return dist.new_group(list(ranks), timeout=self.timeout, group_desc=name)
 
     def _connect_group(self, process_group: Any) -> Any:

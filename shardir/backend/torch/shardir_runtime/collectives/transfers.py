@@ -75,7 +75,7 @@ def permute(
     """Return x of the rank whose pair (source, target) has this rank as target; zeros if no pair
     has.
 
-    shape: of the result, where it differs from that of x (uneven shards).
+    shape: the result's, if it differs from x's (uneven shards).
     """
     group = mesh.group(axes)
     me = group.index

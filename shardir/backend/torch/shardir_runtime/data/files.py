@@ -53,8 +53,8 @@ class _RowPart:
         row: the distance between rows, in units.
         within: the start of each run in a row, in units: [runs]; None for one run, at 0.
         sizes: the shape of the runs of a row.
-        kept: (dimension, start, stop), the ranges that are kept of the runs after they are read;
-            dimension 0 is that of the rows.
+        kept: (dimension, start, stop), the ranges of the runs to keep after they are read;
+            dimension 0 are the rows.
     """
 
     length: int
@@ -76,8 +76,8 @@ class ArrayReader:
         self._maps: dict[tuple[int, int], Tensor] = {}
 
     def read(self, bounds: Sequence[tuple[int, int]], rows: Tensor | None = None) -> Tensor:
-        """Return the part in a range [start, stop) of each dimension. With `rows`, `bounds` has the
-        ranges of all dimensions but the first, of which these rows are read.
+        """Return the part in a range [start, stop) of each dimension. With `rows`, read these rows;
+        `bounds` has the ranges of the other dimensions.
 
         Raises:
             ArrayError: the file has become shorter.

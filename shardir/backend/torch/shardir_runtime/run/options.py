@@ -298,7 +298,7 @@ def _check(what: str, about: Mapping[str, Any], value: Any) -> None:
 
 
 def reading(kind: type, check: OptionCheck) -> Callable[[str], Any]:
-    """Return the function by which argparse reads a value."""
+    """Return a function with which argparse reads and checks a value."""
 
     def read(text: str) -> Any:
         value = kind(text)

@@ -108,7 +108,7 @@ class StepOrder:
                     self._place[message.value, message.target] = message, len(channel)
                     channel.append(message)
         self._received_at = self._receipts()
-        """The position in its receiver's loop by which a message has arrived."""
+        """The position in its receiver's loop before which a message arrives."""
 
     @cached_property
     def events(self) -> list[list[Event]]:
@@ -148,8 +148,8 @@ class StepOrder:
         return [StageMessage(value, source, t) for t in self._targets.get(value.name, ())]
 
     def _receipts(self) -> dict[StageMessage, float]:
-        """Return by which run of its receiver each message has arrived: the first run that reads
-        it, or a later message of its channel."""
+        """Return the run of its receiver before which each message arrives: the first run that
+        reads it, or a later message of its channel."""
         first: dict[StageMessage, int] = {}
         for rank, (loop, last) in enumerate(zip(self._loops, self._last, strict=True)):
             for i, values in enumerate([*(run.reads for run in loop), last]):

@@ -137,8 +137,8 @@ class _StepRun:
     # ---- sums over the microbatches ----
 
     def _add(self, total: StepValue, x: Tensor, is_free: bool) -> None:
-        """Add a result to a sum over the microbatches. The memory of the first addend becomes that
-        of the sum if it is free."""
+        """Add a result to a sum over the microbatches. The sum takes over the memory of the first
+        addend if it is free."""
         sum_before = self.values[total]
         if sum_before is None:
             self.values[total] = x
