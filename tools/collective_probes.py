@@ -84,7 +84,9 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
             text = f"dist.{kind} {text.replace('PAIRS', pairs)} over <{axes}>"
             along = text.partition(" dim ")[2][:1]
             types_of_probe = addend if source is sums else source, source, target
-            collective = _Collective(kind, f"{kind}{along}_{n}_{size}", size, text, types_of_probe)
+            collective = _CollectiveCall(
+                kind, f"{kind}{along}_{n}_{size}", size, text, types_of_probe
+            )
             yield collective.probe("", CALLS, 1, 1)
             if size == SMALLEST:
                 yield collective.probe("close_", 1, CLOSE, 1)
@@ -113,7 +115,7 @@ def communicating(ranks: int, n: int, most: int) -> Iterator[Probe]:
             yield _concurrent_gathers(n, axes, (by_rows, full))
 
 
-class _Collective(NamedTuple):
+class _CollectiveCall(NamedTuple):
     """A collective of a probe: its text with a field for the operands, and the types of an
     argument, an operand and a result."""
 
