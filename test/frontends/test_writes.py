@@ -258,8 +258,23 @@ def test_what_a_program_would_lose_is_refused() -> None:
         x.T.masked_fill_(x.sum() > 0, -0.6)
         return m.layer(flat.reshape(4, 4))
 
-    message = refused(reread)
-    assert "expected no write through a transposed view after a view that is read later" in message
+    def flattened(m: Inner, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            m.layer.weight.t().tril_()
+        y = m.layer.weight * 2
+        with torch.no_grad():
+            y.flatten().add_(1.0)
+        return x @ y
+
+    def strided(m: Inner, x: Tensor) -> Tensor:
+        y = m.layer(x)
+        y.T.masked_fill_(y.T > 0, -0.6)
+        return x + y.as_strided((4,), (1,), 2)
+
+    for forward in (reread, flattened):
+        message = "expected no write through a transposed view of a tensor of which a view is read"
+        assert message in refused(forward)
+    assert "expected as_strided of a contiguous tensor, got one of the strides" in refused(strided)
     assert "expected gradients without hooks, got register_hook" in refused(hooked)
     assert "expected buffer 1.count of one shape and dtype" in refused(reshaped)
 

@@ -40,6 +40,15 @@ MUTANTS = [
         "test/frontends/test_corner_modules.py -k as_strided",
     ),
     Mutant(
+        "whether flatten copies depends on strides",
+        "A write through a flattened view is lost where functionalization has changed strides.",
+        "shardir/frontends/torch/implicit.py",
+        "_depending_on_strides",
+        "found.add(node)",
+        "pass",
+        "test/frontends/test_writes.py -k refused",
+    ),
+    Mutant(
         "what is copied keeps its own type",
         "An integer buffer that is read after a copy of floats into it has the floats.",
         "shardir/frontends/torch/implicit.py",

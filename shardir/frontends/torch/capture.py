@@ -263,7 +263,7 @@ def _functionalize(program: ExportedProgram, model: torch.nn.Module) -> Exported
 
     Raises:
         ShardirError: torch refuses it: a tensor is written that has two names; or one is written
-            through a transposed view, and an earlier view has no strides in the new value.
+            through a transposed view, whose strides its new value has, and another view has none.
     """
     try:
         return functionalize(program)
@@ -273,9 +273,8 @@ def _functionalize(program: ExportedProgram, model: torch.nn.Module) -> Exported
         frames = re.findall(r'File "(.+?)", line (\d+)', str(error))
         place = next((f", at {f}:{n}" for f, n in reversed(frames) if "/torch/" not in f), "")
         raise ShardirError(
-            "expected no write through a transposed view after a view that is read later, got one "
-            f"of a tensor of {found[1].replace('torch.Size', '')}{place}; clone() the first view, "
-            "or write before it is taken"
+            "expected no write through a transposed view of a tensor of which a view is read, got "
+            f"one of {found[1].replace('torch.Size', '')}{place}; write to the tensor itself"
         ) from None
     except AssertionError as error:
         names: dict[int, list[str]] = {}

@@ -17,15 +17,20 @@ from shardir.backend.torch.shardir_runtime.ops import fallback
 from shardir.build import Value
 from shardir.build.attributes import properties
 from shardir.compat.torch import OpOverload, schema_of
+from shardir.diagnostics import ShardirError
 from shardir.dialects import nn
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.custom import is_dotted_name, register_custom_op
 from shardir.frontends.torch.dtypes import dtype_name
+from shardir.frontends.torch.names import place_of
 from shardir.frontends.torch.translation import Translation
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32,
           torch.bool)  # fmt: skip
 HALF = ("bf16", "f16")
+
+OF_MEMORY = ("as_strided", "as_strided_copy", "as_strided_scatter")
+"""The ops of positions in memory, where a program has tensors in an order of its own."""
 
 UNUSED = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 """Arguments that say where a tensor is, not its values."""
@@ -34,9 +39,19 @@ UNUSED = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
 def call_torch_op(t: Translation, args: Any, kwargs: Any) -> Any:
     """Return the results of a node by torch's own op, with arguments `args` and `kwargs`;
     NotImplemented if results are random, dynamic or no tensors, or if a program cannot hold its
-    arguments or dtypes."""
+    arguments or dtypes.
+
+    Raises:
+        ShardirError: the op reads memory in an order that a program does not have.
+    """
     target = t.node.target
     assert isinstance(target, OpOverload)
+    if (name := schema_of(target).name.removeprefix("aten::")) in OF_MEMORY:
+        raise ShardirError(
+            f"expected {name} of a contiguous tensor, got one of the strides "
+            f"{[*t.argument(0).stride()]}{place_of(t.node)}; use x.contiguous() first, and do not "
+            "write to it through a transposed view"
+        )
     example = t.node.meta.get("val")
     several = example if isinstance(example, tuple | list) else [example]
     results = [x for x in several if isinstance(x, torch.Tensor)]

@@ -4,14 +4,17 @@
     %y = aten.einsum("ij->ji", [%x])               ->    %y = aten.permute(%x, [1, 0])
     %y = aten.instance_norm(%x, ..., %b, ...)      ->    %y = ...; aten.copy_(%b, %mean)
     %y = aten.as_strided(aten.t(%x), ...)         ->    %y = aten.as_strided(%x, ...)
+    %y = aten.flatten(%x), where it is a view      ->    %y = aten.view(%x, [...])
     aten.copy_(%b, %x) of another dtype or shape   ->    aten.copy_(%b, aten.expand(_to_copy(%x)))
     aten.copy_(%b, 0.5)                            ->    aten.copy_(%b, aten.full_like(%b, 0.5))
 
 The first three are views and writes that the schema of an op does not name: the op is composite,
 and for some arguments it returns a view of an operand, or writes to one. A graph without writes
 would take its result for a copy, and its operands for unchanged, so the op is replaced by its
-decomposition. A strided view is a view of memory, not of the view that it is taken of. After the
-last two, readers of %b would get %x without the conversion, or a number that is no tensor.
+decomposition. A strided view is a view of memory, not of the view that it is taken of. Whether
+`flatten` returns a view or a copy depends on strides, which functionalization changes: where there
+is a write later, it is made the one that it was. After the last two, readers of %b would get %x
+without the conversion, or a number that is no tensor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +39,9 @@ def write_out(program: GraphModule) -> None:
     foreign users of nodes in it."""
     for module in [m for m in program.modules() if isinstance(m, GraphModule)]:
         nodes = module.graph.nodes
-        if any(_is_hidden(node) or _converts(node) or _is_strided(node) for node in nodes):
+        if _depending_on_strides(module.graph) or any(
+            _is_hidden(node) or _converts(node) or _is_strided(node) for node in nodes
+        ):
             module.graph = _rebuild(module.graph)
             module.recompile()
 
@@ -91,6 +96,31 @@ def _views(x: Any) -> list[Any]:
     return found
 
 
+RESHAPES = frozenset({
+    "aten::contiguous", "aten::flatten", "aten::ravel", "aten::reshape", "aten::reshape_as",
+})  # fmt: skip
+"""The ops that return a view where strides allow it, else a copy."""
+
+
+def _depending_on_strides(graph: Graph) -> set[Node]:
+    """Return the reshapes whose operand or result is written later."""
+    found, written = set[Node](), set[int]()
+    for node in reversed(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+            continue
+        schema = schema_of(node.target)
+        if schema.name in RESHAPES and isinstance(x := node.args[0], Node):
+            of_both = {*_addresses(node), *_addresses(x)}
+            if not written.isdisjoint(of_both):
+                found.add(node)
+        for argument, given in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written |= {
+                    a for n in tree_leaves(given) if isinstance(n, Node) for a in _addresses(n)
+                }
+    return found
+
+
 def _is_hidden(node: Node) -> bool:
     """Whether a call returns a view, or writes, and its schema does not say so."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
@@ -115,6 +145,7 @@ def _addresses(node: Node) -> Iterator[int]:
 def _rebuild(graph: Graph) -> Graph:
     """Return a graph of nodes with the same names, in which nothing is implicit."""
     new, made, parts = Graph(), dict[Node, Node](), dict[Node, Sequence[Node]]()
+    of_strides = _depending_on_strides(graph)
     for node in graph.nodes:
         base = None
         if _is_hidden(node) and (results := _inline_decomposition(new, node, made)) is not None:
@@ -128,6 +159,8 @@ def _rebuild(graph: Graph) -> Graph:
             view = torch.ops.aten.alias.default
             made[node] = new.create_node("call_function", view, (base,), name=node.name)
             made[node].meta = dict(node.meta)
+        elif node in of_strides:
+            made[node] = _reshape(new, node, made)
         else:
             made[node] = new.node_copy(node, made.__getitem__)
             if _converts(node):
@@ -136,6 +169,19 @@ def _rebuild(graph: Graph) -> Graph:
                 viewed, *layout = node.args
                 made[node].args = (_owner(new, made[node], made, _views(viewed)), *layout)
     return new
+
+
+def _reshape(new: Graph, node: Node, made: dict[Node, Node]) -> Node:
+    """Add a reshape as the view or the copy that it is, whatever the strides of its operand."""
+    aten, shape, operand = torch.ops.aten, [*node.meta["val"].shape], node.args[0]
+    assert isinstance(operand, Node)
+    x = made[operand]
+    if {*_addresses(node)}.isdisjoint(_addresses(operand)):
+        x = new.call_function(aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
+        x.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    view = new.create_node("call_function", aten.view.default, (x, shape), name=node.name)
+    view.meta = dict(node.meta)
+    return view
 
 
 def _owner(new: Graph, call: Node, made: dict[Node, Node], views: Sequence[Node]) -> Node:
