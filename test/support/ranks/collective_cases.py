@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,15 @@ def shards(array, dim, count):
 
 def integers(seed, shape, dtype="float32"):
     """Small integers, whose sums are exact in every type."""
-    high = 2 if dtype == "bool" else 8
-    return np.random.default_rng(seed).integers(0, high, shape).astype(np.int64)
+    return drawn(tuple(seed), tuple(shape), 2 if dtype == "bool" else 8)
+
+
+@cache
+def drawn(seed, shape, high):
+    """Integers below `high`, which nobody may write."""
+    found = np.asarray(np.random.default_rng(seed).integers(0, high, shape), np.int64)
+    found.flags.writeable = False
+    return found
 
 
 def tensor(array, dtype="float32"):
