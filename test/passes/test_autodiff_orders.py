@@ -59,7 +59,7 @@ def test_collectives_of_the_local_view_stay():
         return [(o.name, str(o.properties), str([v.type for v in o.results])) for o in ops]
 
     seen: set[str] = set()
-    for seed in range(1000, 1020):
+    for seed in range(1000, 1000 + extent(8, 20)):
         module, _ = random_form(random_problem(seed), seed)
         compiled(module, ORDERS["last"][:-1])
         before = shown(list(function(module, "f").body.block.ops)[:-1])
