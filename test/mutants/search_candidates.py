@@ -85,15 +85,6 @@ MUTANTS = [
         "test/search/test_search.py -k no_argument",
     ),
     Mutant(
-        "the search ends without known plans",
-        "A plan of presets is not gone on from, though its sum is smaller.",
-        "shardir/search/graph/buckets.py",
-        "solve_with_buckets",
-        "for other in others(best.objective)",
-        "for other in ()",
-        "test/search/test_presets.py -k smaller_sum",
-    ),
-    Mutant(
         "presets are not lowered",
         "The plan of the smallest sum is chosen, whatever overlaps.",
         "shardir/search/plans/preset_plans.py",

@@ -14,7 +14,7 @@ last one from the minimum.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple, Protocol
@@ -36,14 +36,6 @@ Solve = Callable[[CostProblem], Solution]
 
 SolveAgain = Callable[[CostProblem, float], Solution]
 """Solves a problem; a solution of the given cost is good enough."""
-
-Others = Callable[[float], Iterable[Sequence[int]]]
-"""Returns known solutions that may cost less than the given seconds."""
-
-
-def no_others(seconds: float) -> Iterable[Sequence[int]]:
-    """Return no solution."""
-    return ()
 
 
 class BucketPrices(Protocol):
@@ -123,7 +115,6 @@ def solve_with_buckets(
     again: SolveAgain,
     unpriced: float,
     scalings: int = MAX_SCALINGS,
-    others: Others = no_others,
 ) -> tuple[Solution, LatencyShares]:
     """Return the best plan that is found, and the shares with which its problem has its cost; of
     equally fast plans (algebra/estimates.py) the first.
@@ -136,8 +127,6 @@ def solve_with_buckets(
             further plans are looked for, and the gap at which these end. Up to twice the gap, after
             one that is not better, only one more is looked for.
         scalings: the largest number of plans after one.
-        others: if the gap is still larger than `unpriced`, and one of them is better, plans after
-            it are looked for.
     """
     smallest = problems.smallest_shares
 
@@ -149,15 +138,13 @@ def solve_with_buckets(
         objective = found.objective + seconds - priced(chosen, prices, shares)
         return replace(found, objective=objective), agreeing
 
-    def known(choice: Sequence[int], objective: float) -> tuple[Solution, LatencyShares]:
-        """Return a solution that costs so much in the first problem, as `priced_fully` does."""
-        return priced_fully(Solution([*choice], objective, -inf), smallest)
-
     def is_near(best: Solution, gap: float) -> bool:
         return best.objective - bound <= gap * best.objective
 
-    def scaled(best: Solution, shares: LatencyShares) -> tuple[Solution, LatencyShares]:
-        """Return the best plan from one with these shares on."""
+    solved = solve(first)
+    bound = solved.bound
+    best, shares = priced_fully(solved, smallest)
+    if best.objective - solved.objective > unpriced * best.objective:
         remaining = next_shares(shares)
         for _ in range(scalings):
             if not remaining or is_near(best, unpriced):
@@ -169,18 +156,6 @@ def solve_with_buckets(
                 best, shares, remaining = found, agreeing, next_shares(agreeing)
             elif is_near(best, 2 * unpriced):
                 del remaining[1:]
-        return best, shares
-
-    found = solve(first)
-    bound = found.bound
-    best, shares = known(found.choice, found.objective)
-    if best.objective - found.objective > unpriced * best.objective:
-        best, shares = scaled(best, shares)
-    if not is_near(best, unpriced):
-        offered = [known(other, first.cost(other)) for other in others(best.objective)]
-        better = min(offered, key=lambda plan: plan[0].objective, default=(best, shares))
-        if better[0].objective < best.objective * IMPROVEMENT:
-            best, shares = scaled(*better)
     return Solution(best.choice, best.objective, min(bound, best.objective)), shares
 
 

@@ -13,7 +13,7 @@ from shardir.algebra.estimates import IMPROVEMENT
 from shardir.analysis.functions import name_of
 from shardir.diagnostics import ShardirError
 from shardir.search.graph.bucket_prices import TransferPrices
-from shardir.search.graph.buckets import Others, Solve, SolveAgain, no_others, solve_with_buckets
+from shardir.search.graph.buckets import Solve, SolveAgain, solve_with_buckets
 from shardir.search.graph.candidates import candidate_source
 from shardir.search.graph.cost_graph import CostGraph
 from shardir.search.graph.graph_bytes import argument_bytes, live_bytes
@@ -68,9 +68,8 @@ def search_plan(
     Raises:
         ShardirError: no plan keeps to the limit.
     """
-    presets = PresetPlans(lowered)
-    plan = _searched(lowered, presets, ties, limit, cap, gap, report)
-    best = presets.fastest(plan, limit, report) if overlap else plan
+    plan = _searched(lowered, ties, limit, cap, gap, report)
+    best = PresetPlans(lowered).fastest(plan, limit, report) if overlap else plan
     found = lowered.measured(best)
     if best is not plan:
         smallest = min(p.solution.objective for p in (lowered.measured(plan), found))
@@ -80,7 +79,6 @@ def search_plan(
 
 def _searched(
     lowered: LoweredPlans,
-    presets: PresetPlans,
     ties: Ties,
     limit: int | None,
     cap: int,
@@ -103,8 +101,7 @@ def _searched(
         return solve(problem, cap, unpriced, bounds=False, enough=enough)
 
     graph = CostGraph(block, source, ties)
-    others = partial(presets.of_sum, graph)
-    plan = fastest_plan(graph, solver(gap), again, unpriced, others)
+    plan = fastest_plan(graph, solver(gap), again, unpriced)
     if limit is None:
         return plan
     if lowered.may_fit(plan, ties, limit):
@@ -147,15 +144,12 @@ def _searched(
 
 
 def fastest_plan(
-    graph: CostGraph, solve: Solve, again: SolveAgain, unpriced: float,
-    others: Others = no_others,
-) -> StrategyPlan:  # fmt: skip
+    graph: CostGraph, solve: Solve, again: SolveAgain, unpriced: float
+) -> StrategyPlan:
     """Return the fastest plan that is found. `again` solves the problems after the first, to a gap
     of `unpriced`."""
     prices, first = TransferPrices(graph.mesh), graph.smallest_problem
-    solution, shares = solve_with_buckets(
-        graph, first, prices, solve, again, unpriced, others=others
-    )
+    solution, shares = solve_with_buckets(graph, first, prices, solve, again, unpriced)
     bound = solve(graph.bounding_problem).bound
     solution = replace(solution, bound=min(bound, solution.objective))
     return StrategyPlan.of(graph, solution, shares)

@@ -1,10 +1,9 @@
 """The plans of presets, compared with the searched plan by their lowered programs.
 
-The plans of presets are solved in the cost graph (preset_solutions.py). Where the gap is large, the
-search goes on from the one of the smallest sum, if that is smaller than its own: many small tensors
-may be in one bucket in it. A plan of a larger sum may hide more of its communication. So the plans
-of the smallest sums and those of the smallest bounds with overlap are lowered, in turns, and the
-fastest program is chosen.
+The plans of presets are solved in the cost graph (preset_solutions.py). A plan of a larger sum may
+hide more of its communication, or have more tensors in a bucket. So the plans of the smallest sums
+and those of the smallest bounds with overlap are lowered, in turns, and the fastest program is
+chosen.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,12 +22,6 @@ from shardir.search.plans.presets import ProductOfPresets, Structure, axes_of, p
 from shardir.search.problem.elimination import Solution
 from shardir.search.problem.memory import live
 
-MAX_OFFERED = 12
-"""How many plans of presets the search may go on from: those of the smallest sums."""
-
-MARGIN = 1.05
-"""The ratio of its sum to that of the searched plan up to which the search may go on from one."""
-
 MAX_LOWERED = 8
 """How many plans of presets are lowered. Of 11 models on clusters (GPT, BERT, experts; h100,
 ascend910, shm, pod2048) the fastest was among the first five of the smallest sums, or among the
@@ -46,7 +39,6 @@ class PresetPlans:
 
     def __init__(self, lowered: LoweredPlans):
         self.lowered = lowered
-        self._in_graphs: dict[CostGraph, tuple[PresetSolutions, list[SolvedProduct]]] = {}
 
     @cached_property
     def _structure(self) -> Structure:
@@ -60,33 +52,16 @@ class PresetPlans:
         found = (ProductOfPresets(each, self._structure, mesh) for each in every)
         return [presets for presets in found if presets.exists]
 
-    def _in(self, graph: CostGraph) -> tuple[PresetSolutions, list[SolvedProduct]]:
-        """Return what solves products in a graph, and the solution of each."""
-        if graph not in self._in_graphs:
-            solutions = PresetSolutions(graph, graph.smallest_problem, self._structure)
-            solved = [(solutions.solve(presets), presets) for presets in self._products]
-            self._in_graphs[graph] = solutions, solved
-        return self._in_graphs[graph]
-
-    def solved(
-        self, graph: CostGraph, seconds: Callable[[GroupedSolution], float], longest: float
-    ) -> list[SolvedProduct]:
-        """Return the solutions of products, as they are and improved, that take less than `longest`
-        by `seconds`, in the order of their sums. Of equal choices the first product counts."""
-        if not self._products:
-            return []
-        solutions, every = self._in(graph)
-        near = [(each, presets) for each, presets in every if seconds(each) < longest]
-        near += [(solutions.improved(each), presets) for each, presets in near]
+    def _solve(self, solutions: PresetSolutions, longest: float) -> list[SolvedProduct]:
+        """Return the solutions of products, and these improved, whose bounds with overlap are below
+        `longest` seconds, in the order of their sums. Of equal choices the first product counts."""
+        solved = [(solutions.solve(presets), presets) for presets in self._products]
+        near = [(s, presets) for s, presets in solved if bound_with_overlap(s) < longest]
+        near += [(solutions.improved(s), presets) for s, presets in near]
         different = dict[tuple[int, ...], SolvedProduct]()
-        for solved in sorted(near, key=lambda solved: solved[0].objective):
-            different.setdefault(solved[0].choices, solved)
+        for s, presets in sorted(near, key=lambda product: product[0].objective):
+            different.setdefault(s.choices, (s, presets))
         return [*different.values()]
-
-    def of_sum(self, graph: CostGraph, seconds: float) -> list[list[int]]:
-        """Return the choices of which the sum may be less than so many seconds."""
-        near = self.solved(graph, lambda each: each.objective, MARGIN * seconds)
-        return [self._in(graph)[0].choice(each) for each, _ in near[:MAX_OFFERED]]
 
     def plans(
         self, plan: StrategyPlan, limit: int | None, longest: float
@@ -94,13 +69,16 @@ class PresetPlans:
         """Yield the plans in the graph of a plan, but that plan, that may take less than `longest`
         with overlap: in turns the one of the smallest sum and the one of the smallest bound. If the
         graph counts memory, those that keep to the limit."""
+        if not self._products:
+            return
         graph = plan.graph
+        solutions = PresetSolutions(graph, graph.smallest_problem, self._structure)
         held = argument_bytes(graph, self.lowered.hosted) if limit is not None else []
-        by_sum = self.solved(graph, bound_with_overlap, longest)
+        by_sum = self._solve(solutions, longest)
         by_bound = sorted(by_sum, key=lambda solved: bound_with_overlap(solved[0]))
         in_turns = chain.from_iterable(zip(by_sum, by_bound, strict=True))
         for solution, presets in dict.fromkeys(in_turns):
-            choice = self._in(graph)[0].choice(solution)
+            choice = solutions.choice(solution)
             if choice == plan.solution.choice:
                 continue
             if limit is not None and live(held, choice).max() > limit:
