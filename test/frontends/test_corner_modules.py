@@ -79,6 +79,14 @@ CASES = dict(
             ],
         ),
         M(
+            "as_strided of the result of a function that returns its operand",
+            [W],
+            [
+                "v = torch.broadcast_tensors(self.w, x0.sum())[0]",
+                "v = v * self.w.as_strided((6, 6), (6, 1)).sin()",
+            ],
+        ),
+        M(
             "writes through as_strided of a transpose",
             [W],
             ["v = self.w * 1", "v.T.as_strided((3,), (7,)).mul_(0.5)", "v = x0 @ v"],
@@ -619,6 +627,7 @@ PLANTED = (
     "as_strided of a transpose is one of the memory",
     "as_strided of a copy is one of its memory",
     "as_strided of a detached view has no gradient",
+    "as_strided of the result of a function that returns its operand",
     "dropout off is the same tensor",
     "a write to data of broadcast_tensors",
     "a transpose under no_grad has no gradient",

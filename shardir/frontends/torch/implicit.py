@@ -88,8 +88,9 @@ def _views(x: Any) -> list[Any]:
     """The views from a value to the one whose memory it has, which is the last. A call that may
     return a view, such as `reshape`, may have made a copy, which has memory of its own."""
     found = [x]
-    while isinstance(x, Node) and x.args and (x.target is getitem or is_view(x.target)):
-        viewed = x.args[0]
+    while isinstance(x, Node):
+        call = x.args[0] if x.target is getitem else x  # one of several views, as of split
+        viewed = call.args[0] if isinstance(call, Node) and is_view(call.target) else None
         if not isinstance(viewed, Node) or {*_addresses(x)}.isdisjoint(_addresses(viewed)):
             break
         found.append(x := viewed)
