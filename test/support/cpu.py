@@ -23,6 +23,10 @@ class Cpu:
         self.last = spent()
         self.by_file: Counter[str] = Counter()
 
+    def pytest_collection_finish(self) -> None:
+        """Leave out the collection, which the first test of each process would otherwise have."""
+        self.last = spent()
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
         report = yield
