@@ -225,8 +225,10 @@ def _least_squares(model: Model, start: Array, y: Array, upper: float = np.inf) 
 
     def dependent_rows(i: int) -> Indices:
         """Return the numbers of the measurements that depend on parameter i."""
-        trials = (error(shift(begin, i, by)) != at_start for by in (PROBE, -PROBE))
-        return np.flatnonzero(np.logical_or(*trials))
+        found = error(shift(begin, i, PROBE)) != at_start
+        rest = np.flatnonzero(~found)
+        found[rest] = error(shift(begin, i, -PROBE), rest) != at_start[rest]
+        return np.flatnonzero(found)
 
     def with_free(values: Array) -> Array:
         """Return the logarithms of all parameters, from those that are fitted."""
