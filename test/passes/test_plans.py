@@ -98,6 +98,16 @@ def test_a_printed_plan_is_the_plan(plan: str) -> None:
     assert len(printed.splitlines()) < 40
 
 
+@pytest.mark.parametrize(("name", "written"), [
+    ("hsdp", "ddp(dp) * fsdp(tp)"), ("2d", "fsdp(dp) * megatron(tp)"),
+    ("tp(tp) * fsdp2(dp)", "megatron(tp) * fsdp(dp)"), ("sp", "megatron+sequence(dp, tp)"),
+    ("hsdp(tp, dp)", "ddp(tp) * fsdp(dp)"),
+])  # fmt: skip
+def test_other_names_of_presets(name: str, written: str) -> None:
+    module = plans.bare(parse(programs.transformer(layers=1, mesh=(2, 2))))
+    assert print_module(planned(module, name)) == print_module(planned(module, written))
+
+
 def test_the_plan_of_a_search_has_its_layouts() -> None:
     """Those of parameters, inputs and the states of the optimizer."""
     module = parse(perceptron(1 << 20, 8))

@@ -16,7 +16,7 @@ from shardir.passes.search_strategies import SearchStrategies
 from shardir.pipelines import build
 from shardir.rewriting.functions import bodies
 from shardir.rewriting.marks import found_by_search
-from shardir.search.plans.preset_entries import NAMES
+from shardir.search.plans.preset_entries import PRESETS
 from shardir.syntax.parser import parse
 from shardir.tools import bench
 
@@ -24,7 +24,7 @@ search, programs = bench.load("search"), bench.load("programs")
 laws = bench.load("program_laws")
 
 SMALL = {"batch": 4, "seq": 8, "hidden": 16, "heads": 4, "vocab": 16}
-EVERY = [*NAMES, "megatron(tp) * fsdp(dp)", "megatron+sequence(tp) * fsdp(dp)"]
+EVERY = [*PRESETS, "2d", "megatron(tp) * fsdp(dp)", "megatron+sequence(tp) * fsdp(dp)"]
 
 
 def planned(plan: str, text: str = "") -> ModuleOp:

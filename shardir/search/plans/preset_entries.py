@@ -8,7 +8,7 @@ zero3, fsdp         the same, and so are parameters, unevenly where the axes div
                     they are gathered for the forward part, and again for the backward part
 megatron            columns of products and rows of the next ones are split
 megatron+sequence   the same; of results of which that splits nothing the sequence is split
-2d                  fsdp on one axis and megatron on the next one
+2d, hsdp, ...       products of these by other names (PRODUCTS)
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -56,8 +56,18 @@ LARGE, LARGE_VECTOR = 256, 65_536
 """The elements beyond which a plan names a parameter that is not split, and one of one
 dimension."""
 
-PAIR = "2d"
-NAMES = (*PRESETS, PAIR)
+PRODUCTS = {
+    "fsdp2": ("fsdp",),
+    "tp": ("megatron",),
+    "sp": ("megatron+sequence",),
+    "hsdp": ("ddp", "fsdp"),
+    "2d": ("fsdp", "megatron"),
+    "3d": ("ddp", "fsdp", "megatron"),
+}
+"""The names of torch and others for presets, and for products of presets, each of which is on one
+axis; a name of a single preset is on as many as that."""
+
+NAMES = (*PRESETS, *PRODUCTS)
 
 
 def by_axis(line: PresetLine, mesh: Mesh) -> dict[str, str]:
@@ -99,19 +109,21 @@ def by_axis(line: PresetLine, mesh: Mesh) -> dict[str, str]:
 
 
 def _single(line: PresetLine) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the factors of a product, with the two of `2d`. Raises ShardirError."""
+    """Yield the factors of a product of presets, with those that other names stand for. Raises
+    ShardirError."""
     for name, axes in line.factors:
         if name not in NAMES:
             hint = did_you_mean(name, NAMES).removeprefix("; ")
             use = hint or f"there are {', '.join(NAMES)}"
             raise ShardirError(coded("N4", f"expected a preset, got {name}", use=use))
-        if name != PAIR:
-            yield name, axes
-        elif len(axes) not in (0, 2):
-            raise ShardirError(coded("N4", f"expected two axes of {PAIR}, got {line}"))
+        presets = PRODUCTS.get(name, (name,))
+        n = len(presets)
+        if n == 1:
+            yield presets[0], axes
+        elif len(axes) in (0, n):
+            yield from ((preset, axes[i : i + 1]) for i, preset in enumerate(presets))
         else:
-            yield "fsdp", axes[:1]
-            yield "megatron", axes[1:]
+            raise ShardirError(coded("N4", f"expected {n} axes of {name}, got {line}"))
 
 
 def parts_of(f: FuncOp, mesh: Mesh, presets: Mapping[str, str]) -> frozenset[str]:
