@@ -1,11 +1,12 @@
 """Types of arguments that the tools share. They need no xDSL: shard-run starts to import torch
 before it."""
 
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from shardir import __version__
 from shardir.backend.torch.shardir_runtime.run.options import (
     at_least,
     new_file,
@@ -28,6 +29,12 @@ def size(text: str) -> int:
 
 
 output_file = reading(Path, new_file())
+
+
+def add_version(parser: ArgumentParser) -> None:
+    """Add the option that prints the version."""
+    text = f"{parser.prog} of shardir {__version__}"
+    parser.add_argument("--version", action="version", version=text, help="print the version")
 
 
 def import_modules(names: Sequence[str]) -> None:

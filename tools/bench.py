@@ -16,6 +16,7 @@ from rich.table import Table
 
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import write_text
+from shardir.tools.arguments import add_version
 from shardir.tools.commands import command
 
 Record = dict[str, Any]
@@ -109,6 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=f"benchmarks:\n{listing or '  none: they are in test/bench of the source tree'}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_version(parser)
     parser.add_argument("name", choices=list(known), help="the benchmark")
     parser.add_argument(
         "--json", type=Path, metavar="FILE",

@@ -20,7 +20,7 @@ from shardir.backend.runs import LaunchError, Options, RankCalls
 from shardir.cost import clusters
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder, write_text
-from shardir.tools.arguments import output_file, positive, seconds
+from shardir.tools.arguments import add_version, output_file, positive, seconds
 from shardir.tools.commands import command
 from shardir.tools.fitted_cluster import (
     Calibration,
@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add_version(parser)
     add(
         "-o",
         "--output",

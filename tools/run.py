@@ -18,7 +18,7 @@ from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.forks import forks
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import read_text, scratch_folder
-from shardir.tools.arguments import import_modules, output_file, positive, size
+from shardir.tools.arguments import add_version, import_modules, output_file, positive, size
 from shardir.tools.commands import command
 from shardir.tools.machines import add_to, on_machines
 
@@ -71,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shard-run", description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
+    add_version(parser)
     add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
     add("--nproc", type=int, help="the number of ranks (the mesh's)")
     Options.add_to(parser)

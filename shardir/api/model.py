@@ -255,8 +255,8 @@ class CompiledModel(Compiled):
         transformers.
 
         Args:
-            path: a `.safetensors` file, an index `.safetensors.index.json`, or a file for
-                torch.save; in a folder, `model.safetensors`.
+            path: a `.safetensors` file, an index `.safetensors.index.json`, a file for
+                torch.save, or a folder, without a suffix, for `model.safetensors`.
             max_shard_size: the maximum bytes of tensors in a file, such as `5GB`. Beyond it there
                 are several `.safetensors` files and an index. The default is 5GB for an index,
                 else unlimited.

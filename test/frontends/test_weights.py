@@ -36,16 +36,17 @@ def program(seed: int) -> Any:
     return shardir.compile(Tied(), X, optimizer="sgd, lr = 0.1", mesh="d = 2", plan="fsdp")
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt", "weights"])
 def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
     first, second = program(0), program(1)
     first.save_weights(tmp_path / name)
     second.load_weights(tmp_path / name)
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
     # the libraries' own readers find the module's own names
-    read = load_file if name.endswith("safetensors") else torch.load
+    read = torch.load if name.endswith("pt") else load_file
+    file = tmp_path / name / "model.safetensors" if name == "weights" else tmp_path / name
     module = Tied()
-    module.load_state_dict(read(tmp_path / name))
+    module.load_state_dict(read(file))
     torch.testing.assert_close(dict(module.state_dict()), first.state_dict(), rtol=0, atol=0)
 
 

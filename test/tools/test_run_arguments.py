@@ -1,9 +1,12 @@
 """Arguments of shard-run that are refused before a run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import shardir
+from shardir.tools import bench, calibrate
 from shardir.tools import run as shard_run
 
 
@@ -29,6 +32,13 @@ def test_impossible_options_are_refused_before_the_run(
     with pytest.raises(SystemExit):
         shard_run.main(["f.ir", *words])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [shard_run.main, bench.main, calibrate.main])
+def test_each_tool_prints_its_version(main: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert f" of shardir {shardir.__version__}\n" in capsys.readouterr().out
 
 
 def test_file_of_another_kind_is_named_as_a_file(

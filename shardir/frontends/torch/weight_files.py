@@ -79,8 +79,9 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
 def write(
     path: str | Path, tensors: Mapping[str, torch.Tensor], max_size: str | int | None = None
 ) -> None:
-    """Write tensors to a `.safetensors` file, or by torch.save; in a folder to `model.safetensors`.
-    Beyond `max_size` bytes, or if `path` is an index, write several files and an index.
+    """Write tensors to a `.safetensors` file, or by torch.save. A path without a suffix is a
+    folder, which is made, for `model.safetensors`. Beyond `max_size` bytes, or if `path` is an
+    index, write several files and an index.
 
     Raises:
         ShardirError: the files can't be written, or the format has no several files; existing files
@@ -88,7 +89,7 @@ def write(
     """
     path = Path(path)
     separate = {name: x.detach().contiguous().clone() for name, x in tensors.items()}
-    if path.is_dir():
+    if (folder := path).is_dir() or not path.suffix:
         path /= IN_FOLDER[0]
     indexed = path.name.endswith(INDEX)
     target = path.with_name(path.name.removesuffix(INDEX) + SAFETENSORS) if indexed else path
@@ -98,6 +99,8 @@ def write(
     sizes = {name: x.nbytes for name, x in separate.items()}
     groups = divide_into_files(sizes, _size(LARGE if max_size is None and indexed else max_size))
     try:
+        if path.parent == folder:
+            folder.mkdir(exist_ok=True)
         if len(groups) == 1 and not indexed:
             with writing(target) as file:
                 _write(file, target, separate, is_safe)
