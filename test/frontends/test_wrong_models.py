@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "inputs: keywords": (
         lambda: compiled(keywords=[X]),
-        "expected a dict as keywords, got a list; keywords: further arguments by keyword",
+        "expected a dict as keywords, got a list; keywords: further keyword arguments",
     ),
     "inputs: keyword misspelt": (
         lambda: compiled(inputs={"inputs": X}),

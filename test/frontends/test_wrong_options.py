@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "mesh: number": (
         lambda: compiled(mesh=4),
-        "expected a text or a dict or a Mesh or a Cluster as mesh, got 4; mesh: the axes: `dp = 2",
+        "expected a text or a dict or a Mesh or a Cluster as mesh, got 4; mesh: the axes as a text",
     ),
     "mesh: sizes": (
         lambda: compiled(mesh={"dp": 2.0}),
@@ -116,7 +116,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "mesh: list": (
         lambda: compiled(mesh=[2, 2]),
-        "expected a text or a dict or a Mesh or a Cluster as mesh, got a list; mesh: the axes:",
+        "expected a text or a dict or a Mesh or a Cluster as mesh, got a list; mesh: the axes as",
     ),
     "mesh: no cluster": (
         lambda: compiled(mesh="h20"),
@@ -136,7 +136,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cluster: number": (
         lambda: compiled(mesh="dp = 2", cluster=3),
-        "expected a text or a Cluster as cluster, got 3; cluster: the name of a ready-made",
+        "expected a text or a Cluster as cluster, got 3; cluster: the name or the text",
     ),
     "cluster: plan": (
         lambda: compiled(cluster="h200", plan="fsdp"),
@@ -205,7 +205,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "accumulate: int": (
         lambda: compiled(accumulate=4),
-        "expected a text as accumulate, got 4; accumulate: as in a step of the text",
+        "expected a text as accumulate, got 4; accumulate: `tokens, microbatches = 4`",
     ),
     "clip: number": (
         lambda: compiled(clip=1.0),

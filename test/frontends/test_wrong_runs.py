@@ -93,11 +93,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "weights: not a dict": (
         lambda: program().load_state_dict(3),
-        "expected a dict as states, got 3; states: the values by the module's names for them",
+        "expected a dict as states, got 3; states: the values by name, in the form of",
     ),
     "weights: module": (
         lambda: program().load_state_dict(NET),
-        "expected a dict as states, got a Sequential; states: the values by the module's names",
+        "expected a dict as states, got a Sequential; states: the values by name, in",
     ),
     "weights: names": (
         lambda: program().load_state_dict({3: X}),
@@ -113,11 +113,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "file: number": (
         lambda: program().load_weights(3),
-        "expected a text or a path as path, got 3; path: `.safetensors`, one of several with an",
+        "expected a text or a path as path, got 3; path: a `.safetensors` file, the index of",
     ),
     "file: state_dict": (
         lambda: program().load_weights(NET.state_dict()),
-        "expected a text or a path as path, got an OrderedDict; path: `.safetensors`, one of",
+        "expected a text or a path as path, got an OrderedDict; path: a `.safetensors` file,",
     ),
     "file: no weights": (
         lambda: program().load_weights(__file__),

@@ -72,7 +72,7 @@ def import_compiler(script: Path) -> None:
     if script.parent.name == "bench" or b"from bench." in script.read_bytes():
         import torch._dynamo
         import torch.distributed.optim
-        import torch.distributed.pipelining  # noqa: F401
+        import torch.distributed.pipelining  # noqa: F401 (for the scripts)
 
 
 def serve(requests: socket.socket) -> None:
