@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from shardir.backend.runs import Report
+from shardir.backend.torch import backend  # noqa: F401 (before `start.run` is replaced)
 from shardir.backend.torch.launch import report, start
 from shardir.backend.torch.launch.report import Difference
 from shardir.tools import commands, run

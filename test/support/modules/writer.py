@@ -49,6 +49,14 @@ class Writer:
         with torch.no_grad():
             return eval(expression, self.names)
 
+    def _has(self, atom: str) -> bool:
+        """Whether an atom still has a value: a statement may break a parametrization."""
+        try:
+            self.value(atom)
+        except Exception:  # of any kind, as in `add`
+            return False
+        return True
+
     def tensors(self, wanted: Callable[[torch.Tensor], bool] = lambda x: True) -> list[str]:
         """The atoms whose tensors are wanted."""
         return [a for a in self.atoms if wanted(self.value(a))]
@@ -87,6 +95,8 @@ class Writer:
                     return False
         except Exception:  # torch refuses it, in one of many ways
             return False
+        finally:
+            self.atoms = [a for a in self.atoms if self._has(a)]
         found = frozenset(names)
         new = tuple(Statement(line, found) for line in init)
         self.written = replace(self.written, init=(*self.written.init, *new))
