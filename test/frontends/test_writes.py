@@ -271,6 +271,13 @@ def test_what_a_program_would_lose_is_refused() -> None:
         y.T.masked_fill_(y.T > 0, -0.6)
         return x + y.as_strided((4,), (1,), 2)
 
+    def windowed(m: Inner, x: Tensor) -> Tensor:
+        windows = m.layer.weight.unfold(1, 2, 3)
+        with torch.no_grad():
+            torch.mul(windows, 2.0, out=windows)
+        return m.layer(x)
+
+    assert "a write to windows that overlap or leave elements out" in refused(windowed)
     for forward in (reread, flattened):
         message = "expected no write through a transposed view of a tensor of which a view is read"
         assert message in refused(forward)

@@ -49,6 +49,15 @@ MUTANTS = [
         "test/frontends/test_writes.py -k refused",
     ),
     Mutant(
+        "an operand by name is not written",
+        "A write by out= to a view that cannot be written to is lost.",
+        "shardir/frontends/torch/static.py",
+        "written_nodes",
+        "strict=False)) | node.kwargs",
+        "strict=False))",
+        "test/frontends/test_writes.py -k refused",
+    ),
+    Mutant(
         "what is copied keeps its own type",
         "An integer buffer that is read after a copy of floats into it has the floats.",
         "shardir/frontends/torch/implicit.py",

@@ -29,7 +29,7 @@ from shardir.compat.torch import OpOverload, schema_of, tree_leaves
 from shardir.diagnostics import ShardirError
 from shardir.frontends.torch.decompose import decompose_call
 from shardir.frontends.torch.names import place_of
-from shardir.frontends.torch.static import is_view
+from shardir.frontends.torch.static import is_view, written_nodes
 
 
 def write_out(program: GraphModule) -> None:
@@ -109,16 +109,11 @@ def _depending_on_strides(graph: Graph) -> set[Node]:
     for node in reversed(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
-        schema = schema_of(node.target)
-        if schema.name in RESHAPES and isinstance(x := node.args[0], Node):
+        if schema_of(node.target).name in RESHAPES and isinstance(x := node.args[0], Node):
             of_both = {*_addresses(node), *_addresses(x)}
             if not written.isdisjoint(of_both):
                 found.add(node)
-        for argument, given in zip(schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written |= {
-                    a for n in tree_leaves(given) if isinstance(n, Node) for a in _addresses(n)
-                }
+        written |= {address for x in written_nodes(node) for address in _addresses(x)}
     return found
 
 

@@ -74,12 +74,16 @@ def _is_control_flow(node: Node) -> bool:
     return isinstance(node.target, HigherOrderOperator) and str(node.target) not in REGIONS
 
 
-def _written(node: Node) -> Iterator[Any]:
-    """Yield the arguments that a node writes to."""
+def written_nodes(node: Node) -> Iterator[Node]:
+    """Yield the values that a call writes to: in place, as `out=`, or in lists of `_foreach_`
+    functions."""
     if isinstance(node.target, OpOverload):
-        for given, argument in zip(node.args, schema_of(node.target).arguments, strict=False):
+        schema = schema_of(node.target).arguments
+        by_name = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
+        for argument in schema:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                yield given
+                leaves = tree_leaves(by_name.get(argument.name))
+                yield from (x for x in leaves if isinstance(x, Node))
 
 
 def _repeats_elements(x: Any) -> bool:
@@ -120,11 +124,12 @@ def is_view(op: Any) -> bool:
 _REFUSED: tuple[tuple[str, Callable[[Node], bool], str, str], ...] = (
     ("a module without control flow on tensors", _is_control_flow, "torch.{}", CHOICE),
     (
-        "a view that can be written to", lambda node: any(map(_repeats_elements, _written(node))),
+        "a view that can be written to",
+        lambda node: any(map(_repeats_elements, written_nodes(node))),
         "a write to one that repeats elements", "clone it first",
     ),
     (
-        "a view that can be written to", lambda node: any(map(_is_of_windows, _written(node))),
+        "a view that can be written to", lambda node: any(map(_is_of_windows, written_nodes(node))),
         "a write to windows that overlap or leave elements out",
         "clone them first, or write to slices",
     ),
