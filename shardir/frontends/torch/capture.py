@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from sysconfig import get_path
 from typing import Any
 from unittest.mock import patch
 
@@ -38,6 +37,7 @@ from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.histories import Histories
 from shardir.frontends.torch.implicit import write_out
 from shardir.frontends.torch.module_state import check_trained, recorded_attributes
+from shardir.frontends.torch.names import is_of_user, user_line
 from shardir.frontends.torch.regions import annotated
 from shardir.frontends.torch.stand_ins import stand_ins
 from shardir.frontends.torch.static import CHOICE, check_exported
@@ -59,12 +59,6 @@ UNTRAINED = (
 
 RETURNED = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 WRITTEN = (OutputKind.PARAMETER_MUTATION, OutputKind.BUFFER_MUTATION)
-
-TORCH, OWN, STDLIB = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parent),
-    get_path("stdlib"),
-)
 
 
 @dataclass(frozen=True)
@@ -263,18 +257,27 @@ def _functionalize(program: ExportedProgram, model: torch.nn.Module) -> Exported
 
     Raises:
         ShardirError: torch refuses it: a tensor is written that has two names; or one is written
-            through a transposed view, whose strides its new value has, and another view has none.
+            through a transposed view, whose strides its new value has, and another view has none;
+            or a parameter is a result after a write to its alias.
     """
     try:
         return functionalize(program)
     except ValueError as error:
-        if not (found := re.search(r"Cannot view a tensor with (.*) as a tensor", str(error))):
+        view = re.search(r"Cannot view a tensor with shape torch.Size\((.*?)\) and", str(error))
+        if view is None:
             raise
-        frames = re.findall(r'File "(.+?)", line (\d+)', str(error))
-        place = next((f", at {f}:{n}" for f, n in reversed(frames) if "/torch/" not in f), "")
+        line = user_line(str(error))
+        place = "" if line is None else f", read at {line[0]}:{line[1]}"
         raise ShardirError(
             "expected no write through a transposed view of a tensor of which a view is read, got "
-            f"one of {found[1].replace('torch.Size', '')}{place}; write to the tensor itself"
+            f"a view of {view[1]}{place}; write to the tensor itself"
+        ) from None
+    except RuntimeError as error:
+        if "A view was created in no_grad mode" not in str(error):
+            raise
+        raise ShardirError(
+            "expected results with memory of their own, got a parameter that forward writes "
+            "through an alias in no_grad mode; return a clone()"
         ) from None
     except AssertionError as error:
         names: dict[int, list[str]] = {}
@@ -459,12 +462,6 @@ def _control_flow(error: Exception) -> str | None:
     return "such an op" if isinstance(error, UncapturedHigherOrderOpError) else None
 
 
-def _is_of_user(file: str) -> bool:
-    """Whether code in a file is neither torch's, nor ours, nor Python's."""
-    is_python = file.startswith(STDLIB) and "site-packages" not in file
-    return not (is_python or file.startswith((TORCH, OWN)) or "<" in file)
-
-
 def _place(error: Exception, model: torch.nn.Module) -> str:
     """Return the place of an error, " in 'layers.0' at model.py:12": the module's path, and the
     line of the user's source."""
@@ -475,6 +472,6 @@ def _place(error: Exception, model: torch.nn.Module) -> str:
         owner = frame.f_locals.get("self")
         if id(owner) in paths:
             path = paths[id(owner)]
-        if _is_of_user(file):
+        if is_of_user(file):
             where = f"{file}:{line}"
     return (f" in {path!r}" if path else "") + (f" at {where}" if where else "")

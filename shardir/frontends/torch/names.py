@@ -5,9 +5,13 @@ layers.0.attn.softmax           a value within one, by its op
 """
 
 import operator
+import os
 import re
 from itertools import pairwise
+from pathlib import Path
+from sysconfig import get_path
 
+import torch
 from torch.fx import GraphModule, Node
 from xdsl.dialects.builtin import LocationAttr
 
@@ -16,6 +20,25 @@ from shardir.dialects.locations import file_location
 
 WRAPPED = "model"
 """The attribute of the exported module that is the user's."""
+
+
+TORCH, OWN, STDLIB = (
+    f"{folder}{os.sep}"
+    for folder in (Path(torch.__file__).parent, Path(__file__).parent, get_path("stdlib"))
+)
+
+
+def is_of_user(file: str) -> bool:
+    """Whether code in a file is neither torch's, nor ours, nor Python's."""
+    is_python = file.startswith(STDLIB) and "site-packages" not in file
+    return not (is_python or file.startswith((TORCH, OWN)) or "<" in file)
+
+
+def user_line(trace: str) -> tuple[str, int] | None:
+    """Return the file and the line of the innermost frame of the user's code in the text of a stack
+    trace; None without one."""
+    frames = re.findall(r'File "(.+?)", line (\d+)', trace)
+    return next(((f, int(n)) for f, n in reversed(frames) if is_of_user(f)), None)
 
 
 def path_of(node: Node, outer: str = "") -> str:
@@ -42,18 +65,9 @@ def value_names(module: GraphModule, outer: str = "") -> dict[Node, str]:
 
 
 def location_of(node: Node) -> LocationAttr | None:
-    """Return the line of the user's source: the innermost that is not of torch, nor of
-    code that it makes. None for a node of
-    a decomposition."""
-    place = None
-    for line in (node.meta.get("stack_trace") or "").splitlines():
-        text = line.strip()
-        if text.startswith('File "'):
-            file, _, rest = text[6:].partition('", line ')
-            number = rest.partition(",")[0]
-            if number.isdigit() and "/torch/" not in file and not file.startswith("<"):
-                place = file_line(file, int(number))
-    return place
+    """Return the line of the user's source; None for a node of a decomposition."""
+    line = user_line(node.meta.get("stack_trace") or "")
+    return None if line is None else file_line(*line)
 
 
 def place_of(node: Node, outer: str = "") -> str:

@@ -295,7 +295,7 @@ REFUSED = (
     "no write to a tensor of two names",
     "a write without a gradient to a detached tensor that is read later",
     "a mutation on a view chain",
-    "A view was created in no_grad mode",
+    "results with memory of their own",
     "no write through a transposed view",
     "a view that can be written to",
     "parameters and buffers that keep their shape",
