@@ -42,9 +42,11 @@ def recorded_attributes(
     starts = {id(x): x._version for _, _, x, _ in _all(buffers) if x is not None}
 
     def retained(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            return x
         replaced = (old for _, m, old, at in _all(buffers) if m._buffers.get(at) is not old)
         memory = {_memory(old)[0] for old in replaced if old is not None}
-        return x.clone() if isinstance(x, torch.Tensor) and _memory(x)[0] in memory else x
+        return x.clone() if _memory(x)[0] in memory else x
 
     yield retained
     for (name, module, before, attribute), version in zip(_all(tensors), versions, strict=True):
