@@ -100,6 +100,8 @@ def write(
     groups = divide_into_files(sizes, _size(LARGE if max_size is None and indexed else max_size))
     try:
         if path.parent == folder:
+            if folder.is_file():
+                raise ShardirError(f"expected a folder or a name with a suffix, got file {folder}")
             folder.mkdir(exist_ok=True)
         if len(groups) == 1 and not indexed:
             with writing(target) as file:
