@@ -274,11 +274,11 @@ def _without_gradients(f: FuncOp, results: Sequence[T]) -> list[T]:
 
 
 def _cotangents(
-    request: StepOp | GradientOp, f: FuncOp, results: list[Array], arguments: list[Array]
+    request: StepOp | GradientOp, f: FuncOp, results: list[Array], values: list[Array]
 ) -> list[Array | None]:
-    """Return the cotangent of each result of `f`: 1 for a scalar, the next of `arguments` for a
+    """Return the cotangent of each result of `f`: 1 for a scalar, the next of `values` for a
     tensor, and None for a result without a cotangent: integers, metrics, and updates of a step."""
-    cotangents = iter(arguments)
+    cotangents = iter(values)
     out: list[Array | None] = []
     is_step = isinstance(request, StepOp)
     marks = list(zip(updated_keys(f), metric_names(f), strict=True))
@@ -305,7 +305,7 @@ def _gradients(
     parameters and states; None where these do not determine them.
 
     Args:
-        arguments, results: of the derived function.
+        values, results: the arguments and the results of the derived function.
         count: the number of the source's results, which precede the gradients.
     """
     if isinstance(request, GradientOp):
