@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardir.api.loaded import load as load
     from shardir.backend.torch.dtensor import from_dtensor as from_dtensor
     from shardir.backend.torch.dtensor import to_dtensor as to_dtensor
+    from shardir.backend.torch.started import start as start
     from shardir.diagnostics import ShardirError as ShardirError
     from shardir.dialects.nn.custom import register_custom_op as register_custom_op
 
@@ -36,6 +37,7 @@ PLACES = {
     "parse": "shardir.api",
     "run": "shardir.api",
     "load": "shardir.api.loaded",
+    "start": "shardir.backend.torch.started",
     "from_dtensor": "shardir.backend.torch.dtensor",
     "to_dtensor": "shardir.backend.torch.dtensor",
     "register_custom_op": "shardir.dialects.nn.custom",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -32,6 +32,9 @@ from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
 from shardir.syntax.source import Source, collect_remarks, collect_warnings
 from shardir.syntax.verify import verify
+
+if TYPE_CHECKING:
+    from shardir.backend.torch.shardir_runtime.run.trainer import Trainer
 
 
 def parse(text: str, name: str = "<input>") -> ModuleOp:
@@ -207,6 +210,27 @@ class Compiled:
         """
         with scratch_folder() as folder:
             return self.backend.run(self.save(folder / "program"), Options.of(options))
+
+    def start(self, **options: Any) -> "Trainer":
+        """Start the training of this program in this process, one of its ranks (`shardir.start`).
+        All ranks call it, or `shardir.start(None)` where rank 0 alone has compiled the program.
+
+        Args:
+            options: resume=, backend=, device=, seed=, timeout=, threads=.
+
+        Returns:
+            The trainer: `loss = trainer.step(batch)`.
+
+        Raises:
+            ShardirError: the program has no training step, or is for another number of ranks.
+        """
+        from shardir.backend.torch.started import start  # it needs torch
+
+        return start(self, **options)
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Return the arguments of a trainer of this program, as JSON has them."""
+        return {}
 
     @property
     def plan(self) -> str:

@@ -5,20 +5,21 @@ logits = program(tokens, position)
 """
 
 import atexit
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from shardir.backend.torch.shardir_runtime.plan.program import PlanError, PlanFunction, load_plan
+from shardir.backend.torch.shardir_runtime.plan.program import PlanFunction, load_plan
 from shardir.backend.torch.shardir_runtime.run.compiled import compile_functions
-from shardir.backend.torch.shardir_runtime.run.options import OptionError, RunOptions
+from shardir.backend.torch.shardir_runtime.run.options import RunOptions
 from shardir.backend.torch.shardir_runtime.run.process import join_ranks
 from shardir.backend.torch.shardir_runtime.run.program_module import program_module
 from shardir.backend.torch.shardir_runtime.run.session import Session
+from shardir.backend.torch.shardir_runtime.run.trainer import Trainer
+from shardir.backend.torch.started import errors
 from shardir.diagnostics import ShardirError, check_arguments, describe, did_you_mean
 from shardir.frontends.torch import weight_files
 from shardir.frontends.torch.weights import several
@@ -59,7 +60,7 @@ def load(
         backend = dist.get_backend()
     else:
         atexit.register(_leave)
-    with _errors():
+    with errors():
         options = RunOptions.of(
             {"backend": backend, "device": device, "seed": seed, "timeout": timeout}
         )
@@ -116,7 +117,7 @@ class Loaded:
             names = ", ".join(self._functions)
             raise ShardirError(f"expected a function of {names}, got {function}{hint}")
         f, session = self._functions[function], self._session
-        with self._mode(), _errors():
+        with self._mode(), errors():
             outputs = session.call(f, self._shards(f, inputs, named))
             results = [
                 result.batch_of(session.states.gathered(x, result, result.partial))
@@ -125,6 +126,23 @@ class Loaded:
                 if not result.updates and result.weighs is None
             ]  # fmt: skip
         return results[0] if len(results) == 1 else tuple(results)
+
+    @check_arguments("start")
+    def start(self, resume: str | Path | None = None) -> Trainer:
+        """Return the trainer of a program with a training step, for a loop of yours (see
+        `shardir.start`): it trains the states of this program. All ranks call it.
+
+        Args:
+            resume: a checkpoint, or a folder of them, from which the training goes on.
+
+        Raises:
+            ShardirError: the program has no training step, or the checkpoint does not fit.
+        """
+        with errors():
+            trainer = Trainer(self._session, error=ShardirError)
+            if resume is not None:
+                trainer.load(resume)
+        return trainer
 
     def reset(self) -> None:
         """Reset states other than parameters, such as caches, to their initial values."""
@@ -186,7 +204,7 @@ class Loaded:
                 f"{', '.join(got) or 'none'}"
             )
         return [
-            self._session.states.shard_of(arg, arg.batches_of(_tensor(arg.name, values[arg.name])))
+            self._session.states.shard_of(arg, _tensor(arg.name, values[arg.name]))
             for arg in wanted
         ]
 
@@ -195,15 +213,6 @@ def _leave() -> None:
     """Destroy the process group: its thread would outlive the interpreter and abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Convert errors of the runtime to errors of shardir."""
-    try:
-        yield
-    except (PlanError, OptionError) as e:
-        raise ShardirError(str(e)) from None
 
 
 def _tensor(name: str, value: Any) -> torch.Tensor:

@@ -34,9 +34,16 @@ from shardir.diagnostics import ShardirError, check_arguments, check_call, descr
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import InitAttr, Role, arguments, is_of_replica
 from shardir.frontends.torch import optimizer_states, optimizers, weight_files, weights
-from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture
+from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture, evaluating
 from shardir.frontends.torch.eager import Eager
-from shardir.frontends.torch.importer import FUNCTION, MODEL, STEP, Imported, import_model
+from shardir.frontends.torch.importer import (
+    EVALUATION,
+    FUNCTION,
+    MODEL,
+    STEP,
+    Imported,
+    import_model,
+)
 from shardir.frontends.torch.outputs import Outputs
 from shardir.rewriting.functions import bodies
 from shardir.syntax.files import copy_file, scratch_folder
@@ -186,6 +193,10 @@ class CompiledModel(Compiled):
                 torch.
         """
         return compare(self, [self.example] if batches is None else list(batches), steps)
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        aliases = {name: known for name, known in self._canonical_names().items() if name != known}
+        return {"steps_done": self.steps_done, "aliases": aliases}
 
     def reset(self) -> None:
         """Reset the program to step 0, and to the values and optimizer states at the
@@ -342,6 +353,7 @@ def compile_model(
     stages: str | None = None,
     derived: Collection[str] = (),
     trace: bool = False,
+    evaluate: bool = False,
     check: bool = False,
     **options: Any,
 ) -> CompiledModel:
@@ -380,6 +392,8 @@ def compile_model(
         trace: whether to trace the backward part that autograd runs (make_fx), autograd functions
             included, instead of deriving it. Layouts follow from structure less often for the
             traced ops, which are below autograd.
+        evaluate: whether the program has the function `evaluate` beside the step: the loss and the
+            metrics of the module in eval(), for `trainer.evaluate` and evaluations of runs.
         check: whether to compare the program with the module by `program.check()`.
         options: the options of `shardir.compile`: plan, mode, pipeline, ...
 
@@ -399,7 +413,7 @@ def compile_model(
     for_training = {"trace": trace or None, "loss": loss, "optimizer": optimizer,
                     "scheduler": scheduler, "scheduler_steps": scheduler_steps,
                     "derived": derived or None, "clip": clip, "loss_scale": loss_scale,
-                    "metrics": metrics, "sync": sync}  # fmt: skip
+                    "metrics": metrics, "sync": sync, "evaluate": evaluate or None}  # fmt: skip
     for name, value in for_training.items():
         if not train and value is not None:
             raise ShardirError(
@@ -414,6 +428,7 @@ def compile_model(
     in_parts = not train and (accumulate, stages) != (None, None)
     name = MODEL if in_parts else FUNCTION
     imported = import_model(captured, module, name, train, train or in_parts)
+    values = imported.values
     if in_parts:
         module.forward(FUNCTION, MODEL, accumulate=accumulate, pipeline=stages)
     elif train:
@@ -422,6 +437,11 @@ def compile_model(
         read = optimizers.read(optimizer, names, scheduler, scheduler_steps, trained)
         _check_trained(imported, optimizer)
         imported.own_numbers(read.lr_scales, read.weight_decays)
+        if evaluate:
+            with evaluating(model):
+                beside = capture(model, inputs, labels, loss, True, keywords, derived)
+            function = import_model(beside, module, EVALUATION, train=False, private=False)
+            values = {**function.values, **values}
         module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
                     loss_scale=loss_scale, metrics=metrics, sync=sync,
                     pipeline=stages)  # fmt: skip
@@ -434,7 +454,7 @@ def compile_model(
         form = optimizer_states.TorchForm.of(optimizer, scheduler, trained)
     schedule = None if scheduler is None else deepcopy(scheduler.state_dict())
     program = CompiledModel(
-        **vars(compiled), imported=imported, state=TrainingState(imported.values, states),
+        **vars(compiled), imported=imported, state=TrainingState(values, states),
         outputs=outputs, optimizer=form,
         eager=Eager(captured, loss, keywords or {}, optimizer, scheduler, schedule, clip,
                     {path: m.training for path, m in model.named_modules()}),

@@ -121,6 +121,16 @@ MUTANTS = [
         "test/run/test_replay.py",
     ),
     Mutant(
+        "a loop's batch on a rank is that of all ranks",
+        "A trainer takes a rank's own shards for the global batch.",
+        "shardir/backend/torch/shardir_runtime/run/states.py",
+        "States.shard_of",
+        "x = (x if local else part(x, bounds)).contiguous()",
+        "x = x.contiguous()",
+        "test/run/test_trainer.py::test_a_loop_trains_as_torch_does_and_its_checkpoint_fits_"
+        "another_mesh",
+    ),
+    Mutant(
         "an evaluation is of one batch",
         "The mean of an evaluation is that of the first batch of its data.",
         "shardir/backend/torch/shardir_runtime/run/evaluation.py",
@@ -240,8 +250,8 @@ MUTANTS = [
     Mutant(
         "replicas are synchronised a step late",
         "A function that runs after each H steps runs after the steps 1, H + 1, ...",
-        "shardir/backend/torch/shardir_runtime/run/main.py",
-        "Runner.train_step",
+        "shardir/backend/torch/shardir_runtime/run/session.py",
+        "Session.train_step",
         "if (step + 1) % (other.every or 1) == 0:",
         "if step % (other.every or 1) == 0:",
         "test/run/test_replicas.py::test_replicas_are_those_of_torch",

@@ -51,6 +51,8 @@ class StepScalars:
         self._created: dict[tuple[str, Hashable], SSAValue] = {}
         self.states: dict[str, tuple[SSAValue, SSAValue]] = {}
         """The states of the step, except the number of steps: values before and after it."""
+        self.given: SSAValue | None = None
+        """The learning rate, if it is a state, which no step changes."""
 
     def state(
         self, name: str, element: Attribute, first: float, update: Callable[[SSAValue], SSAValue]
@@ -97,13 +99,17 @@ class StepScalars:
         """The learning rate of this step, times `factor`."""
         if factor != 1.0:
             return self.once("lr", factor, lambda: self.b.scale(self.rate(), factor))
-        return self.once("lr", 1.0, self._rate)
+        return self.given or self.once("lr", 1.0, self._rate)
 
     def _rate(self) -> SSAValue:
         lr = self.optimizer.values["lr"]
         if isinstance(lr, float):
             return self.b.constant(lr, f64)
-        return self.b.value(LearningRateOp, self.done, props={"schedule": ScheduleAttr(lr)})
+        schedule = ScheduleAttr(lr)
+        if schedule.kind == "given":
+            self.given = self.new_state("lr", f64, schedule.values["rate"])
+            return self.given
+        return self.b.value(LearningRateOp, self.done, props={"schedule": schedule})
 
     def power(self, name: str, exponent: float) -> SSAValue:
         """step^exponent"""

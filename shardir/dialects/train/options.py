@@ -57,7 +57,8 @@ WARMUP = OptionSpec(int, 0, minimum=0)
 
 @irdl_attr_definition
 class ScheduleAttr(OptionsAttr):
-    """A learning rate as a function of the number of steps done."""
+    """A learning rate: a function of the number of steps done, or `given`, a state that the loop of
+    the training sets."""
 
     name = "train.schedule"
     KINDS: ClassVar[Kinds] = {
@@ -73,6 +74,7 @@ class ScheduleAttr(OptionsAttr):
         },
         "inverse_sqrt": {"rate": RATE, "warmup": WARMUP},
         "points": {"rate": RATE, "at": OptionSpec(str)},
+        "given": {"rate": RATE},
     }  # fmt: skip
 
     @classmethod
@@ -84,7 +86,7 @@ class ScheduleAttr(OptionsAttr):
                 points_of(values["at"])
             except ShardirError as e:
                 raise NotationError(str(e), option_offset("at", text)) from None
-        elif values["warmup"] >= values.get("steps", inf):
+        elif values.get("warmup", 0) >= values.get("steps", inf):
             raise NotationError(
                 coded(
                     "G10",

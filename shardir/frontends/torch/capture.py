@@ -302,6 +302,18 @@ def _device_type(model: torch.nn.Module) -> str:
 
 
 @contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Set a module to eval() for a block."""
+    before = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in before.items():
+            part.training = training
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """A context in which torch shows no warnings, and neither logs nor prints texts of its
     exceptions, which our message repeats. Lower levels that TORCH_LOGS requests are logged."""

@@ -39,9 +39,9 @@ from shardir.frontends.torch.translation import (
 from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.marks import RECOMPUTE
 
-FUNCTION, STEP, MODEL = "forward", "step", "model"
-"""The names of the imported function, of its training step, and of the function that `forward` runs
-on several microbatches or in stages."""
+FUNCTION, STEP, MODEL, EVALUATION = "forward", "step", "model", "evaluate"
+"""The names of the imported function, of its training step, of the function that `forward` runs on
+several microbatches or in stages, and of the loss of the module in eval()."""
 
 KEY = "random_key"
 """The state that seeds random numbers."""
@@ -306,7 +306,10 @@ class Importer:
         gradients = dict(zip(names, results[count:], strict=True))
         first = count - len(self.capture.metrics)
         metrics = dict(zip(self.capture.metrics, results[first:count], strict=True))
-        self.function.returns(*results[:first], metrics=metrics, gradients=gradients)
+        values = results[:first]
+        if self.function.name == EVALUATION:
+            metrics, values = {"loss": values[0], **metrics}, []
+        self.function.returns(*values, metrics=metrics, gradients=gradients)
         block = self.function.func.body.block
         simplify_positions(block)
         separate(block)

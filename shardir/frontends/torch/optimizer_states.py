@@ -27,6 +27,9 @@ STEP = "step"
 SHARED = {STEP: f"{STEP}.count", "mu_product": f"{STEP}.mu_product"}
 """The keys of the states that torch has of each parameter, and a program once."""
 
+RATE = f"{STEP}.lr"
+"""The key of the learning rate, if it is a state."""
+
 RENAMED: dict[tuple[type[Any], str], str] = {(torch.optim.SGD, "momentum_buffer"): "momentum"}
 """The names of states that a program calls otherwise."""
 
@@ -145,7 +148,8 @@ class TorchForm:
         )  # fmt: skip
 
     def state_dict(self, states: Mapping[str, Array], steps: int) -> dict[str, Any]:
-        """Return an argument for `optimizer.load_state_dict`, with the rates of the scheduler.
+        """Return an argument for `optimizer.load_state_dict`, with the rates of the scheduler, or
+        those that the loop of the training has set.
 
         Args:
             states: the states of the program, by key.
@@ -157,6 +161,10 @@ class TorchForm:
                 state_of_parameter["param_groups"], after(self.scheduler, steps), strict=True
             ):
                 group["lr"] = now
+        elif RATE in states:
+            first = float(self.groups[0]["lr"])
+            for group in state_of_parameter["param_groups"]:
+                group["lr"] = group["lr"] * (float(states[RATE]) / first)
         count = int(states.get(SHARED[STEP], self.count + steps))
         if states or count:
             state_of_parameter["state"] = {i: self._state(name, dtype, states, count)

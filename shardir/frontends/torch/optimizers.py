@@ -93,7 +93,8 @@ def read(
 
     Args:
         names: the names of parameters, by id.
-        scheduler: its rates are sampled; without one the groups' current rates count.
+        scheduler: its rates are sampled; without one the groups' current rates count, which the
+            loop of a training may change where they are tensors.
         steps: the number of steps to sample.
         trained: the names of trained parameters, by id, by default all.
 
@@ -143,6 +144,8 @@ def read(
                 scales[name] = rate / base
             if float(g["weight_decay"]) != decay:
                 decays[name] = float(g["weight_decay"])
+    if found is None and any(isinstance(g["lr"], torch.Tensor) for g in groups):
+        found = "given<rate = {lr}>"
     lr = repr(base) if found is None else found.replace("{lr}", repr(base))
     text = form(groups[0]).format(lr=lr, decay=repr(decay))
     return ImportedOptimizer(text, scales, decays, count)

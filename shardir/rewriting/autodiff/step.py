@@ -113,11 +113,16 @@ class TrainStep:
         # Behind the states of parameters, which are at equal distances then.
         states = {n: (self.arguments.move_to_end(before), after)
                   for n, (before, after) in scalars.states.items()}  # fmt: skip
+        if scalars.given is not None:
+            scalars.given = self.arguments.move_to_end(scalars.given)
         if scalars.is_used:
             scalars.done = self.arguments.move_to_end(scalars.done)
         metric_values = {
             "gradient_norm": lambda: norm or self.b.constant(0.0, f64),
-            "learning_rate": scalars.rate,
+            # An op makes a result of a step in stages.
+            "learning_rate": lambda: (
+                scalars.rate() if scalars.given is None else self.b.scale(scalars.given, 1.0)
+            ),
         }
         self.metrics = [(metric_values[name](), name) for name in requested]
         results = [(v, key) for i in gradients for v, (_, key) in zip(new[i], old[i], strict=True)]

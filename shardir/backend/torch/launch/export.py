@@ -24,7 +24,7 @@ from shardir.backend.torch.launch.shards import (
 )
 from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
-from shardir.backend.torch.shardir_runtime.checkpoints.weights import retained_arguments
+from shardir.backend.torch.shardir_runtime.checkpoints.weights import weight_arguments
 from shardir.backend.torch.shardir_runtime.data.writing import writing
 from shardir.backend.torch.shardir_runtime.plan.arrays import (
     BYTES,
@@ -82,10 +82,7 @@ def export(directory: Path, checkpoint: Path, path: Path, most: int | None) -> l
     if path.suffix != ".safetensors":
         raise LaunchError(f"--export: expected a name that ends in .safetensors, got {path}")
     plan = read_plan(directory)
-    weights = {
-        arg.key: arg for arg in retained_arguments(plan)
-        if arg.role == "parameter" or arg.init["kind"] == "file"
-    }  # fmt: skip
+    weights = weight_arguments(plan)
     sizes = {name: _bytes(arg) for name, arg in weights.items()}
     groups = divide_into_files(sizes, most)
     paths = files = [path] if len(groups) == 1 else shard_paths(path, len(groups))

@@ -14,7 +14,7 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,8 @@ class Checkpoints:
         writer = HuggingFaceStorageWriter(
             str(path), save_distributed=True, enable_consolidation=False
         )
-        dcp.save(parts, storage_writer=writer, process_group=self._group, no_dist=size == 1)
+        with _quiet():
+            dcp.save(parts, storage_writer=writer, process_group=self._group, no_dist=size == 1)
         names = sorted(os.listdir(path))
         about = torch.zeros(len(names), 2, dtype=torch.int64)
         try:
@@ -247,7 +248,7 @@ class Checkpoints:
         states = {key: {"shape": list(type.shape), "dtype": type.dtype, "role": roles[key]}
                   for key, type in self.states.types.items()}  # fmt: skip
         rows = manifests.rows_of(self.function)
-        seed, program = self.states.seed, manifests.program_of(self.states.plan)
+        seed, program = self.states.seed, self.states.plan.digest
         return Manifest(self.function.name, step, seed, program, rows, states, files)
 
     def _agree(self, failed: OSError | None) -> None:
@@ -326,10 +327,17 @@ def tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without torch's warning about `no_dist`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
+
+
 def _load(path: Path, parts: dict[str, Tensor]) -> None:
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by `no_dist`
+        with _quiet():
             dcp.load(parts, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     except (Exception, CheckpointException) as e:
         raise PlanError(f"{path} cannot be read: {cause(e)}") from None

@@ -14,8 +14,6 @@ is equal for all meshes and layouts; empty without such a program. `rows` descri
 the steps read: with the step, it determines the next rows. This file needs only Python.
 """
 
-import ast
-import hashlib
 import json
 import os
 import re
@@ -76,16 +74,6 @@ def complete(folder: Path) -> list[Path]:
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is a checkpoint, or has complete ones."""
     return path.is_dir() and ((path / NAME).is_file() or bool(complete(path)))
-
-
-def program_of(plan: ProgramPlan) -> str:
-    """Return the digest of a program for one device; empty without such a program."""
-    if plan.single is None:
-        return ""
-    tree = ast.parse((plan.directory / plan.single).read_text(encoding="utf-8"))
-    body = [node for node in tree.body[1:] if not isinstance(node, ast.Import | ast.ImportFrom)]
-    code = ast.dump(ast.Module(body, []))  # without the docstring, which names a file
-    return hashlib.sha256(code.encode()).hexdigest()
 
 
 def rows_of(function: PlanFunction) -> dict[str, Any] | None:
@@ -166,7 +154,7 @@ def check_course(
     manifest: Manifest, path: Path, plan: ProgramPlan, function: PlanFunction, seed: int
 ) -> None:
     """Check that a run of a step continues the run that wrote a checkpoint. Raises PlanError."""
-    program = program_of(plan)
+    program = plan.digest
     if manifest.program and program and manifest.program != program:
         raise PlanError(
             f"{path}: expected a checkpoint of this program, got one of a program with other ops, "

@@ -124,8 +124,8 @@ def saving(
     Raises:
         PlanError: a checkpoint cannot be read or written, or has all steps of the run.
     """
-    if (options.checkpoints or options.resume) and not _has_safetensors():
-        raise PlanError("checkpoints need safetensors: pip install 'shardir[weights]'")
+    if options.checkpoints or options.resume:
+        check_safetensors()
     first = Beginning(options.steps_done, None, states.initialize)
     if options.resume is not None and not _is_new(options):
         path = manifests.checkpoint_at(options.resume)
@@ -157,7 +157,9 @@ def _is_new(options: RunOptions) -> bool:
     return folder is not None and folder == options.checkpoints and not manifests.complete(folder)
 
 
-def _has_safetensors() -> bool:
+def check_safetensors() -> None:
+    """Raise PlanError if there is no package that writes checkpoints."""
     from importlib.util import find_spec
 
-    return find_spec("safetensors") is not None
+    if find_spec("safetensors") is None:
+        raise PlanError("checkpoints need safetensors: pip install 'shardir[weights]'")

@@ -112,6 +112,15 @@ def retained_arguments(plan: ProgramPlan) -> list[PlanArgument]:
     return [arg for f in plan.functions for arg in f.args if arg.role != "input"]
 
 
+def weight_arguments(plan: ProgramPlan) -> dict[str, PlanArgument]:
+    """Return the parameters, and the states that the program was written with, such as the buffers
+    of a module, by key."""
+    return {
+        arg.key: arg for arg in retained_arguments(plan)
+        if arg.role == "parameter" or arg.init["kind"] == "file"
+    }  # fmt: skip
+
+
 def _kind(value: FileArray | DividedArray | PlanArgument) -> str:
     """Return the kind of a type; values are converted between types of one kind."""
     if value.dtype == "i1":

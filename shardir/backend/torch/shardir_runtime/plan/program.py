@@ -28,11 +28,14 @@ This file needs only Python: the launcher imports it as a module of shardir, and
 module of the package beside it.
 """
 
+import ast
+import hashlib
 import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,11 +124,13 @@ class PlanArgument(PlanValue):
         """The shape of a row."""
         return self.shape[1 + (self.microbatches is not None) :]
 
-    def batches_of(self, x: "Tensor") -> "Tensor":
-        """Return a global value with the dimension of microbatches, also from the concatenation of
-        the microbatches."""
-        rows = (self.batch * (self.microbatches or 1), *self.row)
-        return x.reshape(self.shape) if self.microbatches and tuple(x.shape) == rows else x
+    def batches_of(self, x: "Tensor", shape: tuple[int, ...]) -> "Tensor":
+        """Return a value of a shape, global or of a shard, with the dimension of microbatches, also
+        from the concatenation of the microbatches."""
+        if not self.microbatches:
+            return x
+        rows = (math.prod(shape[:2]), *shape[2:])
+        return x.reshape(shape) if tuple(x.shape) == rows else x
 
     @property
     def epochs(self) -> Epochs | None:
@@ -196,6 +201,16 @@ class ProgramPlan:
     def size(self) -> int:
         """The number of ranks."""
         return math.prod(size for _, size in self.axes)
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the program for one device; empty without such a program."""
+        if self.single is None:
+            return ""
+        tree = ast.parse((self.directory / self.single).read_text(encoding="utf-8"))
+        body = [node for node in tree.body[1:] if not isinstance(node, ast.Import | ast.ImportFrom)]
+        code = ast.dump(ast.Module(body, []))  # without the docstring, which names a file
+        return hashlib.sha256(code.encode()).hexdigest()
 
     def mesh_text(self) -> str:
         """Return the mesh in the syntax of the IR."""

@@ -1,6 +1,6 @@
 """Functions beside the steps, such as an accuracy, over all batches of their data."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -30,9 +30,9 @@ def batches_of(function: PlanFunction) -> int:
 
 
 def evaluate(
-    states: States, function: PlanFunction, batches: int, call: Callable[[int], list[Tensor]]
+    states: States, function: PlanFunction, calls: Iterable[list[Tensor]]
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Run a function on all batches of its data; `call` runs it on a batch, by its number.
+    """Average the results of a function over batches; `calls` are this rank's results of each.
 
     Returns:
         This rank's results of the first batch; and, by their index among the results, the means of
@@ -47,15 +47,15 @@ def evaluate(
     scalars = [i for i in numbers if DTYPES[function.results[i].dtype].is_floating_point]
     first: list[Tensor] = []
     sums: dict[int, tuple[Tensor, Tensor | int]] = {}
-    for number in range(batches):
-        outputs = call(number)
+    only: dict[int, Tensor] = {}
+    number = -1
+    for number, outputs in enumerate(calls):
         first = first or outputs
         found = {
             i: states.gathered(outputs[i], function.results[i], function.results[i].partial)
             for i in (*scalars, *weights.values())
         }
-        if batches == 1:
-            return first, {i: found[i] for i in scalars}
+        only = only or {i: found[i] for i in scalars}
         for i in scalars:
             weight: Tensor | int = masked.count(number) if masked else 1
             x = found[i].double()
@@ -64,4 +64,6 @@ def evaluate(
                 x = x.where(weight != 0, 0.0)  # the mean of a batch without tokens is 0 / 0
             total, count = sums.get(i, (torch.zeros_like(x), 0))
             sums[i] = total + x * weight, count + weight
+    if number < 1:
+        return first, only
     return first, {i: total / count for i, (total, count) in sums.items()}

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from ..checkpoints.saving import Saving, saving
 from ..checkpoints.weights import check_weights, with_weights
-from ..collectives import position
 from ..collectives.mesh import Mesh
 from ..collectives.shards import gather_global
 from ..data.files import save_npz
@@ -46,7 +45,7 @@ from .events import Events
 from .options import RunOptions
 from .process import as_rank, join_ranks, memory
 from .replay import Replay
-from .session import Session
+from .session import Session, scalars_of
 from .trace import Recorder, requested_recorder
 
 REPORTED_ELEMENTS = 4096
@@ -103,11 +102,6 @@ def _unsplit(plan: ProgramPlan) -> ProgramPlan:
     return replace(plan, axes=(), groups=(), channels=(), functions=functions)
 
 
-def _scalars(function: PlanFunction) -> dict[int, PlanResult]:
-    """Return the scalars of a step by their index among its results: the loss, then metrics."""
-    return {i: r for i, r in enumerate(function.results) if not r.updates and not r.shape}
-
-
 class Runner(Session):
     """A session that runs functions on the inputs of the plan, and reports.
 
@@ -121,9 +115,7 @@ class Runner(Session):
     ):  # fmt: skip
         super().__init__(plan, mesh, functions, seed, broadcasts, recorder)
         self.events, self.eager = events, eager or functions
-        others = [f for f in plan.functions if f.kind == "function"]
-        self.periodic = [f for f in others if f.every]
-        self.evaluations = [(f, batches_of(f)) for f in others if not f.every]
+        self.evaluations = [(f, batches_of(f)) for f in self.others]
         self.inputs = {f.name: Inputs(self.states, f) for f in plan.functions}
 
     def run(self, options: RunOptions) -> int:
@@ -168,7 +160,7 @@ class Runner(Session):
         Raises:
             NotFiniteError: a loss is not finite.
         """
-        scalars = _scalars(function)
+        scalars = scalars_of(function)
         outputs, waiting = list[Tensor](), list[Tensor]()
         losses, unsent = list[float](), list[list[float]]()
         read_every = 1 if self.mesh.device.type == "cpu" else CHECKED_STEPS
@@ -233,20 +225,9 @@ class Runner(Session):
         )  # fmt: skip
         return losses, outputs
 
-    def train_step(
-        self, function: PlanFunction, step: int, inputs: list[Tensor], check: bool = False
-    ) -> list[Tensor]:
-        """Run a step, counted from 0, and the periodic functions after it. Return its results."""
-        position.at_step(step + 1)
-        outputs = self.call(function, inputs, check)
-        for other in self.periodic:
-            if (step + 1) % (other.every or 1) == 0:
-                self.at_step(other, step)
-        return outputs
-
     def loss(self, function: PlanFunction, outputs: list[Tensor]) -> float:
         """Return the loss of a step, from this rank's results."""
-        place, result = next(iter(_scalars(function).items()))
+        place, result = next(iter(scalars_of(function).items()))
         return self._rows({place: result}, [outputs[place].double()])[0][0]
 
     def _rows(self, scalars: dict[int, PlanResult], waiting: list[Tensor]) -> list[list[float]]:
@@ -262,9 +243,8 @@ class Runner(Session):
         self, function: PlanFunction, batches: int
     ) -> tuple[list[Tensor], dict[int, Tensor]]:
         """Run a function on all batches of its data (see `evaluate`)."""
-        return evaluate(
-            self.states, function, batches, lambda k: self.at_step(function, k, check=k == 0)
-        )
+        calls = (self.at_step(function, k, check=k == 0) for k in range(batches))
+        return evaluate(self.states, function, calls)
 
     def report(self, step_function: PlanFunction, steps: int) -> None:
         """Run the functions beside the steps, and report their scalars."""

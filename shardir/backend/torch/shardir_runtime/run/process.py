@@ -109,6 +109,11 @@ def _behave(options: RunOptions) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != int(launcher):
             sys.exit("the launcher is gone")
+    use_processor(options)
+
+
+def use_processor(options: RunOptions) -> None:
+    """Set the threads and the allocator of a rank, before its first process group is made."""
     if options.on_cpus:
         retain_memory()
     if options.on_cpus or options.threads:
@@ -156,35 +161,50 @@ def memory(device: torch.device) -> int:
 def join_ranks(plan: ProgramPlan, options: RunOptions) -> Mesh:
     """Join the other ranks, unless this process has joined them, and make the process groups and
     channels of a plan. Raises PlanError for a wrong number of ranks, or an unusable backend."""
-    joined = dist.is_initialized()
-    given = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
-    rank = dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
+    rank, given = rank_and_size()
     if given != plan.size:
         raise PlanError(
             f"expected {plan.size} ranks ({plan.mesh_text()}), got {given};"
             f" use `torchrun --nproc-per-node {plan.size} program.py`"
             f" or `shard-run {plan.directory}`"
         )
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", given))
-    if refused := options.refused(-(-given // local)):
+    mesh = Mesh(plan.axes, rank, join_group(options), timedelta(seconds=options.timeout))
+    make_groups(plan, mesh)
+    return mesh
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return the number of this rank, and of all ranks: of the process group of this process, or of
+    its environment."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_group(options: RunOptions) -> torch.device:
+    """Make the process group of all ranks, unless there is one, and return this rank's device.
+
+    Raises:
+        PlanError: the backend is unusable here.
+    """
+    rank, size = rank_and_size()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    if refused := options.refused(-(-size // local)):
         raise PlanError(refused)
     device = device_of(options, int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    timeout = timedelta(seconds=options.timeout)
-    if plan.size > 1 and not joined:
+    if size > 1 and not dist.is_initialized():
         _share_cores()  # before threads start, which inherit the scheduling
         if options.backend == "shm":
             from .. import shm
 
             shm.register()
         dist.init_process_group(
-            options.backend, rank=rank, world_size=plan.size, timeout=timeout,
-            store=_launchers_store(rank, plan.size),
+            options.backend, rank=rank, world_size=size,
+            timeout=timedelta(seconds=options.timeout), store=_launchers_store(rank, size),
         )  # fmt: skip
-    mesh = Mesh(plan.axes, rank, device, timeout)
-    make_groups(plan, mesh)
-    return mesh
+    return device
 
 
 def make_groups(plan: ProgramPlan, mesh: Mesh) -> None:

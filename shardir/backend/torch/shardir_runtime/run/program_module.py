@@ -1,5 +1,6 @@
 """program.py as a module of a process that already has a runtime."""
 
+import linecache
 import re
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,9 @@ def program_module(directory: Path) -> ModuleType:
             f"{path}: expected a program that imports shardir_runtime, got one of an earlier "
             "version; compile it again"
         )
+    # For tracebacks, also where the directory is removed.
+    lines = text.decode(errors="replace").splitlines(keepends=True)
+    linecache.cache[str(path)] = len(text), None, lines, str(path)
     module = ModuleType(f"program_{directory.name}")
     module.__file__ = str(path)
     exec(compile(with_this_runtime(text), str(path), "exec"), vars(module))

@@ -6,13 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..collectives import position
 from ..collectives.mesh import Mesh
-from ..plan.program import REPLICA, PlanError, PlanFunction, ProgramPlan
+from ..plan.program import REPLICA, PlanError, PlanFunction, PlanResult, ProgramPlan
 from .states import DTYPES, States
+
+
+def scalars_of(function: PlanFunction) -> dict[int, PlanResult]:
+    """Return the scalars of a step by their index among its results: the loss, then metrics."""
+    return {i: r for i, r in enumerate(function.results) if not r.updates and not r.shape}
 
 
 class Session:
     """The functions of a program, to be called on this rank's shards.
+
+    Attributes:
+        others: the functions that are not steps, such as evaluations.
+        periodic: the functions that belong to a step and run after some of its calls.
 
     Args:
         functions: the functions of program.py by their names in the plan.
@@ -33,6 +43,20 @@ class Session:
                     f"plan.json names {function.name!r}, which the program does not have"
                 )
         self.states = States(plan, mesh, seed, broadcasts)
+        beside = [f for f in plan.functions if f.kind == "function"]
+        self.periodic = [f for f in beside if f.every]
+        self.others = [f for f in beside if not f.every]
+
+    def train_step(
+        self, function: PlanFunction, step: int, inputs: Sequence[Tensor], check: bool = False
+    ) -> list[Tensor]:
+        """Run a step, counted from 0, and the periodic functions after it. Return its results."""
+        position.at_step(step + 1)
+        outputs = self.call(function, inputs, check)
+        for other in self.periodic:
+            if (step + 1) % (other.every or 1) == 0:
+                self.call(other, [])
+        return outputs
 
     def call(
         self, function: PlanFunction, inputs: Sequence[Tensor], check: bool = False

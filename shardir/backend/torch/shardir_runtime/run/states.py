@@ -113,20 +113,26 @@ class States:
             x = part(self.state(arg.key), self.bounds(arg)).contiguous()
         return move_to(self.mesh, x, arg.host)
 
-    def shard_of(self, value: PlanValue, x: Tensor) -> Tensor:
-        """Return this rank's shard of a global value.
+    def shard_of(self, arg: PlanArgument, x: Tensor, local: bool = False) -> Tensor:
+        """Return this rank's shard of a global input, whose microbatches may be concatenated.
+
+        Args:
+            local: whether x is this rank's shard.
 
         Raises:
-            PlanError: the value has another shape or dtype.
+            PlanError: the input has another shape or dtype.
         """
-        dtype = DTYPES[value.dtype]
-        if tuple(x.shape) != value.shape or x.dtype != dtype:
+        bounds, dtype = self.bounds(arg), DTYPES[arg.dtype]
+        shape = tuple(stop - start for start, stop in bounds) if local else arg.shape
+        given, x = tuple(x.shape), arg.batches_of(x, shape)
+        if tuple(x.shape) != shape or x.dtype != dtype:
+            where = f" on rank {self.mesh.rank}" if local else ""
             raise PlanError(
-                f"expected {value.name} of {list(value.shape)} and {dtype}, got {list(x.shape)} "
-                f"and {x.dtype}"
+                f"expected {arg.name} of {list(shape)} and {dtype}{where}, got {list(given)} and "
+                f"{x.dtype}"
             )
-        x = part(x, self.bounds(value)).contiguous()
-        return move_to(self.mesh, x, value.host)
+        x = (x if local else part(x, bounds)).contiguous()
+        return move_to(self.mesh, x, arg.host)
 
     def put(self, arg: PlanArgument, x: Tensor) -> None:
         """Set a state to a global value, converted to its type."""

@@ -1,0 +1,443 @@
+"""A training whose loop is the user's: the step of a program, called on ranks that stay up.
+
+    trainer = start("out")              # all ranks call it: torchrun --nproc-per-node 4 loop.py
+    for x, labels in loader:
+        loss = trainer.step(x, labels)
+    trainer.save("checkpoints")
+
+The step is that of a run (Session.train_step); the batches are the loop's. A loss is not read, so
+that no call waits for a GPU, and one that is not finite does not end the training.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..checkpoints import manifest as manifests
+from ..checkpoints.saving import check_safetensors
+from ..checkpoints.weights import weight_arguments
+from ..plan.fields import several
+from ..plan.program import PlanError, PlanFunction, load_plan
+from .evaluation import evaluate
+from .options import RunOptions
+from .process import join_ranks, rank_and_size, use_processor
+from .program_module import program_module
+from .session import Session, scalars_of
+from .states import DTYPES
+
+CONVERTED = {
+    "i32": (torch.uint8, torch.int8, torch.int16),
+    "i64": (torch.uint8, torch.int8, torch.int16, torch.int32),
+}
+"""The dtypes that an input of a type takes too, as all their values fit."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _reported(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a method of a trainer whose errors are of its class of errors."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except PlanError as error:
+            trainer: Any = args[0]
+            raise trainer.error(str(error)) from None
+
+    return call
+
+
+class Trainer:
+    """The training step of a program on this rank. All ranks call its methods, in the same order.
+
+    Args:
+        session: the functions and states of a program with one training step.
+        steps_done: the number of steps before the first call.
+        aliases: further names of parameters and buffers in `state_dict`, with their keys.
+        leaves: whether `close` destroys the process group.
+        error: the class of the errors of its methods.
+
+    Attributes:
+        steps_done: the number of completed steps.
+        metrics: the metrics of the last step by name: scalars, equal on all ranks.
+
+    Raises:
+        PlanError: the program has no training step, or several.
+    """
+
+    def __init__(
+        self, session: Session, steps_done: int = 0, aliases: Mapping[str, str] | None = None,
+        leaves: bool = False, error: type[Exception] = PlanError,
+    ):  # fmt: skip
+        steps = [f for f in session.plan.functions if f.kind == "step"]
+        if len(steps) != 1:
+            raise PlanError(
+                f"expected a program with one training step, got {len(steps)} among "
+                f"{', '.join(f.name for f in session.plan.functions)}"
+            )
+        self._session, self._states = session, session.states
+        _ = session.plan.digest  # for checkpoints, when the directory may be gone
+        self._function = _without_files(steps[0])
+        self._others = {f.name: _without_files(f) for f in session.others}
+        self._aliases, self._leaves, self.error = aliases or {}, leaves, error
+        self._checkpoints: dict[Path, Any] = {}
+        self._is_open, self._is_checked = True, False
+        self.steps_done = steps_done
+        self.metrics: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(
+        cls, directory: Path, options: RunOptions, resume: str | Path | None = None,
+        **arguments: Any,
+    ) -> Self:  # fmt: skip
+        """Return the trainer of a saved program, on this rank (see `start`). Its directory is not
+        read later.
+
+        Args:
+            arguments: those of a trainer.
+        """
+        plan, leaves = load_plan(directory), not dist.is_initialized()
+        if (size := rank_and_size()[1]) != plan.size:
+            raise PlanError(
+                f"expected {plan.size} ranks, for {plan.mesh_text()}, got {size}; start this "
+                f"script by `torchrun --nproc-per-node {plan.size}`"
+            )
+        use_processor(options)
+        mesh = join_ranks(plan, options)
+        program = program_module(plan.directory)
+        functions = {f.name: getattr(program, f.python) for f in plan.functions}
+        session = Session(plan, mesh, functions, options.seed)
+        given: dict[str, Any] = {"leaves": leaves, **arguments}
+        trainer = cls(session, **given)
+        if resume is not None:
+            trainer.load(resume)
+        return trainer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.close(wait=kind is None)
+
+    def __repr__(self) -> str:
+        plan, done = self._session.plan, self.steps_done
+        return f"<a trainer of {self._function.name} on {plan.mesh_text()}, {done} steps done>"
+
+    @_reported
+    def step(self, *batch: Any, local: bool = False, **named: Any) -> Tensor:
+        """Train on a batch.
+
+        Args:
+            batch: the inputs of the step in their order, as tensors or trees of them: tuples,
+                lists, and mappings, whose keys are names of inputs. Shapes and dtypes are those of
+                the program's inputs: the global batch, the same on all ranks, which each rank takes
+                its shard of. Of a step that accumulates, the rows of all microbatches.
+            local: whether the tensors are this rank's shards.
+            named: inputs by name.
+
+        Returns:
+            The loss of the global batch: a scalar, equal on all ranks, on the rank's device.
+
+        Raises:
+            PlanError: a tensor has another shape or dtype than the program's input, or inputs are
+                missing or unknown; nothing has changed.
+        """
+        inputs = self._inputs(self._function, batch, named, local)
+        with torch.no_grad():
+            outputs = self._session.train_step(
+                self._function, self.steps_done, inputs, check=not self._is_checked
+            )
+            loss, *metrics = (
+                (r.name, self._states.gathered(outputs[i], r, r.partial))
+                for i, r in scalars_of(self._function).items()
+            )
+        self._is_checked = True
+        self.steps_done += 1
+        self.metrics = dict(metrics)
+        return loss[1]
+
+    @_reported
+    def evaluate(
+        self, batches: Iterable[Any], function: str | None = None, *, local: bool = False
+    ) -> dict[str, float]:
+        """Evaluate a function beside the step on batches, with the current parameters.
+
+        Args:
+            batches: each as the argument of `step`.
+            function: its name, by default of the only one.
+            local: whether the batches have this rank's shards.
+
+        Returns:
+            The means of its scalars over all rows, or over all tokens, by name.
+
+        Raises:
+            PlanError: the program has no such function, there are no batches, or one does not fit.
+        """
+        f = self._evaluation(function)
+        session = self._session
+        with torch.no_grad():
+            calls = (session.call(f, self._inputs(f, (batch,), {}, local)) for batch in batches)
+            outputs, means = evaluate(self._states, f, calls)
+        if not outputs:
+            raise PlanError(f"expected batches to evaluate {f.name}, got none")
+        return {f.results[i].name: float(x) for i, x in means.items()}
+
+    @property
+    @_reported
+    def lr(self) -> float:
+        """The learning rate of the next step: of a program whose optimizer has
+        `lr = given<rate = 0.1>`, or a tensor as `lr` in torch.optim.
+
+        Raises:
+            PlanError: the rate is a constant of the program, or a schedule.
+        """
+        return float(self._states.values[self._rate()])
+
+    @lr.setter
+    @_reported
+    def lr(self, rate: float | Tensor) -> None:
+        key, value = self._rate(), float(rate)
+        if not math.isfinite(value) or value < 0:
+            raise PlanError(f"expected a learning rate of at least 0, got {value:g}")
+        # A new tensor: the metrics of the last step may have the old one.
+        self._states.values[key] = torch.full_like(self._states.values[key], value)
+
+    @_reported
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers, whole, by their names in the module, on the CPU. Each
+        rank gets all of them."""
+        self._check_open()
+        found = {
+            key: self._states.state(key).to("cpu", copy=True)
+            for key in weight_arguments(self._session.plan)
+        }
+        return {**found, **{name: found[key] for name, key in self._aliases.items()}}
+
+    @_reported
+    def load_state_dict(self, states: Mapping[str, Tensor]) -> None:
+        """Replace the parameters and buffers. The optimizer keeps its states, as in torch.
+
+        Args:
+            states: whole tensors, by the names of `state_dict`.
+
+        Raises:
+            PlanError: names are missing or unknown, or shapes differ; nothing has changed.
+        """
+        self._check_open()
+        known = weight_arguments(self._session.plan)
+        values = {self._aliases.get(name, name): x for name, x in states.items()}
+        wrong = [
+            f"{key} of {list(known[key].shape)}, got {list(x.shape)}"
+            for key, x in values.items() if key in known and tuple(x.shape) != known[key].shape
+        ]  # fmt: skip
+        if missing := [key for key in known if key not in values]:
+            wrong.append(f"all parameters and buffers, got none of {several(missing)}")
+        if unknown := [key for key in values if key not in known]:
+            wrong.append(f"parameters and buffers of the program, got {several(unknown)} too")
+        if wrong:
+            raise PlanError(f"expected {'; '.join(wrong[:5])}")
+        for key, x in values.items():
+            self._states.put(known[key], x)
+
+    @_reported
+    def save(self, path: str | Path, keep: int = 0) -> Path:
+        """Write a checkpoint in the form of a run's, which any mesh reads: all states, and the
+        number of steps.
+
+        Args:
+            path: the folder of checkpoints, which all ranks see.
+            keep: the number of checkpoints that stay, the last ones; 0: all.
+
+        Returns:
+            The new folder in it, `step-00000100`, once all ranks have written it.
+
+        Raises:
+            PlanError: it cannot be written, or the folder has checkpoints of later steps.
+        """
+        from ..checkpoints.distributed import Checkpoints
+
+        self._check_open()
+        check_safetensors()
+        folder = Path(path).absolute()
+        final = manifests.step_folder(folder, self.steps_done)
+        if final.exists():
+            raise PlanError(f"expected no checkpoint of step {self.steps_done} yet, got {final}")
+        if folder not in self._checkpoints:
+            self._checkpoints[folder] = Checkpoints(
+                folder, self._states, self._function, self.steps_done
+            )
+        checkpoints = self._checkpoints[folder]
+        checkpoints.keep = keep
+        checkpoints.save(self.steps_done)
+        checkpoints.finish()
+        return final
+
+    @_reported
+    def load(self, path: str | Path) -> None:
+        """Go on from a checkpoint, which a trainer or a run has written on any mesh.
+
+        Args:
+            path: the checkpoint, or a folder whose last complete one counts.
+
+        Raises:
+            PlanError: it is damaged, or of another program or seed.
+        """
+        from ..checkpoints.distributed import restore
+
+        self._check_open()
+        check_safetensors()
+        checkpoint = manifests.checkpoint_at(Path(path))
+        self.steps_done = restore(checkpoint, self._states, self._function).step
+
+    def close(self, wait: bool = True) -> None:
+        """End the training; a second call does nothing.
+
+        Args:
+            wait: whether to wait for all ranks, which close too.
+        """
+        if self._is_open and self._leaves and dist.is_initialized():
+            if wait:
+                dist.barrier()
+            dist.destroy_process_group()
+        self._is_open = False
+
+    # ---- the inputs of a function ----
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise PlanError("expected a trainer that is open, got one after close()")
+
+    def _evaluation(self, name: str | None) -> PlanFunction:
+        """Return the function beside the step of a name, by default the only one."""
+        known = ", ".join(self._others)
+        if not self._others:
+            raise PlanError(
+                "expected a program with a function beside the step, got one without; compile the "
+                "module with evaluate=True"
+            )
+        if name is None and len(self._others) > 1:
+            raise PlanError(f"expected the name of a function of {known}, got none")
+        found = self._others.get(name or known)
+        if found is None:
+            raise PlanError(f"expected a function of {known}, got {name}")
+        return found
+
+    def _rate(self) -> str:
+        """Return the key of the learning rate."""
+        self._check_open()
+        key = f"{self._function.name}.lr"
+        if key not in self._states.values:
+            raise PlanError(
+                "expected a program whose learning rate is data, got one with a constant or a "
+                "schedule; compile with lr=torch.tensor(0.001) in the optimizer of torch.optim, or "
+                'with the text "lr = given<rate = 0.001>"'
+            )
+        return key
+
+    def _inputs(
+        self, f: PlanFunction, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool
+    ) -> list[Tensor]:
+        """Return this rank's shards of the inputs of a function, in their order."""
+        self._check_open()
+        shard = self._states.shard_of
+        return [
+            shard(arg, _converted(arg.dtype, x), local)
+            for arg, x in zip(*bound_inputs(f, batch, named), strict=True)
+        ]
+
+
+def bound_inputs(
+    f: PlanFunction, batch: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[list[Any], list[Tensor]]:
+    """Return the inputs of a function, and a tensor for each.
+
+    Args:
+        batch: trees of tensors. A tensor in a mapping is of the input of its key; others are the
+            remaining inputs, in their order.
+
+    Raises:
+        PlanError: there are not as many tensors, or they have other names.
+    """
+    wanted = {arg.name: arg for arg in f.args if arg.role == "input"}
+    leaves = [*_leaves(batch), *_leaves(named)]
+    found = {name: x for name, x in leaves if name}
+    rest = [x for name, x in leaves if not name]
+    free = [name for name in wanted if name not in found]
+    values = {**found, **dict(zip(free, rest, strict=False))}
+    if len(leaves) != len(values) or values.keys() != wanted.keys():
+        got = [*(f"{len(rest)} in order" for _ in rest[:1]), *found]
+        raise PlanError(
+            f"expected the inputs {', '.join(wanted) or 'none'} of {f.name}, got "
+            f"{', '.join(got) or 'none'}"
+        )
+    for name, x in values.items():
+        if not isinstance(x, Tensor):
+            raise PlanError(
+                f"expected a tensor as {name}, got {type(x).__name__}; use torch.as_tensor"
+            )
+    return list(wanted.values()), [values[name] for name in wanted]
+
+
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a tree, with the keys of mappings as their names."""
+    if isinstance(tree, Mapping):
+        for key, x in tree.items():
+            yield from _leaves(x, f"{name}.{key}" if name else str(key))
+    elif isinstance(tree, list | tuple):
+        for i, x in enumerate(tree):
+            yield from _leaves(x, f"{name}.{i}" if name else "")
+    else:
+        yield name, tree
+
+
+def _converted(dtype: str, x: Tensor) -> Tensor:
+    return x.to(DTYPES[dtype]) if x.dtype in CONVERTED.get(dtype, ()) else x
+
+
+def _without_files(f: PlanFunction) -> PlanFunction:
+    """Return a function whose inputs come from its caller, not from files."""
+    args = [replace(a, source=None) if a.role == "input" else a for a in f.args]
+    return replace(f, args=tuple(args))
+
+
+def start(
+    directory: str | Path, *, resume: str | Path | None = None, backend: str = "gloo",
+    device: str | None = None, seed: int = 0, timeout: float = 300.0, threads: int = 0,
+) -> Trainer:  # fmt: skip
+    """Start the training of a saved program in this process, one of its ranks. All ranks call it.
+
+    It joins the other ranks by the environment of torchrun, unless torch.distributed is initialized
+    already; a program of one rank needs neither.
+
+    Args:
+        resume: a checkpoint, or a folder of them, from which the training goes on.
+        backend, device, seed, timeout, threads: as of a run.
+
+    Raises:
+        PlanError: the directory is no program with one training step, or for another number of
+            ranks; or the checkpoint does not fit.
+        OptionError: an option has a wrong value.
+    """
+    options = start_options(backend, device, seed, timeout, threads)
+    return Trainer.of(Path(directory), options, resume)
+
+
+def start_options(
+    backend: str, device: str | None, seed: int, timeout: float, threads: int
+) -> RunOptions:
+    """Return the options with which ranks are joined. Raises OptionError for a wrong value."""
+    if dist.is_initialized():
+        backend = dist.get_backend()
+    return RunOptions.of({
+        "backend": backend, "device": device, "seed": seed, "timeout": timeout, "threads": threads,
+    })  # fmt: skip
