@@ -1,17 +1,15 @@
 """The layouts with which the laws of ops are checked: `tried(case, element)`, `partials(op)`.
 
-By default they are those of covering arrays (covering.py) over *kin*: the elementwise ops on
-values of the same ranks, the composite ops of the same factors on them, or the cases of another op
-on them, by their factors. Over the 2x2 mesh they try each op with each split of each dimension of
-each of its values, and with some of the kin each layout of each value and each two splits of
-dimensions of two operands up to matrices; over the 2x3 mesh each split of each dimension of each
-value with some of the kin. In addition each case is tried over 2x3 with each of its factors split
-and no value redistributed, and on both meshes; and each element type of each op. The long form
-(extent.py) takes each case with each element type on its own.
+By default each case is tried over the 2x3 mesh with each of its factors split and no value
+redistributed, and over the 2x2 mesh with some layouts, which together split each dimension of each
+value of *kin* in each way: of the elementwise ops on values of the same ranks, of the composite ops
+of the same factors on them, or of the cases of another op on them, by their factors. Each element
+type of each op is tried. The long form (extent.py) takes each case with each element type on its
+own.
 """
 
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations, cycle, islice, permutations, product
 from math import prod
@@ -24,13 +22,10 @@ from shardir.algebra.layout import Layout, Shape
 from shardir.algebra.mesh import Axes, Axis, Mesh
 from shardir.algebra.notation import mesh_of
 from shardir.dialects.nn.base import Composite, TensorOp, decomposes
-from support.covering import Covered, covering, itself
 from support.extent import LONG
 from support.harness import MESH, function, layouts, ordered_subsets, program
 
 WIDE_MESH = mesh_of("m", "a = 2, b = 3")
-MATRIX = 2
-"""The maximum rank of two operands of which each two splits of dimensions are tried."""
 PAIRS, SAMPLE, WIDE = 121, 60, 24
 """The bounds of the long form (`each_case`). PAIRS: all layouts of two matrices, together."""
 
@@ -108,29 +103,30 @@ def tried(case: Case, element: str) -> list[Tried]:
     return each_case(case, element) if LONG else by_kin()[str(case), element]
 
 
-# ---- the default form: covering arrays over kin ----
+# ---- the default form: kin share the layouts ----
 
 
 @cache
 def by_kin() -> dict[Run, list[Tried]]:
-    """The layouts of each run. The rows of a covering array that are of one op are dealt to its
-    cases and element types in turn; each case gets its aligned ones and one on each mesh, each
+    """The layouts of each run. The rows of kin are dealt to their cases and element types in turn.
+    Each case gets its aligned ones and one on each mesh, each op one with empty shards, and each
     element type of an op at least one."""
     dealt: dict[Run, list[Tried]] = {(str(c), e): [] for c in CASES for e in c.elements}
     for key, cases in kin().items():
         draw = random.Random(str(key))
-        ins, outs = signature(cases[0], BY_NAME[cases[0]].elements[0])
-        ops = list(dict.fromkeys(BY_NAME[c].op.name for c in cases))
-        turns = {op: turn([c for c in cases if BY_NAME[c].op.name == op], draw) for op in ops}
-        for mesh in (MESH, WIDE_MESH):
-            for op, *some in rows(ops, ins, outs, mesh, draw):
-                dealt[next(turns[op])].append((mesh, tuple(some)))
+        runs = turn(cases, draw)
+        for some in rows(*signature(cases[0], BY_NAME[cases[0]].elements[0]), draw):
+            dealt[next(runs)].append((MESH, some))
     for case in map(str, CASES):
         element = BY_NAME[case].elements[0]
         found = dealt[case, element]
         found += [(WIDE_MESH, some) for some in aligned(case, element)]
         missing = [m for m in (MESH, WIDE_MESH) if not any(m is x for x, _ in found)]
         found += [(mesh, anything(case, element, mesh)) for mesh in missing]
+    for op in {c.op: None for c in CASES}:
+        crowded = ((c, some) for c in cases_of(op) if (some := over_all(c, c.elements[0])))
+        for case, some in islice(crowded, 1):
+            dealt[str(case), case.elements[0]].append((WIDE_MESH, some))
     reached = {(BY_NAME[case].op, element) for (case, element), found in dealt.items() if found}
     for (case, element), found in dealt.items():
         if (BY_NAME[case].op, element) not in reached:
@@ -139,7 +135,7 @@ def by_kin() -> dict[Run, list[Tried]]:
     return dealt
 
 
-def turn(cases: Sequence[str], draw: random.Random):
+def turn(cases: Sequence[str], draw: random.Random) -> Iterator[Run]:
     """The runs of these cases without end: first each case with the first of its types."""
     others = [(c, e) for c in cases for e in BY_NAME[c].elements[1:]]
     return cycle([(c, BY_NAME[c].elements[0]) for c in cases] + draw.sample(others, len(others)))
@@ -161,6 +157,20 @@ def aligned(case: str, element: str) -> list[tuple[Layout, ...]]:
                 break
         left = left[len(names) :]
     return found
+
+
+def over_all(case: Case, element: str) -> tuple[Layout, ...]:
+    """Layouts over 2x3 in which the first dimension is split that leaves some of the six devices
+    nothing, and no other; none if there is no such dimension."""
+    shapes = [s for v in signature(str(case), element) for s in v]
+    n = WIDE_MESH.size
+    dims = ((i, d, size) for i, s in enumerate(shapes) for d, size in enumerate(s))
+    for i, d, size in dims:
+        if -(-size // n) * (n - 1) >= size > 1:
+            splits = [[WIDE_MESH.names if (i, d) == (j, e) else () for e in range(len(s))]
+                      for j, s in enumerate(shapes)]  # fmt: skip
+            return tuple(Layout("m", tuple(x)) for x in splits)
+    return ()
 
 
 def anything(case: str, element: str, mesh: Mesh) -> tuple[Layout, ...]:
@@ -208,58 +218,30 @@ def elementwise() -> set[type[TensorOp]]:
 
 
 def rows(
-    ops: Sequence[str], ins: Sequence[Shape], outs: Sequence[Shape], mesh: Mesh, draw: random.Random
-) -> list[tuple]:
-    """An op and the layouts of its values in each row: over 2x2 each layout of each value, if there
-    are several ops each with each split of each dimension of each value, and each two splits of
-    dimensions of two operands up to matrices; over 2x3 each split of each dimension of each value.
-    The axes of 2x2 are equivalent, so one of two rows there that differ by their names."""
-    if mesh is WIDE_MESH:
-        columns = [ops, *(splits(len(s), mesh, draw) for s in (*ins, *outs))]
-        turns = [cycle(draw.sample(c, len(c))) for c in columns]
-        return [tuple(map(next, turns)) for _ in range(max(map(len, columns)))]
-    values = [
-        *(layouts(len(s), mesh) for s in ins),
-        *((None, *layouts(len(s), mesh)) for s in outs),
-    ]
-    views = (parts, of_kin) if len(ops) > 1 else (itself,)
-    between = [Covered(0, i, view) for view in views for i in range(1, len(values) + 1)]
-    between += [
-        Covered(i, j, parts)
-        for (i, s), (j, t) in combinations(enumerate(ins, 1), 2)
-        if len(s) <= MATRIX >= len(t)
-    ]
-    return covering([ops, *values], draw, between, renamed)
+    ins: Sequence[Shape], outs: Sequence[Shape], draw: random.Random
+) -> list[tuple[Layout | None, ...]]:
+    """Layouts of values over 2x2 that split each dimension of each value in each way; results have
+    none, too."""
+    columns: list[list[Layout | None]] = [[*splits(len(s), draw)] for s in ins]
+    columns += [[None, *splits(len(s), draw)] for s in outs]
+    turns = [cycle(draw.sample(c, len(c))) for c in columns]
+    return [tuple(map(next, turns)) for _ in range(max(map(len, columns)))]
 
 
-def of_kin(value: str | Layout | None) -> Sequence[Hashable]:
-    """The layout, whatever the op."""
-    return ["some op" if isinstance(value, str) else value]
-
-
-def parts(value: str | Layout | None) -> Sequence[Hashable]:
-    """The axes that split each dimension of a layout; the name of an op itself."""
-    return [*enumerate(value.dims)] if isinstance(value, Layout) and value.dims else [value]
-
-
-def splits(rank: int, mesh: Mesh, draw: random.Random) -> list[Layout]:
+def splits(rank: int, draw: random.Random) -> list[Layout]:
     """Layouts in which each dimension is unsplit, and split over any axes in one of the orders."""
     missing = {
         (d, draw.choice([*permutations(axes)]))
         for d in range(rank)
-        for n in range(len(mesh.names) + 1)
-        for axes in combinations(mesh.names, n)
+        for n in range(len(MESH.names) + 1)
+        for axes in combinations(MESH.names, n)
     }
-    found = [] if missing else [*layouts(rank, mesh)]
+    found = [] if missing else [*layouts(rank)]
     while missing:
-        some = draw.sample(layouts(rank, mesh), len(layouts(rank, mesh)))
+        some = draw.sample(layouts(rank), len(layouts(rank)))
         found.append(max(some, key=lambda l: len(missing & {*enumerate(l.dims)})))
         missing -= {*enumerate(found[-1].dims)}
     return found
-
-
-def renamed(row: Sequence) -> tuple:
-    return (row[0], *(l and exchanged(l) for l in row[1:]))
 
 
 def cases_of(op: type[TensorOp]) -> list[Case]:

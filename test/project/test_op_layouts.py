@@ -1,0 +1,66 @@
+"""The layouts with which the laws of ops are checked: what they have together."""
+
+from itertools import product
+
+from op_cases import CASES, Case
+from support import op_layouts
+from support.harness import MESH, ordered_subsets
+from support.op_layouts import BY_NAME, WIDE_MESH, by_kin, kin, signature
+
+from shardir.algebra.factors import try_op_sharding
+from shardir.algebra.layout import Layout
+
+
+def of_kin(cases: list[str], mesh: object) -> list[tuple[str, tuple[Layout | None, ...]]]:
+    """The case and the layouts of each row of these cases on this mesh."""
+    return [
+        (case, some)
+        for case in cases
+        for element in BY_NAME[case].elements
+        for m, some in by_kin()[case, element]
+        if m is mesh
+    ]
+
+
+def test_layouts_of_kin():
+    """Over 2x2 each split of each dimension of each value, up to the order of its axes, and results
+    without a layout; each case on both meshes."""
+    for key, cases in kin().items():
+        ins, outs = (list(map(len, v)) for v in signature(cases[0], BY_NAME[cases[0]].elements[0]))
+        found = of_kin(cases, MESH)
+        for k, rank in enumerate([*ins, *outs]):
+            layouts = {some[k] for _, some in found}
+            splits = {(d, frozenset(x)) for l in layouts if l for d, x in enumerate(l.dims)}
+            axes = map(frozenset, ordered_subsets(MESH.names))
+            assert splits == {*product(range(rank), axes)}, key
+            assert k < len(ins) or None in layouts, key
+        for mesh in (MESH, WIDE_MESH):
+            assert {case for case, _ in of_kin(cases, mesh)} == {*cases}, key
+
+
+def test_each_factor_of_each_case_is_split_where_it_is_computed():
+    """No operand of aligned layouts moves, and each factor that can be split over an axis is."""
+    unlike = [str(case) for case in CASES if not is_split(case)]
+    assert not unlike
+
+
+def is_split(case: Case) -> bool:
+    f = op_layouts.factors(str(case), case.elements[0])
+    found: set[str] = set()
+    for row in op_layouts.aligned(str(case), case.elements[0]):
+        chosen = f.axes_of(row, WIDE_MESH)
+        placed = try_op_sharding(f, chosen, WIDE_MESH)
+        if placed is None or placed.operands != row[: len(f.operands)]:
+            return False
+        found |= chosen.keys()
+    return found >= {
+        name
+        for name, size in f.sizes
+        if size > 1 and name not in f.replicate
+        if any(try_op_sharding(f, {name: (a,)}, WIDE_MESH) for a in WIDE_MESH.names)
+    }
+
+
+def test_each_element_type_of_each_op_has_a_layout():
+    wanted = {(c.op, e) for c in CASES for e in c.elements}
+    assert {(BY_NAME[case].op, e) for (case, e), found in by_kin().items() if found} == wanted
