@@ -80,7 +80,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("cuts", "cluster", "rows"), sampled(CASES, 4))
+@pytest.mark.parametrize(("cuts", "cluster", "rows"), sampled(CASES, 2))
 def test_no_path_over_any_layouts_is_faster(
     cuts: list[tuple[Axis, ...]], cluster: Cluster, rows: int
 ) -> None:
@@ -108,7 +108,7 @@ def test_no_path_over_any_layouts_is_faster(
         ("gloo", (3, 4), (100, 5000)), ("gloo", (2, 3, 2), (5000, 5000)), ("gloo", (8,), (7, 8)),
         ("gloo", (2, 2, 2), (7, 7)), ("pod2048", (32,), (5000, 7)), ("pod2048", (8, 4), (96, 9)),
         ("ascend910", (2, 2, 2), (64, 64)), ("gloo", (2, 2), (1024, 1024)),
-    ], 3),
+    ], 2),
     ids=str,
 )  # fmt: skip
 def test_no_path_over_the_layouts_of_a_table_is_faster(

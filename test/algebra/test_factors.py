@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.extent import extent
 from support.strategies import layouts_on, meshes, quick, sub_axes
 
 from shardir.algebra.factors import Factors, OpSharding, try_op_sharding
@@ -98,7 +99,7 @@ def cost(mesh: Mesh, shapes: Any, operands: Any, hints: Any, placement: OpShardi
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=extent(20, 200), deadline=None, derandomize=True)
 @given(st.data())
 def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any):
     """Factors on which the layouts agree are split so, since that splits the computation. It costs

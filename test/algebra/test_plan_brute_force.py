@@ -36,7 +36,7 @@ from shardir.algebra.traffic import fetched, sent
 from shardir.cost.clusters import load
 
 
-@settings(max_examples=extent(25, 200), deadline=None, derandomize=True)
+@settings(max_examples=extent(15, 200), deadline=None, derandomize=True)
 @given(routes_of(2, MESHES + LEVELLED))
 def test_an_exchange_sends_and_fetches_these_elements(route: Route) -> None:
     """Counts by dimension, against those of every piece on every rank."""
@@ -106,7 +106,7 @@ def shortest(
     raise AssertionError("no path")
 
 
-@settings(max_examples=extent(20, 60), deadline=None, derandomize=True)
+@settings(max_examples=extent(10, 60), deadline=None, derandomize=True)
 @given(st.data())
 def test_the_plan_is_the_shortest_path(data: st.DataObject) -> None:
     """Of all paths; between even layouts of full axes, where an axis crosses levels or another
@@ -151,7 +151,7 @@ def test_no_path_over_any_sub_axes_is_faster(cluster: Cluster) -> None:
     for rows in (8, 32768):
         shape = (rows, 8)
         found = every.seconds(shape, 4)
-        for _ in range(extent(25, 1000)):
+        for _ in range(extent(12, 1000)):
             i, j = (random.randrange(len(every.layouts)) for _ in range(2))
             plan = plan_redistribution(shape, "f32", mesh, every.layouts[i], every.layouts[j])
             assert plan.seconds <= found[i, j] * (1 + 1e-9) + 1e-18, str(plan)

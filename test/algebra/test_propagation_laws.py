@@ -7,6 +7,7 @@ from math import prod
 
 import pytest
 from support.algebra.propagation_graphs import Writer, merged
+from support.extent import extent
 
 from shardir.algebra.factors import Factors, try_op_sharding
 from shardir.algebra.layout import Layout, Shape
@@ -23,7 +24,7 @@ FORMS = [
     "(i j) -> i j", "i j -> (i j)", "b i k, b k j -> b i j", "b i j -> i b j", "b (i j) -> b i j",
     "(i j) k -> i (j k)",
 ]  # fmt: skip
-SEEDS = range(60)
+SEEDS = range(extent(20, 200))
 
 
 def random_graph(seed: int) -> PropagationGraph:
