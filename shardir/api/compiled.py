@@ -34,6 +34,7 @@ from shardir.syntax.source import Source, collect_remarks, collect_warnings
 from shardir.syntax.verify import verify
 
 if TYPE_CHECKING:
+    from shardir.backend.torch.launch.local_trainer import LocalTrainer
     from shardir.backend.torch.shardir_runtime.run.trainer import Trainer
 
 
@@ -227,6 +228,35 @@ class Compiled:
         from shardir.backend.torch.started import start  # it needs torch
 
         return start(self, **options)
+
+    def ranks(
+        self, count: int | None = None, *, resume: str | Path | None = None, **options: Any
+    ) -> "LocalTrainer":  # fmt: skip
+        """Start local ranks, one process each, for a loop in this process: a notebook, or a script.
+
+            with program.ranks() as trainer:
+                loss = trainer.step(batch)
+
+        Args:
+            count: the number of ranks that the program has to be for.
+            resume: a checkpoint, or a folder of them, from which the training goes on.
+            options: backend=, device=, seed=, timeout=, threads=, compile= of a run.
+
+        Returns:
+            The trainer: its ranks are up until the end of the block, or close().
+
+        Raises:
+            ShardirError: the program has no training step, or is for another number of ranks; or
+                there is no such option.
+            RunError: a rank fails.
+        """
+        from shardir.backend.torch.launch.local_trainer import LocalTrainer, rank_options
+
+        given, arguments = rank_options(options), self.trainer_arguments()
+        trainer = LocalTrainer(self.save, count, given, **arguments)
+        if resume is not None:
+            trainer.load(resume)
+        return trainer
 
     def trainer_arguments(self) -> dict[str, Any]:
         """Return the arguments of a trainer of this program, as JSON has them."""

@@ -1,7 +1,9 @@
 """Programs that a loop of the user trains, on ranks that stay up (shardir.start)."""
 
+import os
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from torch import nn
 
 import shardir
 from shardir import ShardirError
+from shardir.backend.runs import RunError
+from shardir.backend.torch.launch.local_trainer import LocalTrainer
 from shardir.backend.torch.shardir_runtime.run.trainer import Trainer
 
 loss_of = nn.functional.cross_entropy
@@ -44,7 +48,13 @@ class Eager:
         return torch.stack(losses).mean().item()
 
 
+@pytest.fixture(scope="module")
+def program() -> Any:
+    return _compiled(mesh="dp = 2, tp = 2", plan="zero1(dp)")
+
+
 def _compiled(**options: Any) -> Any:
+    torch.manual_seed(0)
     model, optimizer = loop.build()
     (x, labels), = loop.batches(0, 1)  # fmt: skip
     return shardir.compile(
@@ -52,11 +62,12 @@ def _compiled(**options: Any) -> Any:
     )
 
 
-def test_a_loop_trains_as_torch_does_and_its_checkpoint_fits_another_mesh(tmp_path: Path) -> None:
-    program = _compiled(mesh="dp = 2, tp = 2", plan="zero1(dp)").save(tmp_path / "out")
-    checkpoints = tmp_path / "checkpoints"
+def test_a_loop_trains_as_torch_does_and_its_checkpoint_fits_another_mesh(
+    program: Any, tmp_path: Path
+) -> None:
+    saved, checkpoints = program.save(tmp_path / "out"), tmp_path / "checkpoints"
     script = Path(__file__).parent / "trainer_rank.py"
-    outputs = run_ranks(script, 4, [checkpoints, program, _port()], 100, compared=False)
+    outputs = run_ranks(script, 4, [checkpoints, saved, _port()], 100, compared=False)
 
     eager, expected = Eager(), dict[int, tuple[float, float]]()
     for i, batch in enumerate(loop.batches(1, 6)):
@@ -195,3 +206,71 @@ ONE = """func.func @f() -> tensor<2xf32> {
   func.return %x : tensor<2xf32>
 }
 """
+
+
+# ---- ranks of a loop in one process ----
+
+
+def _are_gone(trainer: LocalTrainer) -> bool:
+    """Whether the ranks, the folder and the pipes of a trainer are."""
+    ended = all(rank.returncode is not None for rank in trainer._ranks.processes)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(trainer._pipes.readers[0])
+    return ended and len(trainer._ranks.processes) > 0 and not trainer._folder.exists()
+
+
+def test_ranks_of_a_notebook_train_as_torch_does_and_end_at_ctrl_c(program: Any) -> None:
+    eager = Eager()
+
+    def broken() -> Iterator[Any]:
+        yield next(loop.batches(2, 1))
+        raise ValueError("of the loop")
+
+    with pytest.raises(KeyboardInterrupt), program.ranks(4, timeout=60) as trainer:
+        for i, (x, labels) in enumerate(loop.batches(1, 4)):
+            expected = eager.step(x, labels)
+            if i % 2:
+                loss = trainer.step((x, labels))
+            else:
+                shards = [(x[2 * k : 2 * k + 2], labels[2 * k : 2 * k + 2]) for k in range(4)]
+                loss = trainer.step(shards, local=True)
+            assert loss.item() == pytest.approx(expected, rel=1e-12)
+            trainer.lr = eager.optimizer.param_groups[0]["lr"] = 0.02 / (i + 1)
+        assert trainer.lr == 0.005
+        with pytest.raises(ValueError, match="of the loop"):
+            trainer.evaluate(broken())
+        with pytest.raises(
+            ShardirError, match=r"expected input of \[8, 16\] and torch.float64, got"
+        ):
+            trainer.evaluate([next(loop.batches(2, 1)), (x[1:], labels)])
+        found = trainer.evaluate(loop.batches(2, 3))
+        assert found == {"loss": pytest.approx(eager.evaluate(), rel=1e-12)}
+        torch.testing.assert_close(trainer.state_dict(), dict(eager.model.state_dict()))
+        trainer._pipes.register = lambda selector: signal.raise_signal(signal.SIGINT)
+        trainer.step(x, labels)
+    assert _are_gone(trainer)
+
+
+def test_ranks_end_with_their_loop_and_say_what_fails(tied: Any, tmp_path: Path) -> None:
+    with tied.ranks() as trainer:
+        before = trainer.state_dict()
+        assert before.keys() == tied.state_dict().keys()
+        assert trainer.save(tmp_path) == tmp_path / "step-00000000"
+        trainer.step(X, X)
+        assert trainer.metrics["share"].dtype == torch.float32
+        with pytest.raises(ShardirError, match="expected a program whose learning rate is data"):
+            trainer.lr = 0.1
+    assert _are_gone(trainer)
+    with tied.ranks(resume=tmp_path) as trainer:
+        assert trainer.steps_done == 0
+        torch.testing.assert_close(trainer.state_dict(), before)
+        trainer.load_state_dict(before)
+        with pytest.raises(RunError, match="rank 0 failed: IndexError: index out of range"):
+            trainer.step(X + 9, X)
+        with pytest.raises(ShardirError, match="expected a trainer that is open"):
+            trainer.step(X, X)
+    assert _are_gone(trainer)
+    with pytest.raises(ShardirError, match=r"expected 1 ranks, for mesh @ <>, got 3"):
+        tied.ranks(3)
+    with pytest.raises(ShardirError, match="got timout; did you mean timeout"):
+        tied.ranks(timout=3)

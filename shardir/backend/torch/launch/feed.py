@@ -27,7 +27,68 @@ Batch = Sequence[Array]
 """The inputs of a step, in their order."""
 
 
-class Feed:
+class Pipes:
+    """A pipe to each rank, to which the thread that watches the ranks writes.
+
+    Attributes:
+        readers: the ends that the ranks read.
+        moved: whether data was made since the last wait.
+    """
+
+    def __init__(self, count: int):
+        pipes = [os.pipe() for _ in range(count)]
+        self.readers, self._writers = [r for r, _ in pipes], [w for _, w in pipes]
+        self._waiting = [memoryview(b"")] * count
+        self._has_ended, self.moved = False, False
+        for writer in self._writers:
+            os.set_blocking(writer, False)
+            with suppress(OSError, AttributeError):  # as many as the user may have
+                fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all data is written."""
+        return not any(self._waiting)
+
+    def put(self, data: Sequence[bytes]) -> None:
+        """Set the data of each rank, when the data before it is written."""
+        self._waiting = [memoryview(x) for x in data]
+
+    def words(self, rank: int) -> list[str]:
+        """Return the words of a rank's command line that name its pipe."""
+        return []
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Wait for pipes that can be written."""
+        for writer, waiting in zip(self._writers, self._waiting, strict=True):
+            if waiting:
+                selector.register(writer, selectors.EVENT_WRITE)
+
+    def write(self, ready: set[int]) -> None:
+        """Write to the pipes that are ready, as much as fits."""
+        for rank, writer in enumerate(self._writers):
+            if writer in ready:
+                try:
+                    count = os.write(writer, self._waiting[rank])
+                except OSError:  # the rank has ended: its exit code says why
+                    count = len(self._waiting[rank])
+                self._waiting[rank] = self._waiting[rank][count:]
+
+    def end(self) -> None:
+        """Let the ranks come to the end of their data."""
+        if not self._has_ended:
+            self._has_ended = True
+            for writer in self._writers:
+                os.close(writer)
+
+    def close(self) -> None:
+        """Close all pipes."""
+        self.end()
+        for reader in self.readers:
+            os.close(reader)
+
+
+class Feed(Pipes):
     """The batches of a run, for all of its ranks.
 
     Args:
@@ -48,16 +109,11 @@ class Feed:
             )
         self.args = [arg for arg in step.args if arg.role == "input"]
         self.batches, self.steps, self.local = batches, steps, local
-        self.moved = False
         self._meshes = [rt.Mesh(plan.axes, rank) for rank in range(plan.size)]
         self._made = 0
-        self._waiting = self._next()  # before the ranks start: it may be a wrong one
-        pipes = [os.pipe() for _ in self._meshes]
-        self.readers, self._writers = [r for r, _ in pipes], [w for _, w in pipes]
-        for writer in self._writers:
-            os.set_blocking(writer, False)
-            with suppress(OSError, AttributeError):  # as many as the user may have
-                fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        first = self._next()  # before the ranks start: it may be a wrong one
+        super().__init__(plan.size)
+        self._waiting = first
 
     def words(self, rank: int) -> list[str]:
         """Return the words of a rank's command line that name its pipe."""
@@ -66,26 +122,9 @@ class Feed:
     def register(self, selector: selectors.BaseSelector) -> None:
         """Wait for pipes that can be written, after the next batch is made if it is due."""
         self.moved = False
-        if not any(self._waiting) and self._made < self.steps:
+        if self.is_empty and self._made < self.steps:
             self._waiting, self.moved = self._next(), True
-        for writer, waiting in zip(self._writers, self._waiting, strict=True):
-            if waiting:
-                selector.register(writer, selectors.EVENT_WRITE)
-
-    def write(self, ready: set[int]) -> None:
-        """Write to the pipes that are ready, as much as fits."""
-        for rank, writer in enumerate(self._writers):
-            if writer in ready:
-                try:
-                    count = os.write(writer, self._waiting[rank])
-                except OSError:  # the rank has ended: its exit code says why
-                    count = len(self._waiting[rank])
-                self._waiting[rank] = self._waiting[rank][count:]
-
-    def close(self) -> None:
-        """Close all pipes."""
-        for end in (*self.readers, *self._writers):
-            os.close(end)
+        super().register(selector)
 
     def _next(self) -> list[memoryview]:
         """Return the data of each rank for the next step."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,12 @@ _SHARED: ContextVar["Forks | None"] = ContextVar("shared", default=None)
 
 
 @contextmanager
-def forks(options: Options) -> Iterator["Forks"]:
+def forks(options: Options, shares: bool = True) -> Iterator["Forks"]:
     """Start the process that forks ranks, unless there is one in this context. It imports torch
     while the caller goes on.
+
+    Args:
+        shares: whether others in this context use a process that is started here.
 
     Raises:
         LaunchError: it cannot be started.
@@ -47,7 +50,7 @@ def forks(options: Options) -> Iterator["Forks"]:
     except OSError as error:
         raise LaunchError(f"the ranks cannot be started: {error.strerror or error}") from None
     try:
-        with share_forks(started):
+        with share_forks(started) if shares else nullcontext():
             yield started
     finally:
         started.close()

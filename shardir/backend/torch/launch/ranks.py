@@ -17,7 +17,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from shardir.backend.torch.shardir_runtime.plan.program import START_SECONDS
 from shardir.backend.torch.shardir_runtime.run.events import FINISH, MAY_FINISH, event_of
 
 if TYPE_CHECKING:
-    from shardir.backend.torch.launch.feed import Feed
+    from shardir.backend.torch.launch.feed import Pipes
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 0.5  # after the first error, for the other ranks' messages
@@ -68,7 +68,7 @@ class Ranks:
     """
 
     def __init__(
-        self, program: Path, count: int, options: Options, feed: "Feed | None" = None,
+        self, program: Path, count: int, options: Options, feed: "Pipes | None" = None,
         variables: Mapping[str, str] | None = None, stage: int | None = None,
     ):  # fmt: skip
         self.program, self.count, self.options, self.feed = program, count, options, feed
@@ -87,9 +87,24 @@ class Ranks:
         Raises:
             LaunchError: they cannot be started; RunError: one fails.
         """
+        with self.started():
+            try:
+                self.watch(on_event)
+            except (KeyboardInterrupt, SystemExit):
+                if self.options.checkpoints is not None and self._started:
+                    self._interrupt(on_event)
+                raise
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """Start all ranks for a block, at the end of which none is left.
+
+        Raises:
+            LaunchError: they cannot be started.
+        """
         allow_files(self.count)
         with (
-            forks(self.options) as here,
+            forks(self.options, shares=False) as here,
             socket.create_server(("127.0.0.1", 0), backlog=self.count + 8) as store,
         ):
             here.import_runtime(self.program.parent)
@@ -110,12 +125,7 @@ class Ranks:
                         raise LaunchError(f"rank {rank} cannot be started: {reason}") from None
                 os.close(events)
                 events = -1
-                try:
-                    self._watch(on_event)
-                except (KeyboardInterrupt, SystemExit):
-                    if self.options.checkpoints is not None and self._started:
-                        self._interrupt(on_event)
-                    raise
+                yield
             finally:
                 if events >= 0:
                     os.close(events)
@@ -153,13 +163,20 @@ class Ranks:
         argv = [str(self.program), *self.options.words(), *fed]
         self.processes.append(here.start(argv, variables, self.logs[rank].fileno(), passed))
 
-    def _watch(self, on_event: OnEvent) -> None:
+    def watch(self, on_event: OnEvent, until: Callable[[], bool] | None = None) -> None:
+        """Pass on events until all ranks have ended, or until a condition holds.
+
+        Raises:
+            RunError: a rank fails, or nothing is heard of the ranks for too long.
+        """
         last_sign = time.monotonic() + START_SECONDS
         while True:
             codes = self._codes()
             for event in self._read():
                 last_sign = time.monotonic()
                 on_event(event)
+            if until is not None and until():
+                return
             if self.feed is not None and self.feed.moved:
                 last_sign = time.monotonic()  # the ranks waited for a batch
             if self.outcome.errors or (self._drained and self.outcome.left(codes)):
@@ -178,7 +195,7 @@ class Ranks:
         """Ask the ranks to write a checkpoint and to end, and wait for it."""
         for process in self.processes:
             _signal(process, signal.SIGTERM)
-        self._watch(on_event)
+        self.watch(on_event)
 
     def finish(self) -> None:
         """Ask that the present step of the training be the last one."""

@@ -62,6 +62,7 @@ _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
                "value": _value},
     "round": {"done": _count, "of": _count},
     "times": {"program": _count, "function": _text, "seconds": _numbers},
+    "answer": {"value": lambda value: True},
     "done": {},
     "error": {"kind": _text, "message": _text},
 }  # fmt: skip

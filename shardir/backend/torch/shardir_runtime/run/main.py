@@ -16,6 +16,7 @@ people on stdout, or as JSON lines to the launcher that SHARDIR_EVENTS names (`f
     {"event": "trained", "function": "step", "steps": 100, "seconds": 1.2, "steps_per_second": 83.0}
     {"event": "result", "function": "accuracy", "name": "acc", "shape": [], "dtype": "f32",
      "value": 0.97}                                        (null where there are over 4096 elements)
+    {"event": "answer", "value": 0.1}           (to a call of a loop in another process: served.py)
 Each rank reports its end: {"event": "done"}, or
     {"event": "error", "kind": "plan" | "program" | "late" | "lost", "message": "ValueError: ..."}
 """
@@ -45,8 +46,10 @@ from .events import Events
 from .options import RunOptions
 from .process import as_rank, join_ranks, memory
 from .replay import Replay
+from .served import pipe_of_calls, serve
 from .session import Session, scalars_of
 from .trace import Recorder, requested_recorder
+from .trainer import Trainer
 
 REPORTED_ELEMENTS = 4096
 """The size of the largest result whose values are reported."""
@@ -74,6 +77,11 @@ def main(directory: Path, functions: dict[str, Callable], single: bool = False) 
         called = compile_functions(plan, functions) if options.compile else functions
         if recorder is not None:
             called = recorder.functions(plan, plan.directory / "program.py")
+        if (calls := pipe_of_calls(mesh.rank)) is not None:
+            session = Session(plan, mesh, called, options.seed)
+            events.send(event="start", ranks=mesh.size, backend=options.backend)
+            serve(Trainer(session, options.steps_done), calls, events)
+            return 0
         runner = Runner(
             plan, mesh, called, options.seed, events, options.broadcast, recorder, functions
         )

@@ -27,6 +27,12 @@ DTYPES = {
     "i1": torch.bool,
 }
 
+CONVERTED = {
+    "i32": (torch.uint8, torch.int8, torch.int16),
+    "i64": (torch.uint8, torch.int8, torch.int16, torch.int32),
+}
+"""The dtypes that an input of a type takes too, as all their values fit."""
+
 
 class States:
     """The parameters and states, by their keys.
@@ -122,16 +128,12 @@ class States:
         Raises:
             PlanError: the input has another shape or dtype.
         """
-        bounds, dtype = self.bounds(arg), DTYPES[arg.dtype]
-        shape = tuple(stop - start for start, stop in bounds) if local else arg.shape
-        given, x = tuple(x.shape), arg.batches_of(x, shape)
-        if tuple(x.shape) != shape or x.dtype != dtype:
-            where = f" on rank {self.mesh.rank}" if local else ""
-            raise PlanError(
-                f"expected {arg.name} of {list(shape)} and {dtype}{where}, got {list(given)} and "
-                f"{x.dtype}"
-            )
-        x = (x if local else part(x, bounds)).contiguous()
+        bounds = self.bounds(arg)
+        if local:
+            x = checked_input(arg, x, tuple(b - a for a, b in bounds), self.mesh.rank)
+        else:
+            x = part(checked_input(arg, x, arg.shape), bounds)
+        x = x.contiguous()
         return move_to(self.mesh, x, arg.host)
 
     def put(self, arg: PlanArgument, x: Tensor) -> None:
@@ -177,6 +179,29 @@ class States:
         shape = [stop - start for start, stop in bounds]
         x = x.to(DTYPES[arg.dtype]).expand(shape).clone(memory_format=torch.contiguous_format)
         return move_to(self.mesh, x, arg.host)
+
+
+def checked_input(
+    arg: PlanArgument, x: Tensor, shape: tuple[int, ...], rank: int | None = None
+) -> Tensor:
+    """Return an input of a shape, whose microbatches may be concatenated.
+
+    Args:
+        rank: the rank whose shard it is; None for a global input.
+
+    Raises:
+        PlanError: it has another shape or dtype.
+    """
+    found, dtype = arg.batches_of(x, shape), DTYPES[arg.dtype]
+    if found.dtype in CONVERTED.get(arg.dtype, ()):
+        found = found.to(dtype)
+    if tuple(found.shape) != shape or found.dtype != dtype:
+        where = "" if rank is None else f" on rank {rank}"
+        raise PlanError(
+            f"expected {arg.name} of {list(shape)} and {dtype}{where}, got {list(x.shape)} and "
+            f"{x.dtype}"
+        )
+    return found
 
 
 def part(x: Tensor, bounds: Iterable[tuple[int, int]]) -> Tensor:

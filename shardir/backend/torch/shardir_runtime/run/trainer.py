@@ -24,20 +24,12 @@ from ..checkpoints import manifest as manifests
 from ..checkpoints.saving import check_safetensors
 from ..checkpoints.weights import weight_arguments
 from ..plan.fields import several
-from ..plan.program import PlanError, PlanFunction, load_plan
+from ..plan.program import PlanError, PlanFunction, ProgramPlan, load_plan
 from .evaluation import evaluate
 from .options import RunOptions
 from .process import join_ranks, rank_and_size, use_processor
 from .program_module import program_module
 from .session import Session, scalars_of
-from .states import DTYPES
-
-CONVERTED = {
-    "i32": (torch.uint8, torch.int8, torch.int16),
-    "i64": (torch.uint8, torch.int8, torch.int16, torch.int32),
-}
-"""The dtypes that an input of a type takes too, as all their values fit."""
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +60,7 @@ class Trainer:
         error: the class of the errors of its methods.
 
     Attributes:
+        rank: the number of this rank.
         steps_done: the number of completed steps.
         metrics: the metrics of the last step by name: scalars, equal on all ranks.
 
@@ -79,18 +72,12 @@ class Trainer:
         self, session: Session, steps_done: int = 0, aliases: Mapping[str, str] | None = None,
         leaves: bool = False, error: type[Exception] = PlanError,
     ):  # fmt: skip
-        steps = [f for f in session.plan.functions if f.kind == "step"]
-        if len(steps) != 1:
-            raise PlanError(
-                f"expected a program with one training step, got {len(steps)} among "
-                f"{', '.join(f.name for f in session.plan.functions)}"
-            )
         self._session, self._states = session, session.states
         _ = session.plan.digest  # for checkpoints, when the directory may be gone
-        self._function = _without_files(steps[0])
-        self._others = {f.name: _without_files(f) for f in session.others}
+        self._function = training_step(session.plan)
         self._aliases, self._leaves, self.error = aliases or {}, leaves, error
         self._checkpoints: dict[Path, Any] = {}
+        self.rank = session.mesh.rank
         self._is_open, self._is_checked = True, False
         self.steps_done = steps_done
         self.metrics: dict[str, Tensor] = {}
@@ -183,8 +170,7 @@ class Trainer:
         Raises:
             PlanError: the program has no such function, there are no batches, or one does not fit.
         """
-        f = self._evaluation(function)
-        session = self._session
+        f, session = evaluation_of(self._session.plan, function), self._session
         with torch.no_grad():
             calls = (session.call(f, self._inputs(f, (batch,), {}, local)) for batch in batches)
             outputs, means = evaluate(self._states, f, calls)
@@ -201,14 +187,14 @@ class Trainer:
         Raises:
             PlanError: the rate is a constant of the program, or a schedule.
         """
-        return float(self._states.values[self._rate()])
+        self._check_open()
+        return float(self._states.values[checked_rate(self._session.plan, 0.0)])
 
     @lr.setter
     @_reported
     def lr(self, rate: float | Tensor) -> None:
-        key, value = self._rate(), float(rate)
-        if not math.isfinite(value) or value < 0:
-            raise PlanError(f"expected a learning rate of at least 0, got {value:g}")
+        self._check_open()
+        key, value = checked_rate(self._session.plan, float(rate)), float(rate)
         # A new tensor: the metrics of the last step may have the old one.
         self._states.values[key] = torch.full_like(self._states.values[key], value)
 
@@ -235,17 +221,7 @@ class Trainer:
         """
         self._check_open()
         known = weight_arguments(self._session.plan)
-        values = {self._aliases.get(name, name): x for name, x in states.items()}
-        wrong = [
-            f"{key} of {list(known[key].shape)}, got {list(x.shape)}"
-            for key, x in values.items() if key in known and tuple(x.shape) != known[key].shape
-        ]  # fmt: skip
-        if missing := [key for key in known if key not in values]:
-            wrong.append(f"all parameters and buffers, got none of {several(missing)}")
-        if unknown := [key for key in values if key not in known]:
-            wrong.append(f"parameters and buffers of the program, got {several(unknown)} too")
-        if wrong:
-            raise PlanError(f"expected {'; '.join(wrong[:5])}")
+        values = checked_states(self._session.plan, states, self._aliases)
         for key, x in values.items():
             self._states.put(known[key], x)
 
@@ -317,43 +293,91 @@ class Trainer:
         if not self._is_open:
             raise PlanError("expected a trainer that is open, got one after close()")
 
-    def _evaluation(self, name: str | None) -> PlanFunction:
-        """Return the function beside the step of a name, by default the only one."""
-        known = ", ".join(self._others)
-        if not self._others:
-            raise PlanError(
-                "expected a program with a function beside the step, got one without; compile the "
-                "module with evaluate=True"
-            )
-        if name is None and len(self._others) > 1:
-            raise PlanError(f"expected the name of a function of {known}, got none")
-        found = self._others.get(name or known)
-        if found is None:
-            raise PlanError(f"expected a function of {known}, got {name}")
-        return found
-
-    def _rate(self) -> str:
-        """Return the key of the learning rate."""
-        self._check_open()
-        key = f"{self._function.name}.lr"
-        if key not in self._states.values:
-            raise PlanError(
-                "expected a program whose learning rate is data, got one with a constant or a "
-                "schedule; compile with lr=torch.tensor(0.001) in the optimizer of torch.optim, or "
-                'with the text "lr = given<rate = 0.001>"'
-            )
-        return key
-
     def _inputs(
         self, f: PlanFunction, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool
     ) -> list[Tensor]:
         """Return this rank's shards of the inputs of a function, in their order."""
         self._check_open()
         shard = self._states.shard_of
-        return [
-            shard(arg, _converted(arg.dtype, x), local)
-            for arg, x in zip(*bound_inputs(f, batch, named), strict=True)
-        ]
+        return [shard(arg, x, local) for arg, x in zip(*bound_inputs(f, batch, named), strict=True)]
+
+
+def training_step(plan: ProgramPlan) -> PlanFunction:
+    """Return the training step of a program, whose inputs come from its caller, not from files.
+
+    Raises:
+        PlanError: there is none, or several.
+    """
+    steps = [f for f in plan.functions if f.kind == "step"]
+    if len(steps) != 1:
+        raise PlanError(
+            f"expected a program with one training step, got {len(steps)} among "
+            f"{', '.join(f.name for f in plan.functions)}"
+        )
+    return _without_files(steps[0])
+
+
+def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
+    """Return the function beside the step of a name, by default the only one.
+
+    Raises:
+        PlanError: there is none, or several.
+    """
+    others = {f.name: f for f in plan.functions if f.kind == "function" and not f.every}
+    known = ", ".join(others)
+    if not others:
+        raise PlanError(
+            "expected a program with a function beside the step, got one without; compile the "
+            "module with evaluate=True"
+        )
+    if name is None and len(others) > 1:
+        raise PlanError(f"expected the name of a function of {known}, got none")
+    found = others.get(name or known)
+    if found is None:
+        raise PlanError(f"expected a function of {known}, got {name}")
+    return _without_files(found)
+
+
+def checked_rate(plan: ProgramPlan, rate: float) -> str:
+    """Return the key of the learning rate, which becomes `rate`.
+
+    Raises:
+        PlanError: it is no data of the program, or the rate is no number of at least 0.
+    """
+    function = training_step(plan)
+    key = f"{function.name}.lr"
+    if key not in [arg.key for arg in function.args]:
+        raise PlanError(
+            "expected a program whose learning rate is data, got one with a constant or a "
+            "schedule; compile with lr=torch.tensor(0.001) in the optimizer of torch.optim, or "
+            'with the text "lr = given<rate = 0.001>"'
+        )
+    if not math.isfinite(rate) or rate < 0:
+        raise PlanError(f"expected a learning rate of at least 0, got {rate:g}")
+    return key
+
+
+def checked_states(
+    plan: ProgramPlan, states: Mapping[str, Tensor], aliases: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a `state_dict` by their keys.
+
+    Raises:
+        PlanError: names are missing or unknown, or shapes differ.
+    """
+    known = weight_arguments(plan)
+    values = {aliases.get(name, name): x for name, x in states.items()}
+    wrong = [
+        f"{key} of {list(known[key].shape)}, got {list(x.shape)}"
+        for key, x in values.items() if key in known and tuple(x.shape) != known[key].shape
+    ]  # fmt: skip
+    if missing := [key for key in known if key not in values]:
+        wrong.append(f"all parameters and buffers, got none of {several(missing)}")
+    if unknown := [key for key in values if key not in known]:
+        wrong.append(f"parameters and buffers of the program, got {several(unknown)} too")
+    if wrong:
+        raise PlanError(f"expected {'; '.join(wrong[:5])}")
+    return values
 
 
 def bound_inputs(
@@ -398,10 +422,6 @@ def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(x, f"{name}.{i}" if name else "")
     else:
         yield name, tree
-
-
-def _converted(dtype: str, x: Tensor) -> Tensor:
-    return x.to(DTYPES[dtype]) if x.dtype in CONVERTED.get(dtype, ()) else x
 
 
 def _without_files(f: PlanFunction) -> PlanFunction:

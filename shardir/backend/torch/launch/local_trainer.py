@@ -1,0 +1,302 @@
+"""A trainer of local ranks, one process each, that the loop of another process calls.
+
+    with program.ranks() as trainer:                 # a notebook, a script
+        for x, labels in loader:
+            loss = trainer.step(x, labels)
+
+The ranks are those of a run (ranks.py): no process is left at the end, after an exception, Ctrl-C,
+or a kill. A rank reads calls from a pipe, and rank 0 answers by an event (run/served.py).
+"""
+
+import atexit
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardir.backend.runs import Options
+from shardir.backend.torch.launch.feed import Pipes
+from shardir.backend.torch.launch.positions import ranks_of_a_stage
+from shardir.backend.torch.launch.ranks import Ranks
+from shardir.backend.torch.launch.start import read_plan
+from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
+from shardir.backend.torch.shardir_runtime.checkpoints.weights import weight_arguments
+from shardir.backend.torch.shardir_runtime.plan.program import PlanFunction
+from shardir.backend.torch.shardir_runtime.run.served import CALLS, bytes_of
+from shardir.backend.torch.shardir_runtime.run.states import DTYPES, checked_input, part
+from shardir.backend.torch.shardir_runtime.run.trainer import (
+    bound_inputs,
+    checked_rate,
+    checked_states,
+    evaluation_of,
+    training_step,
+)
+from shardir.backend.torch.started import errors
+from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.syntax.files import scratch_folder
+
+
+class LocalTrainer:
+    """The training step of a program on local ranks, in a loop of this process.
+
+    The methods are those of a `Trainer`. A wrong argument changes nothing; an error of a rank ends
+    all of them.
+
+    Args:
+        save: writes the directory of the program.
+        count: the number of ranks that it has to be for.
+        steps_done, aliases: those of a Trainer.
+
+    Attributes:
+        steps_done: the number of completed steps.
+        metrics: the metrics of the last step by name.
+
+    Raises:
+        ShardirError: the program has no training step, or is for another number of ranks.
+        LaunchError: the ranks cannot be started; RunError: one fails.
+    """
+
+    def __init__(
+        self, save: Callable[[Path], object], count: int | None, options: Options,
+        steps_done: int = 0, aliases: Mapping[str, str] | None = None,
+    ):  # fmt: skip
+        self.steps_done, self._aliases = steps_done, aliases or {}
+        options = replace(options, steps_done=steps_done)
+        self.metrics: dict[str, Tensor] = {}
+        self._events: list[dict[str, Any]] = []
+        self._stack: ExitStack | None = None
+        with ExitStack() as stack:
+            self._folder = stack.enter_context(scratch_folder())
+            directory = self._folder / "program"
+            save(directory)
+            self._plan = plan = read_plan(directory)
+            if count not in (None, plan.size):
+                raise ShardirError(
+                    f"expected {plan.size} ranks, for {plan.mesh_text()}, got {count}; compile "
+                    "for another mesh"
+                )
+            with errors():
+                self._function = training_step(plan)
+            self._meshes = [rt.Mesh(plan.axes, rank) for rank in range(plan.size)]
+            self._pipes = Pipes(plan.size)
+            pipes = ",".join(f"fd:{reader}" for reader in self._pipes.readers)
+            self._ranks = Ranks(
+                directory / "program.py", plan.size, options, self._pipes, {CALLS: pipes},
+                ranks_of_a_stage(plan),
+            )  # fmt: skip
+            stack.enter_context(self._ranks.started())
+            self._wait("start")
+            self._stack = stack.pop_all()
+        atexit.register(self.close, wait=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.close(wait=kind is None)
+
+    def __repr__(self) -> str:
+        plan, done = self._plan, self.steps_done
+        return f"<a trainer of {self._function.name} on {plan.mesh_text()}, {done} steps done>"
+
+    def step(self, *batch: Any, local: bool = False, **named: Any) -> Tensor:
+        """Train on a batch.
+
+        Args:
+            batch: the inputs, as for `Trainer.step`.
+            local: whether there is one argument, a list of the shards of each rank.
+            named: inputs by name.
+
+        Returns:
+            The loss of the global batch, a scalar.
+
+        Raises:
+            ShardirError: an input differs from the program's; nothing has changed.
+            RunError: a rank fails.
+        """
+        tensors = self._shards(self._function, batch, named, local)
+        answer = self._call("step", {}, tensors)
+        self.steps_done += 1
+        self.metrics = {name: torch.tensor(x) for name, x in answer["metrics"].items()}
+        loss = next(r for r in self._function.results if not r.updates and not r.shape)
+        return torch.tensor(answer["loss"], dtype=DTYPES[loss.dtype])
+
+    def evaluate(
+        self, batches: Iterable[Any], function: str | None = None, *, local: bool = False
+    ) -> dict[str, float]:
+        """Evaluate a function beside the step on batches, as `Trainer.evaluate` does."""
+        with errors():
+            f = evaluation_of(self._plan, function)
+        shards = (self._shards(f, (batch,), {}, local) for batch in batches)
+        first = next(shards, None)
+        if first is None:
+            raise ShardirError(f"expected batches to evaluate {f.name}, got none")
+        self._send("evaluate", {"function": f.name})
+        try:
+            for tensors in chain([first], shards):
+                self._send("batch", {}, tensors)
+        finally:  # an error of the iterator, or of a batch, leaves the ranks ready
+            self._send("end")
+            answer = self._wait("answer")
+        return answer["value"]
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step, where it is data (`Trainer.lr`)."""
+        self._check_rate(0.0)
+        return self._call("lr")
+
+    @lr.setter
+    def lr(self, rate: float | Tensor) -> None:
+        self._check_rate(float(rate))
+        self._call("set_lr", {"rate": float(rate)})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers, whole, by their names in the module."""
+        path = self._folder / "states.npz"
+        self._call("state_dict", {"path": str(path)})
+        with np.load(path, allow_pickle=False) as file:
+            found = {
+                key: torch.from_numpy(np.array(file[str(i)])).to(DTYPES[arg.dtype])
+                for i, (key, arg) in enumerate(weight_arguments(self._plan).items())
+            }
+        path.unlink()
+        return {**found, **{name: found[key] for name, key in self._aliases.items()}}
+
+    def load_state_dict(self, states: Mapping[str, Tensor]) -> None:
+        """Replace the parameters and buffers, as `Trainer.load_state_dict` does."""
+        with errors():
+            values = checked_states(self._plan, states, self._aliases)
+        self._call("load_state_dict", {}, [values] * self._plan.size)
+
+    def save(self, path: str | Path, keep: int = 0) -> Path:
+        """Write a checkpoint, as `Trainer.save` does."""
+        folder = Path(path).absolute()
+        self._call("save", {"path": str(folder), "keep": keep})
+        return manifests.step_folder(folder, self.steps_done)
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a checkpoint, as `Trainer.load` does."""
+        with errors():
+            checkpoint = manifests.checkpoint_at(Path(path).absolute())
+        self.steps_done = self._call("load", {"path": str(checkpoint)})
+
+    def close(self, wait: bool = True) -> None:
+        """End the ranks; a second call does nothing.
+
+        Args:
+            wait: whether to wait for their own ends, rather than to stop them.
+
+        Raises:
+            RunError: a rank fails meanwhile.
+        """
+        if self._stack is None:
+            return
+        stack, self._stack = self._stack, None
+        atexit.unregister(self.close)
+        with stack:
+            if wait:
+                self._pipes.end()
+                self._ranks.watch(self._events.append)
+
+    # ---- calls ----
+
+    def _call(
+        self, method: str, arguments: Mapping[str, Any] | None = None,
+        tensors: list[dict[str, Tensor]] | None = None,
+    ) -> Any:  # fmt: skip
+        """Call a method on all ranks; return the answer of rank 0."""
+        self._send(method, arguments, tensors)
+        return self._wait("answer")["value"]
+
+    def _send(
+        self, method: str, arguments: Mapping[str, Any] | None = None,
+        tensors: list[dict[str, Tensor]] | None = None,
+    ) -> None:  # fmt: skip
+        """Write a call to all ranks. `tensors`: those of each rank."""
+        if self._stack is None:
+            raise ShardirError("expected a trainer that is open, got one after close()")
+        given = dict(arguments or {})
+        each = tensors or [{}] * self._plan.size
+        if all(x is each[0] for x in each):
+            calls = [bytes_of(method, given, each[0])] * len(each)
+        else:
+            calls = [bytes_of(method, given, x) for x in each]
+        self._pipes.put(calls)
+        self._watch(lambda: self._pipes.is_empty)
+
+    def _wait(self, event: str) -> dict[str, Any]:
+        """Return the next event of a kind."""
+        self._watch(lambda: any(e["event"] == event for e in self._events))
+        found = next(e for e in self._events if e["event"] == event)
+        self._events.clear()
+        return found
+
+    def _watch(self, until: Callable[[], bool]) -> None:
+        """Watch the ranks until something holds; end them if it does not come to that."""
+        try:
+            self._ranks.watch(self._events.append, until)
+        except BaseException:  # Ctrl-C too: a call that is half written cannot be taken back
+            self.close(wait=False)
+            raise
+
+    def _check_rate(self, rate: float) -> None:
+        with errors():
+            checked_rate(self._plan, rate)
+
+    def _shards(
+        self, f: PlanFunction, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool
+    ) -> list[dict[str, Tensor]]:
+        """Return the shards of the inputs of a function by name, for each rank."""
+        with errors():
+            if not local:
+                pairs = list(zip(*bound_inputs(f, batch, named), strict=True))
+                whole = [(arg, checked_input(arg, x, arg.shape)) for arg, x in pairs]
+                return [
+                    {arg.name: part(x, _bounds(mesh, arg)) for arg, x in whole}
+                    for mesh in self._meshes
+                ]
+            parts = batch[0] if len(batch) == 1 and not named else None
+            if not isinstance(parts, list | tuple) or len(parts) != len(self._meshes):
+                raise ShardirError(
+                    f"expected a list of the shards of each of {len(self._meshes)} ranks with "
+                    "local=True"
+                )
+            return [
+                {arg.name: checked_input(arg, x, _shape(mesh, arg), mesh.rank)
+                 for arg, x in zip(*bound_inputs(f, (given,), {}), strict=True)}
+                for given, mesh in zip(parts, self._meshes, strict=True)
+            ]  # fmt: skip
+
+
+OPTIONS = ("backend", "device", "seed", "timeout", "threads", "compile")
+"""The options of a run that the ranks of a loop have too."""
+
+
+def rank_options(given: Mapping[str, Any]) -> Options:
+    """Return the options of ranks by name.
+
+    Raises:
+        ShardirError: a loop has no such option, or it has a wrong value.
+    """
+    if unknown := [name for name in given if name not in OPTIONS]:
+        raise ShardirError(
+            f"expected an option of {', '.join(OPTIONS)}, got {unknown[0]}"
+            f"{did_you_mean(unknown[0], OPTIONS)}"
+        )
+    return Options.of(given)
+
+
+def _bounds(mesh: rt.Mesh, arg: Any) -> list[tuple[int, int]]:
+    return rt.local_bounds(mesh, arg.shape, arg.dims)
+
+
+def _shape(mesh: rt.Mesh, arg: Any) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in _bounds(mesh, arg))
