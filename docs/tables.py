@@ -30,7 +30,7 @@ from shardir.dialects import dist, nn, train
 from shardir.dialects.nn.base import TensorOp, decomposes
 from shardir.dialects.text import OptionSpec, TextAttr
 from shardir.dialects.train import Role, arguments
-from shardir.dialects.train.optimizer import Optimizer
+from shardir.dialects.train.optimizer import RULES, Optimizer
 from shardir.dialects.train.optimizers import OPTIMIZERS
 from shardir.passes import PASSES
 from shardir.rewriting.options import default_text, field_docs, option_name, option_types
@@ -189,6 +189,8 @@ def _option(name: str, option: OptionSpec) -> str:
 
 def _states(name: str, optimizer: Optimizer) -> str:
     """Return the names of the states of a matrix; and of a vector, where those are different."""
+    if name == RULES:
+        return "those of the [rules](#rules)"
     matrix, vector = (_states_of(name, optimizer, shape) for shape in ((4, 4), (4,)))
     return matrix if matrix == vector else f"{matrix}; of a vector {vector}"
 

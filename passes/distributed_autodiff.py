@@ -35,7 +35,8 @@ have layouts, these stay for search-strategies, and new values have none.
    microbatch to the next.
 8. In a function that is no step, the ops that read the number of tokens of a mean result have the
    mark `train.weighs`: the number is the result's weight in a mean over several batches.
-9. A private function that nothing else uses is erased; any other stays.
+9. A parameter with a rule (shardir/dialects/train/rules.py) is updated by the ops of the rule.
+10. A private function that nothing else uses is erased; any other stays.
 """
 
 from collections import Counter
@@ -58,10 +59,12 @@ from shardir.dialects.symbols import fixed_symbols
 from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request, is_step
 from shardir.rewriting.autodiff.forward import ForwardFunction
 from shardir.rewriting.autodiff.function import Differentiation
+from shardir.rewriting.autodiff.rules import erase_unused_rules
 from shardir.rewriting.autodiff.tokens import mark_weights, means_of
 from shardir.rewriting.bases import collect_all, collect_errors
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.copying import copied
+from shardir.rewriting.functions import bodies
 from shardir.rewriting.lowering import lift, lower
 from shardir.rewriting.options import PassOptions
 from shardir.rewriting.rewriter import erase
@@ -81,8 +84,9 @@ class DistributedAutodiff(PassOptions):
             with fixed_symbols():
                 collect_errors(requests, lambda r: ordered.update(chain_of(r)))
 
-        existing = [f for f in op.body.ops if isinstance(f, FuncOp) and f.body.blocks]
+        existing = [f for f, _ in bodies(op)]
         collect_all(put_in_order, lambda: differentiate_all(op, list(ordered)))
+        erase_unused_rules(op)
         weigh_all(op, [f for f in existing if f.parent is not None])
 
 

@@ -23,7 +23,7 @@ from shardir.diagnostics import Located
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.dist import SAME_VALUE, MeshOp, ShardingGroupOp, sharding_of
 from shardir.dialects.nn.types import unsharded_type
-from shardir.dialects.train import remove_state_layouts
+from shardir.dialects.train import STATE_LAYOUT, remove_annotations
 from shardir.rewriting.bases import Function, FunctionPass
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.rewriter import erase
@@ -51,7 +51,7 @@ class StripLayouts(FunctionPass):
             if sharding_of(v) is not None:
                 set_type(v, unsharded_type(v))
         update_signature(f.op)
-        remove_state_layouts(f.op)
+        remove_annotations(f.op, STATE_LAYOUT)
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         super().apply(ctx, op)

@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     LocationAttr,
     StringAttr,
+    SymbolRefAttr,
     TensorType,
     UnknownLoc,
     f64,
@@ -31,6 +32,8 @@ from shardir.dialects import nn
 from shardir.dialects.dist import tensor
 from shardir.dialects.nn.base import Props
 from shardir.dialects.train import (
+    RULE,
+    SCALAR,
     InitAttr,
     Role,
     set_arg_attrs,
@@ -48,12 +51,14 @@ PACKAGE = str(Path(__file__).parent.parent)
 class FunctionBuilder(OpScope):
     """Builds a function of a module. `Module.function` makes one."""
 
-    def __init__(self, name: str, private: bool, mesh: str | None):
+    def __init__(self, name: str, private: bool, mesh: str | None, rule: str | None = None):
         self.name, self._mesh = name, mesh
         self.block = Block()
         visibility = "private" if private else None
         self.func = FuncOp(name, ((), ()), Region(self.block), visibility)
         self.func.location = caller()
+        if rule is not None:
+            self.func.attributes[RULE] = StringAttr(rule)
         self._rewriter = Rewriter(None, self.block)
         self._arguments: list[dict[str, Attribute]] = []
         self._updates: list[tuple[str, Value]] = []
@@ -97,6 +102,7 @@ class FunctionBuilder(OpScope):
         lr_scale: float | None = None,
         fusion: int | None = None,
         state_layout: str | None = None,
+        rule: str | None = None,
     ) -> Value:
         """Add a parameter, which a training step updates.
 
@@ -105,6 +111,7 @@ class FunctionBuilder(OpScope):
             lr_scale: multiplies the optimizer's learning rate.
             fusion: parameters with the same number have their gradients communicated in one buffer.
             state_layout: the layout of the optimizer's states.
+            rule: the name of the function that updates it in place of the optimizer.
         """
         attributes: dict[str, Attribute] = {}
         if weight_decay is not None:
@@ -115,6 +122,8 @@ class FunctionBuilder(OpScope):
             attributes["train.fusion"] = IntegerAttr(fusion, i64)
         if state_layout is not None:
             attributes["train.state_layout"] = layout_attr(state_layout, self.mesh_name)
+        if rule is not None:
+            attributes[RULE] = SymbolRefAttr(rule)
         return self._add_retained(Role.PARAMETER, name, shape, dtype, layout, init, attributes)
 
     def state(
@@ -128,6 +137,11 @@ class FunctionBuilder(OpScope):
     ) -> Value:
         """Add a state: a value that is retained between steps, and that `update` replaces."""
         return self._add_retained(Role.STATE, name, shape, dtype, layout, init, {})
+
+    def scalar(self, name: str) -> Value:
+        """Add a scalar of a rule, f64: `lr`, the learning rate, or `done`, the number of steps
+        before this one."""
+        return self._argument(name, (), "f64", None, {SCALAR: StringAttr(name)})
 
     def _add_retained(
         self, role: Role, name: str, shape: Sequence[int], dtype: str, layout: str | None,

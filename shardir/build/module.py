@@ -89,9 +89,16 @@ class Module:
     def _add(self, op: Operation) -> None:
         self._module.body.block.add_op(op)
 
-    def function(self, name: str, *, private: bool = False) -> FunctionBuilder:
-        """Begin a function. A private one is dropped once no other function uses it."""
-        f = FunctionBuilder(name, private, None if self.mesh is None else self.mesh_name)
+    def function(
+        self, name: str, *, private: bool = False, rule: str | None = None
+    ) -> FunctionBuilder:
+        """Begin a function. A private one is dropped once no other function uses it.
+
+        Args:
+            rule: `elementwise` or `whole`, for a function that updates a parameter.
+        """
+        mesh = None if self.mesh is None else self.mesh_name
+        f = FunctionBuilder(name, private, mesh, rule)
         self._functions.append(f)
         self._add(f.func)
         return f

@@ -379,6 +379,12 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "or two means, with a denominator of inputs alone, in which the loss is linear.",
             "write accumulate <tokens, microbatches = 4>",
         ),
+        "G18": Code(
+            "A parameter's `train.rule` is a function from the parameter, its gradient, its states "
+            "and scalars to the new parameter and the new states. With `<rules>` each parameter "
+            'has one. An `"elementwise"` rule has ops on elements alone.',
+            'write attributes {train.rule = "elementwise"} at the function',
+        ),
     },
 }
 """The sections of docs/invariants.md, each with its codes."""

@@ -7,6 +7,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation
 
 from shardir.diagnostics import Failure
+from shardir.dialects.train import is_rule
 from shardir.rewriting.composites import adopt_unknown
 
 
@@ -16,13 +17,17 @@ def bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Block]]:
 
 
 def ops_of_bodies(module: ModuleOp) -> Iterator[tuple[FuncOp, Sequence[Operation]]]:
-    """Yield the functions that have a body, each with its ops. Ops without a definition become
-    custom ops first.
+    """Yield the functions that have a body, each with its ops, except rules of optimizers. Ops
+    without a definition become custom ops first.
 
     Raises:
         Failure: functions have branches, which are not part of the language.
     """
-    functions = [op for op in module.body.ops if isinstance(op, FuncOp) and op.body.blocks]
+    functions = [
+        op
+        for op in module.body.ops
+        if isinstance(op, FuncOp) and op.body.blocks and not is_rule(op)
+    ]
     message = "expected a function of one block, got several; write it without branches"
     if branching := [(f, message) for f in functions if len(f.body.blocks) > 1]:
         raise Failure(branching)

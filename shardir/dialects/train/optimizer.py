@@ -13,12 +13,13 @@ from functools import cached_property
 from xdsl.dialects.builtin import f64, i64
 from xdsl.ir import Attribute, SSAValue
 
+from shardir.diagnostics import ShardirError, coded
 from shardir.dialects import nn
 from shardir.dialects.builder import OpBuilder
 from shardir.dialects.nn.properties import float_attr
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.text import OptionsAttr, OptionSpec
-from shardir.dialects.train.options import ScheduleAttr
+from shardir.dialects.train.options import InitAttr, ScheduleAttr
 from shardir.dialects.train.updates import (
     BiasCorrectionOp,
     LearningRateOp,
@@ -28,6 +29,14 @@ from shardir.dialects.train.updates import (
 )
 
 Updated = Generator[None, None, list[SSAValue]]
+
+FirstValue = float | InitAttr
+"""The elements of a state before step 1."""
+
+RULES = "rules"
+"""The optimizer of a step whose parameters all have rules."""
+
+RULE_OF = "write train.rule = @function at the parameter"
 
 
 LR = OptionSpec(float, minimum=0.0, nested=ScheduleAttr.completed)
@@ -90,6 +99,11 @@ class StepScalars:
         """The number of this step as a float."""
         return self.b.convert(self.step, f64)
 
+    @cached_property
+    def done_as_float(self) -> SSAValue:
+        """The number of steps done before this one as a float."""
+        return self.b.convert(self.done, f64)
+
     @property
     def is_used(self) -> bool:
         """Whether the number of steps is used."""
@@ -137,13 +151,27 @@ class ParameterStep:
     hyperparameters: dict[str, float]
     """The optimizer's hyperparameters without `lr`, with the parameter's own `weight_decay`."""
     lr: SSAValue
-    new_state: Callable[[str, Sequence[int], float], SSAValue]
+    new_state: Callable[[str, Sequence[int], FirstValue, Attribute], SSAValue]
+    rule: Callable[["ParameterStep"], list[SSAValue]] | None = None
+    """The update by the parameter's own rule, if it has one."""
 
-    def state(self, name: str, dims: Sequence[int] | None = None, first: float = 0.0) -> SSAValue:
+    def state(
+        self, name: str, dims: Sequence[int] | None = None, first: FirstValue = 0.0,
+        element: Attribute | None = None,
+    ) -> SSAValue:  # fmt: skip
         """The state `name`, with the shape and layout of the parameter, or of its dimensions
-        `dims`. Its elements are `first` before step 1."""
-        rank = len(unsharded_type(self.w).get_shape())
-        return self.new_state(name, range(rank) if dims is None else dims, first)
+        `dims`, and its element type or another one. Its elements are `first` before step 1."""
+        t = unsharded_type(self.w)
+        dims = range(len(t.get_shape())) if dims is None else dims
+        return self.new_state(name, dims, first, element or t.element_type)
+
+    def by_rule(self) -> list[SSAValue]:
+        """The new parameter and its new states by its rule."""
+        if self.rule is None:
+            raise ShardirError(
+                coded("G18", "expected a rule of each parameter, got one without", use=RULE_OF)
+            )
+        return self.rule(self)
 
     def scalar(self, name: str) -> SSAValue:
         """One of the `SCALARS` of an update."""

@@ -17,8 +17,10 @@ from xdsl.utils.exceptions import VerifyException
 
 from shardir.diagnostics import coded
 from shardir.dialects.definition import OpClass, op_definition
+from shardir.dialects.dist import find_mesh, global_type, type_layout
 from shardir.dialects.nn.properties import DimsAttr
 from shardir.dialects.symbols import find_symbol
+from shardir.dialects.train.optimizer import RULE_OF, RULES
 from shardir.dialects.train.optimizers import OptimizerAttr
 from shardir.dialects.train.options import (
     AccumulateAttr,
@@ -38,9 +40,12 @@ from shardir.dialects.train.roles import (
     METRIC,
     STEP,
     UPDATES,
+    Role,
+    arguments,
     result_attrs,
     text_attr,
 )
+from shardir.dialects.train.rules import check_rule
 from shardir.dialects.train.stages import PipelineAttr
 from shardir.dialects.train.synchronization import SyncAttr
 
@@ -123,6 +128,26 @@ class StepOp(_OfFunction):
         check_parameters(f)
         check_arguments(f)
         check_own_numbers(f)
+        self.check_rules(f)
+
+    def check_rules(self, f: FuncOp) -> None:
+        """Raises VerifyException if the rule of a parameter is missing, or does not fit it."""
+        module, rules = self.parent_op(), self.optimizer.kind == RULES
+        for t, argument in zip(f.function_type.inputs, arguments(f), strict=True):
+            if argument.role is not Role.PARAMETER or not isinstance(t, TensorType):
+                continue
+            if (name := argument.rule) is None:
+                if rules:
+                    message = f"expected a rule of the parameter {argument.key}, got none"
+                    raise VerifyException(coded("G18", message, use=RULE_OF))
+                continue
+            rule = None if module is None else find_symbol(module, FuncOp, name)
+            if rule is None or not rule.body.blocks:
+                got = f"expected a function @{name}, the rule of {argument.key}, got none"
+                raise VerifyException(coded("G1", got, use="write it"))
+            layout = type_layout(t)
+            mesh = None if layout is None else find_mesh(f, layout.mesh)
+            check_rule(rule, global_type(t, mesh))
 
     def check_metrics(self, f: FuncOp) -> None:
         """Raises VerifyException if a result of the function is annotated as a metric, but is not a

@@ -15,6 +15,7 @@ attribute is an input. A parameter may also have:
     train.weight_decay = 0.0 : f64    replaces the optimizer's weight decay
     train.lr_scale = 0.1 : f64        multiplies the learning rate
     train.state_layout = #dist.layout<@m, [{dp}, {}]>    the layout of its states
+    train.rule = @lion                the function that updates it (rules.py)
 
 `train.microbatches = 4 : i64`: dimension 0 of an input of a step, or of a result of a forward part
 alone, counts microbatches.
@@ -31,6 +32,7 @@ from xdsl.dialects.builtin import (
     FloatAttr,
     IntegerAttr,
     StringAttr,
+    SymbolRefAttr,
     TensorType,
     UnitAttr,
     i64,
@@ -48,6 +50,7 @@ STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches
 GRADIENT, METRIC = "train.gradient", "train.metric"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
 STATE_LAYOUT = "train.state_layout"
+RULE, SCALAR = "train.rule", "train.scalar"
 WEIGHS = "train.weighs"
 """On an op that reads a number of tokens: the index of the result that is the mean over these
 tokens. The number is the result's weight in means over several batches."""
@@ -114,6 +117,12 @@ class Argument(NamedTuple):
     @property
     def lr_scale(self) -> float:
         return number_attr(self.attributes, LR_SCALE, 1.0)
+
+    @property
+    def rule(self) -> str | None:
+        """The name of the function that updates a parameter in place of the optimizer."""
+        rule = self.attributes.get(RULE)
+        return rule.string_value() if isinstance(rule, SymbolRefAttr) else None
 
     @property
     def state_layout(self) -> Layout | None:
@@ -183,11 +192,11 @@ def set_result_attrs(f: FuncOp, attributes: list[dict[str, Any]]) -> None:
     f.properties["res_attrs"] = ArrayAttr(DictionaryAttr(a) for a in attributes)
 
 
-def remove_state_layouts(f: FuncOp) -> None:
-    """Remove the annotations of the layouts of states."""
+def remove_annotations(f: FuncOp, *names: str) -> None:
+    """Remove attributes of arguments, such as `train.state_layout`."""
     attributes = arg_attrs(f)
-    if any(STATE_LAYOUT in a for a in attributes):
-        set_arg_attrs(f, [{k: x for k, x in a.items() if k != STATE_LAYOUT} for a in attributes])
+    if any(name in a for a in attributes for name in names):
+        set_arg_attrs(f, [{k: x for k, x in a.items() if k not in names} for a in attributes])
 
 
 def arguments(f: FuncOp) -> list[Argument]:

@@ -13,6 +13,7 @@ from shardir.dialects.dist import laid_out, layout_of, tensor
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
     Argument,
+    FirstValue,
     InitAttr,
     Request,
     set_arg_attrs,
@@ -70,9 +71,9 @@ class Arguments:
         self.attributes.append(attributes)
         return arg
 
-    def add_state(self, type: TensorType, key: str, name: str, first: float = 0.0) -> SSAValue:
+    def add_state(self, type: TensorType, key: str, name: str, first: FirstValue = 0.0) -> SSAValue:
         """Add a state, whose elements are `first` before the first step."""
-        init = InitAttr(("constant", (("value", first),)))
+        init = first if isinstance(first, InitAttr) else InitAttr(("constant", (("value", first),)))
         return self.add(type, name, state_attrs(key, init))
 
     def add_scalar_state(
@@ -95,14 +96,15 @@ class Arguments:
 
     def add_state_of(
         self, w: SSAValue, layout: Layout | None, key: str, name: str, dims: Sequence[int],
-        first: float = 0.0,
+        first: FirstValue, element: Attribute,
     ) -> SSAValue:  # fmt: skip
         """Add a state of a parameter, with the dimensions `dims` of it, split as in the layout; its
-        elements are `first` before the first step."""
-        t = unsharded_type(w)
-        shape = tuple(t.get_shape()[d] for d in dims)
-        type = tensor(t.element_type, shape)
+        elements are `first` before the first step: with `copy` and no name, the parameter's."""
+        shape = tuple(unsharded_type(w).get_shape()[d] for d in dims)
+        type = tensor(element, shape)
         if layout is not None:
             state_layout = replace(layout, dims=tuple(layout.dims[d] for d in dims))
-            type = laid_out(t.element_type, shape, state_layout)
+            type = laid_out(element, shape, state_layout)
+        if isinstance(first, InitAttr) and first.kind == "copy":
+            first = InitAttr(("copy", (("of", key),)))
         return self.add_state(type, f"{key}.{name}", f"{w.name_hint or 'w'}_{name}", first)

@@ -24,6 +24,8 @@ from shardir.dialects.dist import RedistributeOp, layout_of
 from shardir.dialects.nn.types import unsharded_type
 from shardir.dialects.train import (
     PIPELINE,
+    RULE,
+    STATE_LAYOUT,
     SYNC,
     BackwardOp,
     Request,
@@ -34,7 +36,7 @@ from shardir.dialects.train import (
     mark_step,
     metric_attrs,
     metric_names,
-    remove_state_layouts,
+    remove_annotations,
     result_attrs,
     updated_arguments,
     updates_attrs,
@@ -188,7 +190,7 @@ class Differentiation:
     def function(self) -> FuncOp:
         """Return the function with the block as its body."""
         f = self.arguments.as_function(self.request, self.result_attributes)
-        remove_state_layouts(f)  # the types of the states have them
+        remove_annotations(f, STATE_LAYOUT, RULE)  # the types and the ops of the states have them
         if isinstance(self.request, StepOp):
             mark_step(f)
             for name, requested in ((SYNC, self.request.sync), (PIPELINE, self.request.pipeline)):

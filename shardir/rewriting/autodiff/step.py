@@ -17,6 +17,7 @@ from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.properties import float_attr, int_attr
 from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.gradients import prepare_gradients
+from shardir.rewriting.autodiff.rules import by_rule, rule_of
 from shardir.rewriting.rewriter import Rewriter
 
 
@@ -155,17 +156,22 @@ class TrainStep:
         w, key, parameter = self.arguments[i], old[0][1], self.arguments.annotation(i)
         layout = self.arguments.state_layout(i, self.b.mesh)
 
-        def state(name: str, dims: Sequence[int], first: float) -> SSAValue:
-            added = self.arguments.add_state_of(w, layout, key, name, dims, first)
+        def state(
+            name: str, dims: Sequence[int], first: train.FirstValue, element: Attribute
+        ) -> SSAValue:
+            added = self.arguments.add_state_of(w, layout, key, name, dims, first, element)
             old.append((added, f"{key}.{name}"))
             return old[-1][0]
 
         numbers = self.request.optimizer.values
-        decay = parameter.weight_decay(numbers["weight_decay"])
+        decay = parameter.weight_decay(numbers.get("weight_decay", 0.0))
         rate = scalars.rate(parameter.lr_scale)
         numbers = {n: x for n, x in numbers.items() if n != "lr"} | {"weight_decay": decay}
-        target = train.ParameterStep(self.b, scalars, base, g, numbers, rate, state)
-        return train.OPTIMIZERS[self.request.optimizer.kind].update(target)
+        rule = rule_of(self.request, parameter)
+        update = None if rule is None else by_rule(self.b, rule)
+        target = train.ParameterStep(self.b, scalars, base, g, numbers, rate, state, update)
+        kind = self.request.optimizer.kind if rule is None else train.RULES
+        return train.OPTIMIZERS[kind].update(target)
 
     def next_scale(self, scale: SSAValue, finite: SSAValue) -> list[tuple[SSAValue, str]]:
         """Return the new loss scale, and the number of steps since a gradient was last not

@@ -16,6 +16,7 @@ from shardir.dialects.train import (
     PipelineAttr,
     Request,
     StepOp,
+    is_rule,
     pipeline_of,
 )
 from shardir.rewriting.copying import copied
@@ -31,7 +32,8 @@ def lowered(
     in_stages: bool = False,
 ) -> list[FuncOp]:
     """Return the functions that a pipeline makes of a copy of a function, with what is requested of
-    it, and without the other functions of its module. `write` changes the copy before.
+    it and the rules of optimizers, and without the other functions of its module. `write` changes
+    the copy before.
 
     Args:
         in_stages: whether a step in stages stays one. In place of a schedule that is to be found it
@@ -45,7 +47,8 @@ def lowered(
     while found := [r for r in others if r.function.root_reference.data in names]:
         names.update(r.sym_name.data for r in found)
         others = [r for r in others if r not in found]
-    left_out = {*others, *(g for g in module.body.ops if isinstance(g, FuncOp) and g is not f)}
+    functions = [g for g in module.body.ops if isinstance(g, FuncOp) and not is_rule(g)]
+    left_out = {*others, *(g for g in functions if g is not f)}
     trial = ModuleOp([copied(op) for op in module.body.ops if op not in left_out])
     for op in trial.body.ops:
         if in_stages and isinstance(op, FuncOp):
@@ -54,7 +57,7 @@ def lowered(
             op.attributes.pop(PIPELINE, None)
             if isinstance(op, StepOp | ForwardOp):
                 op.properties.pop("pipeline", None)
-    copy = next(g for g in trial.body.ops if isinstance(g, FuncOp))
+    copy = next(g for g in trial.body.ops if isinstance(g, FuncOp) and not is_rule(g))
     write(copy)
     with collect_warnings():  # those of the program itself come when it is lowered
         run_pipeline(pipeline, Context(), trial)

@@ -48,7 +48,7 @@ def update(p: ParameterStep) -> list[SSAValue]:
         rate = p.scalars.once(
             "decayed_lr", p.lr,
             lambda: b.div(p.lr, b.add(
-                b.constant(1.0, f64), b.scale(b.convert(p.scalars.done, f64), decay)
+                b.constant(1.0, f64), b.scale(p.scalars.done_as_float, decay)
             )),
         )  # fmt: skip
     return p.apply(AdagradOp, p.w, p.g, s, rate)
