@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardir.backend.torch.started import start as start
     from shardir.diagnostics import ShardirError as ShardirError
     from shardir.dialects.nn.custom import register_custom_op as register_custom_op
+    from shardir.frontends.torch.function_optimizer import optimizer as optimizer
 
 PLACES = {
     "ShardirError": "shardir.diagnostics",
@@ -41,6 +42,7 @@ PLACES = {
     "from_dtensor": "shardir.backend.torch.dtensor",
     "to_dtensor": "shardir.backend.torch.dtensor",
     "register_custom_op": "shardir.dialects.nn.custom",
+    "optimizer": "shardir.frontends.torch.function_optimizer",
 }
 __version__ = "0.1.0"
 

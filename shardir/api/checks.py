@@ -17,6 +17,9 @@ from shardir.diagnostics import ShardirError
 from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.types import element_name, unsharded_type
 from shardir.dialects.train import (
+    LR_SCALE,
+    RULE,
+    WEIGHT_DECAY,
     InitAttr,
     OptimizerAttr,
     Role,
@@ -332,7 +335,7 @@ def _with_gradient_descent(source: ModuleOp, rate: float, one_microbatch: bool) 
                     op.properties.pop(name, None)
     for f, _ in bodies(module):
         attributes = [
-            {k: v for k, v in attrs.items() if k not in ("train.lr_scale", "train.weight_decay")}
+            {k: v for k, v in attrs.items() if k not in (LR_SCALE, WEIGHT_DECAY, RULE)}
             for attrs in arg_attrs(f)
         ]
         set_arg_attrs(f, attributes)

@@ -33,7 +33,7 @@ from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_arguments, check_call, describe, did_you_mean
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import InitAttr, Role, arguments, is_of_replica
-from shardir.frontends.torch import optimizer_states, optimizers, weight_files, weights
+from shardir.frontends.torch import optimizer_states, optimizers, rules, weight_files, weights
 from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture, evaluating
 from shardir.frontends.torch.eager import Eager
 from shardir.frontends.torch.importer import (
@@ -366,7 +366,8 @@ def compile_model(
         labels: example labels, which `loss` gets after the outputs; a tuple of several.
         loss: a function of the outputs, and of the labels if there are any. By default the module
             returns the loss: a scalar, or an output with the name `loss`.
-        optimizer: an optimizer of torch.optim, or a text: `adamw, lr = 1e-3`.
+        optimizer: an optimizer of torch.optim; a function of the parameters that returns one, such
+            as `shardir.optimizer(update, lr=1e-3)`; or a text: `adamw, lr = 1e-3`.
         scheduler: the optimizer's scheduler, of torch.optim.lr_scheduler.
         scheduler_steps: the number of steps for which to sample the scheduler's rates; the last
             rate stays. Needed for schedulers without an end, such as LambdaLR of a function.
@@ -419,6 +420,7 @@ def compile_model(
             raise ShardirError(
                 f"expected no {name} with train=False, got {describe(value)}; drop {name}=..."
             )
+    optimizer = optimizers.made(optimizer, [p for p in model.parameters() if p.requires_grad])
     read: optimizers.ImportedOptimizer | None = None
     target = devices_of(mesh, cluster, devices, options | {"stages": stages, "sync": sync})
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
@@ -436,7 +438,8 @@ def compile_model(
         names = {id(p): n for n, p in model.named_parameters()} | trained
         read = optimizers.read(optimizer, names, scheduler, scheduler_steps, trained)
         _check_trained(imported, optimizer)
-        imported.own_numbers(read.lr_scales, read.weight_decays)
+        by_rule = rules.add_rules(module, optimizer, trained) if read.by_rules else {}
+        imported.own_numbers(read.lr_scales, read.weight_decays, by_rule)
         if evaluate:
             with evaluating(model):
                 beside = capture(model, inputs, labels, loss, True, keywords, derived)

@@ -138,3 +138,8 @@ def scheduler_parts(scheduler: Any) -> list[Any]:
 def last_milestone(scheduler: Any) -> int:
     """Return the step from which a SequentialLR uses its last scheduler."""
     return scheduler._milestones[-1]
+
+
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether functions are to be called before or after the steps of an optimizer."""
+    return any(getattr(optimizer, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))

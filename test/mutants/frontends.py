@@ -107,7 +107,7 @@ MUTANTS = [
         "The weight decay of a group is that of the first one.",
         "shardir/frontends/torch/optimizers.py",
         "read",
-        'if float(g["weight_decay"]) != decay:',
+        'if text is not None and g["weight_decay"] != decay:',
         "if False:",
         "test/frontends",
     ),

@@ -17,6 +17,14 @@ from shardir.diagnostics import ShardirError
 G = torch.Generator().manual_seed(5)
 BATCHES = [(torch.randn(8, 6, generator=G), torch.randn(8, 3, generator=G)) for _ in range(6)]
 
+B = (0.9, 0.8, 0.7, 0.6)
+
+
+def lion(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:
+    mean = 0.9 * state["exp_avg"] + 0.1 * gradient
+    return parameter - lr * mean.sign(), {"exp_avg": 0.99 * state["exp_avg"] + 0.01 * gradient}
+
+
 Case = tuple[Callable[[Any], optim.Optimizer], Callable[[Any], Any] | None]
 CASES: dict[str, Case] = {
     "AdamW": (lambda p: optim.AdamW(p, 1e-2), lambda o: lr_scheduler.CosineAnnealingLR(o, 6)),
@@ -36,6 +44,16 @@ CASES: dict[str, Case] = {
     ),
     "Adamax": (lambda p: optim.Adamax(p, 1e-2), None),
     "SGD": (lambda p: optim.SGD(p, 0.1), lambda o: lr_scheduler.CosineAnnealingLR(o, 6)),
+    "RAdam": (lambda p: optim.RAdam(p, 1e-2), lambda o: lr_scheduler.CosineAnnealingLR(o, 6)),
+    "groups with betas of their own": (
+        lambda p: optim.AdamW(
+            [{"params": q, "betas": (b, 0.99)} for q, b in zip(p, B, strict=True)], 1e-2,
+            amsgrad=True), None,
+    ),
+    "a function": (
+        lambda p: shardir.optimizer(lion, p, lr=1e-2, states={"exp_avg": 0.0}),
+        lambda o: lr_scheduler.StepLR(o, 4),
+    ),
     "nesterov": (lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True), None),
 }  # fmt: skip
 
@@ -69,7 +87,7 @@ class Training:
                                scheduler=self.scheduler, **given)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", extent(list(CASES)[:1], list(CASES)))
+@pytest.mark.parametrize("name", extent(["AdamW", "a function"], list(CASES)))
 def test_training_goes_on_in_a_program_and_back_in_torch(name: str) -> None:
     alone, parts = Training(name), Training(name)
     losses = alone.step(BATCHES)

@@ -242,7 +242,7 @@ def capture(
                 write_out(program.graph_module)
                 program = _functionalize(program, model)
     except ShardirError as error:
-        raise ShardirError(f"{error}{_place(error, model)}") from None
+        raise ShardirError(f"{error}{place_of_error(error, model)}") from None
     except Exception as error:
         raise refusal_of(error, model, "make_fx" if trace else "torch.export") from None
     for note in notes:
@@ -449,8 +449,8 @@ def refusal_of(error: Exception, model: torch.nn.Module, by: str = "torch.export
     """Return the error of a module that can't be exported, or traced."""
     if (op := _control_flow(error)) is not None:
         return ShardirError(
-            f"expected a module without control flow on tensors, got {op}{_place(error, model)}; "
-            f"{CHOICE}"
+            f"expected a module without control flow on tensors, got {op}"
+            f"{place_of_error(error, model)}; {CHOICE}"
         )
     of_data = isinstance(error, UserError) or "DataDependent" in type(error).__name__
     use = OF_DATA if of_data else "correct the module, the loss or the example inputs"
@@ -459,7 +459,7 @@ def refusal_of(error: Exception, model: torch.nn.Module, by: str = "torch.export
     )
     return ShardirError(
         f"expected a module that {by} takes, got {type(error).__name__}"
-        f"{_place(error, model)}: {first_line:.300}; {use}"
+        f"{place_of_error(error, model)}: {first_line:.300}; {use}"
     )
 
 
@@ -474,10 +474,10 @@ def _control_flow(error: Exception) -> str | None:
     return "such an op" if isinstance(error, UncapturedHigherOrderOpError) else None
 
 
-def _place(error: Exception, model: torch.nn.Module) -> str:
+def place_of_error(error: Exception, model: torch.nn.Module | None = None) -> str:
     """Return the place of an error, " in 'layers.0' at model.py:12": the module's path, and the
     line of the user's source."""
-    paths = {id(m): name for name, m in model.named_modules()}
+    paths = {} if model is None else {id(m): name for name, m in model.named_modules()}
     where, path = "", ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename

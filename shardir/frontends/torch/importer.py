@@ -9,8 +9,8 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from xdsl.dialects.builtin import FloatAttr, UnitAttr, f64
-from xdsl.ir import Block, Operation
+from xdsl.dialects.builtin import FloatAttr, SymbolRefAttr, UnitAttr, f64
+from xdsl.ir import Attribute, Block, Operation
 
 from shardir.algebra.garbage import no_gc
 from shardir.build import FunctionBuilder, Module, Value
@@ -18,7 +18,7 @@ from shardir.build.function import hint_of
 from shardir.compat.torch import FakeTensor, OpOverload, overload_of, schema_of, tree_leaves
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
-from shardir.dialects.train import arg_attrs, arguments, set_arg_attrs
+from shardir.dialects.train import LR_SCALE, RULE, WEIGHT_DECAY, arg_attrs, arguments, set_arg_attrs
 from shardir.frontends.torch import fallback
 from shardir.frontends.torch.aten import MOVEMENTS, TABLE
 from shardir.frontends.torch.capture import Capture
@@ -65,24 +65,34 @@ class Imported:
     """The arguments that are no tensors, by their names."""
 
     def own_numbers(
-        self, lr_scales: Mapping[str, float], weight_decays: Mapping[str, float]
-    ) -> None:
-        """Give parameters, by their names, a learning rate and a weight decay of their own."""
-        f, numbers = self.function.func, {"lr_scale": lr_scales, "weight_decay": weight_decays}
+        self, lr_scales: Mapping[str, float], weight_decays: Mapping[str, float],
+        rules: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        """Give parameters, by their names, a learning rate, a weight decay and a rule of their
+        own."""
+        f = self.function.func
+        given: dict[str, dict[str, Attribute]] = {
+            LR_SCALE: {name: FloatAttr(x, f64) for name, x in lr_scales.items()},
+            WEIGHT_DECAY: {name: FloatAttr(x, f64) for name, x in weight_decays.items()},
+            RULE: {name: SymbolRefAttr(rule) for name, rule in rules.items()},
+        }
         all_attributes = arg_attrs(f)
         for argument, attributes in zip(arguments(f), all_attributes, strict=True):
-            for option, of in numbers.items():
+            for option, of in given.items():
                 if argument.key is not None and argument.key in of:
-                    attributes[f"train.{option}"] = FloatAttr(of[argument.key], f64)
+                    attributes[option] = of[argument.key]
         set_arg_attrs(f, all_attributes)
 
 
 class Importer:
     """The import of one program."""
 
-    def __init__(self, capture: Capture, module: Module, name: str, train: bool, private: bool):
+    def __init__(
+        self, capture: Capture, module: Module, name: str, train: bool, private: bool,
+        rule: str | None = None,
+    ):  # fmt: skip
         self.capture, self.train = capture, train
-        self.function = module.function(name, private=private)
+        self.function = module.function(name, private=private, rule=rule)
         self.known: dict[Any, Any] = {}
         """The results of each node: a value, several values, a number, or None."""
         self.values: dict[str, torch.Tensor] = {}

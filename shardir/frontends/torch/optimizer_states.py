@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
+from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError
 from shardir.dialects.dist import MeshOp, global_shape
 from shardir.dialects.nn.base import Array
@@ -71,13 +72,14 @@ def read_states(
         ShardirError: the program lacks a state, or it has another shape.
     """
     values_by_key: dict[str, Any] = {}
+    shared = {kind: key for kind, key in SHARED.items() if key in _types(module)}
     for p, name in _parameters(optimizer, names):
         for kind, value in optimizer.state.get(p, {}).items():
             if value is None or kind == STEP:
                 continue
-            key = SHARED.get(kind) or f"{name}.{_ours(optimizer, kind)}"
+            key = shared.get(kind) or f"{name}.{name_of_state(optimizer, kind)}"
             value = array_of(torch.as_tensor(value))
-            if key in values_by_key and kind in SHARED and (values_by_key[key] != value).any():
+            if key in values_by_key and kind in shared and (values_by_key[key] != value).any():
                 raise ShardirError(
                     f"expected one {kind} of all parameters, got {values_by_key[key]} and {value} "
                     f"({name})"
@@ -90,12 +92,7 @@ def read_states(
 
 def _fitted(states: Mapping[str, Array], module: ModuleOp) -> Iterator[tuple[str, Array]]:
     """Yield values of states in the program's shapes; each replica begins with the same one."""
-    mesh = next((op.mesh for op in module.ops if isinstance(op, MeshOp)), None)
-    types = {
-        a.key: (global_shape(t, mesh), replicas_of(f))
-        for f, _ in bodies(module)
-        for a, t in zip(arguments(f), f.function_type.inputs, strict=True) if a.key is not None
-    }  # fmt: skip
+    types = _types(module)
     if missing := [k for k in states if not {k, key_of_replica(k)} & types.keys()]:
         missing = [k for k in missing if k != SHARED[STEP]]  # nothing of the program reads it
         if missing:
@@ -114,6 +111,16 @@ def _fitted(states: Mapping[str, Array], module: ModuleOp) -> Iterator[tuple[str
             )
         copy = np.array(value).reshape(shape)  # torch changes its own in place
         yield own, copy if own == key else np.broadcast_to(copy, (replicas or 1, *shape))
+
+
+def _types(module: ModuleOp) -> dict[str, tuple[Shape, int | None]]:
+    """Return the shape of each state and parameter of a program, and its number of replicas."""
+    mesh = next((op.mesh for op in module.ops if isinstance(op, MeshOp)), None)
+    return {
+        a.key: (global_shape(t, mesh), replicas_of(f))
+        for f, _ in bodies(module)
+        for a, t in zip(arguments(f), f.function_type.inputs, strict=True) if a.key is not None
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,8 @@ class TorchForm:
         return own
 
 
-def _ours(optimizer: torch.optim.Optimizer, kind: str) -> str:
+def name_of_state(optimizer: torch.optim.Optimizer, kind: str) -> str:
+    """Return the name of a state that torch calls `kind`."""
     return RENAMED.get((type(optimizer), kind), kind)
 
 

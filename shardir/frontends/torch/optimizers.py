@@ -1,11 +1,16 @@
-"""Optimizers of torch as optimizers of ours: their class, and their parameters' groups."""
+"""Optimizers of torch as optimizers of ours: their class, and their parameters' groups.
 
-from collections.abc import Mapping
+torch.optim.AdamW(...)                 adamw, lr = ..., beta1 = ..., ...
+torch.optim.AdamW(..., amsgrad=True)   rules, lr = ...: the update of each parameter is traced
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from shardir.compat.torch import has_hooks
 from shardir.diagnostics import ShardirError
 from shardir.frontends.torch import optimizer_states
 from shardir.frontends.torch.optimizer_states import STEP
@@ -23,6 +28,8 @@ class ImportedOptimizer:
     weight_decays: dict[str, float] = field(default_factory=dict)
     count: int = 0
     """The steps that are done, from which the schedule and the optimizer go on."""
+    by_rules: bool = False
+    """Whether the update of each parameter is a rule (rules.py)."""
 
 
 def _betas(g: ParamGroup) -> str:
@@ -31,8 +38,6 @@ def _betas(g: ParamGroup) -> str:
 
 
 def _sgd(g: ParamGroup) -> str:
-    if g["dampening"]:
-        raise ShardirError(f"expected an SGD without dampening, got {g['dampening']}")
     if not g["momentum"]:
         return "sgd, lr = {lr}, weight_decay = {decay}"
     kind = "nesterov" if g["nesterov"] else "momentum"
@@ -81,8 +86,8 @@ FORMS = {
 }
 """The text of a group's hyperparameters, by the optimizer's class."""
 
-REFUSED = ("amsgrad", "maximize", "differentiable")
-"""Options that change the update, and that the compiler does not have."""
+TRACED = ("amsgrad", "maximize", "dampening")
+"""Options that change the update, and that FORMS do not have."""
 
 
 def read(
@@ -99,8 +104,8 @@ def read(
         trained: the names of trained parameters, by id, by default all.
 
     Raises:
-        ShardirError: shardir has no such optimizer, option, difference between groups, or
-            scheduler; or parameters have different numbers of steps.
+        ShardirError: it is no optimizer, or it has hooks; shardir has no such scheduler; or
+            parameters have different numbers of steps.
     """
     if isinstance(optimizer, str):
         if scheduler is not None:
@@ -109,29 +114,23 @@ def read(
                 "a schedule: lr = cosine<rate = 0.001, steps = 100>"
             )
         return ImportedOptimizer(optimizer)
-    form = next((f for kind, f in FORMS.items() if type(optimizer) is kind), None)
-    if form is None:
-        supported = ", ".join(kind.__name__ for kind in FORMS)
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise ShardirError(
-            f'expected an optimizer of torch.optim, {supported}, or a text such as "adamw, lr = '
-            f'1e-3", got {type(optimizer).__name__}'
+            "expected an optimizer of torch.optim, a function (shardir.optimizer), or a text such "
+            f'as "adamw, lr = 1e-3", got {type(optimizer).__name__}'
         )
     groups = optimizer.param_groups
-    for option in REFUSED:
-        if any(g.get(option) for g in groups):
-            raise ShardirError(f"expected an optimizer without {option}, got {option}=True")
-    if len({form(g) for g in groups}) > 1:
-        raise ShardirError(
-            "expected groups that differ in lr and weight_decay alone, got further "
-            "differences: "
-            f"{' and '.join(sorted({form(g) for g in groups}))}"
-        )
+    if any(g.get("differentiable") for g in groups):
+        raise ShardirError("expected an optimizer without differentiable, got differentiable=True")
+    if has_hooks(optimizer):
+        raise ShardirError("expected an optimizer without hooks around its step, got some")
+    text = _text(optimizer)
     count = optimizer_states.steps_of(optimizer, names if trained is None else trained)
     if scheduler is not None and not any(STEP in s for s in optimizer.state.values()):
         count = begun(scheduler)
     found = None if scheduler is None else schedule(scheduler, optimizer, steps, count)
     rates = [float(g["lr"] if scheduler is None else g["initial_lr"]) for g in groups]
-    base, decay = rates[0], float(groups[0]["weight_decay"])
+    base, decay = rates[0], groups[0].get("weight_decay", 0.0)
     scales, decays = {}, {}
     for g, rate in zip(groups, rates, strict=True):
         for p in g["params"]:
@@ -142,10 +141,40 @@ def read(
                 )
             if rate != base:
                 scales[name] = rate / base
-            if float(g["weight_decay"]) != decay:
+            if text is not None and g["weight_decay"] != decay:
                 decays[name] = float(g["weight_decay"])
     if found is None and any(isinstance(g["lr"], torch.Tensor) for g in groups):
         found = "given<rate = {lr}>"
     lr = repr(base) if found is None else found.replace("{lr}", repr(base))
-    text = form(groups[0]).format(lr=lr, decay=repr(decay))
-    return ImportedOptimizer(text, scales, decays, count)
+    by_rules, text = text is None, text or "rules, lr = {lr}"
+    text = text.format(lr=lr, decay=repr(float(decay)))
+    return ImportedOptimizer(text, scales, decays, count, by_rules)
+
+
+def made(optimizer: Any, parameters: Sequence[torch.Tensor]) -> Any:
+    """Return an optimizer; a function makes it from parameters.
+
+    Raises:
+        ShardirError: the function can't.
+    """
+    if not callable(optimizer):
+        return optimizer
+    try:
+        return optimizer(parameters)
+    except Exception as e:
+        name = getattr(optimizer, "__name__", type(optimizer).__name__)
+        raise ShardirError(
+            f"expected a function of the parameters that returns an optimizer, got {name}: "
+            f"{type(e).__name__}: {e}; use shardir.optimizer(update, lr=1e-3)"
+        ) from None
+
+
+def _text(optimizer: torch.optim.Optimizer) -> str | None:
+    """Return the text of an optimizer, with the places {lr} and {decay}; None if shardir has no
+    such optimizer or option, or if groups differ in other numbers."""
+    groups = optimizer.param_groups
+    form = next((f for kind, f in FORMS.items() if type(optimizer) is kind), None)
+    if form is None or any(g.get(option) for g in groups for option in TRACED):
+        return None
+    texts = {form(g) for g in groups}
+    return texts.pop() if len(texts) == 1 else None

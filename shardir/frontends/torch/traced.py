@@ -99,7 +99,7 @@ def traced(
     assert isinstance(results, tuple | list)
     outputs = [OutputSpec(MUTATIONS[places[i][0]], _NAMED, places[i][1]) for i in written]
     outputs += [OutputSpec(OutputKind.USER_OUTPUT, _NAMED, None)] * (len(results) - len(written))
-    return TracedProgram(_without_detach(module), Signature(specs, outputs), states, gradients)
+    return TracedProgram(without_detach(module), Signature(specs, outputs), states, gradients)
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def _unchanged(wrapper: torch.nn.Module) -> Iterator[None]:
             vars(module).update(attributes)
 
 
-def _without_detach(module: GraphModule) -> GraphModule:
+def without_detach(module: GraphModule) -> GraphModule:
     """The graph without aten.detach: nothing in it is differentiated."""
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten.detach.default:
