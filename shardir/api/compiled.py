@@ -2,27 +2,27 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
 from xdsl.passes import ModulePass
 
 from shardir import pipelines
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.plan_notation import PlanForm
 from shardir.api.reproducer import write_reproducer
+from shardir.api.summary import Summary, described, is_public
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Origin
-from shardir.backend.runs import Options, Report
+from shardir.backend.runs import Options, Report, with_options
 from shardir.cost.clusters import load
+from shardir.cost.functions import functions
 from shardir.cost.report import FunctionCost, report
 from shardir.diagnostics import Failure, ParseErrors, ShardirError, check_arguments
 from shardir.dialects.nn.base import Array
-from shardir.dialects.symbols import find_symbol
 from shardir.reports.layouts import Explanation
 from shardir.rewriting.annotated_plan import annotated_plan
 from shardir.rewriting.copying import copied
@@ -135,9 +135,10 @@ def run_located(source: Source, work: Callable[[], Any]) -> Any:
         raise ParseErrors(failure.diagnostics(source)) from None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Compiled:
-    """A compiled program, to read, save or run."""
+    """A compiled program, to read, save or run. Its `repr` has its mesh, plan, estimated time and
+    memory."""
 
     module: ModuleOp
     original: ModuleOp
@@ -203,11 +204,12 @@ class Compiled:
         run_located(self.source, lambda: backend.emit_directory(*args, origin, states))
         return Path(directory)
 
+    @with_options
     def run(self, **options: Any) -> Report:
         """Run the program on local processes, one for each rank.
 
         Args:
-            options: the fields of shardir.backend.runs.Options: steps=, seed=, backend=, ...
+            options: those of a run.
         """
         with scratch_folder() as folder:
             return self.backend.run(self.save(folder / "program"), Options.of(options))
@@ -292,7 +294,7 @@ class Compiled:
             ShardirError: the function or cluster does not exist, or there are several functions.
         """
         costs = {c.name: c for c in report(self.module, load(cluster) if cluster else None)}
-        public = [name for name in costs if not self._is_private(name)]
+        public = [name for name in costs if is_public(self.module, name)]
         if function is None and len(public) == 1:
             return costs[public[0]]
         if function not in costs:
@@ -300,11 +302,31 @@ class Compiled:
             raise ShardirError(f"expected a function of {', '.join(costs)}, got {got}")
         return costs[function]
 
-    def _is_private(self, name: str) -> bool:
-        """Whether a function is private, like the function of a stage."""
-        f = find_symbol(self.module, FuncOp, name)
-        visibility = None if f is None else f.sym_visibility
-        return visibility is not None and visibility.data == "private"
+    def __repr__(self) -> str:
+        return str(self.summary())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.summary().html()
+
+    def summary(self) -> Summary:
+        """Return the table that `repr` shows."""
+        n = self._devices
+        return Summary(f"{self.title} on {n} device{'s' * (n != 1)}", self._described)
+
+    @property
+    def title(self) -> str:
+        """The name of what is compiled."""
+        return self.source.name
+
+    @cached_property
+    def _devices(self) -> int:
+        return max((mesh.size for _, mesh in functions(self.module)), default=1)
+
+    @cached_property
+    def _described(self) -> list[tuple[str, str]]:
+        costs = [c for c in report(self.module) if is_public(self.module, c.name)]
+        return [*described(self.original, self.module, self.passes, costs)]
 
     @check_arguments("explain")
     def explain(self, *names: str) -> str:

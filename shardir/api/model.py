@@ -27,8 +27,9 @@ from shardir.api.batches import (
 from shardir.api.checks import ModuleCheck, compare
 from shardir.api.compiled import Compiled, compile_module
 from shardir.api.devices import SEARCH, MeshForm, devices_of
+from shardir.api.summary import Summary
 from shardir.api.training_state import TrainingState
-from shardir.backend.runs import Batches, Options, Report
+from shardir.backend.runs import Batches, Options, Report, with_options
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_arguments, check_call, describe, did_you_mean
 from shardir.dialects.nn.base import Array
@@ -58,9 +59,9 @@ OF_EXPORT = {
 """The fixes for options of torch.export, in error messages."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CompiledModel(Compiled):
-    """A compiled module of torch."""
+    """A compiled module of torch. Its `repr` has its mesh, plan, estimated time and memory."""
 
     imported: Imported
     state: TrainingState
@@ -78,6 +79,16 @@ class CompiledModel(Compiled):
     def values(self) -> Mapping[str, torch.Tensor]:
         """The current values of parameters and buffers, by their names in the module."""
         return self.state.values
+
+    @property
+    def title(self) -> str:
+        return type(self.imported.model).__name__
+
+    def summary(self) -> Summary:
+        found = super().summary()
+        steps = self.steps_done
+        trained = [("trained", f"{steps} step{'s' * (steps != 1)}")] if steps else []
+        return replace(found, rows=[*found.rows, *trained])
 
     @property
     def steps_done(self) -> int:
@@ -133,6 +144,7 @@ class CompiledModel(Compiled):
             weights.save(folder / DATA, rows_of(self.imported, arrays))
             return self._write(directory, folder, self.state.states, per_rank, straight_line)
 
+    @with_options
     @check_arguments("run")
     def run(
         self, batches: Iterable[Any] | None = None, *, local: bool = False, **options: Any
@@ -150,7 +162,7 @@ class CompiledModel(Compiled):
                 an iterator needs a batch for each step. By default the example inputs. The option
                 `data=` names files instead.
             local: whether a batch is a list of the ranks' parts of the global batch.
-            options: the fields of shardir.backend.runs.Options.
+            options: those of a run.
 
         Raises:
             ShardirError: a batch differs from the example inputs.

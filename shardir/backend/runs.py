@@ -5,8 +5,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Self
+from textwrap import indent, wrap
+from typing import Any, ParamSpec, Self, TypeVar
 
 from shardir.backend.torch.shardir_runtime.run.options import (
     OptionError,
@@ -15,7 +17,10 @@ from shardir.backend.torch.shardir_runtime.run.options import (
     new_file,
     option,
 )
-from shardir.diagnostics import ShardirError, did_you_mean
+from shardir.diagnostics import ShardirError, did_you_mean, size_text
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class LaunchError(Exception):
@@ -58,16 +63,14 @@ def numbers_of_nodes(nodes: Nodes) -> str:
     return "" if right else "1 or more, or the fewest and the most, such as 1:2"
 
 
+def in_python(default: Any, about: str) -> Any:
+    """Return a field of an option that Python alone has."""
+    return field(default=default, metadata={"help": about})
+
+
 @dataclass(frozen=True)
 class Options(RunOptions):
-    """The options of a run, and how it is started and reported.
-
-    Args:
-        callback: called with each entry of the log (docs/running.md), which it may keep; where it
-            returns True the training ends: its present step is the last one.
-        parameters: whether the report has the values of parameters.
-        python: the interpreter that runs the ranks.
-    """
+    """The options of a run, and how it is started and reported."""
 
     nnodes: Nodes = option(
         1, "machines, on each of which the same command runs; 1:2: at most 2, and with what is "
@@ -104,9 +107,12 @@ class Options(RunOptions):
         None, "cluster of the predicted times of --trace, ready-made or in a file; else that of "
         "the program's mesh", kind=str, metavar="NAME",
     )  # fmt: skip
-    callback: Callable[[dict[str, Any]], object] | None = None
-    parameters: bool = False
-    python: str = sys.executable
+    callback: Callable[[dict[str, Any]], object] | None = in_python(
+        None, "called with each entry of the log (docs/running.md), which it may keep; where it "
+        "returns True the training ends: its present step is the last one",
+    )  # fmt: skip
+    parameters: bool = in_python(False, "whether the report has the values of parameters")
+    python: str = in_python(sys.executable, "the interpreter that runs the ranks")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -137,9 +143,31 @@ class Options(RunOptions):
             raise ShardirError(f"expected a function as callback, got {self.callback!r:.60}")
 
 
-@dataclass
+OPTIONS = "options: those of a run."
+"""The line of a docstring in whose place `with_options` lists them."""
+
+
+def with_options(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a method whose keywords are `Options`: its signature has each of them, and its
+    docstring their meanings, as `shard-run --help` has, in the words of Python."""
+    own = [p for p in signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [f for f in fields(Options) if f.name not in {p.name for p in own}]
+    added = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default) for f in options]
+    lines = ["options: of the run:"]
+    for f in options:
+        about = re.sub(r"--([a-z-]+)", lambda m: f"{m[1].replace('-', '_')}=", f.metadata["help"])
+        lines += wrap(f"{f.name}: {about}", 88, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    vars(method)["__signature__"] = signature(method).replace(parameters=[*own, *added])
+    method.__doc__ = re.sub(
+        rf"( *){re.escape(OPTIONS)}", lambda m: indent("\n".join(lines), m[1]), method.__doc__ or ""
+    )
+    return method
+
+
+@dataclass(repr=False)
 class Report:
-    """The outcome of a run: losses of each step function, results of the others, speed.
+    """The outcome of a run: losses of each step function, results of the others, speed. Its `repr`
+    has their first and last values.
 
     Attributes:
         evaluations: results of the others between steps: each has the `step` after which it was
@@ -170,6 +198,20 @@ class Report:
     results: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)
     differences: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        lines = [f"run on {self.ranks} rank{'s' * (self.ranks != 1)}, {self.backend}"]
+        for name, losses in self.losses.items():
+            steps = f"{len(losses)} step{'s' * (len(losses) != 1)}"
+            values = {"loss": losses} | self.metrics.get(name, {})
+            changes = [f"{key} {v[0]:.6g} -> {v[-1]:.6g}" for key, v in values.items() if v]
+            speed = self.steps_per_second.get(name)
+            rates = [] if speed is None else [f"{speed:.3g} steps/s"]
+            lines.append(f"  @{name}: {', '.join([steps, *changes, *rates])}")
+        last = {(e["function"], e["name"]): e["value"] for e in self.evaluations}
+        lines += [f"  @{function}: {name} {value:.6g}" for (function, name), value in last.items()]
+        lines += [f"  memory: {size_text(self.memory)} at most on rank 0"] * bool(self.memory)
+        return "\n".join(lines)
 
     def add(self, event: dict[str, Any]) -> None:
         """Add one event of the ranks (its kinds: shardir_runtime/run/main.py)."""

@@ -214,7 +214,7 @@ class RunOptions:
             if name not in known:
                 raise OptionError(f"a run has no option {name}")
             about = known[name].metadata
-            if about and not (value is None and known[name].default is None):
+            if "kind" in about and not (value is None and known[name].default is None):
                 _check(f"option {name} of a run", about, value)
         return cls(**given)
 
@@ -275,7 +275,7 @@ class RunOptions:
 
 def _options(kind: type[RunOptions]) -> list[Any]:
     """The fields that are options."""
-    return [f for f in fields(kind) if f.metadata]
+    return [f for f in fields(kind) if "kind" in f.metadata]
 
 
 _ACCEPTED: dict[type, Any] = {

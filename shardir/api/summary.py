@@ -1,0 +1,135 @@
+"""What a compiled program is, in about ten lines, for a prompt and for a notebook.
+
+Sequential on 4 devices
+  mesh        @m <dp = 2, tp = 2>
+  plan        fsdp(dp) * megatron(tp)
+  parameters  19,210 elements, 75.0 KiB; 18.8 KiB on a device
+  @step       2.47 ms estimated, of which 2.29 ms wait for communication; 173.1 KiB on a device
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import prod
+from typing import NamedTuple
+
+from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, ModuleOp, StringAttr
+from xdsl.dialects.func import FuncOp
+from xdsl.passes import ModulePass
+
+from shardir import pipelines
+from shardir.cost.report import FunctionCost
+from shardir.diagnostics import size_text
+from shardir.dialects.nn.types import size_of, unsharded_type
+from shardir.dialects.symbols import find_symbol
+from shardir.dialects.train import Role, arguments
+from shardir.rewriting.functions import bodies
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Rows of a name and a text below a title."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+
+    def __str__(self) -> str:
+        width = max((len(name) for name, _ in self.rows), default=0)
+        return "\n".join([self.title, *(f"  {name:{width}}  {text}" for name, text in self.rows)])
+
+    def html(self) -> str:
+        """Return the table in HTML."""
+        rows = "".join(
+            f'<tr><th style="text-align: left">{escape(name)}</th>'
+            f'<td style="text-align: left">{escape(text)}</td></tr>'
+            for name, text in self.rows
+        )
+        return f"<table><caption>{escape(self.title)}</caption>{rows}</table>"
+
+
+class Weights(NamedTuple):
+    """The elements of all parameters of a program, and their bytes."""
+
+    elements: int
+    bytes: int
+
+
+def described(
+    original: ModuleOp, lowered: ModuleOp, passes: Sequence[ModulePass], costs: list[FunctionCost]
+) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a program.
+
+    Args:
+        original: the program for one device.
+        lowered: the program after its `passes`.
+        costs: of the public functions of the lowered program.
+    """
+    for mesh in dict.fromkeys(c.mesh for c in costs):
+        yield "mesh", str(mesh)
+    yield "plan", _plan(lowered, passes)
+    weights = _weights(original)
+    text = f"{weights.elements:,} elements, {size_text(weights.bytes)}"
+    if costs:
+        on_device = max(c.memory.parts["parameters"] for c in costs)
+        text += f"; {size_text(on_device)} on a device"
+    yield "parameters", text
+    for c in costs:
+        waits = sum(c.exposed.values())
+        of = f", of which {seconds_text(waits)} wait for communication" if waits else ""
+        memory = f"{size_text(c.memory.peak)} on a device"
+        yield f"@{c.name}", f"{seconds_text(c.seconds)} estimated{of}; {memory}"
+
+
+def _plan(lowered: ModuleOp, passes: Sequence[ModulePass]) -> str:
+    """Return where the layouts come from: a plan, a search with its gap, or propagation."""
+    found = list[str]()
+    for p in passes:
+        if p.name == "apply-plan":
+            given = vars(p)
+            lines = given["plan"].strip().splitlines()
+            many = f"{len(lines)} lines"
+            found.append(many if len(lines) > 1 else "".join(lines) or str(given["file"]))
+        if p.name == "data-parallel":
+            found.append("the batch is split")
+        if p.name == pipelines.SEARCH:
+            found += [_search(f) for f, _ in bodies(lowered)]
+    if not found and any(p.name == pipelines.PROPAGATION for p in passes):
+        found.append("propagated from the program's annotations")
+    return "; ".join(dict.fromkeys(filter(None, found))) or "none"
+
+
+def _search(f: FuncOp) -> str:
+    search = f.attributes.get("search")
+    if not isinstance(search, DictionaryAttr):
+        return ""
+    gap, presets = search.data.get("gap"), search.data.get("presets")
+    of = f"{presets.data}, " if isinstance(presets, StringAttr) else ""
+    share = gap.value.data if isinstance(gap, FloatAttr) else 0.0
+    return f"searched: {of}at most {share:.1%} slower than the fastest"
+
+
+def _weights(original: ModuleOp) -> Weights:
+    """Return the elements and bytes of the parameters of a program, each once."""
+    values = {
+        a.key: v
+        for f, block in bodies(original)
+        for a, v in zip(arguments(f), block.args, strict=True)
+        if a.role is Role.PARAMETER
+    }
+    shapes = [unsharded_type(v).get_shape() for v in values.values()]
+    return Weights(sum(map(prod, shapes)), sum(map(size_of, values.values())))
+
+
+def is_public(module: ModuleOp, name: str) -> bool:
+    """Whether a function is public, unlike the function of a stage."""
+    f = find_symbol(module, FuncOp, name)
+    visibility = None if f is None else f.sym_visibility
+    return visibility is None or visibility.data != "private"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return seconds with three digits: 2.47 ms."""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError(seconds)
