@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from shardir.algebra.redistribution import plan_redistribution as plan_redistribution
     from shardir.algebra.sdy import from_sdy as from_sdy
     from shardir.algebra.sdy import to_sdy as to_sdy
-    from shardir.api import Compiled as Compiled
-    from shardir.api import compile as compile
-    from shardir.api import compile_file as compile_file
-    from shardir.api import parse as parse
-    from shardir.api import run as run
+    from shardir.api.compilation import compile as compile
+    from shardir.api.compilation import compile_file as compile_file
+    from shardir.api.compilation import run as run
+    from shardir.api.compiled import Compiled as Compiled
+    from shardir.api.compiled import parse as parse
     from shardir.api.loaded import load as load
     from shardir.backend.torch.dtensor import from_dtensor as from_dtensor
     from shardir.backend.torch.dtensor import to_dtensor as to_dtensor
@@ -32,11 +32,11 @@ PLACES = {
     "plan_redistribution": "shardir.algebra.redistribution",
     "from_sdy": "shardir.algebra.sdy",
     "to_sdy": "shardir.algebra.sdy",
-    "Compiled": "shardir.api",
-    "compile": "shardir.api",
-    "compile_file": "shardir.api",
-    "parse": "shardir.api",
-    "run": "shardir.api",
+    "Compiled": "shardir.api.compiled",
+    "compile": "shardir.api.compilation",
+    "compile_file": "shardir.api.compilation",
+    "parse": "shardir.api.compiled",
+    "run": "shardir.api.compilation",
     "load": "shardir.api.loaded",
     "start": "shardir.backend.torch.started",
     "from_dtensor": "shardir.backend.torch.dtensor",

@@ -173,7 +173,7 @@ def _measure(options: argparse.Namespace) -> tuple[Calibration, list[str], float
     import scipy  # noqa: F401 - before anything is measured
     import torch
 
-    from shardir.api import compile
+    from shardir.api.compilation import compile
     from shardir.backend.torch.launch.measure import times
 
     links = clusters.load(options.links) if options.links else None

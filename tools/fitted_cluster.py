@@ -18,7 +18,7 @@ from shardir.tools.probe_functions import Probe
 from shardir.tools.probes import OPS, REDUCE, SLOW, VIEWED, against
 
 if TYPE_CHECKING:
-    from shardir.api import Compiled
+    from shardir.api.compiled import Compiled
 
 NO_BYTES = ("", "overhead", "interference", "occupancy", "skew", "f64", "bf16", "f16")
 """The subjects of probes that the fit of the relative model ignores."""

@@ -136,7 +136,7 @@ def _is_source(path: Path, options: argparse.Namespace) -> bool:
 
 def _compile(path: Path, options: argparse.Namespace, directory: Path) -> Path:
     """Compile an .ir file into a directory."""
-    from shardir.api import compile_file
+    from shardir.api.compilation import compile_file
     from shardir.syntax.source import Source, collect_warnings
     from shardir.tools.progress import progress_shown
 

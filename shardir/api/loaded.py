@@ -20,9 +20,8 @@ from shardir.backend.torch.shardir_runtime.run.program_module import program_mod
 from shardir.backend.torch.shardir_runtime.run.session import Session
 from shardir.backend.torch.shardir_runtime.run.trainer import Trainer
 from shardir.backend.torch.started import errors
-from shardir.diagnostics import ShardirError, check_arguments, describe, did_you_mean
+from shardir.diagnostics import ShardirError, check_arguments, describe, did_you_mean, several
 from shardir.frontends.torch import weight_files
-from shardir.frontends.torch.weights import several
 
 
 @check_arguments("load")

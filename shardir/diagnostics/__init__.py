@@ -20,7 +20,7 @@ from shardir.diagnostics.errors import (
     ShardirError,
 )
 from shardir.diagnostics.progress import progress_to, report_progress
-from shardir.diagnostics.wording import describe, did_you_mean, nearest, one_of, size_text
+from shardir.diagnostics.wording import describe, did_you_mean, nearest, one_of, several, size_text
 
 __all__ = [
     "CODES",
@@ -41,5 +41,6 @@ __all__ = [
     "one_of",
     "progress_to",
     "report_progress",
+    "several",
     "size_text",
 ]

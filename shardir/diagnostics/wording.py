@@ -1,6 +1,6 @@
 """Parts of messages: suggestions and enumerations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,6 +26,12 @@ def one_of(names: Iterable[str]) -> str:
     """Return `a`, `a or b`, `a, b or c`; words before punctuation."""
     *most, last = sorted(set(names), key=lambda n: (n[0] == "'", n))
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def several(names: Sequence[str], shown: int = 3) -> str:
+    """Return the first names of several, and the number of the remaining ones."""
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + rest
 
 
 def describe(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from bench.plans import bare
 from bench.programs import gpt, mlp
 from bench.started import run
-from shardir.api import compile
+from shardir.api.compilation import compile
 from shardir.syntax.parser import parse
 
 RANKS, ROUNDS = 4, 21

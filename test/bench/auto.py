@@ -31,7 +31,7 @@ from bench.cost_model import (
 )
 from bench.plans import bare
 from shardir.algebra.cluster import Cluster
-from shardir.api import compile
+from shardir.api.compilation import compile
 from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.cost import report

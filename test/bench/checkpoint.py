@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.program_text import NORMAL, Text, tensor
 from bench.started import run
-from shardir.api import compile
+from shardir.api.compilation import compile
 
 RANKS, TENSORS, ROWS, COLUMNS, ROUNDS, TIMEOUT = 4, 48, 1024, 1024, 9, 580
 SMOKE = {"RANKS": 2, "TENSORS": 1, "ROWS": 4, "COLUMNS": 4, "ROUNDS": 1}

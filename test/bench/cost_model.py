@@ -16,7 +16,8 @@ from rich.markup import escape
 from bench.program_text import NORMAL, Text, tensor
 from bench.programs import mlp, transformer
 from shardir.algebra.cluster import Cluster
-from shardir.api import Compiled, compile
+from shardir.api.compilation import compile
+from shardir.api.compiled import Compiled
 from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.cost import relative, report

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.programs import gpt, mlp, resnet
-from shardir.api import compile
+from shardir.api.compilation import compile
 from shardir.backend.runs import Options
 from shardir.backend.torch.launch.measure import times
 

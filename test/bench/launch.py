@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from bench.programs import mlp
-from shardir.api import compile
+from shardir.api.compilation import compile
 
 RANKS, MESH, ROUNDS, TIMEOUT = 4, (2, 2), 7, 120
 EVERY = "shard-run DIR", "torchrun DIR/program.py", "torchrun, one all-reduce", "torchrun, empty"

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.plans import PLANS, without_overlap
 from bench.programs import gpt, mlp, transformer
-from shardir.api import compile
+from shardir.api.compilation import compile
 from shardir.backend.runs import Options
 from shardir.backend.torch.launch.measure import times
 from shardir.cost import report

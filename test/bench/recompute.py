@@ -24,7 +24,7 @@ from torch._functorch._activation_checkpointing import knapsack
 from bench.programs import gpt, mlp
 from bench.recompute_milp import optimum
 from bench.started import run
-from shardir.api import compile
+from shardir.api.compilation import compile
 from shardir.cost.functions import functions
 from shardir.cost.report import cost_of_function
 from shardir.search.recompute.activations import Activations

@@ -32,7 +32,8 @@ from bench.cost_model import (
 )
 from bench.kept_rounds import Rounds, digest, folder_of, read, write
 from shardir.algebra.cluster import Cluster
-from shardir.api import Compiled, compile
+from shardir.api.compilation import compile
+from shardir.api.compiled import Compiled
 from shardir.backend.runs import Options, RankCalls
 from shardir.backend.torch.launch.measure import times
 from shardir.backend.torch.measured import ProgramLines

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.programs import transformer
 from bench.started import run
-from shardir.api import compile
+from shardir.api.compilation import compile
 
 RANKS, ROUNDS = 4, 8
 MESHES = {"2x2": (2, 2), "1x4": (1, 4), "4x1": (4, 1)}

@@ -13,7 +13,7 @@ from shardir import compile
 from shardir.algebra.layout import Layout
 from shardir.algebra.redistribution import Redistribution, plan_redistribution
 from shardir.analysis.functions import mesh_of
-from shardir.api import Compiled
+from shardir.api.compiled import Compiled
 from shardir.cost import memory_of
 from shardir.diagnostics import ShardirError
 from shardir.rewriting.functions import bodies

@@ -14,12 +14,12 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.algebra.layout import Shape
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, several
 from shardir.dialects.dist import MeshOp, global_shape
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import arguments, key_of_replica, replicas_of
 from shardir.frontends.torch.schedules import after, copy_of
-from shardir.frontends.torch.weights import array_of, several
+from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.functions import bodies
 
 STEP = "step"

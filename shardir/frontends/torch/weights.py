@@ -1,6 +1,6 @@
 """Weights of modules: from torch's tensors to arrays, and from runs back to tensors."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from shardir.backend.torch.shardir_runtime.plan.arrays import BYTES, array_in
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, several
 from shardir.dialects.nn.base import Array
 
 
@@ -125,9 +125,3 @@ def check(
 def _kind(x: torch.Tensor) -> tuple[bool, bool]:
     """Return whether values are floats, and whether they are complex: others are converted."""
     return x.is_floating_point(), x.is_complex()
-
-
-def several(names: Sequence[str], shown: int = 3) -> str:
-    """Return the first names of several, and the number of the remaining ones."""
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + rest
