@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardir.backend.torch.shardir_runtime import runtime as rt
+from shardir.backend.torch.shardir_runtime.compat import TorchDispatchMode
 from shardir.backend.torch.shardir_runtime.plan.program import load_plan
 from shardir.backend.torch.shardir_runtime.run.events import Events
 from shardir.backend.torch.shardir_runtime.run.main import Runner

@@ -3,10 +3,19 @@
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
 __all__ = ["TorchDispatchMode", "tree_leaves"]
+
+
+class TorchDispatchMode(_python_dispatch.TorchDispatchMode):
+    """Torch's, without its wrapper against compilation, which imports torch's compiler at the first
+    op (a second) and makes each op slower. It may not be active while compiled code runs."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def schema_of(op: Any) -> Any:
