@@ -22,7 +22,7 @@ from shardir.syntax.parser import parse
 from shardir.tools import bench
 
 gpt, bare = bench.load("programs").gpt, bench.load("plans").bare
-GPT = {"layers": 3, "hidden": 32, "seq": 8, "heads": 4, "vocab": 32, "lr": 1e-3,
+GPT = {"layers": extent(1, 3), "hidden": 32, "seq": 8, "heads": 4, "vocab": 32, "lr": 1e-3,
        "optimizer": "adamw"}  # fmt: skip
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

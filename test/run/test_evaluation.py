@@ -146,8 +146,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, capsys):
     _data(tmp_path, x=np.full((BATCH, 3), np.nan, np.float32))
     with pytest.raises(RunError, match=r"nan in step 1: step 1, rank [01]: nan first in the in"):
         shardir.run(_compiled(tmp_path / "nan", base=tmp_path), steps=5)
-    report = shardir.run(program, steps=5, allow_nan=True)
-    assert len(report.losses["step"]) == 5
     log = tmp_path / "log.jsonl"
     options = ["--steps", "4", "--allow-nan", "--log", str(log)]
     assert tool.main([str(program), *options]) == 0

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from support.extent import extent
+from support.forked import server
 from support.ranks.example_runs import EXAMPLES
 from torch import nn
 
 import shardir
 from shardir.backend.runs import Options
+from shardir.backend.torch.launch.forks import share_forks
 from shardir.backend.torch.launch.report import Progress, run_and_check
 from shardir.backend.torch.launch.start import read_plan
 
@@ -58,7 +60,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, t
         Net().double(), x, labels=labels, loss=_loss, optimizer="sgd, lr = 0.5",
         stages="1f1b, ranks = 3",
     )  # fmt: skip
-    program.run([(x, labels)], steps=2, checkpoints=folder, timeout=60)
+    with share_forks(server()):
+        program.run([(x, labels)], steps=2, checkpoints=folder, timeout=60)
     return folder, program.state_dict()
 
 

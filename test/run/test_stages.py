@@ -43,16 +43,14 @@ pytestmark = pytest.mark.usefixtures("forked_ranks")
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.qkv(self.norm1(x)).split(WIDTH, -1)
+        parts = self.qkv(self.norm(x)).split(WIDTH, -1)
         q, k, v = (y.unflatten(-1, (4, -1)).transpose(1, 2) for y in parts)
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+        return x + self.out(nn.functional.gelu(y.transpose(1, 2).flatten(2)))
 
 
 class Gpt(nn.Module):
@@ -170,13 +168,22 @@ CASES = [
 losses; and less memory, for which values are recomputed."""
 
 
+@pytest.fixture(scope="module")
+def first() -> Any:
+    """The program of the first case."""
+    layers, pipeline, options = CASES[0]
+    return _compiled(_model(layers), stages=pipeline, **options)
+
+
 @pytest.mark.parametrize(("layers", "pipeline", "options"), extent(CASES[:1], CASES))
 def test_stages_are_one_device(
-    layers: int, pipeline: str, options: dict[str, Any], tmp_path: Path
+    layers: int, pipeline: str, options: dict[str, Any], first: Any, tmp_path: Path
 ) -> None:
     """The averages of AdamW are those of all gradients."""
     model = _model(layers)
-    program = _compiled(model, stages=pipeline, **options)
+    is_first = (layers, pipeline, options) == CASES[0]
+    program = first if is_first else _compiled(model, stages=pipeline, **options)
+    program.reset()
     losses, states = _trained(program, tmp_path)
     optimizer, expected = _by_torch(model)
     np.testing.assert_allclose(losses, expected, rtol=1e-9)
@@ -191,15 +198,30 @@ def test_stages_are_one_device(
         assert all(d.agrees for d in differences) and differences
 
 
+class Layers(nn.Module):
+    """A table and products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, VOCABULARY)
+        self.blocks = nn.ModuleList(nn.Linear(VOCABULARY, VOCABULARY) for _ in range(4))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x).tanh()
+        return x
+
+
 def test_a_plan_says_of_which_stage_a_block_is() -> None:
     """Without it, stages have as many blocks each."""
-    plan = 'values "blocks.1.*" : stage = 1'
-    program = _compiled(_model(4), stages="1f1b, ranks = 2", plan=plan)
+    plan = 'values "blocks.1*" : stage = 1'
+    program = _compiled(Layers(), stages="1f1b, ranks = 2", plan=plan)
     parts = {f.sym_name.data: f for f in program.module.body.ops if isinstance(f, FuncOp)}
     for stage, blocks in ((0, "0"), (1, "123")):
         names = {x.name_hint or "" for x in parts[f"step_forward_{stage}"].args}
-        assert {name.split(".")[1] for name in names if name.endswith("up.weight")} == {*blocks}
-    again = _compiled(_model(4), stages="1f1b, ranks = 2", plan=program.plan)
+        assert {name.split(".")[1] for name in names if name.startswith("blocks")} == {*blocks}
+    again = _compiled(Layers(), stages="1f1b, ranks = 2", plan=program.plan)
     assert again.text == program.text
 
 
@@ -262,10 +284,10 @@ def test_half_precision_and_metrics_do_not_depend_on_stages(pipeline: str, tmp_p
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_a_run_goes_on_with_other_stages(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_other_stages(first: Any, tmp_path: Path) -> None:
     """The tied embedding is on the first and the last stage."""
-    program = _compiled(_model(2), stages="1f1b, ranks = 2")
-    checkpoints = tmp_path / "checkpoints"
+    program, checkpoints = first, tmp_path / "checkpoints"
+    program.reset()
     program.run(_batches(), steps=2, checkpoints=checkpoints, save_every=2)
     program.reset()
     losses, states = _trained(program, tmp_path)
@@ -394,7 +416,7 @@ def test_a_rank_holds_as_many_microbatches_as_its_schedule_says(
     accumulate = f"tokens, microbatches = {microbatches}"
     mixed = {"pipeline": _mixed("zb-h1", 3, microbatches, tmp_path)} if "mixed" in name else {}
     stages = f"{name.removeprefix('mixed ')}, ranks = 3"
-    program = _compiled(_model(4), stages=stages, accumulate=accumulate, **mixed)
+    program = _compiled(_model(3), stages=stages, accumulate=accumulate, **mixed)
     out = program.save(tmp_path / "out")
     with (out / PIPELINE).open("a") as file:
         file.write(HELD)
