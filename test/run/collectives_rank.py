@@ -20,6 +20,7 @@ if sys.argv[1] == "d=3":  # as torch 2.11, which has only the older names
             delattr(dist, newer)
 
 from support.device import DEVICE
+from support.extent import extent
 from support.ranks.collective_cases import FEWER, NAMES, Cases, check, integers, shards, tensor
 
 from shardir.backend.torch.shardir_runtime import runtime as rt
@@ -49,7 +50,8 @@ def main(mesh_text, rank, store, backend):
             Cases(mesh, mesh_axes, axes).group()
     for axes in choices(mesh_axes):
         cases = Cases(mesh, mesh_axes, axes)
-        for name in FEWER if world == 8 or axes[0] == "tp" else NAMES:
+        few = world == 8 or axes[0] == "tp" or extent(axes == ("dp",), False)
+        for name in FEWER if few else NAMES:
             try:
                 getattr(cases, name)()
             except Exception:  # all failures are wanted, not only the first

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.extent import extent
 from torch import nn
 
 import shardir
@@ -80,16 +81,17 @@ def _trained(
     return model, found
 
 
-@pytest.mark.parametrize(
-    ("options", "clips", "kind"),
-    [
-        ({"mesh": "dp = 2, tp = 2", "plan": "megatron(tp) * fsdp(dp)"}, False, "mean"),
-        ({"mesh": "dp = 2", "plan": "fsdp", "clip": f"norm, max = {MAXIMUM}",
-          "loss_scale": "static, factor = 1024.0"}, True, "mean"),
-        ({"mesh": "dp = 2", "plan": "fsdp", "trace": True}, False, "sum"),
-        ({"stages": "1f1b, ranks = 2"}, False, "mean"),
-    ],
-)  # fmt: skip
+CLIPPED = {"clip": f"norm, max = {MAXIMUM}", "loss_scale": "static, factor = 1024.0"}
+CASES: list[tuple[dict[str, Any], bool, str]] = [
+    ({"mesh": "dp = 2, tp = 2", "plan": "megatron(tp) * fsdp(dp)"}, False, "mean"),
+    ({"stages": "1f1b, ranks = 2"}, False, "mean"),
+    ({"mesh": "dp = 2", "plan": "fsdp", "trace": True, **CLIPPED}, True, "sum"),
+    ({"mesh": "dp = 2", "plan": "fsdp", **CLIPPED}, True, "mean"),
+    ({"mesh": "dp = 2", "plan": "fsdp", "trace": True}, False, "sum"),
+]
+
+
+@pytest.mark.parametrize(("options", "clips", "kind"), extent(CASES[:3], CASES))
 def test_metrics_are_those_of_torch(
     options: dict[str, Any], clips: bool, kind: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.attention_blocks import FEATURES, Block, Case
-from support.extent import extent
+from support.extent import extent, long_form
 from torch import nn
 
 import shardir
@@ -56,7 +56,8 @@ FURTHER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mesh", "plan"), extent(UNEVEN[2:], UNEVEN + FURTHER))
+@long_form
+@pytest.mark.parametrize(("mesh", "plan"), UNEVEN + FURTHER)
 def test_uneven_parameters_train_as_in_torch(mesh: str, plan: str) -> None:
     torch.manual_seed(0)
     batches = [(torch.randint(0, 11, (30, 4)), torch.randn(30, 5)) for _ in range(STEPS)]
@@ -67,7 +68,8 @@ def test_uneven_parameters_go_on_from_a_checkpoint_on_another_mesh(tmp_path: Pat
     torch.manual_seed(0)
     model = Uneven()
     batches = [(torch.randint(0, 11, (6, 4)), torch.randn(6, 5)) for _ in range(2 * STEPS)]
-    first, other = (compiled(model, batches[0], f"dp = {n}", "fsdp", "adamw") for n in (3, 2))
+    meshes = "a = 2, b = 3", "dp = 2"
+    first, other = (compiled(model, batches[0], mesh, "fsdp", "adamw") for mesh in meshes)
     first.run(batches, steps=STEPS, checkpoints=tmp_path)
     report = other.run(batches[STEPS:], steps=2 * STEPS, resume=tmp_path)
     losses, _ = by_torch(model, batches, "adamw")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.extent import extent
 
 pytest.importorskip("torch")
 
@@ -15,10 +16,8 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "transformer_block.i
 
 CHOSEN = {
     "full": "train{recompute=full recompute-collectives=true}",
-    "dots": "train{recompute=dots}",
-    "budget": "train{recompute=0.9}",
     "host": "train{recompute=0.7 offload=true}",
-}
+} | extent({}, {"dots": "train{recompute=dots}", "budget": "train{recompute=0.9}"})
 
 
 def ran(pipeline: str, out: Path) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ The runtime, of which each program has a copy, is imported once: a rank of a pro
 files begins with its modules. Any other copy is imported by its rank.
 """
 
+import gc
 import importlib
 import socket
 import sys
@@ -34,14 +35,17 @@ class Loader(machinery.SourceFileLoader):
 
 
 def import_runtime() -> dict[Path, tuple[ModuleType, bytes]]:
-    """Import the runtime under the name that programs use. Return its modules, each by its file
-    relative to the folder of a program, with the content of the file."""
+    """Import the runtime under the name that programs use, and under that of the compiler, which
+    scripts of tests use. Return the first modules, each by its file relative to the folder of a
+    program, with the content of the file."""
     sys.path.insert(0, str(RUNTIME.parent))
     for part in OF_PROGRAMS:
         for path in [RUNTIME / f"{part}.py", *sorted((RUNTIME / part).glob("*.py"))]:
             if path.exists():
                 words = path.relative_to(RUNTIME.parent).with_suffix("").parts
-                importlib.import_module(".".join(words).removesuffix(".__init__"))
+                name = ".".join(words).removesuffix(".__init__")
+                importlib.import_module(name)
+                importlib.import_module(f"shardir.backend.torch.{name}")
     sys.path.remove(str(RUNTIME.parent))
     return {
         file.relative_to(RUNTIME.parent): (module, file.read_bytes())
@@ -67,12 +71,14 @@ def give_runtime(folder: Path, modules: dict[Path, tuple[ModuleType, bytes]]) ->
 
 
 def import_compiler(script: Path) -> None:
-    """Import the modules of torch that a script of a benchmark needs, besides those of a program:
-    torch's optimizers and dispatch modes import its compiler."""
-    if script.parent.name == "bench" or b"from bench." in script.read_bytes():
+    """Import the modules of torch that scripts of benchmarks need, besides those of a program:
+    torch's optimizers import its compiler."""
+    if script.parent.name == "bench":
         import torch._dynamo
         import torch.distributed.optim
         import torch.distributed.pipelining  # noqa: F401 (for the scripts)
+
+        gc.freeze()  # so that no rank traverses, and thereby copies, what is imported here
 
 
 def serve(requests: socket.socket) -> None:

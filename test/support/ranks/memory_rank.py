@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from shardir.backend.torch.shardir_runtime.collectives import host
 
-RANKS, STEPS, SECONDS = 4, 10, 300
+RANKS, STEPS, SECONDS = 4, 5, 300
 """The minimum peak of the steps counts: in the first one groups and buffers may be made, and a
 thread of Gloo may hold what it has sent a moment longer."""
 
