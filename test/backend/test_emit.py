@@ -93,7 +93,7 @@ def the_op(module):
     return op
 
 
-@pytest.mark.parametrize("case, element", sampled(RUNS, 200), ids=str)
+@pytest.mark.parametrize("case, element", sampled(RUNS, 120), ids=str)
 def test_op_equals_numpy(case, element):
     module, given = sample(case, element)
     op = the_op(module)

@@ -1,15 +1,14 @@
 """Functions that emitted programs call, on one device: ops, the order of a group, padding."""
 
-import os
 import platform
-import subprocess
-import sys
 from itertools import accumulate, permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.forked import run_ranks
 
 from shardir.algebra.collectives.all_devices import MAX_PACKED
 from shardir.backend.torch.shardir_runtime.collectives import buffers, reductions
@@ -159,8 +158,16 @@ def test_an_all_reduce_of_equal_values(
     assert torch.equal(found, x * ranks if op == "sum" else x)
 
 
+def number_of(program: str, folder: Path) -> int:
+    """Return the number that a program prints, in a process that is forked as a rank."""
+    (folder / "program.py").write_text(program)
+    (output,) = run_ranks(folder / "program.py", 1, [], 60)
+    assert output.split()[0].lstrip("-").isdigit(), output
+    return int(output.split()[0])
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a rule of glibc's allocator")
-def test_a_rank_maps_the_pages_of_large_tensors_once() -> None:
+def test_a_rank_maps_the_pages_of_large_tensors_once(tmp_path: Path) -> None:
     """96 MiB in tensors of 4 are 24,576 pages of 4 KB, of which glibc's own rule may return those
     beyond 8 MiB after each step."""
     program = """
@@ -177,14 +184,11 @@ for _ in range(8):
     mapped = pages() - before
 print(mapped)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) <= 100
+    assert number_of(program, tmp_path) <= 100
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc's allocator")
-def test_collectives_retain_no_memory() -> None:
+def test_collectives_retain_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch would retain about 500 B of each of the last 2,000 collectives, in pieces among tensors
     that are freed and made again: these would need new pages."""
     program = """
@@ -205,11 +209,8 @@ for i in range(400):
 print(mallinfo().field_7 - before, flush=True)
 os._exit(0)  # a thread of the process group may abort an interpreter that is finalized
 """
-    environment = {k: v for k, v in os.environ.items() if k != "TORCH_FR_BUFFER_SIZE"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
-    )
-    assert int(done.stdout) <= 50_000
+    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE", raising=False)
+    assert number_of(program, tmp_path) <= 50_000
 
 
 def test_the_memory_of_collectives_is_predicted_with_the_sizes_of_the_runtime() -> None:

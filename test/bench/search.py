@@ -153,7 +153,7 @@ WIDE = 8
 STEPS, RECURRENT = (8, 16, 32), (2, 4)
 """The steps of a recurrence, and the axes on which they are searched."""
 SMOKE = {
-    "LAYERS": (), "SCALES": (), "DEPTHS": (1, 2), "DEEP": (2,), "WIDTHS": ((2,), (4,)),
+    "LAYERS": (), "SCALES": (), "DEPTHS": (1, 2), "DEEP": (2,), "WIDTHS": ((2,), (3,)),
     "WIDE": 1, "STEPS": (1, 2), "RECURRENT": (1, 2),
 }  # fmt: skip
 

@@ -42,7 +42,7 @@ SIZES = [
     communication.Sizes(2, batch=64),
     communication.Sizes(2, hidden=1024, vocab=32_768, seq=16),
 ]
-OTHERS = sampled(product(MODELS, PLANS, SIZES), 5)
+OTHERS = sampled(product(MODELS, PLANS, SIZES), 3)
 
 
 @pytest.mark.parametrize(("model", "plan", "sizes"), OTHERS, ids=str)
@@ -61,7 +61,8 @@ def test_formulas_are_those_of_the_peers():
 
 # ---- the steps, in small ----
 
-LM = {"layers": 2, "batch": 4, "seq": 6, "hidden": 16, "heads": 4, "vocab": 12, "lr": 0.5}
+LAYERS = extent(1, 2)
+LM = {"layers": LAYERS, "batch": 4, "seq": 6, "hidden": 16, "heads": 4, "vocab": 12, "lr": 0.5}
 CLICKS = {
     "devices": 4, "batch": 8, "tables": 4, "rows": 6, "width": 8, "dense": 4, "bottom": (8,),
     "top": (8,), "lr": 0.5,

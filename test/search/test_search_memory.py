@@ -128,7 +128,7 @@ def test_below_every_plan_a_small_one_is_found(seed: int):
     assert plans[tuple(found.choice)] <= 1.2 * low
 
 
-@pytest.mark.parametrize("case", extent([36], [17, 36, 39, 45, 7103, 20000003]))
+@pytest.mark.parametrize("case", extent([7103], [17, 36, 39, 45, 7103, 20000003]))
 def test_plans_are_those_of_a_mixed_integer_program(case: int):
     """Of programs in which prices alone, or at the largest peak alone, lead to plans that are 5 to
     25 % slower."""
@@ -192,7 +192,7 @@ JOINT_GAP = 0.01
 """How much slower a plan with recompute may be: that of the solver, 0.2 %, and of repetitions."""
 
 SMALL = {"batch": 8, "seq": 16, "hidden": 32, "heads": 4, "vocab": 32}
-GPT, MLP = programs.gpt(layers=1, mesh=(2, 4), **SMALL), programs.mlp(layers=1)
+GPT = programs.gpt(layers=1, mesh=(2, 4), **SMALL)
 
 
 def planned(memory: int, model: str = GPT) -> ModuleOp:
@@ -275,7 +275,7 @@ def test_layouts_with_recompute_are_not_slower_than_layouts_alone(seed: int):
     random = Random(f"joint {seed}")
     mesh = laws.random_mesh("h200", random)
     mesh = replace(mesh, cluster=replace(mesh.cluster, memory=None))
-    text = random_step(mesh, random, 3, ["adamw, lr = 0.1"])
+    text = random_step(mesh, random, extent(1, 3), ["adamw, lr = 0.1"])
     free = step_within(text, 10**12)
     assert free is not None
     limit = int(free[1] * random.uniform(0.5, 0.95))
@@ -307,7 +307,7 @@ def test_the_bound_within_memory_is_larger_and_below_a_written_plan_that_keeps_t
 
 def test_a_limit_below_every_plan_is_an_error():
     with pytest.raises(Failure, match=r"@step: expected a plan within 1000 B .* got \d+ B"):
-        planned(1000, MLP)
+        planned(1000, programs.mlp(layers=1, mesh=(1, 2)))
 
 
 def of_bytes(
@@ -353,7 +353,7 @@ def test_an_error_reports_the_smallest_program_of_the_plans_that_depend_on_no_li
     monkeypatch.setattr(LoweredPlans, "may_fit", lambda *_: True)
     monkeypatch.setattr(plan, "plan_within", of_bytes)
     with pytest.raises(Failure, match=r"got 1020 B .* found \(1019 B of it are not counted"):
-        planned(1000, MLP)
+        planned(1000, programs.mlp(layers=1, mesh=(1, 2)))
     assert next(peaks, None) is None, "all of them were tried"
 
 

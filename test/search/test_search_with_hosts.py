@@ -25,7 +25,7 @@ from shardir.search.measure.strategy_plan import LoweredPlans
 from shardir.search.problem.memory import live
 from shardir.syntax.parser import parse
 
-ROWS, WIDTH, DEVICES = 32, 64, 4
+ROWS, WIDTH, DEVICES = 32, 64, 2
 STATES = 2 * 2 * 4 * WIDTH * 4 * WIDTH
 """The bytes of the two moments of both parameters of AdamW, in f32, on all devices together."""
 

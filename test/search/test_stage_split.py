@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -131,16 +132,16 @@ def layers() -> UnitCosts:
     return UnitCosts([1.5] * LAYERS, [], each, [0] * LAYERS, [0] * (LAYERS + 1), half, half)
 
 
-def split_of_layers(costs: UnitCosts, limit: float = np.inf) -> list[int]:
-    found = searched_split(costs, ONE, range(LAYERS + 1), schedule("v-min", 4, 8, 2), limit)
+@cache
+def split_of_layers(limit: float = np.inf) -> list[int]:
+    found = searched_split(layers(), ONE, range(LAYERS + 1), schedule("v-min", 4, 8, 2), limit)
     assert found.cuts is not None
     return found.cuts
 
 
 def test_first_stages_are_shorter_where_that_is_faster() -> None:
     """No schedule of any even split is as fast, by the lower bound."""
-    costs = layers()
-    cuts = split_of_layers(costs)
+    costs, cuts = layers(), split_of_layers()
     assert cuts == [0, 2, 4, 6, 8, 12, 16, 20, 24]
     seconds = search(4, 8, costs_of_stages(costs, ONE, cuts)).timeline.makespan
     even = PipelineCosts.equal(4, 2, (3.0, 3.0, 3.0))
@@ -149,6 +150,5 @@ def test_first_stages_are_shorter_where_that_is_faster() -> None:
 
 def test_stages_are_even_where_memory_is_small() -> None:
     """A rank has 6 layers, and memory for 8 or for 4 microbatches of each."""
-    costs = layers()
-    assert split_of_layers(costs, 6 * 8) == split_of_layers(costs)
-    assert split_of_layers(costs, 6 * 4) == [*range(0, LAYERS + 1, 3)]
+    assert split_of_layers(6 * 8) == split_of_layers()
+    assert split_of_layers(6 * 4) == [*range(0, LAYERS + 1, 3)]
