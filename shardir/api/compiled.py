@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xdsl.context import Context
@@ -196,11 +197,17 @@ class Compiled:
     def _write(
         self, directory: str | Path, base_dir: Path | None, states: Mapping[str, Array],
         per_rank: bool, straight_line: bool,
+        aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> Path:  # fmt: skip
-        """Write a directory. `states` are initial values by key, which replace the program's."""
+        """Write a directory.
+
+        Args:
+            states: initial values by key, which replace the program's.
+            aliases: further names of parameters and states, with their keys.
+        """
         backend = replace(self.backend, per_rank=per_rank, straight_line=straight_line)
         args = (self.context, self.module, self.original, directory, base_dir)
-        origin = Origin.of(self.input_module, self.passes)
+        origin = Origin.of(self.input_module, self.passes, aliases)
         run_located(self.source, lambda: backend.emit_directory(*args, origin, states))
         return Path(directory)
 
@@ -254,15 +261,15 @@ class Compiled:
         """
         from shardir.backend.torch.launch.local_trainer import LocalTrainer, rank_options
 
-        given, arguments = rank_options(options), self.trainer_arguments()
-        trainer = LocalTrainer(self.save, count, given, **arguments)
+        trainer = LocalTrainer(self.save, count, rank_options(options), self.steps_done)
         if resume is not None:
             trainer.load(resume)
         return trainer
 
-    def trainer_arguments(self) -> dict[str, Any]:
-        """Return the arguments of a trainer of this program, as JSON has them."""
-        return {}
+    @property
+    def steps_done(self) -> int:
+        """The number of steps with which a training begins."""
+        return 0
 
     @property
     def plan(self) -> str:

@@ -142,7 +142,10 @@ class CompiledModel(Compiled):
             else:
                 arrays = [arrays_of(self.imported, i, x) for i, x in enumerate(batches)]
             weights.save(folder / DATA, rows_of(self.imported, arrays))
-            return self._write(directory, folder, self.state.states, per_rank, straight_line)
+            names = self._canonical_names().items()
+            aliases = {name: known for name, known in names if name != known}
+            states = self.state.states
+            return self._write(directory, folder, states, per_rank, straight_line, aliases)
 
     @with_options
     @check_arguments("run")
@@ -205,10 +208,6 @@ class CompiledModel(Compiled):
                 torch.
         """
         return compare(self, [self.example] if batches is None else list(batches), steps)
-
-    def trainer_arguments(self) -> dict[str, Any]:
-        aliases = {name: known for name, known in self._canonical_names().items() if name != known}
-        return {"steps_done": self.steps_done, "aliases": aliases}
 
     def reset(self) -> None:
         """Reset the program to step 0, and to the values and optimizer states at the

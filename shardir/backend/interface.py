@@ -11,7 +11,7 @@ The module is in the local view, after all passes. The compiler uses a backend o
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Self
@@ -32,17 +32,22 @@ class Origin:
     Args:
         text: the module before its passes, with locations.
         passes: they, as JSON.
+        aliases: further names that parameters and states have in the source, with their keys.
     """
 
     text: str
     passes: str
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, module: ModuleOp, passes: Sequence[ModulePass]) -> Self:
+    def of(
+        cls, module: ModuleOp, passes: Sequence[ModulePass],
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> Self:  # fmt: skip
         from shardir import pipelines
         from shardir.syntax.printer import print_module
 
-        return cls(print_module(module, locations=True), pipelines.recorded(passes))
+        return cls(print_module(module, locations=True), pipelines.recorded(passes), aliases)
 
 
 @dataclass(frozen=True)

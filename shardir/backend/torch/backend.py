@@ -77,7 +77,8 @@ class TorchBackend(Backend):
         origin: Origin | None = None,
         states: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
-        texts, data = self.files(ctx, module, original_module, base_dir, states)
+        aliases = {} if origin is None else origin.aliases
+        texts, data = self.files(ctx, module, original_module, base_dir, states, aliases)
         if origin is not None:
             texts[SOURCE] = resize.text_of(origin)
         self._write(out_dir, texts, data)
@@ -93,7 +94,7 @@ class TorchBackend(Backend):
 
     def files(
         self, ctx: Context, module: ModuleOp, original: ModuleOp | None, base_dir: Path | None,
-        states: Mapping[str, Array], copied: Path | None = None,
+        states: Mapping[str, Array], aliases: Mapping[str, str], copied: Path | None = None,
     ) -> tuple[dict[str, str], Data]:  # fmt: skip
         """The texts by file name, and the data, which the directory `copied` may have already."""
         mesh = mesh_of(module)
@@ -105,6 +106,8 @@ class TorchBackend(Backend):
         plan, data = plan_of(module, base_dir, copied, states)
         for f, message in data.warnings:
             warn(f, message)
+        if aliases:
+            plan["aliases"] = dict(aliases)
         form = {"straight_line": self.straight_line, "arena": self.arena}
         programs = {"program.py": emit(module, **form)}
         if (arenas := programs["program.py"].arenas) is not None:
@@ -172,10 +175,11 @@ class TorchBackend(Backend):
         """Write the program of a directory, which is for `of` ranks, for other ones. Raises
         ShardirError."""
         context, module = resize.resize(directory, ranks, of)
-        backend = replace(self, arena=read_plan(directory).arena is not None)
+        plan = read_plan(directory)
+        backend, states = replace(self, arena=plan.arena is not None), states_in(directory)
         with collect_warnings():
-            states = states_in(directory)
-            self._write(out, *backend.files(context, module, None, None, states, directory))
+            files = backend.files(context, module, None, None, states, plan.aliases, directory)
+            self._write(out, *files)
 
     def measure(
         self,

@@ -35,8 +35,9 @@ class Startable(Protocol):
     def save(self, directory: Path) -> object:
         """Write its directory."""
 
-    def trainer_arguments(self) -> dict[str, Any]:
-        """Return the arguments of its trainer, as JSON has them."""
+    @property
+    def steps_done(self) -> int:
+        """The number of steps with which its training begins."""
         ...
 
 
@@ -85,24 +86,23 @@ def start(
         options = start_options(backend, device, seed, timeout, threads)
         if isinstance(program, str | Path):
             return Trainer.of(Path(program), options, resume, error=ShardirError)
-        if program is not None and not hasattr(program, "trainer_arguments"):
+        if program is not None and not hasattr(program, "steps_done"):
             raise ShardirError(
                 "expected a compiled program, or the directory of a saved one, got "
                 f"{describe(program)}"
             )
         leaves = not dist.is_initialized()
         use_processor(options)
-        with _shared_program(program, join_group(options)) as (directory, arguments):
-            arguments |= {"leaves": leaves, "error": ShardirError}
-            return Trainer.of(directory, options, resume, **arguments)
+        with _shared_program(program, join_group(options)) as (directory, steps_done):
+            return Trainer.of(
+                directory, options, resume, steps_done=steps_done, leaves=leaves, error=ShardirError
+            )
 
 
 @contextmanager
-def _shared_program(
-    program: Startable | None, device: torch.device
-) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the directory of the program of rank 0, and the arguments of its trainer. A rank that
-    sees the folder of rank 0 reads it; the others get its files."""
+def _shared_program(program: Startable | None, device: torch.device) -> Iterator[tuple[Path, int]]:
+    """Yield the directory of the program of rank 0, and the number of its steps. Where all ranks
+    see the folder of rank 0, they read it; else they get its files."""
     rank, size = rank_and_size()
     with ExitStack() as stack:
         found = dict[str, Any]()
@@ -117,14 +117,13 @@ def _shared_program(
                 folder = stack.enter_context(scratch_folder())
             for name in found["files"]:
                 _broadcast_file(folder / name, device)
-        yield folder, found["arguments"]
+        yield folder, found["steps_done"]
         if size > 1:
             dist.barrier()  # until all have read it
 
 
 def _saved(program: Startable | None, folder: Path) -> dict[str, Any]:
-    """Save the program of rank 0; return its place and the arguments of its trainer, or an
-    error."""
+    """Save the program of rank 0; return its place, or an error, for the other ranks."""
     if program is None:
         return {"error": f"expected a program on rank 0, got {describe(program)}"}
     try:
@@ -133,7 +132,7 @@ def _saved(program: Startable | None, folder: Path) -> dict[str, Any]:
         return {"error": str(error)}
     names = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
     files = [str(name) for name in names if name.parts[0] != RUNTIME.name]
-    return {"folder": str(folder), "files": files, "arguments": program.trainer_arguments()}
+    return {"folder": str(folder), "files": files, "steps_done": program.steps_done}
 
 
 def _is_there(folder: Path) -> bool:

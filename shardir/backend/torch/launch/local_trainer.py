@@ -52,7 +52,7 @@ class LocalTrainer:
     Args:
         save: writes the directory of the program.
         count: the number of ranks that it has to be for.
-        steps_done, aliases: those of a Trainer.
+        steps_done: the number of steps before the first call.
 
     Attributes:
         steps_done: the number of completed steps.
@@ -65,9 +65,9 @@ class LocalTrainer:
 
     def __init__(
         self, save: Callable[[Path], object], count: int | None, options: Options,
-        steps_done: int = 0, aliases: Mapping[str, str] | None = None,
+        steps_done: int = 0,
     ):  # fmt: skip
-        self.steps_done, self._aliases = steps_done, aliases or {}
+        self.steps_done = steps_done
         options = replace(options, steps_done=steps_done)
         self.metrics: dict[str, Tensor] = {}
         self._events: list[dict[str, Any]] = []
@@ -168,12 +168,12 @@ class LocalTrainer:
                 for i, (key, arg) in enumerate(weight_arguments(self._plan).items())
             }
         path.unlink()
-        return {**found, **{name: found[key] for name, key in self._aliases.items()}}
+        return {**found, **{name: found[key] for name, key in self._plan.aliases.items()}}
 
     def load_state_dict(self, states: Mapping[str, Tensor]) -> None:
         """Replace the parameters and buffers, as `Trainer.load_state_dict` does."""
         with errors():
-            values = checked_states(self._plan, states, self._aliases)
+            values = checked_states(self._plan, states)
         self._call("load_state_dict", {}, [values] * self._plan.size)
 
     def save(self, path: str | Path, keep: int = 0) -> Path:

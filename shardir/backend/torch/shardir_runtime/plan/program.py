@@ -10,6 +10,7 @@
         "results": [{"name": "loss", "shape": [], "dtype": "f32", "dims": [],
                      "partial": null | {"op": "sum", "axes": ["tp"]}, "updates": null | "w"}]}},
      "states": {"w.exp_avg": "data/state_w_exp_avg.npy"},
+     "aliases": {"head.weight": "w"},
      "single": "single.py" | null}
 
 `python` is the function's name in program.py. Shapes are global; `dims` has the axes that split
@@ -21,7 +22,8 @@ the loss. A `function` is run once after training. `init` is one of normal (mean
 (low, high), integers (low, high), constant (value), values (data), and file (file: the path of an
 .npy in the directory; shuffle: by default true; shift: 0 or 1, of packed tokens). A file input has
 a batch of the file's rows at each step; in a function, the first rows. `states`: .npy files with
-initial values of states, in place of their `init`. With `microbatches`, dimension 0 of an input or
+initial values of states, in place of their `init`. `aliases`: further names of parameters and
+states in a `state_dict`, with their keys. With `microbatches`, dimension 0 of an input or
 a result has that number of batches.
 
 This file needs only Python: the launcher imports it as a module of shardir, and a program as a
@@ -196,6 +198,8 @@ class ProgramPlan:
     channels: tuple[tuple[Axes, int, int], ...] = ()
     arena: int | None = None
     """The bytes of the arena (arena.py), if the program has one."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of parameters and states, with their keys."""
 
     @property
     def size(self) -> int:
@@ -258,6 +262,10 @@ def _plan(top: Field, directory: Path) -> ProgramPlan:
     _check_states(functions)
     functions = _with_states(functions, top.get("states", dict, default={}), directory)
     channels = top.get("channels", list, default=[])
+    aliases = top.get("aliases", dict, default={})
+    keys = {a.key for f in functions for a in f.args if a.role != "input"}
+    for name in aliases.value:
+        aliases.get(name).one_of(keys)
     single = top.get("single", (str, type(None)), default=None)
     if single.value is not None:
         file_in(directory, single)
@@ -269,6 +277,7 @@ def _plan(top: Field, directory: Path) -> ProgramPlan:
         channels=tuple(channel_of(field, sizes) for field in channels.items()),
         functions=functions,
         single=single.value,
+        aliases=aliases.value,
         arena=top.get("arena", dict).get("bytes", int).value if "arena" in top.value else None,
     )
 

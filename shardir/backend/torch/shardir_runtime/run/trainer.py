@@ -55,7 +55,6 @@ class Trainer:
     Args:
         session: the functions and states of a program with one training step.
         steps_done: the number of steps before the first call.
-        aliases: further names of parameters and buffers in `state_dict`, with their keys.
         leaves: whether `close` destroys the process group.
         error: the class of the errors of its methods.
 
@@ -69,13 +68,13 @@ class Trainer:
     """
 
     def __init__(
-        self, session: Session, steps_done: int = 0, aliases: Mapping[str, str] | None = None,
-        leaves: bool = False, error: type[Exception] = PlanError,
+        self, session: Session, steps_done: int = 0, leaves: bool = False,
+        error: type[Exception] = PlanError,
     ):  # fmt: skip
         self._session, self._states = session, session.states
         _ = session.plan.digest  # for checkpoints, when the directory may be gone
         self._function = training_step(session.plan)
-        self._aliases, self._leaves, self.error = aliases or {}, leaves, error
+        self._leaves, self.error = leaves, error
         self._checkpoints: dict[Path, Any] = {}
         self.rank = session.mesh.rank
         self._is_open, self._is_checked = True, False
@@ -207,7 +206,8 @@ class Trainer:
             key: self._states.state(key).to("cpu", copy=True)
             for key in weight_arguments(self._session.plan)
         }
-        return {**found, **{name: found[key] for name, key in self._aliases.items()}}
+        aliases = self._session.plan.aliases
+        return {**found, **{name: found[key] for name, key in aliases.items()}}
 
     @_reported
     def load_state_dict(self, states: Mapping[str, Tensor]) -> None:
@@ -221,7 +221,7 @@ class Trainer:
         """
         self._check_open()
         known = weight_arguments(self._session.plan)
-        values = checked_states(self._session.plan, states, self._aliases)
+        values = checked_states(self._session.plan, states)
         for key, x in values.items():
             self._states.put(known[key], x)
 
@@ -357,16 +357,14 @@ def checked_rate(plan: ProgramPlan, rate: float) -> str:
     return key
 
 
-def checked_states(
-    plan: ProgramPlan, states: Mapping[str, Tensor], aliases: Mapping[str, str]
-) -> dict[str, Tensor]:
+def checked_states(plan: ProgramPlan, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters and buffers of a `state_dict` by their keys.
 
     Raises:
         PlanError: names are missing or unknown, or shapes differ.
     """
     known = weight_arguments(plan)
-    values = {aliases.get(name, name): x for name, x in states.items()}
+    values = {plan.aliases.get(name, name): x for name, x in states.items()}
     wrong = [
         f"{key} of {list(known[key].shape)}, got {list(x.shape)}"
         for key, x in values.items() if key in known and tuple(x.shape) != known[key].shape
