@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,12 @@ from shardir import pipelines
 from shardir.rewriting.options import UsageError, field_docs, option_types, parse_options
 from shardir.syntax.parser import parse
 from shardir.tools import opt
+
+
+@pytest.fixture(autouse=True)
+def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the reproducers of internal errors to a folder of the test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 pytestmark = pytest.mark.usefixtures("sample_passes")
 
