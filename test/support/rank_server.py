@@ -22,6 +22,9 @@ COMPILED = {path.read_bytes(): compile(path.read_bytes(), path, "exec", dont_inh
             for path in RUNTIME.rglob("*.py")}  # fmt: skip
 """The code of the runtime's files by their content."""
 
+BY_TORCH = "checkpoint_rank", "loop_rank", "pipeline_step_rank", "step_rank", "zero_rank"
+"""The scripts of benchmarks that run torch's optimizers or DTensors, which import its compiler."""
+
 OF_PROGRAMS = "runtime", "run", "ops", "stages", "checkpoints"
 """The parts of the runtime that programs import."""
 
@@ -71,9 +74,8 @@ def give_runtime(folder: Path, modules: dict[Path, tuple[ModuleType, bytes]]) ->
 
 
 def import_compiler(script: Path) -> None:
-    """Import the modules of torch that scripts of benchmarks need, besides those of a program:
-    torch's optimizers import its compiler."""
-    if script.parent.name == "bench":
+    """Import the modules of torch that a script needs besides those of a program."""
+    if script.parent.name == "bench" and script.stem in BY_TORCH:
         import torch._dynamo
         import torch.distributed.optim
         import torch.distributed.pipelining  # noqa: F401 (for the scripts)
