@@ -18,6 +18,7 @@ from shardir.dialects.nn.base import Array
 from shardir.dialects.nn.types import element_name, unsharded_type
 from shardir.dialects.train import (
     LR_SCALE,
+    OWN_LR,
     RULE,
     WEIGHT_DECAY,
     InitAttr,
@@ -42,6 +43,9 @@ from shardir.frontends.torch.importer import FUNCTION, KEY, STEP
 from shardir.interpret.evaluator import function, run
 from shardir.rewriting.copying import copied
 from shardir.rewriting.functions import bodies
+
+OWN_NUMBERS = {LR_SCALE, OWN_LR, WEIGHT_DECAY, RULE}
+"""The attributes by which a parameter is not updated as others are."""
 
 LARGE_RATE = 2.0**20
 """A rate of gradient descent by which the change of a parameter has all digits of its gradient."""
@@ -335,8 +339,7 @@ def _with_gradient_descent(source: ModuleOp, rate: float, one_microbatch: bool) 
                     op.properties.pop(name, None)
     for f, _ in bodies(module):
         attributes = [
-            {k: v for k, v in attrs.items() if k not in (LR_SCALE, WEIGHT_DECAY, RULE)}
-            for attrs in arg_attrs(f)
+            {k: v for k, v in attrs.items() if k not in OWN_NUMBERS} for attrs in arg_attrs(f)
         ]
         set_arg_attrs(f, attributes)
     return module

@@ -450,7 +450,7 @@ def compile_model(
         read = optimizers.read(optimizer, names, scheduler, scheduler_steps, trained)
         _check_trained(imported, optimizer)
         by_rule = rules.add_rules(module, optimizer, trained) if read.by_rules else {}
-        imported.own_numbers(read.lr_scales, read.weight_decays, by_rule)
+        imported.own_numbers(read.lr_scales, read.weight_decays, read.rates, by_rule)
         if evaluate:
             with evaluating(model):
                 beside = capture(model, inputs, labels, loss, True, keywords, derived)

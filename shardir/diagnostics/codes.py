@@ -332,7 +332,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
             "put nn.stop_gradient before it, or reduce or gather the value first",
         ),
         "G9": Code(
-            "`train.weight_decay` and `train.lr_scale` are numbers, 0 or more.",
+            "`train.weight_decay` and `train.lr_scale` are numbers, 0 or more, and `train.lr` is a "
+            "schedule.",
             "write train.weight_decay = 0.0 : f64",
         ),
         "G10": Code(

@@ -174,7 +174,7 @@ def _check_request(request: Request, new: FuncOp, before: ModuleOp, after: Modul
             compare(derived, i, x, y, "f32")
         if isinstance(request, ForwardOp):
             return
-        gradients = _gradients(request, new, all_arguments, results, len(expected))
+        gradients = _gradients(request, f, new, all_arguments, results, len(expected))
         if gradients is None:
             return
         rng = np.random.default_rng(2)
@@ -299,8 +299,9 @@ FIRST_MOMENTS = {"momentum": "momentum", "nesterov": "momentum", "adam": "exp_av
 
 
 def _gradients(
-    request: StepOp | GradientOp, new: FuncOp, values: list[Array], results: list[Array], count: int
-) -> dict[int, Array] | None:
+    request: StepOp | GradientOp, source: FuncOp, new: FuncOp, values: list[Array],
+    results: list[Array], count: int,
+) -> dict[int, Array] | None:  # fmt: skip
     """Return the gradients by argument index. The gradients of a step are computed from its new
     parameters and states; None where these do not determine them.
 
@@ -315,7 +316,8 @@ def _gradients(
     kind, numbers = request.optimizer.kind, request.optimizer.values
     moment = FIRST_MOMENTS.get(kind)
     constant_rate = kind == "sgd" and isinstance(numbers["lr"], float)
-    if request.clip is not None or not (constant_rate or moment):
+    by_own = any(a.rule is not None or a.lr is not None for a in arguments(source))
+    if request.clip is not None or by_own or not (constant_rate or moment):
         return None
     out = {}
     for i, a in enumerate(args):

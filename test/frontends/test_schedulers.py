@@ -88,7 +88,7 @@ def test_rates_are_those_of_torch(name: str) -> None:
     scheduler = {**SCHEDULERS, **SAMPLED}[name](optimizer)
     steps = STEPS if name in SAMPLED else None
     before = [group["initial_lr"] for group in optimizer.param_groups], scheduler.state_dict()
-    text = optimizers.schedule(scheduler, optimizer, steps).replace("{lr}", repr(before[0][0]))
+    text = optimizers.schedule(scheduler, optimizer, steps)[0].replace("{lr}", repr(before[0][0]))
     assert ([g["initial_lr"] for g in optimizer.param_groups], scheduler.state_dict()) == before
     found, wanted = rates_of(text, STEPS), list[float]()
     for _ in range(STEPS):
@@ -171,6 +171,36 @@ def test_a_schedule_scales_each_group() -> None:
     assert sampled.lr_scales == read.lr_scales
 
 
+GROUPS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "one end": SCHEDULERS["cosine"],
+    "functions of their own": lambda o: lr_scheduler.LambdaLR(
+        o, [partial(warm_cosine, warmup=n, num_training_steps=9) for n in (1, 2, 2)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_have_schedules_of_their_own(name: str) -> None:
+    model = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(3)])
+    rates = [0.0, 0.1, 0.2] if name == "functions of their own" else [0.3, 0.1, 0.1]
+    optimizer = torch.optim.SGD(
+        [{"params": m.parameters(), "lr": r} for m, r in zip(model, rates, strict=True)]
+    )
+    scheduler = GROUPS[name](optimizer)
+    names = {id(p): n for n, p in model.named_parameters()}
+    found = optimizers.read(optimizer, names, scheduler)
+    law = found.text.partition("lr = ")[2].partition(", weight_decay")[0]
+    texts = [found.rates.get(n, law) for n in names.values()]
+    ours = [[x * found.lr_scales.get(n, 1.0) for x in rates_of(text, 10)]
+            for n, text in zip(names.values(), texts, strict=True)]  # fmt: skip
+    wanted = []
+    for _ in range(10):
+        wanted.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    np.testing.assert_allclose(np.transpose(ours), wanted, rtol=0, atol=3e-7)
+
+
 @pytest.mark.parametrize("name", [*SCHEDULERS, *SAMPLED])
 @pytest.mark.parametrize("changed", [1.0, 0.5])
 def test_a_scheduler_that_has_stepped_goes_on(name: str, changed: float) -> None:
@@ -197,13 +227,6 @@ def test_a_scheduler_that_has_stepped_goes_on(name: str, changed: float) -> None
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no end": (lambda: SAMPLED["lambda"](sgd(0.1)), "use scheduler_steps=1000: after them"),
     "plateau": (lambda: lr_scheduler.ReduceLROnPlateau(sgd(0.1)), "got ReduceLROnPlateau"),
-    "groups": (lambda: SCHEDULERS["cosine"](sgd(0.1, 0.2)), "groups of one lr"),
-    "factors": (
-        lambda: lr_scheduler.LambdaLR(
-            sgd(0.1, 0.2), [partial(warm_cosine, warmup=n, num_training_steps=9) for n in (1, 2)]
-        ),
-        "got several; schedule all groups in the",
-    ),
     "momentum": (
         lambda: lr_scheduler.OneCycleLR(
             torch.optim.SGD([nn.Parameter(torch.zeros(()))], 0.1, momentum=0.9), 1.0, 9

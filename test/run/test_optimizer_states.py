@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,6 +50,11 @@ CASES: dict[str, Case] = {
         lambda p: optim.AdamW(
             [{"params": q, "betas": (b, 0.99)} for q, b in zip(p, B, strict=True)], 1e-2,
             amsgrad=True), None,
+    ),
+    "groups with schedules of their own": (
+        lambda p: optim.Adam([{"params": q, "lr": 0.02 * b} for q, b in zip(p, B, strict=True)]),
+        lambda o: lr_scheduler.LambdaLR(
+            o, [partial(lambda t, b, **_: b**t, b=b, num_training_steps=6) for b in B]),
     ),
     "a function": (
         lambda p: shardir.optimizer(lion, p, lr=1e-2, states={"exp_avg": 0.0}),

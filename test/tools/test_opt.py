@@ -24,6 +24,7 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the reproducers of internal errors to a folder of the test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
+
 pytestmark = pytest.mark.usefixtures("sample_passes")
 
 

@@ -81,6 +81,7 @@ from shardir.dialects.train.requests import (
 from shardir.dialects.train.role_checks import check_initial_values
 from shardir.dialects.train.roles import (
     LR_SCALE,
+    OWN_LR,
     RULE,
     SCALAR,
     STATE_LAYOUT,
@@ -192,6 +193,7 @@ __all__ = [
     "LR_SCALE",
     "MARKS",
     "OPTIMIZERS",
+    "OWN_LR",
     "PIPELINE",
     "REPLICA",
     "REPLICAS",

@@ -109,11 +109,17 @@ class StepScalars:
         """Whether the number of steps is used."""
         return "done" in self.__dict__
 
-    def rate(self, factor: float = 1.0) -> SSAValue:
-        """The learning rate of this step, times `factor`."""
+    def rate(self, factor: float = 1.0, schedule: ScheduleAttr | None = None) -> SSAValue:
+        """The learning rate of this step, or that of a schedule, times `factor`."""
         if factor != 1.0:
-            return self.once("lr", factor, lambda: self.b.scale(self.rate(), factor))
+            key = factor, schedule
+            return self.once("lr", key, lambda: self.b.scale(self.rate(1.0, schedule), factor))
+        if schedule is not None:
+            return self.once("lr", schedule, lambda: self._scheduled(schedule))
         return self.given or self.once("lr", 1.0, self._rate)
+
+    def _scheduled(self, schedule: ScheduleAttr) -> SSAValue:
+        return self.b.value(LearningRateOp, self.done, props={"schedule": schedule})
 
     def _rate(self) -> SSAValue:
         lr = self.optimizer.values["lr"]
@@ -123,7 +129,7 @@ class StepScalars:
         if schedule.kind == "given":
             self.given = self.new_state("lr", f64, schedule.values["rate"])
             return self.given
-        return self.b.value(LearningRateOp, self.done, props={"schedule": schedule})
+        return self._scheduled(schedule)
 
     def power(self, name: str, exponent: float) -> SSAValue:
         """step^exponent"""

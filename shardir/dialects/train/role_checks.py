@@ -13,11 +13,12 @@ from shardir.diagnostics import ShardirError, coded
 from shardir.dialects.dist import check_type, find_mesh, global_type, with_layout
 from shardir.dialects.nn.types import element_name
 from shardir.dialects.random import check_range
-from shardir.dialects.train.options import InitAttr
+from shardir.dialects.train.options import InitAttr, ScheduleAttr
 from shardir.dialects.train.roles import (
     FUSION,
     GRADIENT,
     LR_SCALE,
+    OWN_LR,
     STATE_LAYOUT,
     UPDATES,
     WEIGHT_DECAY,
@@ -114,10 +115,15 @@ def check_initial_values(f: FuncOp) -> None:
 
 
 def check_own_numbers(f: FuncOp) -> None:
-    """Raises VerifyException if a weight decay or a learning-rate scale is invalid."""
+    """Raises VerifyException if the weight decay or the learning rate of a parameter is invalid."""
     for attributes in arg_attrs(f):
         for name in (WEIGHT_DECAY, LR_SCALE):
             number_attr(attributes, name, 0.0)
+        lr = attributes.get(OWN_LR)
+        if lr is not None and (not isinstance(lr, ScheduleAttr) or lr.kind == "given"):
+            message = f"expected {OWN_LR} to be a schedule of the steps, got {lr}"
+            use = f"write {OWN_LR} = #train.schedule<cosine, rate = 0.1, steps = 100>"
+            raise VerifyException(coded("G9", message, use=use))
 
 
 def check_updates(f: FuncOp) -> None:

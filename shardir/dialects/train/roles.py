@@ -15,6 +15,7 @@ attribute is an input. A parameter may also have:
     train.weight_decay = 0.0 : f64    replaces the optimizer's weight decay
     train.lr_scale = 0.1 : f64        multiplies the learning rate
     train.state_layout = #dist.layout<@m, [{dp}, {}]>    the layout of its states
+    train.lr = #train.schedule<...>   replaces the learning rate
     train.rule = @lion                the function that updates it (rules.py)
 
 `train.microbatches = 4 : i64`: dimension 0 of an input of a step, or of a result of a forward part
@@ -49,6 +50,7 @@ from shardir.dialects.signatures import SignatureMemo
 STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches"
 GRADIENT, METRIC = "train.gradient", "train.metric"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
+OWN_LR = "train.lr"
 STATE_LAYOUT = "train.state_layout"
 RULE, SCALAR = "train.rule", "train.scalar"
 WEIGHS = "train.weighs"
@@ -117,6 +119,11 @@ class Argument(NamedTuple):
     @property
     def lr_scale(self) -> float:
         return number_attr(self.attributes, LR_SCALE, 1.0)
+
+    @property
+    def lr(self) -> Attribute | None:
+        """The schedule of a parameter in place of the optimizer's."""
+        return self.attributes.get(OWN_LR)
 
     @property
     def rule(self) -> str | None:

@@ -18,7 +18,17 @@ from shardir.build.function import hint_of
 from shardir.compat.torch import FakeTensor, OpOverload, overload_of, schema_of, tree_leaves
 from shardir.diagnostics import ShardirError
 from shardir.dialects.locations import file_location
-from shardir.dialects.train import LR_SCALE, RULE, WEIGHT_DECAY, arg_attrs, arguments, set_arg_attrs
+from shardir.dialects.train import (
+    LR_SCALE,
+    OWN_LR,
+    RULE,
+    WEIGHT_DECAY,
+    OptimizerAttr,
+    ScheduleAttr,
+    arg_attrs,
+    arguments,
+    set_arg_attrs,
+)
 from shardir.frontends.torch import fallback
 from shardir.frontends.torch.aten import MOVEMENTS, TABLE
 from shardir.frontends.torch.capture import Capture
@@ -66,7 +76,7 @@ class Imported:
 
     def own_numbers(
         self, lr_scales: Mapping[str, float], weight_decays: Mapping[str, float],
-        rules: Mapping[str, str],
+        rates: Mapping[str, str], rules: Mapping[str, str],
     ) -> None:  # fmt: skip
         """Give parameters, by their names, a learning rate, a weight decay and a rule of their
         own."""
@@ -74,6 +84,10 @@ class Imported:
         given: dict[str, dict[str, Attribute]] = {
             LR_SCALE: {name: FloatAttr(x, f64) for name, x in lr_scales.items()},
             WEIGHT_DECAY: {name: FloatAttr(x, f64) for name, x in weight_decays.items()},
+            OWN_LR: {
+                name: ScheduleAttr(OptimizerAttr.read(f"sgd, lr = {text}").values["lr"])
+                for name, text in rates.items()
+            },
             RULE: {name: SymbolRefAttr(rule) for name, rule in rules.items()},
         }
         all_attributes = arg_attrs(f)

@@ -26,6 +26,8 @@ class ImportedOptimizer:
     text: str
     lr_scales: dict[str, float] = field(default_factory=dict)
     weight_decays: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, str] = field(default_factory=dict)
+    """The schedules of parameters whose group has a schedule of its own."""
     count: int = 0
     """The steps that are done, from which the schedule and the optimizer go on."""
     by_rules: bool = False
@@ -130,25 +132,29 @@ def read(
         count = begun(scheduler)
     found = None if scheduler is None else schedule(scheduler, optimizer, steps, count)
     rates = [float(g["lr"] if scheduler is None else g["initial_lr"]) for g in groups]
-    base, decay = rates[0], groups[0].get("weight_decay", 0.0)
-    scales, decays = {}, {}
-    for g, rate in zip(groups, rates, strict=True):
+    if found is None:
+        is_data = any(isinstance(g["lr"], torch.Tensor) for g in groups)
+        found = ["given<rate = {lr}>" if is_data else "{lr}"] * len(groups)
+    at = next((i for i, rate in enumerate(rates) if rate), 0)  # others are multiples of its rate
+    base, law, decay = rates[at], found[at], groups[0].get("weight_decay", 0.0)
+    scales, decays, own_rates = {}, {}, {}
+    for g, rate, own in zip(groups, rates, found, strict=True):
         for p in g["params"]:
             if (name := names.get(id(p))) is None:
                 raise ShardirError(
                     f"expected parameters of the module, got one outside of it, of "
                     f"{list(p.shape)} in the optimizer"
                 )
-            if rate != base:
+            if own != law:
+                own_rates[name] = own.replace("{lr}", repr(rate))
+            elif rate != base:
                 scales[name] = rate / base
             if text is not None and g["weight_decay"] != decay:
                 decays[name] = float(g["weight_decay"])
-    if found is None and any(isinstance(g["lr"], torch.Tensor) for g in groups):
-        found = "given<rate = {lr}>"
-    lr = repr(base) if found is None else found.replace("{lr}", repr(base))
+    lr = law.replace("{lr}", repr(base))
     by_rules, text = text is None, text or "rules, lr = {lr}"
     text = text.format(lr=lr, decay=repr(float(decay)))
-    return ImportedOptimizer(text, scales, decays, count, by_rules)
+    return ImportedOptimizer(text, scales, decays, own_rates, count, by_rules)
 
 
 def made(optimizer: Any, parameters: Sequence[torch.Tensor]) -> Any:

@@ -90,11 +90,11 @@ def after(scheduler: Any, steps: int) -> list[float]:
     return _rates(copy_of(scheduler), steps)[-1]
 
 
-def schedule(scheduler: Any, optimizer: Any, steps: int | None = None, count: int = 0) -> str:
-    """Return the text of the learning rate that a scheduler gives an optimizer, with the place of
-    the first rate, `{lr}`. `steps` of it are sampled, if its class has no law of ours, or if it is
-    not where that law has it after `count` steps, which the program takes for done: then its rates
-    from now on follow them.
+def schedule(scheduler: Any, optimizer: Any, steps: int | None = None, count: int = 0) -> list[str]:
+    """Return the text of the learning rate that a scheduler gives each group of an optimizer, with
+    the place of the group's first rate, `{lr}`. `steps` of it are sampled, if its class has no law
+    of ours, or if it is not where that law has it after `count` steps, which the program takes for
+    done: then its rates from now on follow them.
 
     Raises:
         ShardirError: it is no scheduler, or another optimizer's; or it can't be sampled.
@@ -115,23 +115,25 @@ def schedule(scheduler: Any, optimizer: Any, steps: int | None = None, count: in
         )
     form = next((f for kind, f in SCHEDULES.items() if type(scheduler) is kind), None)
     if form is None or steps is not None or not _is_lawful(scheduler, count):
-        line_points = [p._replace(step=p.step + count) for p in points(factors(scheduler, steps))]
-        at = ", ".join(map(str, line_points))
-        return f'points<rate = {{lr}}, at = "{at}">'
-    if getattr(scheduler, "eta_min", 0) and len({*scheduler.base_lrs}) > 1:
-        raise ShardirError(
-            "expected groups of one lr for a scheduler with eta_min, got "
-            f"{' and '.join(map(str, scheduler.base_lrs))}"
-        )
-    return form(scheduler)
+        of_groups = factors(scheduler, steps)
+        close = np.ptp(of_groups, axis=1).max() <= TOLERANCE * np.abs(of_groups).max()
+        columns = of_groups[:, :1] if close else of_groups
+        at = [", ".join(str(p._replace(step=p.step + count)) for p in points(column))
+              for column in columns.T]  # fmt: skip
+        texts = [f'points<rate = {{lr}}, at = "{text}">' for text in at]
+        return texts * (len(optimizer.param_groups) // len(texts))
+    text = form(scheduler)
+    if getattr(scheduler, "eta_min", 0):  # the end of all groups, whatever their first rates
+        return [text.replace("{lr}", repr(float(lr))) for lr in scheduler.base_lrs]
+    return [text] * len(optimizer.param_groups)
 
 
 def factors(scheduler: Any, steps: int | None = None) -> np.ndarray:
-    """Return the rate of each step of a scheduler from now on, f64, as a factor of the group's
-    first rate. `steps` are those from its beginning.
+    """Return the rates of each step of a scheduler from now on, of all groups, f64, as factors of
+    their first rates. `steps` are those from its beginning.
 
     Raises:
-        ShardirError: its end is unknown, or too far, or its groups have different factors.
+        ShardirError: its end is unknown, or too far, or a rate is negative.
     """
     end, kind = end_of(scheduler) if steps is None else steps, type(scheduler).__name__
     if end is None:
@@ -147,17 +149,14 @@ def factors(scheduler: Any, steps: int | None = None) -> np.ndarray:
     rates = np.array(_rates(copy_of(scheduler), max(0, end - begun(scheduler))), np.float64)
     groups = scheduler.optimizer.param_groups
     bases = np.array([float(group["initial_lr"]) for group in groups])
-    rates = rates[:, bases > 0] / bases[bases > 0]
-    if not rates.shape[1]:
-        return np.ones(1)
-    if np.ptp(rates, axis=1).max() > TOLERANCE * np.abs(rates).max():
-        raise ShardirError(
-            f"expected one factor of the rates of all groups from {kind}, got several; schedule "
-            "all groups in the same way"
-        )
+    rates = np.where(bases > 0, rates / np.where(bases > 0, bases, 1.0), 0.0)
+    if not (bases > 0).any():
+        return np.ones((1, len(bases)))
+    first = rates[:, np.argmax(bases > 0)]
+    rates = np.where(bases > 0, rates, first[:, None])  # any factor does for a rate of 0
     if not np.isfinite(rates).all() or rates.min() < 0:
         raise ShardirError(f"expected rates of at least 0 of {kind}, got {rates.min()}")
-    return rates[:, 0]
+    return rates
 
 
 def copy_of(scheduler: Any) -> Any:

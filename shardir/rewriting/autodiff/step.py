@@ -165,7 +165,9 @@ class TrainStep:
 
         numbers = self.request.optimizer.values
         decay = parameter.weight_decay(numbers.get("weight_decay", 0.0))
-        rate = scalars.rate(parameter.lr_scale)
+        own = parameter.lr
+        schedule = own if isinstance(own, train.ScheduleAttr) else None
+        rate = scalars.rate(parameter.lr_scale, schedule)
         numbers = {n: x for n, x in numbers.items() if n != "lr"} | {"weight_decay": decay}
         rule = rule_of(self.request, parameter)
         update = None if rule is None else by_rule(self.b, rule)
