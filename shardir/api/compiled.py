@@ -226,7 +226,7 @@ class Compiled:
         All ranks call it, or `shardir.start(None)` where rank 0 alone has compiled the program.
 
         Args:
-            options: resume=, backend=, device=, seed=, timeout=, threads=.
+            options: resume=, backend=, device=, seed=, timeout=, threads=, compile=.
 
         Returns:
             The trainer: `loss = trainer.step(batch)`.

@@ -161,7 +161,8 @@ X = TOKENS[0]
     ("call", "message"),
     [
         (lambda t: t.step(X[:3], X), "expected tokens of [6] and torch.int64, got [3] and torch."),
-        (lambda t: t.step(X, X.float()), "expected targets of [6] and torch.int64, got [6] and to"),
+        (lambda t: t.step(X, X.float()),
+         "targets of [6] and torch.int64, got [6] and torch.float32; use .to(torch.int64)"),
         (lambda t: t.step(X), "expected the inputs tokens, targets of step, got 1 in order"),
         (lambda t: t.step(X, token=X), "targets of step, got 1 in order, token"),
         (lambda t: t.step(X, 3), "expected a tensor as targets, got int; use torch.as_tensor"),

@@ -60,6 +60,7 @@ def start(
     seed: int = 0,
     timeout: float = 300.0,
     threads: int = 0,
+    compile: bool = False,
 ) -> Trainer:
     """Start the training of a program in this process, one of its ranks. All ranks call it.
 
@@ -77,13 +78,17 @@ def start(
         seed: the seed of initial values that the program does not have.
         timeout: the longest wait for a rank, in seconds.
         threads: the threads of a rank; 0: torch's default with nccl, else one.
+        compile: whether to compile the code between collectives by torch.compile.
 
     Raises:
         ShardirError: the program has no training step, or is for another number of ranks; or the
             checkpoint does not fit.
     """
     with errors():
-        options = start_options(backend, device, seed, timeout, threads)
+        options = start_options(
+            backend=backend, device=device, seed=seed, timeout=timeout, threads=threads,
+            compile=compile,
+        )  # fmt: skip
         if isinstance(program, str | Path):
             return Trainer.of(Path(program), options, resume, error=ShardirError)
         if program is not None and not hasattr(program, "steps_done"):

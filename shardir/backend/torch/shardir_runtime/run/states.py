@@ -197,9 +197,12 @@ def checked_input(
         found = found.to(dtype)
     if tuple(found.shape) != shape or found.dtype != dtype:
         where = "" if rank is None else f" on rank {rank}"
+        fix = f"use .to({dtype})"
+        if tuple(found.shape) != shape:
+            fix = "shapes are those of the program: leave out a short batch, or pad it"
         raise PlanError(
             f"expected {arg.name} of {list(shape)} and {dtype}{where}, got {list(x.shape)} and "
-            f"{x.dtype}"
+            f"{x.dtype}; {fix}"
         )
     return found
 

@@ -25,6 +25,7 @@ from ..checkpoints.saving import check_safetensors
 from ..checkpoints.weights import weight_arguments
 from ..plan.fields import several
 from ..plan.program import PlanError, PlanFunction, ProgramPlan, load_plan
+from .compiled import compile_functions
 from .evaluation import evaluate
 from .options import RunOptions
 from .process import join_ranks, rank_and_size, use_processor
@@ -102,6 +103,8 @@ class Trainer:
         mesh = join_ranks(plan, options)
         program = program_module(plan.directory)
         functions = {f.name: getattr(program, f.python) for f in plan.functions}
+        if options.compile:
+            functions = compile_functions(plan, functions)
         session = Session(plan, mesh, functions, options.seed)
         given: dict[str, Any] = {"leaves": leaves, **arguments}
         trainer = cls(session, **given)
@@ -431,6 +434,7 @@ def _without_files(f: PlanFunction) -> PlanFunction:
 def start(
     directory: str | Path, *, resume: str | Path | None = None, backend: str = "gloo",
     device: str | None = None, seed: int = 0, timeout: float = 300.0, threads: int = 0,
+    compile: bool = False,
 ) -> Trainer:  # fmt: skip
     """Start the training of a saved program in this process, one of its ranks. All ranks call it.
 
@@ -439,23 +443,21 @@ def start(
 
     Args:
         resume: a checkpoint, or a folder of them, from which the training goes on.
-        backend, device, seed, timeout, threads: as of a run.
+        backend, device, seed, timeout, threads, compile: as of a run.
 
     Raises:
         PlanError: the directory is no program with one training step, or for another number of
             ranks; or the checkpoint does not fit.
         OptionError: an option has a wrong value.
     """
-    options = start_options(backend, device, seed, timeout, threads)
+    options = start_options(
+        backend=backend, device=device, seed=seed, timeout=timeout, threads=threads, compile=compile
+    )
     return Trainer.of(Path(directory), options, resume)
 
 
-def start_options(
-    backend: str, device: str | None, seed: int, timeout: float, threads: int
-) -> RunOptions:
+def start_options(**given: Any) -> RunOptions:
     """Return the options with which ranks are joined. Raises OptionError for a wrong value."""
     if dist.is_initialized():
-        backend = dist.get_backend()
-    return RunOptions.of({
-        "backend": backend, "device": device, "seed": seed, "timeout": timeout, "threads": threads,
-    })  # fmt: skip
+        given["backend"] = dist.get_backend()
+    return RunOptions.of(given)
