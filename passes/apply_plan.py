@@ -61,7 +61,12 @@ from shardir.rewriting.marks import resolve_markers, set_search_result
 from shardir.rewriting.options import UsageError
 from shardir.rewriting.parts import cut_products, is_cut
 from shardir.rewriting.planned_function import PlannedFunction, Target
-from shardir.search.plans.preset_entries import FunctionPresets, by_axis, parts_of
+from shardir.search.plans.preset_entries import (
+    FunctionPresets,
+    by_axis,
+    parts_of,
+    splits_more_than_columns,
+)
 from shardir.syntax.files import read_text
 from shardir.syntax.source import Source, remark, warn
 
@@ -192,8 +197,10 @@ class _PlannedProgram:
         for f in self.functions:
             try:
                 presets = FunctionPresets(f.f.op, f.mesh, by_axis(line, f.mesh))
-                if f.is_main:
-                    presets.check()
+                if f.is_main and (missing := presets.missing()):
+                    if not splits_more_than_columns(line):
+                        raise ShardirError(missing)
+                    warn(f.f.op, f"{missing}; its devices compute the same")
             except ShardirError as e:
                 self.errors.append(LineError(line.number, 0, str(e)))
                 continue

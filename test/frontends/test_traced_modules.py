@@ -118,10 +118,13 @@ def test_loss_and_gradients_are_those_of_torch(name: str, plan: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", extent(WITHOUT_COLUMNS[:1], WITHOUT_COLUMNS))
-def test_without_columns_megatron_is_an_error(name: str) -> None:
-    _, found = traced_architecture(name)
+def test_without_columns_megatron_is_an_error_and_other_presets_split(name: str) -> None:
+    example, found = traced_architecture(name)
     with pytest.raises(ShardirError, match=r"\[N5\] expected columns"):
-        traced_in_numpy(found, *PLANS["megatron"])
+        traced_in_numpy(found, "train", "megatron(tp)")
+    with pytest.warns(UserWarning, match=r"\[N5\] expected columns.*devices compute the same"):
+        given = traced_in_numpy(found, "train", "fsdp(dp) * megatron(tp)")
+    assert_equal(given, in_torch_alone(ZOO[name], example), 1e-4)
 
 
 class Diagonal(nn.Module):

@@ -108,6 +108,11 @@ def by_axis(line: PresetLine, mesh: Mesh) -> dict[str, str]:
     return {a: found.get(a, "ddp") for a in names}
 
 
+def splits_more_than_columns(line: PresetLine) -> bool:
+    """Whether a product has presets other than those of columns. Raises ShardirError."""
+    return any(PRESETS[name] in (Preset.DATA, Preset.ZERO_3) for name, _ in _single(line))
+
+
 def _single(line: PresetLine) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the factors of a product of presets, with those that other names stand for. Raises
     ShardirError."""
@@ -179,14 +184,16 @@ class FunctionPresets:
             [a for a in axes_of(mesh) if presets[a.name] in SPLIT_STATES]
         )
 
-    def check(self) -> None:
-        """Raise ShardirError where there are no columns to split."""
+    def missing(self) -> str:
+        """Return what the presets split that the function has not: columns; "" if it has all."""
         columns, structure = self.product.columns, self.structure
         n = self.mesh.extent(columns)
-        if n > 1 and self.product.most_columns == 1:
-            found = "none" if structure.columns else "no product after another one"
-            message = f"expected columns of parameters that {n} devices divide, got {found}"
-            raise ShardirError(coded("N5", f"{message} in @{self.f.sym_name.data}"))
+        if n == 1 or self.product.most_columns > 1:
+            return ""
+        found = "none" if structure.columns else "no product after another one"
+        message = f"expected columns of parameters that {n} devices divide, got {found}"
+        name = f"@{self.f.sym_name.data}"
+        return coded("N5", f"{message} in {name} for {self._text(columns)}")
 
     def entries(self, names: Mapping[SSAValue, str]) -> Iterator[tuple[NameKind, str, PlanEntry]]:
         """Yield what the presets say of each argument and value, by its name."""
