@@ -5,6 +5,7 @@ No time is measured, so a law about the growth holds on any machine. Loops withi
 or sorting) are not counted, but for COPIES.
 """
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ COPIES: dict[CodeType, Callable[[Any], int]] = {
 """Changes of one element that copy all of them: an op with many operands, or a block with many
 arguments, changes them together. Each counts as the number of its elements."""
 
+REGEXES = str(Path(re.__file__).parent)
+"""The compiler of regular expressions, which Python calls for one that has left its small cache."""
+
 FEW = 300
 """A function that executes fewer lines at the largest size is not compared."""
 
@@ -37,6 +41,8 @@ def lines(work: Callable[[], object]) -> Counter[CodeType]:
 
     def enter(frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
+        if code.co_filename.startswith(REGEXES):
+            return None
         found[code] += COPIES[code](frame.f_locals["self"]) if code in COPIES else 1
         return count if OURS in code.co_filename else None
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.extent import LONG
 
 from shardir.diagnostics import ShardirError
 from shardir.tools import bench
@@ -129,7 +130,11 @@ def test_an_error_of_a_benchmark_is_one_line(
     assert capsys.readouterr().err == "error: expected rounds, got none\n"
 
 
-@pytest.mark.parametrize("name", bench.names())
+IN_SIMULATOR = "auto", "cost-model"
+"""Benchmarks that measure and compare as `simulator` does."""
+
+
+@pytest.mark.parametrize("name", [n for n in bench.names() if LONG or n not in IN_SIMULATOR])
 @pytest.mark.usefixtures("forked_ranks")
 def test_each_benchmark_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
