@@ -46,7 +46,7 @@ def test_random_programs(part: int):
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=[HealthCheck.too_slow],
     )
-    @given(st.integers(part << 24, ((part + 1) << 24) - 1), st.integers(5, 40))
+    @given(st.integers(part << 24, ((part + 1) << 24) - 1), st.integers(5, extent(25, 40)))
     def check(seed: int, ops: int) -> None:
         p = random_problem(seed, ops)
         note(str(p.module))
