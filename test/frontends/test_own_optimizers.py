@@ -88,7 +88,6 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], optim.Optimizer]] = {
         {"params": p[:2], "betas": (0.5, 0.9)}, {"params": p[2:], "lr": 0.1, "weight_decay": 0.1},
     ], 0.01),
     "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True, maximize=True),
-    "NAdam": lambda p: optim.NAdam(p, 0.01, maximize=True),
     "Adagrad": lambda p: optim.Adagrad(p, 0.1, initial_accumulator_value=0.1, maximize=True),
     "Muon": lambda p: optim.Muon([{"params": [q for q in p if q.dim() == 2], "whole": True}]),
     "Old": lambda p: Old(p, 0.1),
@@ -247,7 +246,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no rate": (
         lambda: shardir.optimizer(without_rate, lr=0.1),
-        "an argument lr, got without_rate(parameter, gradient, state); add it: without_rate(",
+        "expected an update with an argument lr, got without_rate(parameter",
     ),
     "no function of states": (
         lambda: compiled(Counting),

@@ -184,7 +184,8 @@ class TracedUpdate:
 
         def step(w: Any, g: Any, values: Sequence[Any], lr: Any, done: Any) -> Any:
             # numbers are computed in double precision, as those of Python
-            dtypes = [x.dtype if x.dim() or not w.dim() else torch.float64 for x in values]
+            kept = [x.dim() or (not w.dim() and x.dtype is w.dtype) for x in values]
+            dtypes = [x.dtype if k else torch.float64 for x, k in zip(values, kept, strict=True)]
             copies = [x.to(d, copy=True) for x, d in zip(values, dtypes, strict=True)]
             w, state = w.clone(), dict(zip(states, copies, strict=True))
             given = {**constants, **({STEP: done.clone()} if STEP in self.first else {}), **state}
