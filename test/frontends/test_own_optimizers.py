@@ -193,6 +193,11 @@ def renamed(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:
     return parameter - lr * gradient, {"other": gradient}
 
 
+def averaged(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:
+    mean = 0.9 * state["mean"] + gradient
+    return parameter - lr * mean, {"mean": mean}
+
+
 def without_rate(parameter: Any, gradient: Any, state: Any) -> Any:
     return parameter - gradient
 
@@ -243,6 +248,25 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "other states": (
         lambda: compiled(shardir.optimizer(renamed, lr=0.1, states={"mean": 0.0})),
         "expected the new states mean of renamed, got other",
+    ),
+    "a state of the parameter's values": (
+        lambda: compiled(shardir.optimizer(averaged, lr=0.1, states={"mean": torch.abs})),
+        "one number or with the parameter, got mean of averaged; make another first value in the",
+    ),
+    "a state of the parameter's norm": (
+        lambda: compiled(shardir.optimizer(averaged, lr=0.1, states={"mean": torch.norm})),
+        "one number or with the parameter, got mean of averaged; make another first value in the",
+    ),
+    "a state of the parameter's size": (
+        lambda: compiled(
+            shardir.optimizer(averaged, lr=0.1, states={"mean": lambda p: p * 0 + 1 / len(p)}),
+            nn.Sequential(nn.Linear(8, 640, bias=False), nn.Linear(640, 4, bias=False)).double(),
+        ),
+        "one number or with the parameter, got mean of averaged; make another first value in the",
+    ),
+    "a state called step": (
+        lambda: shardir.optimizer(averaged, lr=0.1, states={"step": 0.0}),
+        "expected names of states and hyperparameters other than step, the number of the step",
     ),
     "no rate": (
         lambda: shardir.optimizer(without_rate, lr=0.1),

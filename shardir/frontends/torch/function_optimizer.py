@@ -113,6 +113,11 @@ def optimizer(
     Raises:
         ShardirError: the function does not take these arguments.
     """
+    if STEP in {**(states or {}), **hyperparameters}:
+        raise ShardirError(
+            f"expected names of states and hyperparameters other than {STEP}, the number of the "
+            "step; rename it"
+        )
     defaults = {"lr": lr, "whole": whole, **hyperparameters}
     for name in ("lr", *hyperparameters):
         if name not in names_taken(update, {**defaults, STEP: 0}):

@@ -144,12 +144,23 @@ class TracedUpdate:
         )
 
     @cached_property
+    def other(self) -> torch.Tensor:
+        """A sample with other elements, of another size where samples stand for larger ones."""
+        w = -100 * self.sample
+        is_whole = w.shape == self.shape
+        return w if is_whole else w.new_full(tuple(min(n, 5) for n in self.shape), -7.0)
+
+    @cached_property
     def first(self) -> dict[str, Any]:
-        """The states before the first step, of the size of the sample: in torch most optimizers
-        make them in it."""
+        """The states before the first step, of the size of the sample."""
+        return self.first_of(self.sample)
+
+    def first_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Return the states of a parameter before the first step: in torch most optimizers make
+        them in it."""
         if isinstance(self.optimizer, FunctionOptimizer):
-            return {STEP: 0, **self.optimizer.first_states(self.sample)}
-        state, w = _FirstStates(), self.sample.clone()
+            return {STEP: 0, **self.optimizer.first_states(parameter)}
+        state, w = _FirstStates(), parameter.clone()
         run_step(self.optimizer, self.group, w, torch.zeros_like(w), state, float(self.group["lr"]))
         return state.first
 
@@ -167,13 +178,16 @@ class TracedUpdate:
                 f"expected states of the parameter's shape or scalars, got {name} of "
                 f"{list(x.shape)} for one of {list(self.sample.shape)} in {self.name}; {USE}"
             )
-        if torch.equal(x, self.sample):
+        again = self.first_of(self.other)[name]  # the sample has one sign, and may be smaller
+        if torch.equal(x, self.sample) and torch.equal(again, self.other):
             return 'copy, of = "parameter"'
-        if all(n == numbers[0] for n in numbers):
+        if all(n == numbers[0] for n in [*numbers, *again.flatten().tolist()]):
             return f"constant, value = {float(numbers[0]) + 0.0!r}"
+        is_function = isinstance(self.optimizer, FunctionOptimizer)
+        use = "make another first value in the update: torch.where(step == 1, ...)"
         raise ShardirError(
             f"expected states that begin with one number or with the parameter, got {name} of "
-            f"{self.name}; {USE}"
+            f"{self.name}; {use if is_function else USE}"
         )
 
     def traced(self, shape: Sequence[int], dtype: torch.dtype) -> GraphModule:
