@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.extent import extent
@@ -14,6 +15,7 @@ from torch.optim import lr_scheduler
 
 import shardir
 from shardir.diagnostics import ShardirError
+from shardir.frontends.torch.optimizer_states import TorchForm
 
 G = torch.Generator().manual_seed(5)
 BATCHES = [(torch.randn(8, 6, generator=G), torch.randn(8, 3, generator=G)) for _ in range(6)]
@@ -141,3 +143,11 @@ def test_states_that_a_program_lacks_are_named() -> None:
     states[last]["step"] += 1
     with pytest.raises(ShardirError, match=r"one number of steps.*1 for 0\.weight, 2 for 2\.bias"):
         training.compiled()
+
+
+def test_a_rate_that_a_loop_has_set_keeps_the_ratios_of_groups() -> None:
+    rates = [torch.tensor(0.0), torch.tensor(0.25), torch.tensor(0.5)]
+    groups = [{"params": [torch.zeros(2)], "lr": rate} for rate in rates]
+    form = TorchForm.of(torch.optim.SGD(groups), None, {})
+    found = form.state_dict({"step.lr": np.asarray(0.75)}, 1)["param_groups"]
+    assert [float(g["lr"]) for g in found] == [0.0, 0.75, 1.5]

@@ -169,7 +169,7 @@ class TorchForm:
             ):
                 group["lr"] = now
         elif RATE in states:
-            first = float(self.groups[0]["lr"])
+            first = next((rate for g in self.groups if (rate := float(g["lr"]))), 1.0)
             for group in state_of_parameter["param_groups"]:
                 group["lr"] = group["lr"] * (float(states[RATE]) / first)
         count = int(states.get(SHARED[STEP], self.count + steps))
