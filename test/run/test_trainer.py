@@ -238,6 +238,8 @@ def test_ranks_of_a_notebook_train_as_torch_does_and_end_at_ctrl_c(program: Any)
             assert loss.item() == pytest.approx(expected, rel=1e-12)
             trainer.lr = eager.optimizer.param_groups[0]["lr"] = 0.02 / (i + 1)
         assert trainer.lr == 0.005
+        with pytest.raises(ShardirError, match="expected a learning rate of at least 0, got 'low'"):
+            trainer.lr = "low"
         with pytest.raises(ValueError, match="of the loop"):
             trainer.evaluate(broken())
         with pytest.raises(
@@ -261,6 +263,15 @@ def test_ranks_end_with_their_loop_and_say_what_fails(tied: Any, tmp_path: Path)
         assert trainer.metrics["share"].dtype == torch.float32
         with pytest.raises(ShardirError, match="expected a program whose learning rate is data"):
             trainer.lr = 0.1
+        assert trainer.save(tmp_path / "again") == tmp_path / "again" / "step-00000001"
+        with pytest.raises(ShardirError, match="expected no checkpoint of step 1 yet, got"):
+            trainer.save(tmp_path / "again")  # as a cell that is run again
+        with pytest.raises(ShardirError, match=r"expected a tensor of real numbers as .*ndarray"):
+            trainer.load_state_dict({name: x.numpy() for name, x in before.items()})
+        whole = {name: (10 * x).to(torch.uint8) for name, x in before.items()}
+        trainer.load_state_dict(whole)
+        found = trainer.state_dict()
+        assert all(torch.equal(found[name], x.to(found[name].dtype)) for name, x in whole.items())
     assert _are_gone(trainer)
     with tied.ranks(resume=tmp_path) as trainer:
         assert trainer.steps_done == 0

@@ -36,6 +36,7 @@ from shardir.backend.torch.shardir_runtime.run.trainer import (
     checked_rate,
     checked_states,
     evaluation_of,
+    new_checkpoint,
     training_step,
 )
 from shardir.backend.torch.started import errors
@@ -155,8 +156,7 @@ class LocalTrainer:
 
     @lr.setter
     def lr(self, rate: float | Tensor) -> None:
-        self._check_rate(float(rate))
-        self._call("set_lr", {"rate": float(rate)})
+        self._call("set_lr", {"rate": self._check_rate(rate)})
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the parameters and buffers, whole, by their names in the module."""
@@ -174,13 +174,17 @@ class LocalTrainer:
         """Replace the parameters and buffers, as `Trainer.load_state_dict` does."""
         with errors():
             values = checked_states(self._plan, states)
+        known = weight_arguments(self._plan)
+        values = {key: x.to(DTYPES[known[key].dtype]) for key, x in values.items()}
         self._call("load_state_dict", {}, [values] * self._plan.size)
 
     def save(self, path: str | Path, keep: int = 0) -> Path:
         """Write a checkpoint, as `Trainer.save` does."""
         folder = Path(path).absolute()
+        with errors():  # one of a rank would end the training
+            final = new_checkpoint(folder, self.steps_done)
         self._call("save", {"path": str(folder), "keep": keep})
-        return manifests.step_folder(folder, self.steps_done)
+        return final
 
     def load(self, path: str | Path) -> None:
         """Go on from a checkpoint, as `Trainer.load` does."""
@@ -247,9 +251,9 @@ class LocalTrainer:
             self.close(wait=False)
             raise
 
-    def _check_rate(self, rate: float) -> None:
+    def _check_rate(self, rate: float | Tensor) -> float:
         with errors():
-            checked_rate(self._plan, rate)
+            return checked_rate(self._plan, rate)[1]
 
     def _shards(
         self, f: PlanFunction, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool

@@ -190,13 +190,13 @@ class Trainer:
             PlanError: the rate is a constant of the program, or a schedule.
         """
         self._check_open()
-        return float(self._states.values[checked_rate(self._session.plan, 0.0)])
+        return float(self._states.values[checked_rate(self._session.plan, 0.0)[0]])
 
     @lr.setter
     @_reported
     def lr(self, rate: float | Tensor) -> None:
         self._check_open()
-        key, value = checked_rate(self._session.plan, float(rate)), float(rate)
+        key, value = checked_rate(self._session.plan, rate)
         # A new tensor: the metrics of the last step may have the old one.
         self._states.values[key] = torch.full_like(self._states.values[key], value)
 
@@ -248,9 +248,7 @@ class Trainer:
         self._check_open()
         check_safetensors()
         folder = Path(path).absolute()
-        final = manifests.step_folder(folder, self.steps_done)
-        if final.exists():
-            raise PlanError(f"expected no checkpoint of step {self.steps_done} yet, got {final}")
+        final = new_checkpoint(folder, self.steps_done)
         if folder not in self._checkpoints:
             self._checkpoints[folder] = Checkpoints(
                 folder, self._states, self._function, self.steps_done
@@ -341,8 +339,8 @@ def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
     return _without_files(found)
 
 
-def checked_rate(plan: ProgramPlan, rate: float) -> str:
-    """Return the key of the learning rate, which becomes `rate`.
+def checked_rate(plan: ProgramPlan, rate: Any) -> tuple[str, float]:
+    """Return the key of the learning rate, and its value, which becomes `rate`.
 
     Raises:
         PlanError: it is no data of the program, or the rate is no number of at least 0.
@@ -355,18 +353,28 @@ def checked_rate(plan: ProgramPlan, rate: float) -> str:
             "schedule; compile with lr=torch.tensor(0.001) in the optimizer of torch.optim, or "
             'with the text "lr = given<rate = 0.001>"'
         )
-    if not math.isfinite(rate) or rate < 0:
-        raise PlanError(f"expected a learning rate of at least 0, got {rate:g}")
-    return key
+    try:
+        value = float(rate)
+    except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise PlanError(f"expected a learning rate of at least 0, got {rate!r:.60}")
+    return key, value
 
 
 def checked_states(plan: ProgramPlan, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters and buffers of a `state_dict` by their keys.
 
     Raises:
-        PlanError: names are missing or unknown, or shapes differ.
+        PlanError: they are no tensors, names are missing or unknown, or shapes differ.
     """
     known = weight_arguments(plan)
+    if not isinstance(states, Mapping):
+        raise PlanError(f"expected tensors by name, got {type(states).__name__}")
+    for name, x in states.items():
+        if not isinstance(x, Tensor) or x.is_complex():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise PlanError(f"expected a tensor of real numbers as {name}, got {got}")
     values = {plan.aliases.get(name, name): x for name, x in states.items()}
     wrong = [
         f"{key} of {list(known[key].shape)}, got {list(x.shape)}"
@@ -379,6 +387,18 @@ def checked_states(plan: ProgramPlan, states: Mapping[str, Tensor]) -> dict[str,
     if wrong:
         raise PlanError(f"expected {'; '.join(wrong[:5])}")
     return values
+
+
+def new_checkpoint(folder: Path, steps_done: int) -> Path:
+    """Return the folder of the next checkpoint in a folder of them.
+
+    Raises:
+        PlanError: there is one of this step.
+    """
+    final = manifests.step_folder(folder, steps_done)
+    if final.exists():
+        raise PlanError(f"expected no checkpoint of step {steps_done} yet, got {final}")
+    return final
 
 
 def bound_inputs(
