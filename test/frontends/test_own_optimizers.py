@@ -173,6 +173,18 @@ def test_half_precision_is_updated_in_f32() -> None:
     assert "dense<9.990000e-01>" in rule.partition("func.return")[0]
 
 
+def test_numbers_of_groups_that_are_printed_alike_differ() -> None:
+    decays = [torch.tensor(x, dtype=torch.float64) for x in (1.00001, 1.00004)]
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)).double()
+    groups = [
+        {"params": layer.parameters(), "decay": decay}
+        for layer, decay in zip(model, (*decays, decays[1]), strict=True)
+    ]
+    optimizer = shardir.optimizer(decayed, groups, lr=0.1, decay=0.0)
+    program = compiled(optimizer, model, mode="stand_alone")
+    assert_equal_to_torch(program, lambda _: optimizer, model)
+
+
 def of_shape(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:
     return parameter.sum() - lr * gradient.sum()
 
@@ -191,6 +203,10 @@ def dropped(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:
 
 def renamed(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:
     return parameter - lr * gradient, {"other": gradient}
+
+
+def decayed(parameter: Any, gradient: Any, state: Any, lr: Any, decay: Any) -> Any:
+    return parameter - lr * (gradient + decay * parameter)
 
 
 def averaged(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:

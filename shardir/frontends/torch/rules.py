@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from shardir.build import Module
-from shardir.compat.torch import DATA
+from shardir.compat.torch import DATA, tree_map_only
 from shardir.diagnostics import ShardirError
 from shardir.dialects.train import ELEMENTWISE, WHOLE, first_on_whole, not_elementwise
 from shardir.frontends.torch.capture import Capture, place_of_error
@@ -264,7 +264,9 @@ def add_rules(
     checked = set[Any]()
     for group in optimizer.param_groups:
         for p in (p for p in group["params"] if id(p) in names):
-            numbers = repr(sorted((n, x) for n, x in group.items() if n not in NOT_OF_RULE))
+            given = sorted((n, x) for n, x in group.items() if n not in NOT_OF_RULE)
+            # a tensor is printed with 4 digits
+            numbers = repr(tree_map_only(torch.Tensor, torch.Tensor.tolist, given))
             key = (tuple(p.shape), p.dtype, numbers, bool(group.get("whole")))
             if key not in rules:
                 update = TracedUpdate(optimizer, group, tuple(p.shape), p.dtype)
