@@ -266,6 +266,8 @@ def test_ranks_end_with_their_loop_and_say_what_fails(tied: Any, tmp_path: Path)
         assert trainer.save(tmp_path / "again") == tmp_path / "again" / "step-00000001"
         with pytest.raises(ShardirError, match="expected no checkpoint of step 1 yet, got"):
             trainer.save(tmp_path / "again")  # as a cell that is run again
+        with pytest.raises(ShardirError, match="expected a number of checkpoints of at least 0 as"):
+            trainer.save(tmp_path, keep=-1)
         with pytest.raises(ShardirError, match=r"expected a tensor of real numbers as .*ndarray"):
             trainer.load_state_dict({name: x.numpy() for name, x in before.items()})
         whole = {name: (10 * x).to(torch.uint8) for name, x in before.items()}
@@ -275,6 +277,8 @@ def test_ranks_end_with_their_loop_and_say_what_fails(tied: Any, tmp_path: Path)
     assert _are_gone(trainer)
     with tied.ranks(resume=tmp_path) as trainer:
         assert trainer.steps_done == 0
+        with pytest.raises(ShardirError, match=r"expected no checkpoint after step 0, got .*again"):
+            trainer.save(tmp_path / "again")
         torch.testing.assert_close(trainer.state_dict(), before)
         trainer.load_state_dict(before)
         with pytest.raises(RunError, match="rank 0 failed: IndexError: index out of range"):

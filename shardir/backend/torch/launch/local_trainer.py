@@ -182,7 +182,7 @@ class LocalTrainer:
         """Write a checkpoint, as `Trainer.save` does."""
         folder = Path(path).absolute()
         with errors():  # one of a rank would end the training
-            final = new_checkpoint(folder, self.steps_done)
+            final = new_checkpoint(folder, self.steps_done, keep)
         self._call("save", {"path": str(folder), "keep": keep})
         return final
 

@@ -248,7 +248,7 @@ class Trainer:
         self._check_open()
         check_safetensors()
         folder = Path(path).absolute()
-        final = new_checkpoint(folder, self.steps_done)
+        final = new_checkpoint(folder, self.steps_done, keep)
         if folder not in self._checkpoints:
             self._checkpoints[folder] = Checkpoints(
                 folder, self._states, self._function, self.steps_done
@@ -389,15 +389,23 @@ def checked_states(plan: ProgramPlan, states: Mapping[str, Tensor]) -> dict[str,
     return values
 
 
-def new_checkpoint(folder: Path, steps_done: int) -> Path:
-    """Return the folder of the next checkpoint in a folder of them.
+def new_checkpoint(folder: Path, steps_done: int, keep: int) -> Path:
+    """Return the folder of the next checkpoint in a folder of them, of which `keep` stay.
 
     Raises:
-        PlanError: there is one of this step.
+        PlanError: there is one of this step or a later one, or `keep` is no number of at least 0.
     """
+    if not isinstance(keep, int) or keep < 0:
+        raise PlanError(f"expected a number of checkpoints of at least 0 as keep, got {keep!r:.60}")
     final = manifests.step_folder(folder, steps_done)
     if final.exists():
         raise PlanError(f"expected no checkpoint of step {steps_done} yet, got {final}")
+    last = manifests.complete(folder)[-1:]
+    if last and manifests.step_of(last[0]) > steps_done:
+        raise PlanError(
+            f"expected no checkpoint after step {steps_done}, got {last[0]}; give another folder, "
+            "or move it"
+        )
     return final
 
 
