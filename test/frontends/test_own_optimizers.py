@@ -218,6 +218,16 @@ def without_rate(parameter: Any, gradient: Any, state: Any) -> Any:
     return parameter - gradient
 
 
+def counting() -> Callable[..., Any]:
+    calls = list[int]()
+
+    def counted(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:
+        calls.append(1)
+        return parameter - lr * gradient * len(calls)
+
+    return counted
+
+
 class Counting(optim.Optimizer):
     """Has a state that is no function of tensors."""
 
@@ -288,6 +298,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: shardir.optimizer(without_rate, lr=0.1),
         "expected an update with an argument lr, got without_rate(parameter",
     ),
+    "a number that Python keeps": (
+        lambda: compiled(shardir.optimizer(counting(), lr=0.1)),
+        "got counted, whose step 1 makes another value of the parameter than its other steps",
+    ),
     "no function of states": (
         lambda: compiled(Counting),
         "got Counting, whose step 1 makes another value of the parameter than its other steps",
@@ -295,6 +309,6 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(WRONG, 4))
+@pytest.mark.parametrize("name", sampled(WRONG, 4, ["a number that Python keeps"]))
 def test_what_cannot_be_traced_is_named(name: str) -> None:
     assert_one_message(*WRONG[name])

@@ -54,6 +54,7 @@ TOLERANCE = 1e-5
 GET_DATA, SET_DATA = DATA.__get__, DATA.__set__
 
 USE = "write the update as a function: shardir.optimizer(update, ...)"
+KEEP = "keep what changes between steps in a state"
 
 
 class _Tracing(TorchFunctionMode):
@@ -226,9 +227,10 @@ class TracedUpdate:
         Raises:
             ShardirError: they differ: its steps are not one function of the states.
         """
-        if isinstance(self.optimizer, FunctionOptimizer):
-            return
         update = TracedUpdate(self.optimizer, self.group, self.shape, torch.float64)
+        is_function = isinstance(self.optimizer, FunctionOptimizer)
+        if is_function and update.sample.shape != self.shape:
+            return  # it may be for this shape alone
         graph = update.traced(update.sample.shape, torch.float64)
         lr, state, random = float(self.group["lr"]), dict[str, Any](), torch.Generator()
         theirs, ours = update.sample.clone(), [update.sample, *update.states.values()]
@@ -244,7 +246,7 @@ class TracedUpdate:
                     raise ShardirError(
                         f"expected an optimizer whose steps are one function of its states, got "
                         f"{self.name}, whose step {done + 1} makes another value of {name} than "
-                        f"its other steps would; {USE}"
+                        f"its other steps would; {KEEP if is_function else USE}"
                     )
 
 
@@ -280,6 +282,7 @@ def _add_rule(module: Module, update: TracedUpdate, index: int, is_checked: bool
     is_function = isinstance(update.optimizer, FunctionOptimizer)
     try:
         graph = update.traced(update.shape, update.computed)
+        _check_deterministic(graph)
         if not is_checked:
             update.check()
     except ShardirError as error:
@@ -311,14 +314,18 @@ def _add_rule(module: Module, update: TracedUpdate, index: int, is_checked: bool
     return name
 
 
-def _translate(importer: Importer, graph: GraphModule, update: TracedUpdate) -> None:
-    """Translate the graph of a step into the function of an importer."""
-    f = importer.function
+def _check_deterministic(graph: GraphModule) -> None:
+    """Raise ShardirError if a step draws random numbers."""
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise ShardirError(
                 f"expected an update without random numbers, got {node.target}{place_of(node)}"
             )
+
+
+def _translate(importer: Importer, graph: GraphModule, update: TracedUpdate) -> None:
+    """Translate the graph of a step into the function of an importer."""
+    f = importer.function
     nodes = iter([n for n in graph.graph.nodes if n.op == "placeholder"])
     dtype, computed = dtype_name(update.dtype), dtype_name(update.computed)
     for name in ("parameter", "gradient"):
