@@ -142,4 +142,5 @@ def last_milestone(scheduler: Any) -> int:
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether functions are to be called before or after the steps of an optimizer."""
-    return any(getattr(optimizer, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return bool(before or after)

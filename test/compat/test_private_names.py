@@ -89,6 +89,7 @@ def torch_probes() -> list[object]:
     joined = torch.optim.lr_scheduler.SequentialLR(one.optimizer, [one], [])
     chained = torch.optim.lr_scheduler.ChainedScheduler([two])
     return [torch, w, torch.nn.Linear(1, 1), torch.ops.aten.add.Tensor, joined, chained, three,
+            one.optimizer,
             torch.utils.checkpoint, torch.autograd.profiler, torch._C,
             torch.export.exported_program]  # fmt: skip
 
