@@ -24,8 +24,8 @@ B = (0.9, 0.8, 0.7, 0.6)
 
 
 def lion(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:
-    mean = 0.9 * state["exp_avg"] + 0.1 * gradient
-    return parameter - lr * mean.sign(), {"exp_avg": 0.99 * state["exp_avg"] + 0.01 * gradient}
+    mean = 0.9 * state["exp.avg"] + 0.1 * gradient
+    return parameter - lr * mean.sign(), {"exp.avg": 0.99 * state["exp.avg"] + 0.01 * gradient}
 
 
 Case = tuple[Callable[[Any], optim.Optimizer], Callable[[Any], Any] | None]
@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {
             o, [partial(lambda t, b, **_: b**t, b=b, num_training_steps=6) for b in B]),
     ),
     "a function": (
-        lambda p: shardir.optimizer(lion, p, lr=1e-2, states={"exp_avg": 0.0}),
+        lambda p: shardir.optimizer(lion, p, lr=1e-2, states={"exp.avg": 0.0}),
         lambda o: lr_scheduler.StepLR(o, 4),
     ),
     "nesterov": (lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True), None),

@@ -190,8 +190,8 @@ class TorchForm:
         if self.kind is not torch.optim.SGD:
             own[STEP] = torch.tensor(float(count))
         for key, value in states.items():
-            of, _, kind = key.rpartition(".")
-            if of == name:
+            kind = key.removeprefix(f"{name}.")  # which may have a dot
+            if kind != key:
                 x = torch.from_numpy(np.array(value)).to(dtype)
                 own[theirs.get(kind, kind)] = x.unsqueeze(REDUCED[kind]) if kind in REDUCED else x
         return own
