@@ -161,8 +161,8 @@ CASES = [
     (4, "1f1b, ranks = 2", {"mesh": "tp = 2", "plan": "megatron+sequence(tp)"}),
     (4, "zbv, ranks = 2, chunks = 2", {"loss_scale": "static, factor = 1024.0"}),
     (4, "1f1b, ranks = 4", {"loss_scale": "dynamic, initial = 1024.0, interval = 2"}),
-    (4, "zbv, ranks = 2, chunks = 2", {"pipeline": "train{max-bytes=20000}"}),
-    (4, "1f1b, ranks = 2", {"pipeline": "train{max-bytes=20000}"}),
+    (4, "zbv, ranks = 2, chunks = 2", {"recompute": 0.8}),
+    (4, "1f1b, ranks = 2", {"recompute": 0.8}),
 ]
 """The last ones have parts of gradients, and of parameters, on each rank; split sequences; scaled
 losses; and less memory, for which values are recomputed."""

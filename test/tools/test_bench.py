@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.extent import LONG
 
 from shardir.diagnostics import ShardirError
 from shardir.tools import bench
@@ -130,15 +129,7 @@ def test_an_error_of_a_benchmark_is_one_line(
     assert capsys.readouterr().err == "error: expected rounds, got none\n"
 
 
-RUN_BY = {
-    "auto": "the benchmark simulator", "cost-model": "the benchmark simulator",
-    "overlap": "the benchmark simulator", "decode": "test/run/test_loaded_programs.py",
-    "zoo": "test/frontends/test_zoo.py",
-}  # fmt: skip
-"""Benchmarks that run in the long form alone, with what runs most of their parts."""
-
-
-@pytest.mark.parametrize("name", [n for n in bench.names() if LONG or n not in RUN_BY])
+@pytest.mark.parametrize("name", bench.names())
 @pytest.mark.usefixtures("forked_ranks")
 def test_each_benchmark_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
