@@ -240,6 +240,20 @@ class Counting(optim.Optimizer):
             p.data.add_(p.grad, alpha=-0.1 / self.state[p]["n"])
 
 
+def test_an_update_for_one_large_shape_is_compared_at_it() -> None:
+    """On the small parameter in its place the function fails."""
+    weights = torch.linspace(0.5, 1.5, 8 * 640).reshape(640, 8).double()
+
+    def weighted(parameter: Any, gradient: Any, state: Any, lr: Any) -> Any:
+        return parameter - lr * gradient * weights
+
+    model = nn.Sequential(nn.Linear(8, 640, bias=False), nn.Linear(640, 4)).double()
+    model[1].requires_grad_(False)
+    optimizer = shardir.optimizer(weighted, lr=0.1)
+    program = compiled(optimizer, model, mode="stand_alone")
+    assert_equal_to_torch(program, optimizer, model)
+
+
 def line_of(update: Any, offset: int) -> str:
     return f"{update.__code__.co_filename}:{update.__code__.co_firstlineno + offset}"
 
@@ -300,6 +314,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a number that Python keeps": (
         lambda: compiled(shardir.optimizer(counting(), lr=0.1)),
+        "got counted, whose step 1 makes another value of the parameter than its other steps",
+    ),
+    "a number that Python keeps, of large parameters": (
+        lambda: compiled(
+            shardir.optimizer(counting(), lr=0.1),
+            nn.Sequential(nn.Linear(8, 640, bias=False), nn.Linear(640, 4, bias=False)).double(),
+        ),
         "got counted, whose step 1 makes another value of the parameter than its other steps",
     ),
     "no function of states": (

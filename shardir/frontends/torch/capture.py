@@ -227,7 +227,7 @@ def capture(
     wrapper.training = model.training  # parts of the module may have another mode: a frozen norm
     try:
         with (
-            _quiet(),
+            quiet(),
             torch.set_grad_enabled(train),
             stand_ins(model, (args, kwargs, label_args)) as fake_args,
             autocast_of_any_device(_device_type(model), notes.setdefault),
@@ -314,7 +314,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """A context in which torch shows no warnings, and neither logs nor prints texts of its
     exceptions, which our message repeats. Lower levels that TORCH_LOGS requests are logged."""
     from shardir.compat.torch import export_trace  # an export imports it

@@ -8,11 +8,12 @@ number of steps are its arguments, so that schedules are as for other optimizers
 """
 
 import inspect
+import math
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +27,7 @@ from shardir.build import Module
 from shardir.compat.torch import DATA, tree_map_only
 from shardir.diagnostics import ShardirError
 from shardir.dialects.train import ELEMENTWISE, WHOLE, first_on_whole, not_elementwise
-from shardir.frontends.torch.capture import Capture, place_of_error
+from shardir.frontends.torch.capture import Capture, place_of_error, quiet
 from shardir.frontends.torch.dtypes import dtype_name
 from shardir.frontends.torch.function_optimizer import STEP, FunctionOptimizer
 from shardir.frontends.torch.functional import without_writes
@@ -45,8 +46,8 @@ NOT_OF_RULE = {
 """Keys of groups that do not change the update."""
 
 SMALL = 4096
-"""The elements of a parameter up to which steps are tried at its own size; tensors of 4 along each
-dimension stand for larger ones."""
+"""The elements of a parameter up to which steps are tried at its own size. At first, tensors of 4
+along each dimension stand for larger ones."""
 
 TOLERANCE = 1e-5
 """The relative difference of three steps of the optimizer and of its rule, which may be in f32."""
@@ -123,6 +124,8 @@ class TracedUpdate:
     group: ParamGroup
     shape: tuple[int, ...]
     dtype: torch.dtype
+    small: float = SMALL
+    """The elements up to which steps are tried at this shape."""
 
     @property
     def name(self) -> str:
@@ -138,7 +141,7 @@ class TracedUpdate:
     def sample(self) -> torch.Tensor:
         """A parameter with elements that states do not have by chance, to try steps."""
         size = torch.Size(self.shape).numel()
-        shape = self.shape if size <= SMALL else tuple(min(n, 4) for n in self.shape)
+        shape = self.shape if size <= self.small else tuple(min(n, 4) for n in self.shape)
         count = torch.Size(shape).numel()
         return (
             torch.linspace(0.739, 1.618, count, dtype=torch.float64).reshape(shape).to(self.dtype)
@@ -227,21 +230,29 @@ class TracedUpdate:
         Raises:
             ShardirError: they differ: its steps are not one function of the states.
         """
-        update = TracedUpdate(self.optimizer, self.group, self.shape, torch.float64)
+        update = replace(self, dtype=torch.float64)
+        try:
+            with quiet():
+                update._compare()
+        except Exception:
+            if update.sample.shape == self.shape:
+                raise
+            replace(update, small=math.inf)._compare()  # a function may be for this shape alone
+
+    def _compare(self) -> None:
+        """Compare three steps on the sample."""
         is_function = isinstance(self.optimizer, FunctionOptimizer)
-        if is_function and update.sample.shape != self.shape:
-            return  # it may be for this shape alone
-        graph = update.traced(update.sample.shape, torch.float64)
+        shape = self.sample.shape
+        graph = self.traced(shape, torch.float64)
         lr, state, random = float(self.group["lr"]), dict[str, Any](), torch.Generator()
-        theirs, ours = update.sample.clone(), [update.sample, *update.states.values()]
+        theirs, ours = self.sample.clone(), [self.sample, *self.states.values()]
         for done in range(3):
-            shape = update.sample.shape
             gradient = torch.randn(shape, dtype=torch.float64, generator=random.manual_seed(done))
             run_step(self.optimizer, self.group, theirs, gradient.clone(), state, lr)
             numbers = (torch.tensor(x, dtype=torch.float64) for x in (lr, done))
             ours = graph(ours[0], gradient, *ours[1:], *numbers)
-            wanted = [theirs, *(state[n] for n in update.states)]
-            for name, x, y in zip(("the parameter", *update.states), ours, wanted, strict=True):
+            wanted = [theirs, *(state[n] for n in self.states)]
+            for name, x, y in zip(("the parameter", *self.states), ours, wanted, strict=True):
                 if not torch.allclose(x.double(), y.double(), TOLERANCE, 1e-12, equal_nan=True):
                     raise ShardirError(
                         f"expected an optimizer whose steps are one function of its states, got "
