@@ -15,7 +15,7 @@ from shardir import pipelines
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.plan_notation import PlanForm
 from shardir.api.reproducer import write_reproducer
-from shardir.api.summary import Summary, described, is_public
+from shardir.api.summary import Summary, is_public, rows_of
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Origin
 from shardir.backend.runs import Options, Report, with_options
@@ -319,7 +319,7 @@ class Compiled:
     def summary(self) -> Summary:
         """Return the table that `repr` shows."""
         n = self._devices
-        return Summary(f"{self.title} on {n} device{'s' * (n != 1)}", self._described)
+        return Summary(f"{self.title} on {n} device{'s' * (n != 1)}", self._rows)
 
     @property
     def title(self) -> str:
@@ -331,9 +331,9 @@ class Compiled:
         return max((mesh.size for _, mesh in functions(self.module)), default=1)
 
     @cached_property
-    def _described(self) -> list[tuple[str, str]]:
+    def _rows(self) -> list[tuple[str, str]]:
         costs = [c for c in report(self.module) if is_public(self.module, c.name)]
-        return [*described(self.original, self.module, self.passes, costs)]
+        return [*rows_of(self.original, self.module, self.passes, costs)]
 
     @check_arguments("explain")
     def explain(self, *names: str) -> str:

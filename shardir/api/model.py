@@ -431,7 +431,7 @@ def compile_model(
             raise ShardirError(
                 f"expected no {name} with train=False, got {describe(value)}; drop {name}=..."
             )
-    optimizer = optimizers.made(optimizer, [p for p in model.parameters() if p.requires_grad])
+    optimizer = optimizers.make(optimizer, [p for p in model.parameters() if p.requires_grad])
     read: optimizers.ImportedOptimizer | None = None
     target = devices_of(mesh, cluster, devices, options | {"stages": stages, "sync": sync})
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)

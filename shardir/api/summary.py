@@ -54,7 +54,7 @@ class Weights(NamedTuple):
     bytes: int
 
 
-def described(
+def rows_of(
     original: ModuleOp, lowered: ModuleOp, passes: Sequence[ModulePass], costs: list[FunctionCost]
 ) -> Iterator[tuple[str, str]]:
     """Yield the rows of a program.

@@ -170,7 +170,12 @@ X = TOKENS[0]
         (lambda t: t.evaluate([X], "valid"), "expected a function of evaluate, got valid"),
         (lambda t: t.lr, "expected a program whose learning rate is data, got one with a constant"),
         (_set_rate, "compile with lr=torch.tensor(0.001) in the optimizer"),
+        (lambda t: t.evaluate(X), "expected an iterable of batches to evaluate evaluate, got Tens"),
+        (lambda t: t.evaluate(3), "of batches to evaluate evaluate, got int; give a list of one"),
         (lambda t: t.load("nowhere"), "expected a folder of checkpoints, got nowhere"),
+        (lambda t: t.load(3), "expected the path of a folder, got 3"),
+        (lambda t: t.save(None), "expected the path of a folder, got None"),
+        (lambda t: t.save(__file__), f"expected a folder that can be written, got {__file__}: "),
         (lambda t: t.load_state_dict({"norm.weight": X}),
          "expected norm.weight of [4], got [6]; all parameters and buffers, got none of "),
         (lambda t: (t.close(), t.step(X, X)), "expected a trainer that is open, got one after"),
@@ -201,6 +206,16 @@ def test_wrong_starts(tied: Any, tmp_path: Path) -> None:
     with pytest.raises(ShardirError, match="expected --seed 3, with which it was made, got 0"):
         shardir.start(tied.save(tmp_path / "out"), resume=tmp_path)
 
+
+ONE_STEP = """
+func.func private @loss(
+    %w: tensor<2xf32> {train.parameter = "w", train.init = #train.init<constant, value = 1.0>}
+) -> tensor<f32> {
+  %l = nn.reduce <sum> %w dims <0> : (tensor<2xf32>) -> tensor<f32>
+  func.return %l : tensor<f32>
+}
+train.step @step of @loss <sgd, lr = 0.1>
+"""
 
 ONE = """func.func @f() -> tensor<2xf32> {
   %x = nn.constant dense<1.0> : tensor<2xf32> -> tensor<2xf32>
@@ -268,6 +283,11 @@ def test_ranks_end_with_their_loop_and_say_what_fails(tied: Any, tmp_path: Path)
             trainer.save(tmp_path / "again")  # as a cell that is run again
         with pytest.raises(ShardirError, match="expected a number of checkpoints of at least 0 as"):
             trainer.save(tmp_path, keep=-1)
+        (tmp_path / "file").touch()
+        with pytest.raises(ShardirError, match="expected a folder that can be written, got"):
+            trainer.save(tmp_path / "file")
+        with pytest.raises(ShardirError, match="expected an iterable of batches to evaluate"):
+            trainer.evaluate(X)
         with pytest.raises(ShardirError, match=r"expected a tensor of real numbers as .*ndarray"):
             trainer.load_state_dict({name: x.numpy() for name, x in before.items()})
         whole = {name: (10 * x).to(torch.uint8) for name, x in before.items()}
@@ -281,6 +301,10 @@ def test_ranks_end_with_their_loop_and_say_what_fails(tied: Any, tmp_path: Path)
             trainer.save(tmp_path / "again")
         torch.testing.assert_close(trainer.state_dict(), before)
         trainer.load_state_dict(before)
+        other = tmp_path / "other"
+        shardir.compile(ONE_STEP, "train").start(seed=3).save(other)
+        with pytest.raises(ShardirError, match="all states of the program, got none of head"):
+            trainer.load(other)
         with pytest.raises(RunError, match="rank 0 failed: IndexError: index out of range"):
             trainer.step(X + 9, X)
         with pytest.raises(ShardirError, match="expected a trainer that is open"):

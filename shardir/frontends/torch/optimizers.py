@@ -157,8 +157,8 @@ def read(
     return ImportedOptimizer(text, scales, decays, own_rates, count, by_rules)
 
 
-def made(optimizer: Any, parameters: Sequence[torch.Tensor]) -> Any:
-    """Return an optimizer; a function makes it from parameters.
+def make(optimizer: Any, parameters: Sequence[torch.Tensor]) -> Any:
+    """Return an optimizer, which a function makes from trained parameters.
 
     Raises:
         ShardirError: the function can't.

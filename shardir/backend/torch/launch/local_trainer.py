@@ -33,6 +33,8 @@ from shardir.backend.torch.shardir_runtime.run.served import CALLS, bytes_of
 from shardir.backend.torch.shardir_runtime.run.states import DTYPES, checked_input, part
 from shardir.backend.torch.shardir_runtime.run.trainer import (
     bound_inputs,
+    checked_batches,
+    checked_path,
     checked_rate,
     checked_states,
     evaluation_of,
@@ -69,7 +71,7 @@ class LocalTrainer:
         steps_done: int = 0,
     ):  # fmt: skip
         self.steps_done = steps_done
-        options = replace(options, steps_done=steps_done)
+        self._options = options = replace(options, steps_done=steps_done)
         self.metrics: dict[str, Tensor] = {}
         self._events: list[dict[str, Any]] = []
         self._stack: ExitStack | None = None
@@ -135,6 +137,7 @@ class LocalTrainer:
         """Evaluate a function beside the step on batches, as `Trainer.evaluate` does."""
         with errors():
             f = evaluation_of(self._plan, function)
+            batches = checked_batches(batches, f)
         shards = (self._shards(f, (batch,), {}, local) for batch in batches)
         first = next(shards, None)
         if first is None:
@@ -180,8 +183,8 @@ class LocalTrainer:
 
     def save(self, path: str | Path, keep: int = 0) -> Path:
         """Write a checkpoint, as `Trainer.save` does."""
-        folder = Path(path).absolute()
         with errors():  # one of a rank would end the training
+            folder = checked_path(path).absolute()
             final = new_checkpoint(folder, self.steps_done, keep)
         self._call("save", {"path": str(folder), "keep": keep})
         return final
@@ -189,7 +192,12 @@ class LocalTrainer:
     def load(self, path: str | Path) -> None:
         """Go on from a checkpoint, as `Trainer.load` does."""
         with errors():
-            checkpoint = manifests.checkpoint_at(Path(path).absolute())
+            checkpoint = manifests.checkpoint_at(checked_path(path).absolute())
+            manifest = manifests.read(checkpoint)
+            manifests.check_program(manifest, checkpoint, self._plan)
+            manifests.check_course(
+                manifest, checkpoint, self._plan, self._function, self._options.seed
+            )
         self.steps_done = self._call("load", {"path": str(checkpoint)})
 
     def close(self, wait: bool = True) -> None:

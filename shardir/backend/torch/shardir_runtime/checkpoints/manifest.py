@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plan.arrays import ArrayError, DividedArray, FileArray, safetensors_in
-from ..plan.fields import PlanError, several
+from ..plan.fields import PlanError, differences
 from ..plan.program import PlanFunction, ProgramPlan
 
 NAME, INCOMPLETE, VERSION = "checkpoint.json", ".incomplete", 2
@@ -142,12 +142,8 @@ def check_program(manifest: Manifest, path: Path, plan: ProgramPlan) -> None:
         f"{key} of {' '.join(map(str, wanted[key]))}, got {' '.join(map(str, have[key]))}"
         for key in wanted if key in have and wanted[key] != have[key]
     ]  # fmt: skip
-    if missing := [key for key in wanted if key not in have]:
-        wrong.append(f"all states of the program, got none of {several(missing)}")
-    if surplus := [key for key in have if key not in wanted]:
-        wrong.append(f"states of the program alone, got {several(surplus)} too")
-    if wrong:
-        raise PlanError(f"{path}: expected {'; '.join(wrong[:5])}")
+    if text := differences(wanted, wanted, have, wrong, "states", "all states of the program"):
+        raise PlanError(f"{path}: expected {text}")
 
 
 def check_course(

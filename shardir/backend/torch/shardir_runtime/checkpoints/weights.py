@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..plan.arrays import ArrayError, DividedArray, FileArray, safetensors_in
-from ..plan.fields import several
+from ..plan.fields import differences
 from ..plan.program import PlanArgument, PlanError, ProgramPlan
 from . import manifest as manifests
 
@@ -44,12 +44,9 @@ def with_weights(plan: ProgramPlan, path: Path | None) -> ProgramPlan:
         for key, x in found.items()
         if key in known and (x.shape != known[key].shape or _kind(x) != _kind(known[key]))
     ]
-    if missing := [k for k, arg in known.items() if arg.role == "parameter" and k not in found]:
-        wrong.append(f"weights of all parameters, got none of {several(missing)}")
-    if surplus := [key for key in found if key not in known]:
-        wrong.append(f"weights of the program alone, got {several(surplus)} too")
-    if wrong:
-        raise PlanError(f"--weights {path}: expected {'; '.join(wrong[:5])}")
+    needed = [key for key, arg in known.items() if arg.role == "parameter"]
+    if text := differences(needed, known, found, wrong, "weights", "weights of all parameters"):
+        raise PlanError(f"--weights {path}: expected {text}")
 
     def with_source(arg: PlanArgument) -> PlanArgument:
         if arg.role != "input" and arg.key in found:

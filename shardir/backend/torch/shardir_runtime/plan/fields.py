@@ -1,7 +1,7 @@
 """Values of JSON with their paths, for messages. This file needs only Python."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 
@@ -53,6 +53,28 @@ class Field:
 def several(names: Sequence[str]) -> str:
     """Return the first three names, and the number of further names."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def differences(
+    needed: Collection[str], known: Collection[str], values: Collection[str],
+    wrong: Sequence[str], kind: str, all: str,
+) -> str:  # fmt: skip
+    """Return what a message expects where values by name do not fit a program; "" where they do.
+
+    Args:
+        needed: the names that the program needs.
+        known: the names that it takes.
+        values: the names of the values.
+        wrong: differences of values that it takes, such as shapes.
+        kind: the kind of the values: `states`.
+        all: all values that it needs: `all states of the program`.
+    """
+    texts = [*wrong]
+    if missing := [name for name in needed if name not in values]:
+        texts.append(f"{all}, got none of {several(missing)}")
+    if unknown := [name for name in values if name not in known]:
+        texts.append(f"{kind} of the program alone, got {several(unknown)} too")
+    return "; ".join(texts[:5])
 
 
 def short_json(value: Any) -> str:

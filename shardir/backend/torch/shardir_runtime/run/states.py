@@ -197,11 +197,14 @@ def checked_input(
         found = found.to(dtype)
     if tuple(found.shape) != shape or found.dtype != dtype:
         where = "" if rank is None else f" on rank {rank}"
-        fix = f"use .to({dtype})"
+        fix, wanted = f"use .to({dtype})", [*shape]
         if tuple(found.shape) != shape:
             fix = "shapes are those of the program: leave out a short batch, or pad it"
+            if arg.microbatches:
+                wanted = [shape[0] * shape[1], *shape[2:]]
+                fix = f"{fix}; its rows are those of {shape[0]} microbatches of {shape[1]}"
         raise PlanError(
-            f"expected {arg.name} of {list(shape)} and {dtype}{where}, got {list(x.shape)} and "
+            f"expected {arg.name} of {wanted} and {dtype}{where}, got {list(x.shape)} and "
             f"{x.dtype}; {fix}"
         )
     return found

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import wraps
+from os import PathLike
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from ..checkpoints import manifest as manifests
 from ..checkpoints.saving import check_safetensors
 from ..checkpoints.weights import weight_arguments
-from ..plan.fields import several
+from ..plan.fields import differences
 from ..plan.program import PlanError, PlanFunction, ProgramPlan, load_plan
 from .compiled import compile_functions
 from .evaluation import evaluate
@@ -173,6 +174,7 @@ class Trainer:
             PlanError: the program has no such function, there are no batches, or one does not fit.
         """
         f, session = evaluation_of(self._session.plan, function), self._session
+        batches = checked_batches(batches, f)
         with torch.no_grad():
             calls = (session.call(f, self._inputs(f, (batch,), {}, local)) for batch in batches)
             outputs, means = evaluate(self._states, f, calls)
@@ -247,7 +249,7 @@ class Trainer:
 
         self._check_open()
         check_safetensors()
-        folder = Path(path).absolute()
+        folder = checked_path(path).absolute()
         final = new_checkpoint(folder, self.steps_done, keep)
         if folder not in self._checkpoints:
             self._checkpoints[folder] = Checkpoints(
@@ -273,7 +275,7 @@ class Trainer:
 
         self._check_open()
         check_safetensors()
-        checkpoint = manifests.checkpoint_at(Path(path))
+        checkpoint = manifests.checkpoint_at(checked_path(path))
         self.steps_done = restore(checkpoint, self._states, self._function).step
 
     def close(self, wait: bool = True) -> None:
@@ -380,20 +382,18 @@ def checked_states(plan: ProgramPlan, states: Mapping[str, Tensor]) -> dict[str,
         f"{key} of {list(known[key].shape)}, got {list(x.shape)}"
         for key, x in values.items() if key in known and tuple(x.shape) != known[key].shape
     ]  # fmt: skip
-    if missing := [key for key in known if key not in values]:
-        wrong.append(f"all parameters and buffers, got none of {several(missing)}")
-    if unknown := [key for key in values if key not in known]:
-        wrong.append(f"parameters and buffers of the program, got {several(unknown)} too")
-    if wrong:
-        raise PlanError(f"expected {'; '.join(wrong[:5])}")
+    kind = "parameters and buffers"
+    if text := differences(known, known, values, wrong, kind, f"all {kind}"):
+        raise PlanError(f"expected {text}")
     return values
 
 
 def new_checkpoint(folder: Path, steps_done: int, keep: int) -> Path:
-    """Return the folder of the next checkpoint in a folder of them, of which `keep` stay.
+    """Make a folder of checkpoints, of which `keep` stay; return the folder of the next one in it.
 
     Raises:
-        PlanError: there is one of this step or a later one, or `keep` is no number of at least 0.
+        PlanError: the folder cannot be made, it has a checkpoint of this step or a later one, or
+            `keep` is no number of at least 0.
     """
     if not isinstance(keep, int) or keep < 0:
         raise PlanError(f"expected a number of checkpoints of at least 0 as keep, got {keep!r:.60}")
@@ -406,7 +406,31 @@ def new_checkpoint(folder: Path, steps_done: int, keep: int) -> Path:
             f"expected no checkpoint after step {steps_done}, got {last[0]}; give another folder, "
             "or move it"
         )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanError(
+            f"expected a folder that can be written, got {folder}: {error.strerror}"
+        ) from None
     return final
+
+
+def checked_path(path: Any) -> Path:
+    """Return a path. Raises PlanError for another kind of value."""
+    if isinstance(path, str | PathLike):
+        return Path(path)
+    raise PlanError(f"expected the path of a folder, got {path!r:.60}")
+
+
+def checked_batches(batches: Any, f: PlanFunction) -> Iterator[Any]:
+    """Return an iterator of batches. Raises PlanError for a value without one, or for one tensor,
+    which would be read row by row."""
+    if isinstance(batches, Iterable) and not isinstance(batches, Tensor | str | Mapping):
+        return iter(batches)
+    raise PlanError(
+        f"expected an iterable of batches to evaluate {f.name}, got {type(batches).__name__}; "
+        "give a list of one batch"
+    )
 
 
 def bound_inputs(
