@@ -56,7 +56,15 @@ from shardir.dialects.blocks import ops_in, ops_of
 from shardir.dialects.dist import meshes_of
 from shardir.dialects.nn.losses import Loss
 from shardir.dialects.symbols import fixed_symbols
-from shardir.dialects.train import BackwardOp, ForwardOp, GradientOp, Request, is_step
+from shardir.dialects.train import (
+    BackwardOp,
+    ForwardOp,
+    GradientOp,
+    Request,
+    StepOp,
+    arguments,
+    is_step,
+)
 from shardir.rewriting.autodiff.forward import ForwardFunction
 from shardir.rewriting.autodiff.function import Differentiation
 from shardir.rewriting.autodiff.rules import erase_unused_rules
@@ -99,7 +107,7 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
     uses = Counter(r.function.root_reference.data for r in requests)
     called, meshes = called_functions(module), meshes_of(module)
     functions = {name_of(f): f for f in module.body.ops if isinstance(f, FuncOp) and f.body.blocks}
-    missing = {r.sym_name.data for r in requests}
+    missing, owners = {r.sym_name.data for r in requests}, dict[str, StepOp]()
 
     def differentiate(request: Request) -> None:
         name = request.function.root_reference.data
@@ -114,11 +122,34 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
         module.body.block.insert_op_before(function, request)
         functions[name_of(function)] = function
         missing.remove(name_of(function))
+        if isinstance(request, StepOp):
+            check_states(request, source, function, owners)
         erase(request)
         if consumed:
             erase(source)
 
     collect_errors(requests, differentiate)
+
+
+def check_states(request: StepOp, source: FuncOp, step: FuncOp, owners: dict[str, StepOp]) -> None:
+    """Raise Failure if a step has states of an optimizer that another step has too.
+
+    Args:
+        source: the function of the loss.
+        step: the function of the step.
+        owners: the first step that has each state of an optimizer, by key.
+    """
+    own = {a.key for a in arguments(source)}
+    for key in (a.key for a in arguments(step) if a.key is not None and a.key not in own):
+        first = owners.setdefault(key, request)
+        steps = f"of @{request.sym_name.data} and @{first.sym_name.data}"
+        if first is not request and request.states is None:
+            message = f"expected states of their own, or shared ones, {steps}, got {key} of both"
+            raise Failure([(request, coded("G19", message))])
+        if first.optimizer.kind != request.optimizer.kind:
+            kinds = f"{first.optimizer.kind} and {request.optimizer.kind}"
+            message = f"expected one optimizer {steps}, which share {key}, got {kinds}"
+            raise Failure([(request, coded("G19", message))])
 
 
 def weigh_all(module: ModuleOp, functions: Sequence[FuncOp]) -> None:

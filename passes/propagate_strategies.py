@@ -26,7 +26,8 @@ pass makes a graph of each function, and writes the resulting layouts into the t
 8. Values of a `dist.sharding_group` have one sharding: an annotation of one annotates all. So have
    the old and new values of parameters and states, and states and their parameter, unless
    annotations differ.
-9. Over a `dist.propagation_barrier` axes propagate in its direction only.
+9. A function that trains a parameter decides on its layout in all functions.
+10. Over a `dist.propagation_barrier` axes propagate in its direction only.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,9 +64,10 @@ from shardir.dialects.nn.base import TensorOp, decomposes, strategy_factors
 from shardir.dialects.nn.types import itemsize, unsharded_type
 from shardir.dialects.train import ForwardOp, Request, Update, arguments
 from shardir.rewriting.autodiff.activity import Activity
-from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
+from shardir.rewriting.bases import Function, GlobalPass, warn_without_mesh
 from shardir.rewriting.functions import update_signature
 from shardir.rewriting.placement import strategy_op_sharding
+from shardir.rewriting.retained_layouts import decide_layouts
 from shardir.search.measure.trial import lowered
 from shardir.search.propagations.reopening import reopened
 
@@ -104,11 +106,13 @@ def propagate_functions(functions: Iterable[Function]) -> "list[FunctionPropagat
     def propagate_function(f: Function) -> None:
         if f.mesh is not None:
             own_requests = requests.get(f.name, [])
-            propagations.append(FunctionPropagation(f.op, f.block, f.mesh, f.module, own_requests))
-            propagations[-1].write(f.op, propagations[-1].state)
+            found = FunctionPropagation(f.op, f.block, f.mesh, f.module, own_requests)
+            found.write(f.op, found.state)
+            if f in functions:  # and not a copy, with which layouts are tried
+                propagations.append(found)
 
-    collect_errors(functions, propagate_function)
-    return propagations
+    decide_layouts(functions, propagate_function)
+    return sorted(propagations, key=lambda p: [f.op for f in functions].index(p.f))
 
 
 class FunctionPropagation:

@@ -16,7 +16,8 @@ and the backward part of a training step get their layouts together.
    docs/search.md: an axis splits one dimension of an op, evenly or nearly so, and is undivided, or
    the only one of its mesh and divided in two; or one near to it: where the solver's tables would
    be too large, and where collectives at the end of a step share buckets, each with one latency.
-4. Parameters and states have the layouts that their updates leave, and may be sharded.
+4. Parameters and states have the layouts that their updates leave, and may be sharded. A function
+   that trains a parameter decides on its layout in all functions.
 5. The lowered program of the plan, after `choose-recompute`, needs at most the memory of a device
    (`memory`, or the cluster's). If the program of the fastest plan needs more, the search chooses
    layouts and recompute together, with `offload` also values in host memory, and takes the fastest
@@ -53,11 +54,12 @@ from shardir.dialects.dist import (
 )
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.train import GradientOp, StepOp
-from shardir.rewriting.bases import Function, GlobalPass, collect_errors, warn_without_mesh
+from shardir.rewriting.bases import Function, GlobalPass, warn_without_mesh
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.marks import SEARCHED, resolve_markers
 from shardir.rewriting.options import Bytes, bytes_of
 from shardir.rewriting.placement import strategy_op_sharding
+from shardir.rewriting.retained_layouts import decide_layouts
 from shardir.search.graph.value_layouts import tied_values
 from shardir.search.measure.strategy_plan import LoweredPlans, write
 from shardir.search.plans.drawing import writer_of
@@ -139,7 +141,7 @@ class SearchStrategies(GlobalPass):
             _warn_of_replication(f, f.mesh)
 
         with no_gc():  # tables, layouts and the programs that are measured live to its end
-            collect_errors(functions, search)
+            decide_layouts(functions, search)
         if self.graph is not None and writer is not None:
             if not graphs:
                 message = "expected a function with a mesh for the cost graph, got none"

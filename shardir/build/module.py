@@ -27,6 +27,7 @@ from shardir.dialects.dist import ClusterAttr, ClusterOp, MeshAttr, MeshOp
 from shardir.dialects.nn.properties import dims_attr
 from shardir.dialects.train import (
     AccumulateAttr,
+    AverageAttr,
     ClipAttr,
     ForwardOp,
     GradientOp,
@@ -114,6 +115,8 @@ class Module:
         clip: str | None = None,
         loss_scale: str | None = None,
         metrics: str | None = None,
+        ema: float | None = None,
+        states: str | None = None,
         sync: str | None = None,
         pipeline: str | None = None,
     ) -> None:
@@ -126,6 +129,8 @@ class Module:
             clip: `norm, max = 1.0`.
             loss_scale: `static, factor = 1024.0`.
             metrics: `gradient_norm, learning_rate`.
+            ema: the decay of moving averages of the parameters: 0.999.
+            states: the name of the optimizer's states, where steps train a parameter in common.
             sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`.
             pipeline: `1f1b, ranks = 4`.
 
@@ -139,10 +144,12 @@ class Module:
         for key, kind, text in (
             ("accumulate", AccumulateAttr, accumulate), ("clip", ClipAttr, clip),
             ("loss_scale", LossScaleAttr, loss_scale), ("metrics", MetricsAttr, metrics),
-            ("sync", SyncAttr, sync), ("pipeline", PipelineAttr, pipeline),
+            ("ema", AverageAttr, None if ema is None else str(ema)), ("sync", SyncAttr, sync), ("pipeline", PipelineAttr, pipeline),
         ):  # fmt: skip
             if text is not None:
                 properties[key] = _read(kind, text)
+        if states is not None:
+            properties["states"] = StringAttr(states)
         self._add(StepOp.create(properties=properties, location=caller()))
 
     @check_arguments("forward")

@@ -386,6 +386,12 @@ SECTIONS: dict[str, dict[str, Code]] = {
             'has one. An `"elementwise"` rule has ops on elements alone.',
             'write attributes {train.rule = "elementwise"} at the function',
         ),
+        "G19": Code(
+            'Steps that train a parameter in common have states of their own, `states "a"` and '
+            '`states "b"`, or share the states of one optimizer: both have `states "a"`. '
+            "Averages of parameters (`ema`) are not of replicas.",
+            'write states "adam" in both, or other names for states of their own',
+        ),
     },
 }
 """The sections of docs/invariants.md, each with its codes."""

@@ -61,6 +61,7 @@ from shardir.dialects.train.optimizers.rmsprop import CenteredRmsDirectionOp, Rm
 from shardir.dialects.train.options import (
     ATTRS,
     AccumulateAttr,
+    AverageAttr,
     ClipAttr,
     InitAttr,
     LossScaleAttr,
@@ -221,6 +222,7 @@ __all__ = [
     "Adams",
     "AfterLoop",
     "Argument",
+    "AverageAttr",
     "BackwardOp",
     "BiasCorrectionOp",
     "CarriedOp",

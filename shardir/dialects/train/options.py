@@ -207,4 +207,27 @@ class MetricsAttr(TextAttr[tuple[str, ...]]):
         return ", ".join(data)
 
 
-ATTRS = [InitAttr, ScheduleAttr, AccumulateAttr, ClipAttr, LossScaleAttr, MetricsAttr]
+@irdl_attr_definition
+class AverageAttr(TextAttr[float]):
+    """The decay of the exponential moving averages of parameters: `<0.999>`."""
+
+    name = "train.average"
+
+    @classmethod
+    def from_text(cls, text: str) -> float:
+        try:
+            decay = float(text)
+        except ValueError:
+            decay = -1.0
+        if not 0 <= decay < 1:
+            raise NotationError(f"expected a decay from 0.0 to below 1.0, got {text.strip()!r}", 0)
+        return decay
+
+    @classmethod
+    def to_text(cls, data: float) -> str:
+        return repr(data)
+
+
+ATTRS = [
+    InitAttr, ScheduleAttr, AccumulateAttr, ClipAttr, LossScaleAttr, MetricsAttr, AverageAttr,
+]  # fmt: skip

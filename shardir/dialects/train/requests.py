@@ -6,6 +6,7 @@ from typing import Any
 
 from xdsl.dialects.builtin import (
     AnyFloat,
+    StringAttr,
     SymbolNameConstraint,
     SymbolRefAttr,
     TensorType,
@@ -24,6 +25,7 @@ from shardir.dialects.train.optimizer import RULE_OF, RULES
 from shardir.dialects.train.optimizers import OptimizerAttr
 from shardir.dialects.train.options import (
     AccumulateAttr,
+    AverageAttr,
     ClipAttr,
     LossScaleAttr,
     MetricsAttr,
@@ -77,14 +79,26 @@ class StepOp(_OfFunction):
     clip = opt_prop_def(ClipAttr)
     loss_scale = opt_prop_def(LossScaleAttr)
     metrics = opt_prop_def(MetricsAttr)
+    ema = opt_prop_def(AverageAttr)
+    states = opt_prop_def(StringAttr)
     sync = opt_prop_def(SyncAttr)
     pipeline = opt_prop_def(PipelineAttr)
     traits = traits_def(SymbolOpInterface())
     assembly_format = (
         "$sym_name `of` $function $optimizer (`accumulate` $accumulate^)? (`clip` $clip^)? "
-        "(`loss_scale` $loss_scale^)? (`metrics` $metrics^)? (`sync` $sync^)? "
-        "(`pipeline` $pipeline^)? attr-dict"
+        "(`loss_scale` $loss_scale^)? (`metrics` $metrics^)? (`ema` $ema^)? "
+        "(`states` $states^)? (`sync` $sync^)? (`pipeline` $pipeline^)? attr-dict"
     )
+
+    def key_of_parameter_state(self, parameter: str, state: str) -> str:
+        """The key of a state that the step has of a parameter: `w.exp_avg`, or `w.critic.exp_avg`
+        with `states "critic"`."""
+        own = "" if self.states is None else f"{self.states.data}."
+        return f"{parameter}.{own}{state}"
+
+    def key_of_state(self, state: str) -> str:
+        """The key of a state that the step has once: `step.count`."""
+        return f"{(self.states or self.sym_name).data}.{state}"
 
     @property
     def microbatches(self) -> int:
@@ -129,6 +143,9 @@ class StepOp(_OfFunction):
         check_arguments(f)
         check_own_numbers(f)
         self.check_rules(f)
+        if self.ema is not None and self.sync is not None:
+            message = "expected no averages of replicas, got ema and sync"
+            raise VerifyException(coded("G19", message, use="drop one"))
 
     def check_rules(self, f: FuncOp) -> None:
         """Raises VerifyException if the rule of a parameter is missing, or does not fit it."""

@@ -95,16 +95,17 @@ class Arguments:
         return new
 
     def add_state_of(
-        self, w: SSAValue, layout: Layout | None, key: str, name: str, dims: Sequence[int],
+        self, i: int, mesh: Mesh | None, key: str, name: str, dims: Sequence[int],
         first: FirstValue, element: Attribute,
     ) -> SSAValue:  # fmt: skip
-        """Add a state of a parameter, with the dimensions `dims` of it, split as in the layout; its
-        elements are `first` before the first step: with `copy` and no name, the parameter's."""
+        """Add a state of parameter i, with the dimensions `dims` of it, in the layout of its
+        states; its elements are `first` before the first step: with `copy`, the parameter's."""
+        w, layout = self[i], self.state_layout(i, mesh)
         shape = tuple(unsharded_type(w).get_shape()[d] for d in dims)
         type = tensor(element, shape)
         if layout is not None:
             state_layout = replace(layout, dims=tuple(layout.dims[d] for d in dims))
             type = laid_out(element, shape, state_layout)
         if isinstance(first, InitAttr) and first.kind == "copy":
-            first = InitAttr(("copy", (("of", key),)))
-        return self.add_state(type, f"{key}.{name}", f"{w.name_hint or 'w'}_{name}", first)
+            first = InitAttr(("copy", (("of", self.annotation(i).key or ""),)))
+        return self.add_state(type, key, f"{w.name_hint or 'w'}_{name}", first)

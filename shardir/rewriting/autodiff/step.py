@@ -7,7 +7,7 @@
 5. the requested metrics
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xdsl.dialects.builtin import f32, f64, i64
 from xdsl.ir import Attribute, SSAValue
@@ -15,10 +15,14 @@ from xdsl.ir import Attribute, SSAValue
 from shardir.dialects import train
 from shardir.dialects.dist import layout_of
 from shardir.dialects.nn.properties import float_attr, int_attr
+from shardir.dialects.nn.types import unsharded_type
 from shardir.rewriting.autodiff.arguments import Arguments
 from shardir.rewriting.autodiff.gradients import prepare_gradients
 from shardir.rewriting.autodiff.rules import by_rule, rule_of
 from shardir.rewriting.rewriter import Rewriter
+
+EMA = "ema"
+"""The name of the moving average of a parameter among its states."""
 
 
 class TrainStep:
@@ -35,7 +39,7 @@ class TrainStep:
         self.metrics: list[tuple[SSAValue, str]] = []
         """The requested scalars with their names; `update` makes them."""
         if (scaling := request.loss_scale) is not None and scaling.kind == "dynamic":
-            key = f"{self.name}.loss_scale"
+            key = request.key_of_state("loss_scale")
             self.scale = arguments.add_scalar_state(builder, key, f32, scaling.values["initial"])
 
     @property
@@ -96,7 +100,7 @@ class TrainStep:
         scalars = train.StepScalars(
             self.b, self.request.optimizer,
             lambda name, element, first: self.arguments.add_scalar_state(
-                self.b, f"{self.name}.{name}", element, first
+                self.b, self.request.key_of_state(name), element, first
             ),
         )  # fmt: skip
         keys = {i: self.arguments.annotation(i).key or "" for i in gradients}
@@ -108,9 +112,13 @@ class TrainStep:
                 try:
                     next(step)
                 except StopIteration as end:
-                    pairs = zip(old[i], end.value, strict=True)
+                    pairs = list(zip(old[i], end.value, strict=True))
+                    averages = list(self.average(i, end.value[0], old[i]))
                     new[i] = [self.select_new(was, v) for (was, _), v in pairs]
+                    new[i] += averages
                     del steps_of[i]
+        for i in gradients.keys() - known.keys():  # a parameter without effect on the loss
+            new[i] += self.average(i, new[i][0], old[i])
         # Behind the states of parameters, which are at equal distances then.
         states = {n: (self.arguments.move_to_end(before), after)
                   for n, (before, after) in scalars.states.items()}  # fmt: skip
@@ -129,7 +137,8 @@ class TrainStep:
         results = [(v, key) for i in gradients for v, (_, key) in zip(new[i], old[i], strict=True)]
         if scalars.is_used:
             states["count"] = scalars.done, scalars.step
-        results += [(self.select_new(*of), f"{self.name}.{n}") for n, of in states.items()]
+        key_of = self.request.key_of_state
+        results += [(self.select_new(*of), key_of(name)) for name, of in states.items()]
         if self.scale is not None and self.finite is not None:
             results += self.next_scale(self.scale, self.finite)
         return results
@@ -153,15 +162,14 @@ class TrainStep:
     ) -> train.Updated:  # fmt: skip
         """Return the optimizer's steps for parameter i, from its value `base`; append the states
         that the optimizer requests to `old`."""
-        w, key, parameter = self.arguments[i], old[0][1], self.arguments.annotation(i)
-        layout = self.arguments.state_layout(i, self.b.mesh)
+        parameter = self.arguments.annotation(i)
 
         def state(
             name: str, dims: Sequence[int], first: train.FirstValue, element: Attribute
         ) -> SSAValue:
-            added = self.arguments.add_state_of(w, layout, key, name, dims, first, element)
-            old.append((added, f"{key}.{name}"))
-            return old[-1][0]
+            added = self.add_state(i, name, dims, first, element)
+            old.append(added)
+            return added[0]
 
         numbers = self.request.optimizer.values
         decay = parameter.weight_decay(numbers.get("weight_decay", 0.0))
@@ -175,15 +183,40 @@ class TrainStep:
         kind = self.request.optimizer.kind if rule is None else train.RULES
         return train.OPTIMIZERS[kind].update(target)
 
+    def add_state(
+        self, i: int, name: str, dims: Sequence[int], first: train.FirstValue, element: Attribute
+    ) -> tuple[SSAValue, str]:
+        """Add a state of parameter i; return it and its key."""
+        parameter = self.arguments.annotation(i).key or ""
+        key = self.request.key_of_parameter_state(parameter, name)
+        mesh = self.b.mesh
+        return self.arguments.add_state_of(i, mesh, key, name, dims, first, element), key
+
+    def average(self, i: int, new: SSAValue, old: list[tuple[SSAValue, str]]) -> Iterator[SSAValue]:
+        """Yield the new moving average of parameter i, if the step has them, and append the old one
+        to `old`: average + (1 - decay) (parameter - average)."""
+        if (ema := self.request.ema) is None:
+            return
+        type = unsharded_type(self.arguments[i])
+        dims = range(len(type.get_shape()))
+        copy = train.InitAttr(("copy", ()))
+        average, key = self.add_state(i, EMA, dims, copy, type.element_type)
+        old.append((average, key))
+        new = self._in_layout_of(average, new)
+        change = self.b.scale(self.b.sub(new, average), 1 - ema.data)
+        after = self.b.add(average, change)
+        after.name_hint = average.name_hint
+        yield after
+
     def next_scale(self, scale: SSAValue, finite: SSAValue) -> list[tuple[SSAValue, str]]:
         """Return the new loss scale, and the number of steps since a gradient was last not
         finite."""
         assert self.request.loss_scale is not None
         numbers = self.request.loss_scale.values
-        count = f"{self.name}.good_steps"
+        count = self.request.key_of_state("good_steps")
         good = self.arguments.add_scalar_state(self.b, count, i64)
         props: dict[str, Attribute] = {n: float_attr(numbers[n]) for n in ("growth", "backoff")}
         props["interval"] = int_attr(numbers["interval"])
         new = self.b.op(train.NextLossScaleOp, scale, good, finite, props=props).results
         new[0].name_hint, new[1].name_hint = scale.name_hint, good.name_hint
-        return [(new[0], f"{self.name}.loss_scale"), (new[1], count)]
+        return [(new[0], self.request.key_of_state("loss_scale")), (new[1], count)]
