@@ -8,7 +8,12 @@ import numpy as np
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from shardir.compat.torch import tree_map_only
+from shardir.backend.runs import Options
+from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
+from shardir.backend.torch.shardir_runtime.checkpoints.saving import is_new
+from shardir.backend.torch.shardir_runtime.data import loaders
+from shardir.backend.torch.started import errors
+from shardir.compat.torch import tree_map, tree_map_only
 from shardir.diagnostics import ShardirError, describe
 from shardir.dialects.train import ForwardOp
 from shardir.frontends.torch.capture import flat_inputs
@@ -22,16 +27,34 @@ def repeat_batches(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     Raises:
         ShardirError: there are no batches.
     """
-    source, count = iter(batches), 0
+    source, count, before = iter(batches), 0, -1
     while True:
         for batch in source:
             yield count, batch
             count += 1
-        if not count:
+        # A loader that goes on from the end of an epoch has none at first.
+        if count == before or (not count and source is batches):
             raise ShardirError("expected batches, got none")
         if source is batches:
             return
-        source = iter(batches)
+        source, before = iter(batches), count
+
+
+def stateful_loader(batches: Iterable[Any], options: Options) -> Any:
+    """Return batches whose state belongs to checkpoints, after they have the state of the
+    checkpoint from which a run goes on; None for batches without a state.
+
+    Raises:
+        ShardirError: there is no such checkpoint, or it has no state of a loader.
+    """
+    if not loaders.is_stateful(batches):
+        return None
+    folder = options.resume
+    if folder is not None and not is_new(options):
+        with errors():
+            state = loaders.read_state(manifests.checkpoint_at(folder), batches)
+        batches.load_state_dict(state)  # type: ignore - it is stateful
+    return batches
 
 
 def microbatches_of(module: ModuleOp) -> int:
@@ -65,7 +88,7 @@ def arrays_of(imported: Imported, number: int, batch: Any, local: bool = False) 
     Raises:
         ShardirError: the inputs differ from the examples.
     """
-    inputs, arrays = _inputs(imported, number, batch), []
+    inputs, arrays = _inputs(imported, number, tree_map(loaders.as_tensor, batch)), []
     for name, like in imported.inputs:
         x = inputs[name]
         if not isinstance(x, torch.Tensor) or (x.shape != like.shape and not local):
@@ -112,6 +135,8 @@ def _inputs(imported: Imported, number: int, batch: Any) -> Mapping[str, Any]:
     labelled = any(name.startswith("labels") for name, _ in imported.inputs)
     pair = isinstance(batch, tuple | list) and len(batch) == 2
     inputs, labels = batch if pair and labelled else (batch, None)
+    if labelled and isinstance(batch, Mapping) and "labels" in batch:
+        inputs, labels = {k: x for k, x in batch.items() if k != "labels"}, batch["labels"]
     try:
         values = dict(flat_inputs(imported.model, inputs, labels))
     except ShardirError as e:

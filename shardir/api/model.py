@@ -23,6 +23,7 @@ from shardir.api.batches import (
     repeat_arrays,
     rows_of,
     split_batch,
+    stateful_loader,
 )
 from shardir.api.checks import ModuleCheck, compare
 from shardir.api.compiled import Compiled, compile_module
@@ -163,7 +164,8 @@ class CompiledModel(Compiled):
         Args:
             batches: one for each step, read while the ranks train. A list or a loader is repeated;
                 an iterator needs a batch for each step. By default the example inputs. The option
-                `data=` names files instead.
+                `data=` names files instead. Checkpoints have the state of a loader with
+                state_dict() and load_state_dict(), which goes on from it with `resume=`.
             local: whether a batch is a list of the ranks' parts of the global batch.
             options: those of a run.
 
@@ -181,7 +183,8 @@ class CompiledModel(Compiled):
                 run_options = replace(run_options, steps_done=done, steps=steps)
             program, fed = self.save(folder / "program"), None
             if batches is not None:
-                fed = Batches(repeat_arrays(self.imported, batches, local), local)
+                loader = stateful_loader(batches, run_options)
+                fed = Batches(repeat_arrays(self.imported, batches, local), local, loader)
             report = self.backend.run(program, replace(run_options, dump=dump), batches=fed)
             if report.stopped is None:
                 if run_options.dump is not None:

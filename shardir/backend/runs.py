@@ -247,6 +247,8 @@ class Batches:
 
     batches: Iterator[Any]
     local: bool = False
+    loader: Any = None
+    """Where the batches come from, if its `state_dict()` belongs to checkpoints."""
 
 
 OnEvent = Callable[[dict[str, Any]], None]

@@ -11,6 +11,7 @@ from threading import current_thread, main_thread
 
 from shardir.backend.torch.shardir_runtime.data.writing import writing
 from shardir.diagnostics import ShardirError
+from shardir.syntax.descriptors import keep_from_forks, release
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that end a command."""
@@ -94,9 +95,11 @@ def scratch_folder() -> Iterator[Path]:
             ["/bin/sh", "-c", remove, folder], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
         )  # fmt: skip
+        assert guard.stdin is not None
+        keep_from_forks(guard.stdin.fileno())
         try:
             yield Path(folder)
         finally:
-            assert guard.stdin is not None
+            release(guard.stdin.fileno())
             guard.stdin.close()
             guard.wait()

@@ -10,13 +10,17 @@ import selectors
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from shardir.backend.runs import RunError
 from shardir.backend.torch.shardir_runtime import runtime as rt
-from shardir.backend.torch.shardir_runtime.plan.program import PlanArgument, ProgramPlan
+from shardir.backend.torch.shardir_runtime.data.loaders import LOADER, state_bytes, state_file
+from shardir.backend.torch.shardir_runtime.plan.program import PlanArgument, PlanError, ProgramPlan
 from shardir.dialects.nn.base import Array
+from shardir.syntax.descriptors import keep_from_forks, release
 
 PIPE_BYTES = 1 << 20
 PASSED = {"f32": "<f4", "f64": "<f8", "f16": "<f2", "bf16": "<f4", "i64": "<i8", "i32": "<i4",
@@ -37,7 +41,8 @@ class Pipes:
 
     def __init__(self, count: int):
         pipes = [os.pipe() for _ in range(count)]
-        self.readers, self._writers = [r for r, _ in pipes], [w for _, w in pipes]
+        self.readers = [r for r, _ in pipes]
+        self._writers = [keep_from_forks(w) for _, w in pipes]
         self._waiting = [memoryview(b"")] * count
         self._has_ended, self.moved = False, False
         for writer in self._writers:
@@ -79,13 +84,41 @@ class Pipes:
         if not self._has_ended:
             self._has_ended = True
             for writer in self._writers:
-                os.close(writer)
+                os.close(release(writer))
 
     def close(self) -> None:
         """Close all pipes."""
         self.end()
         for reader in self.readers:
             os.close(reader)
+
+
+class LoaderStates:
+    """The states of the loader of a run's batches, which is ahead of the steps: a file after each
+    batch, which rank 0 copies to a checkpoint.
+
+    Args:
+        done: the number of steps before the run.
+    """
+
+    def __init__(self, loader: Any, folder: Path, done: int):
+        self.loader, self.folder, self.done = loader, folder, done
+        self._first = done + 1
+        self.variables = {LOADER: str(folder)}
+
+    def write(self, step: int) -> None:
+        """Write the state after the batch of a step, counted from the beginning of the run."""
+        try:
+            content = state_bytes(self.loader)
+        except PlanError as error:
+            raise RunError(str(error)) from None
+        state_file(self.folder, self.done + step).write_bytes(content)
+
+    def drop_before(self, step: int) -> None:
+        """Remove the states before a step that is done: its checkpoint may come yet."""
+        for old in range(self._first, step):
+            state_file(self.folder, old).unlink(missing_ok=True)
+        self._first = max(self._first, step)
 
 
 class Feed(Pipes):
@@ -95,12 +128,16 @@ class Feed(Pipes):
         batches: global batches, which are split for the ranks; with `local`, a list of the parts of
             all ranks for each batch.
         steps: the number of steps.
+        states: the states of the loader, if checkpoints have them.
 
     Raises:
         RunError: there are fewer batches than steps.
     """
 
-    def __init__(self, plan: ProgramPlan, batches: Iterator[Batch], steps: int, local: bool):
+    def __init__(
+        self, plan: ProgramPlan, batches: Iterator[Batch], steps: int, local: bool,
+        states: LoaderStates | None = None,
+    ):  # fmt: skip
         step = next((f for f in plan.functions if f.kind == "step"), None)
         if step is None:
             raise RunError(
@@ -110,7 +147,7 @@ class Feed(Pipes):
         self.args = [arg for arg in step.args if arg.role == "input"]
         self.batches, self.steps, self.local = batches, steps, local
         self._meshes = [rt.Mesh(plan.axes, rank) for rank in range(plan.size)]
-        self._made = 0
+        self._made, self._states = 0, states
         first = self._next()  # before the ranks start: it may be a wrong one
         super().__init__(plan.size)
         self._waiting = first
@@ -136,6 +173,8 @@ class Feed(Pipes):
                 f"steps={self._made}, or a list or a loader, which begin again at their end"
             )
         self._made += 1
+        if self._states is not None:
+            self._states.write(self._made)
         return [
             memoryview(b"".join(self._part(rank, i, arg, found) for i, arg in enumerate(self.args)))
             for rank in range(len(self._meshes))

@@ -22,6 +22,7 @@ from typing import Any
 
 from shardir.backend.runs import LaunchError, Options
 from shardir.backend.torch.shardir_runtime.plan.program import START_SECONDS
+from shardir.syntax.descriptors import keep_from_forks, release
 
 CHUNK = 1 << 16
 END_SECONDS = 10.0
@@ -97,10 +98,12 @@ class Forks:
         self._codes: dict[int, int] = {}
         self._text, self._used, self._ended = b"", False, False
         self._socket, other = socket.socketpair()
+        keep_from_forks(self._socket.fileno())
         with other:
             try:
                 self.process = self._server(other, environment)
             except OSError:
+                release(self._socket.fileno())
                 self._socket.close()
                 raise
 
@@ -152,6 +155,7 @@ class Forks:
 
     def close(self) -> None:
         """End all processes."""
+        release(self._socket.fileno())
         self._socket.close()
         if not self._used:  # it imports torch
             self.process.kill()

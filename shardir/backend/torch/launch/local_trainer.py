@@ -28,6 +28,7 @@ from shardir.backend.torch.launch.start import read_plan
 from shardir.backend.torch.shardir_runtime import runtime as rt
 from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
 from shardir.backend.torch.shardir_runtime.checkpoints.weights import weight_arguments
+from shardir.backend.torch.shardir_runtime.data import loaders
 from shardir.backend.torch.shardir_runtime.plan.program import PlanFunction
 from shardir.backend.torch.shardir_runtime.run.served import CALLS, bytes_of
 from shardir.backend.torch.shardir_runtime.run.states import DTYPES, checked_input, part
@@ -181,15 +182,19 @@ class LocalTrainer:
         values = {key: x.to(DTYPES[known[key].dtype]) for key, x in values.items()}
         self._call("load_state_dict", {}, [values] * self._plan.size)
 
-    def save(self, path: str | Path, keep: int = 0) -> Path:
+    def save(self, path: str | Path, keep: int = 0, loader: Any = None) -> Path:
         """Write a checkpoint, as `Trainer.save` does."""
+        state = None if loader is None else self._folder / loaders.FILE
         with errors():  # one of a rank would end the training
             folder = checked_path(path).absolute()
             final = new_checkpoint(folder, self.steps_done, keep)
-        self._call("save", {"path": str(folder), "keep": keep})
+            if state is not None:
+                state.write_bytes(loaders.state_bytes(loader))
+        stored = None if state is None else str(state)
+        self._call("save", {"path": str(folder), "keep": keep, "loader": stored})
         return final
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, loader: Any = None) -> None:
         """Go on from a checkpoint, as `Trainer.load` does."""
         with errors():
             checkpoint = manifests.checkpoint_at(checked_path(path).absolute())
@@ -198,7 +203,15 @@ class LocalTrainer:
             manifests.check_course(
                 manifest, checkpoint, self._plan, self._function, self._options.seed
             )
+            state = None if loader is None else loaders.read_state(checkpoint, loader)
         self.steps_done = self._call("load", {"path": str(checkpoint)})
+        if loader is not None:
+            loader.load_state_dict(state)
+
+    def prefetch(self, loader: Iterable[Any], ahead: int = 2) -> loaders.Prefetch:
+        """Return the batches of a loader, which a thread reads ahead (`Trainer.prefetch`)."""
+        with errors():
+            return loaders.Prefetch(loader, ahead=ahead)
 
     def close(self, wait: bool = True) -> None:
         """End the ranks; a second call does nothing.

@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +110,19 @@ def run(
 
     reports = options.node_rank == 0
     with (
+        ExitStack() as stack,
         open_log(options.log if reports else None, append=_steps_done(options) > 0) as log,
         on_board(options.tensorboard if reports else None) as board,
     ):
-        last = False
+        last, states = False, None
         rates = Rates({"samples": report.samples, "tokens": report.tokens})
 
         def take(event: dict[str, Any]) -> None:
             nonlocal last
             if event["event"] == "steps":
                 event = event | {"rates": rates.since(event)}
+                if states is not None:
+                    states.drop_before(event["first"] + len(event["losses"]) - 1)
             report.add(event)
             if on_event is not None:
                 on_event(event)
@@ -137,12 +140,16 @@ def run(
             return report
         feed = None
         if batches is not None:
-            from shardir.backend.torch.launch.feed import Feed  # it needs torch
+            from shardir.backend.torch.launch.feed import Feed, LoaderStates  # they need torch
 
-            left = options.steps - _steps_done(options)
-            feed = Feed(plan, batches.batches, left, batches.local)
+            done = _steps_done(options)
+            if batches.loader is not None and options.checkpoints is not None:
+                states = LoaderStates(batches.loader, stack.enter_context(scratch_folder()), done)
+            feed = Feed(plan, batches.batches, options.steps - done, batches.local, states)
         same = ranks_of_a_stage(plan) if ranks > 1 else 1
         with record_lines(options.trace_steps, on_trace) as variables:
+            if states is not None:
+                variables |= states.variables
             started = Ranks(plan.directory / program, ranks, options, feed, variables, same)
             started.run(take)
     return report

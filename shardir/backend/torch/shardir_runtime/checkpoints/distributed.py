@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from ..collectives.host import move_to
 from ..compat import wrapper
+from ..data.loaders import checksum_of, files_of
 from ..plan.program import PlanError, PlanFunction
 from ..run.interruption import own_group
 from ..run.process import error_kind
@@ -131,15 +132,18 @@ class Checkpoints:
                 )
         self._thread: threading.Thread | None = self._start_thread(self._allocate)
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, loader: bytes | None = None) -> None:
         """Begin to write the states after `step` steps. Return when the states may change.
+
+        Args:
+            loader: the state of this rank's loader, if it has one.
 
         Raises:
             PlanError: the checkpoint before this one could not be written.
         """
         self.finish()
         parts = self._copy_to_host()
-        self._thread = self._start_thread(self._write, step, parts)
+        self._thread = self._start_thread(self._write, step, parts, loader)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written. Raises PlanError where it could not be, and
@@ -191,12 +195,12 @@ class Checkpoints:
             torch.cuda.synchronize(self.mesh.device)
         return parts
 
-    def _write(self, step: int, parts: dict[str, Tensor]) -> None:
+    def _write(self, step: int, parts: dict[str, Tensor], loader: bytes | None) -> None:
         """Write a checkpoint. `finish` raises its error."""
         final = step_folder(self.folder, step)
         path = final.with_name(final.name + INCOMPLETE)
         try:
-            self._write_files(step, parts, path, final)
+            self._write_files(step, parts, loader, path, final)
         except (Exception, CheckpointException) as e:  # the latter is no Exception
             self._error = origin(e)
             if error_kind(self._error) == "program":  # else another rank was lost meanwhile
@@ -205,7 +209,9 @@ class Checkpoints:
             with suppress(OSError):
                 shutil.rmtree(path)
 
-    def _write_files(self, step: int, parts: dict[str, Tensor], path: Path, final: Path) -> None:
+    def _write_files(
+        self, step: int, parts: dict[str, Tensor], loader: bytes | None, path: Path, final: Path
+    ) -> None:
         rank, size, failed = self.mesh.rank, self.mesh.size, None
         if rank == 0:
             try:
@@ -218,6 +224,12 @@ class Checkpoints:
         )
         with _quiet():
             dcp.save(parts, storage_writer=writer, process_group=self._group, no_dist=size == 1)
+        try:
+            for name, content in files_of(loader, rank, self._all(checksum_of(loader))).items():
+                (path / name).write_bytes(content)
+        except OSError as e:
+            failed = e
+        self._agree(failed)
         names = sorted(os.listdir(path))
         about = torch.zeros(len(names), 2, dtype=torch.int64)
         try:
@@ -242,6 +254,14 @@ class Checkpoints:
             except OSError as e:
                 failed = e
         self._agree(failed)
+
+    def _all(self, number: int) -> list[int]:
+        """Return the numbers of all ranks."""
+        found = torch.zeros(self.mesh.size, dtype=torch.int64)
+        found[self.mesh.rank] = number
+        if self.mesh.size > 1:
+            dist.all_reduce(found, group=self._group)
+        return found.tolist()
 
     def _manifest(self, step: int, files: dict[str, dict]) -> Manifest:
         roles = {arg.key: arg.role for arg in retained_arguments(self.states.plan)}

@@ -2,6 +2,7 @@
 
     FOLDER/step-00000100/checkpoint.json
     FOLDER/step-00000100/shard-00001-model-00001-of-00001.safetensors ...
+    FOLDER/step-00000100/loader.pt             the state of a loader (data/loaders.py)
     FOLDER/step-00000200.incomplete/           being written, or left by an interrupted run
 
     {"version": 2, "function": "step", "step": 100, "seed": 0,
@@ -188,6 +189,8 @@ def arrays_in(path: Path) -> dict[str, tuple[str, DividedArray]]:
     manifest = read(path)
     parts: dict[str, list[tuple[tuple[int, ...], FileArray]]] = defaultdict(list)
     for name in manifest.files:
+        if not name.endswith(".safetensors"):  # the states of loaders
+            continue
         arrays, metadata = safetensors_in(path / name)
         try:
             offsets = json.loads(metadata[SHARDING])

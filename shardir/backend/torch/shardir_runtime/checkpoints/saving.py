@@ -1,11 +1,13 @@
 """The checkpoints of a run: where it begins, when it saves, whether it ends early."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..data.loaders import LOADER, state_file
 from ..plan.program import PlanError, PlanFunction
 from ..run.anomalies import NotFiniteError
 from ..run.events import FINISH, Events
@@ -91,11 +93,18 @@ class Checkpointing(Saving):
         return is_last or bool(every and step % every == 0)
 
     def save(self, step: int) -> None:
-        self.checkpoints.save(step)
+        self.checkpoints.save(step, self._loader(step))
         self.events.send(event="checkpoint", step=step, folder=str(self.checkpoints.folder))
         if self.signal:
             self.checkpoints.finish()
             self.events.send(event="stopped", step=step, signal=self.signal)
+
+    def _loader(self, step: int) -> bytes | None:
+        """Return the state of the launcher's loader after the batch of a step, if it has one."""
+        folder = os.environ.get(LOADER)
+        if folder is None or self.checkpoints.mesh.rank:
+            return None
+        return state_file(Path(folder), step).read_bytes()
 
     def beginnings(self) -> list[Beginning]:
         self.checkpoints.finish()
@@ -127,7 +136,7 @@ def saving(
     if options.checkpoints or options.resume:
         check_safetensors()
     first = Beginning(options.steps_done, None, states.initialize)
-    if options.resume is not None and not _is_new(options):
+    if options.resume is not None and not is_new(options):
         path = manifests.checkpoint_at(options.resume)
         first = _beginning_at(path, states, function)
         first = first._replace(step=first.restore().step)
@@ -151,8 +160,8 @@ def saving(
     saved.checkpoints.finish()
 
 
-def _is_new(options: RunOptions) -> bool:
-    """Whether a run that resumes its own checkpoints has none yet."""
+def is_new(options: RunOptions) -> bool:
+    """Return whether a run that resumes its own checkpoints has none yet."""
     folder = options.resume
     return folder is not None and folder == options.checkpoints and not manifests.complete(folder)
 

@@ -11,7 +11,8 @@ each call by an event, {"event": "answer", "value": ...}; of an evaluation after
     evaluate {"function"}, batch ..., end        {"loss": 1.2}
     step                                         {"loss": 2.3, "metrics": {"share": 0.5}}
     lr; set_lr {"rate"}                          0.1
-    save {"path", "keep"}; load {"path"}         the number of steps
+    save {"path", "keep", "loader"}              the number of steps; "loader": a file, or null
+    load {"path"}                                the number of steps
     state_dict {"path"}                          null; the tensors are in an .npz by number
     load_state_dict                              null
 
@@ -79,7 +80,9 @@ def _answer(trainer: Trainer, call: Call, file: BinaryIO) -> Any:
             trainer.lr = given["rate"]
             return trainer.lr
         case "save":
-            trainer.save(given["path"], given["keep"])
+            state = given["loader"]
+            state = Path(state).read_bytes() if state and trainer.rank == 0 else None
+            trainer.checkpoint(given["path"], given["keep"], state)
             return trainer.steps_done
         case "load":
             trainer.load(given["path"])

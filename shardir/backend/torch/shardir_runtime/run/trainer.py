@@ -24,6 +24,8 @@ from torch import Tensor
 from ..checkpoints import manifest as manifests
 from ..checkpoints.saving import check_safetensors
 from ..checkpoints.weights import weight_arguments
+from ..data import loaders
+from ..plan.axes import Axes
 from ..plan.fields import differences
 from ..plan.program import PlanError, PlanFunction, ProgramPlan, load_plan
 from .compiled import compile_functions
@@ -231,20 +233,26 @@ class Trainer:
             self._states.put(known[key], x)
 
     @_reported
-    def save(self, path: str | Path, keep: int = 0) -> Path:
+    def save(self, path: str | Path, keep: int = 0, loader: Any = None) -> Path:
         """Write a checkpoint in the form of a run's, which any mesh reads: all states, and the
         number of steps.
 
         Args:
             path: the folder of checkpoints, which all ranks see.
             keep: the number of checkpoints that stay, the last ones; 0: all.
+            loader: the loader of this rank's batches, whose `state_dict()` is stored too.
 
         Returns:
             The new folder in it, `step-00000100`, once all ranks have written it.
 
         Raises:
-            PlanError: it cannot be written, or the folder has checkpoints of later steps.
+            PlanError: it cannot be written, the folder has checkpoints of later steps, or the
+                loader has no state.
         """
+        return self.checkpoint(path, keep, None if loader is None else loaders.state_bytes(loader))
+
+    def checkpoint(self, path: str | Path, keep: int, loader: bytes | None) -> Path:
+        """Write a checkpoint with the stored state of a loader, if there is one (`save`)."""
         from ..checkpoints.distributed import Checkpoints
 
         self._check_open()
@@ -257,26 +265,53 @@ class Trainer:
             )
         checkpoints = self._checkpoints[folder]
         checkpoints.keep = keep
-        checkpoints.save(self.steps_done)
+        checkpoints.save(self.steps_done, loader)
         checkpoints.finish()
         return final
 
     @_reported
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, loader: Any = None) -> None:
         """Go on from a checkpoint, which a trainer or a run has written on any mesh.
 
         Args:
             path: the checkpoint, or a folder whose last complete one counts.
+            loader: the loader of this rank's batches, which goes on from its stored state.
 
         Raises:
-            PlanError: it is damaged, or of another program or seed.
+            PlanError: it is damaged, of another program or seed, or has no state of the loader.
         """
         from ..checkpoints.distributed import restore
 
         self._check_open()
         check_safetensors()
-        checkpoint = manifests.checkpoint_at(checked_path(path))
+        checkpoint, size = manifests.checkpoint_at(checked_path(path)), self._session.mesh.size
+        state = None if loader is None else loaders.read_state(checkpoint, loader, self.rank, size)
         self.steps_done = restore(checkpoint, self._states, self._function).step
+        if loader is not None:
+            loader.load_state_dict(state)
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this rank's part of a global batch, of `data_size` parts: the `rank` of a
+        sampler whose batches are local."""
+        return self._session.mesh.index(axes_of_rows(self._function))
+
+    @property
+    def data_size(self) -> int:
+        """The number of parts of a global batch. Ranks with an equal `data_rank` have equal
+        parts."""
+        return self._session.mesh.count(axes_of_rows(self._function))
+
+    @_reported
+    def prefetch(self, loader: Iterable[Any], ahead: int = 2) -> loaders.Prefetch:
+        """Return the batches of a loader, which a thread reads ahead of the loop that takes them.
+        On a GPU their tensors are copied there meanwhile. An error of the loader is raised in the
+        loop. The batches have the state of the loader, for `save` and `load`.
+
+        Args:
+            ahead: the number of batches that are read ahead, at least 1.
+        """
+        return loaders.Prefetch(loader, loaders.to_device(self._session.mesh.device), ahead)
 
     def close(self, wait: bool = True) -> None:
         """End the training; a second call does nothing.
@@ -318,6 +353,14 @@ def training_step(plan: ProgramPlan) -> PlanFunction:
             f"{', '.join(f.name for f in plan.functions)}"
         )
     return _without_files(steps[0])
+
+
+def axes_of_rows(f: PlanFunction) -> Axes:
+    """Return the axes that split the rows of the first input of a step."""
+    for arg in f.args:
+        if arg.role == "input" and len(arg.dims) > (arg.microbatches is not None):
+            return arg.dims[arg.microbatches is not None]
+    return ()
 
 
 def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
@@ -457,6 +500,7 @@ def bound_inputs(
             f"expected the inputs {', '.join(wanted) or 'none'} of {f.name}, got "
             f"{', '.join(got) or 'none'}"
         )
+    values = {name: loaders.as_tensor(x) for name, x in values.items()}
     for name, x in values.items():
         if not isinstance(x, Tensor):
             raise PlanError(
