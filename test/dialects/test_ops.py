@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from op_cases import CASES, EVEN, REFERENCES, Case
-from support.extent import LONG
+from support.extent import extent
 from support.harness import (
     ELEMENTS,
     FLOATS,
@@ -38,7 +38,6 @@ from support.op_laws import OPS, cells
 from support.op_layouts import (
     BY_NAME,
     Tried,
-    elementwise,
     partials,
     program_of,
     signature,
@@ -139,13 +138,11 @@ def odd_layout(draw: random.Random, shape: Shape) -> Layout:
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_sub_axes_and_explicit_sizes(op: type[TensorOp]):
-    """Twelve ranks, many of them with nothing; differentiated before it is lowered or after. What
-    elementwise ops do with a layout is equal, so each has fewer."""
+    """Twelve ranks, many of them with nothing; differentiated before it is lowered or after."""
     draw = random.Random(op.name)
     mine = [c for c in CASES if c.op is op]
     wrong = []
-    number = 4 if LONG else 1 if op in elementwise() else 2
-    for passes in draw.sample([PIPELINE, LOCAL_FIRST] * 2, number):
+    for passes in draw.sample([PIPELINE, LOCAL_FIRST] * 2, extent(1, 4)):
         case = draw.choice(mine)
         p = case.problem(case.elements[0])
         block = function(p.module, "f").body.block

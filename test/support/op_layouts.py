@@ -1,17 +1,17 @@
 """The layouts with which the laws of ops are checked: `tried(case, element)`, `partials(op)`.
 
 By default each case is tried over the 2x3 mesh with each of its factors split and no value
-redistributed, and over the 2x2 mesh with some layouts, which together split each dimension of each
-value of *kin* in each way: of the elementwise ops on values of the same ranks, of the composite ops
-of the same factors on them, or of the cases of another op on them, by their factors. Each element
-type of each op is tried. The long form (extent.py) takes each case with each element type on its
-own.
+redistributed. Over the 2x2 mesh *kin* share layouts, which together split each dimension of each
+value over no axis, over one and over both: the elementwise ops on values of the same ranks, the
+composite ops of the same factors on them, or the cases of another op on them, by their factors.
+Each op and each of its element types is tried. The long form (extent.py) takes each case with each
+element type on its own.
 """
 
 import random
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import combinations, cycle, islice, permutations, product
+from itertools import cycle, islice, permutations, product
 from math import prod
 
 from op_cases import CASES, Case
@@ -109,7 +109,7 @@ def tried(case: Case, element: str) -> list[Tried]:
 @cache
 def by_kin() -> dict[Run, list[Tried]]:
     """The layouts of each run. The rows of kin are dealt to their cases and element types in turn.
-    Each case gets its aligned ones and one on each mesh, each op one with empty shards, and each
+    Each case gets its aligned ones, each op one on each mesh and one with empty shards, and each
     element type of an op at least one."""
     dealt: dict[Run, list[Tried]] = {(str(c), e): [] for c in CASES for e in c.elements}
     for key, cases in kin().items():
@@ -117,14 +117,17 @@ def by_kin() -> dict[Run, list[Tried]]:
         runs = turn(cases, draw)
         for some in rows(*signature(cases[0], BY_NAME[cases[0]].elements[0]), draw):
             dealt[next(runs)].append((MESH, some))
-    for case in map(str, CASES):
-        element = BY_NAME[case].elements[0]
-        found = dealt[case, element]
-        found += [(WIDE_MESH, some) for some in aligned(case, element)]
-        missing = [m for m in (MESH, WIDE_MESH) if not any(m is x for x, _ in found)]
-        found += [(mesh, anything(case, element, mesh)) for mesh in missing]
     for op in {c.op: None for c in CASES}:
-        crowded = ((c, some) for c in cases_of(op) if (some := over_all(c, c.elements[0])))
+        first, *_ = cases = cases_of(op)
+        split = ((c, some) for c in cases for some in aligned(str(c), c.elements[0]))
+        for i, (case, some) in enumerate(split):
+            dealt[str(case), case.elements[i % len(case.elements)]].append((WIDE_MESH, some))
+        tried_on = [mesh for c in cases for e in c.elements for mesh, _ in dealt[str(c), e]]
+        for mesh in (MESH, WIDE_MESH):
+            if not any(mesh is m for m in tried_on):
+                some = anything(str(first), first.elements[0], mesh)
+                dealt[str(first), first.elements[0]].append((mesh, some))
+        crowded = ((c, some) for c in cases if (some := over_all(c, c.elements[0])))
         for case, some in islice(crowded, 1):
             dealt[str(case), case.elements[0]].append((WIDE_MESH, some))
     reached = {(BY_NAME[case].op, element) for (case, element), found in dealt.items() if found}
@@ -207,21 +210,11 @@ def is_elementwise(op: TensorOp) -> bool:
     )
 
 
-@cache
-def elementwise() -> set[type[TensorOp]]:
-    """The ops all of whose cases are elementwise."""
-    kinds: dict[type[TensorOp], set[str]] = {}
-    for (kind, _), cases in kin().items():
-        for case in cases:
-            kinds.setdefault(BY_NAME[case].op, set()).add(kind)
-    return {op for op, found in kinds.items() if found == {"elementwise"}}
-
-
 def rows(
     ins: Sequence[Shape], outs: Sequence[Shape], draw: random.Random
 ) -> list[tuple[Layout | None, ...]]:
-    """Layouts of values over 2x2 that split each dimension of each value in each way; results have
-    none, too."""
+    """Layouts of values over 2x2 that split each dimension of each value over each number of axes;
+    results have none, too."""
     columns: list[list[Layout | None]] = [[*splits(len(s), draw)] for s in ins]
     columns += [[None, *splits(len(s), draw)] for s in outs]
     turns = [cycle(draw.sample(c, len(c))) for c in columns]
@@ -229,19 +222,19 @@ def rows(
 
 
 def splits(rank: int, draw: random.Random) -> list[Layout]:
-    """Layouts in which each dimension is unsplit, and split over any axes in one of the orders."""
-    missing = {
-        (d, draw.choice([*permutations(axes)]))
-        for d in range(rank)
-        for n in range(len(MESH.names) + 1)
-        for axes in combinations(MESH.names, n)
-    }
+    """Layouts in which each dimension is split over each number of axes: the axes are equal."""
+    missing = {(d, n) for d in range(rank) for n in range(len(MESH.names) + 1)}
     found = [] if missing else [*layouts(rank)]
     while missing:
         some = draw.sample(layouts(rank), len(layouts(rank)))
-        found.append(max(some, key=lambda l: len(missing & {*enumerate(l.dims)})))
-        missing -= {*enumerate(found[-1].dims)}
+        found.append(max(some, key=lambda l: len(missing & splits_of(l))))
+        missing -= splits_of(found[-1])
     return found
+
+
+def splits_of(l: Layout) -> set[tuple[int, int]]:
+    """Each dimension with the number of axes that split it."""
+    return {(d, len(axes)) for d, axes in enumerate(l.dims)}
 
 
 def cases_of(op: type[TensorOp]) -> list[Case]:
@@ -260,8 +253,8 @@ def partial_rows(case: Case, draw: random.Random) -> list[tuple[Layout, ...]]:
     wanted: list[list[tuple[Axes, str]]] = [
         [((a,) if j == i else (), sums[j]) for j in range(n)] for i in range(n if n > 1 else 0)
     ]
-    over: tuple[Axes, ...] = (a,), (b, a)
-    wanted += [[(axes, s) for s in sums] for axes in over]
+    over = draw.choice([(a,), (b, a)])
+    wanted.append([(over, s) for s in sums])
     wanted.append([((b,), draw.choice(["max", "min"]))] * n)
     choices = [*ordered_subsets(MESH.names)]
     wanted.append([
