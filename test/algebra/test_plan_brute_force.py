@@ -19,7 +19,7 @@ from support.algebra.random_routes import (
     routes_of,
     time_of,
 )
-from support.extent import extent
+from support.extent import extent, sampled
 
 from shardir.algebra.bound import seconds_bound
 from shardir.algebra.cluster import Cluster, Level
@@ -179,7 +179,8 @@ def test_all_paths_at_once_are_the_plans(rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "cluster", [None, Cluster((Level("n", 4, 1e11, 1e-6), Level("p", 2, 1e9, 1e-5)))]
+    "cluster",
+    sampled([Cluster((Level("n", 4, 1e11, 1e-6), Level("p", 2, 1e9, 1e-5))), None], 1),
 )
 def test_on_three_axes_they_are_between_the_bound_and_the_named_collectives(
     cluster: Cluster | None,

@@ -71,7 +71,7 @@ def test_the_fastest_order_is_found_where_all_can_be_tried() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "microbatches", "chunks", "memory", "gap"),
-    sampled([(4, 8, 2, 4, 0.01), (4, 8, 1, 8, 1e-9), (4, 16, 2, 4, 0.01), (8, 8, 2, 8, 0.02)], 2),
+    sampled([(4, 8, 2, 4, 0.01), (4, 8, 1, 8, 1e-9), (4, 16, 2, 4, 0.01), (8, 8, 2, 8, 0.02)], 1),
 )
 def test_searched_schedules_are_near_the_bound(
     ranks: int, microbatches: int, chunks: int, memory: int, gap: float

@@ -38,6 +38,7 @@ from support.op_laws import OPS, cells
 from support.op_layouts import (
     BY_NAME,
     Tried,
+    elements,
     partials,
     program_of,
     signature,
@@ -102,7 +103,7 @@ def errors(p: Problem, given: Sequence[Tried], verify: bool = True) -> list[str]
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_one_device_and_all_ranks_are_torch(case: Case):
-    for element in case.elements:
+    for element in elements(case):
         p = case.problem(element)
         module = p.module.clone()
         if p.wrt:

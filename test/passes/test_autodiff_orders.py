@@ -45,7 +45,7 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 def test_differentiation_at_other_positions(order: str):
     """It can be run before and after propagation, and in the local view."""
-    for seed in range(1000, 1000 + extent(2, 60)):
+    for seed in range(1000, 1000 + extent(1, 60)):
         p = random_problem(seed)
         module, mesh = random_form(p, seed)
         compiled(module, (*ORDERS[order], "lower-to-spmd"))

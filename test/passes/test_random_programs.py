@@ -70,7 +70,7 @@ def is_loose(op: Operation) -> bool:
 def test_special_values_in_random_programs(part: int):
     """NaN, infinities and zeros in the arguments: laid out, a program has the results of one
     device. What those are on one device is a law of ops (test_special_values.py)."""
-    count = -(-COUNT // PARTS)
+    count = -(-COUNT // (2 * PARTS))
     first = int.from_bytes(os.urandom(4)) if "PROGRAMS" in os.environ else part * count
     for seed in range(first, first + count):
         p = random_problem(seed, 6)
@@ -99,7 +99,7 @@ def test_random_programs_in_half_precision(element: str):
     """Laid out, a program has the errors of one device: the distance of its results from those in
     double precision is at most a few times the largest that one device has for this argument and
     for others that differ from it by rounding."""
-    count = -(-COUNT // PARTS)
+    count = -(-COUNT // (2 * PARTS))
     first = int.from_bytes(os.urandom(4)) if "PROGRAMS" in os.environ else 0
     unit = EPSILON[element]
 

@@ -9,7 +9,7 @@ from support.runlines import run, run_lines
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 EVERY = [(p, line, c) for p in sorted(EXAMPLES.glob("*.ir")) for line, c in run_lines(p)]
-CASES = sampled(EVERY, 16)
+CASES = sampled(EVERY, 10)
 
 
 @pytest.mark.parametrize(

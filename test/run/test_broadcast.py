@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.extent import long_form
+from support.extent import extent, long_form
 from support.ranks.nodes import Nodes, states
 
 pytest.importorskip("torch")
@@ -55,7 +55,7 @@ if os.environ["RANK"] != "0":  # as on a machine whose arithmetic differs
 """
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", extent(["hybrid"], MODES))
 def test_values_are_those_of_rank_0(mode, tmp_path):
     """Of all data-parallel replicas, also where a parameter is split unevenly."""
     directory, dump = program(tmp_path / "program", mode), tmp_path / "dump.npz"

@@ -45,7 +45,7 @@ def test_many_rows_are_mixed():
 
 @pytest.mark.parametrize(
     ("rows", "last"),
-    sampled(product((1, 2, 10, 40, 1000, 10**12 + 39), ("wrap", "drop", "pad=mask")), 6),
+    sampled(product((1, 2, 10, 40, 1000, 10**12 + 39), ("wrap", "drop", "pad=mask")), 4),
 )
 def test_rows_are_those_of_the_reference(rows, last):
     """Of each part of a batch: a few rows, or more than are computed at a time."""

@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
+from support.extent import extent
 
 from shardir.algebra.cluster import Cluster, Level
 from shardir.algebra.mesh import Mesh
@@ -79,7 +80,7 @@ def test_no_split_is_better(name: str, ranks: int, chunks: int, limited: bool) -
     chance = random.Random(0)
     s = schedule(name, ranks, 4, chunks)
     refused = kept = 0
-    for _ in range(12):
+    for _ in range(extent(8, 12)):
         ops = chance.randint(s.stages, s.stages + 4)
         costs = random_costs(ops, chance)
         crossing = costs.crossing

@@ -2,12 +2,16 @@
 Gloo (docs/testing.md)."""
 
 import os
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 DEVICE = os.environ.get("SHARDIR_TEST_DEVICE", "cpu")
 
 
-def on_cpu(reason: str) -> pytest.MarkDecorator:
+def on_cpu(reason: str) -> "pytest.MarkDecorator":
     """Return the mark of a test of what a GPU does otherwise, for a reason."""
+    import pytest  # ranks import this module: few need pytest
+
     return pytest.mark.skipif(DEVICE != "cpu", reason=reason)

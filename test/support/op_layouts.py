@@ -4,8 +4,8 @@ By default each case is tried over the 2x3 mesh with each of its factors split a
 redistributed. Over the 2x2 mesh *kin* share layouts, which together split each dimension of each
 value over no axis, over one and over both: the elementwise ops on values of the same ranks, the
 composite ops of the same factors on them, or the cases of another op on them, by their factors.
-Each op and each of its element types is tried. The long form (extent.py) takes each case with each
-element type on its own.
+Each op is tried, and each element type of each op, or of the elementwise ones together. The long
+form (extent.py) takes each case with each element type on its own.
 """
 
 import random
@@ -103,6 +103,14 @@ def tried(case: Case, element: str) -> list[Tried]:
     return each_case(case, element) if LONG else by_kin()[str(case), element]
 
 
+def elements(case: Case) -> list[str]:
+    """The element types in which this case is tried: the first, those with layouts, and all for
+    one case of each op."""
+    first, *others = case.elements
+    every = case is cases_of(case.op)[0]
+    return [first, *(e for e in others if every or tried(case, e))]
+
+
 # ---- the default form: kin share the layouts ----
 
 
@@ -110,7 +118,7 @@ def tried(case: Case, element: str) -> list[Tried]:
 def by_kin() -> dict[Run, list[Tried]]:
     """The layouts of each run. The rows of kin are dealt to their cases and element types in turn.
     Each case gets its aligned ones, each op one on each mesh and one with empty shards, and each
-    element type of an op at least one."""
+    element type of an op, or of the elementwise ones, at least one."""
     dealt: dict[Run, list[Tried]] = {(str(c), e): [] for c in CASES for e in c.elements}
     for key, cases in kin().items():
         draw = random.Random(str(key))
@@ -130,10 +138,11 @@ def by_kin() -> dict[Run, list[Tried]]:
         crowded = ((c, some) for c in cases if (some := over_all(c, c.elements[0])))
         for case, some in islice(crowded, 1):
             dealt[str(case), case.elements[0]].append((WIDE_MESH, some))
-    reached = {(BY_NAME[case].op, element) for (case, element), found in dealt.items() if found}
+    groups = groups_of_types()
+    reached = {(groups[case], element) for (case, element), found in dealt.items() if found}
     for (case, element), found in dealt.items():
-        if (BY_NAME[case].op, element) not in reached:
-            reached.add((BY_NAME[case].op, element))
+        if (groups[case], element) not in reached:
+            reached.add((groups[case], element))
             found.append((MESH, anything(case, element, MESH)))
     return dealt
 
@@ -196,6 +205,14 @@ def kin() -> dict[tuple[str, str], list[str]]:
         ranks = [[len(s) for s in v] for v in signature(str(case), case.elements[0])]
         found.setdefault((kind, str(ranks)), []).append(str(case))
     return found
+
+
+@cache
+def groups_of_types() -> dict[str, str]:
+    """Of each case the ops that share the layouts of an element type: the elementwise ones, or the
+    case's own."""
+    kinds = {case: kind for (kind, _), cases in kin().items() for case in cases}
+    return {c: "elementwise" if kinds[c] == "elementwise" else BY_NAME[c].op.name for c in kinds}
 
 
 def is_elementwise(op: TensorOp) -> bool:

@@ -237,9 +237,9 @@ def test_frontends() -> None:
         assert code == 1 and "<stdin>:1:15: error:" in err
 
 
-@pytest.mark.parametrize("name", ["propagate-strategies", "search-strategies{memory=16GB}"])
-def test_stock_xdsl_opt(tmp_path: Path, name: str) -> None:
-    """Dialects and passes reach xDSL's own driver through the entry point."""
+def test_stock_xdsl_opt(tmp_path: Path) -> None:
+    """Dialects and passes, with their options, reach xDSL's own driver through the entry point."""
+    name = "propagate-strategies,search-strategies{memory=16GB}"
     path = tmp_path / "a.mlir"
     path.write_text(
         "dist.mesh @m <d = 2>\nfunc.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
