@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shardir.diagnostics import ShardirError as ShardirError
     from shardir.dialects.nn.custom import register_custom_op as register_custom_op
     from shardir.frontends.torch.function_optimizer import optimizer as optimizer
+    from shardir.frontends.torch.steps import Function as Function
+    from shardir.frontends.torch.steps import Step as Step
 
 PLACES = {
     "ShardirError": "shardir.diagnostics",
@@ -43,6 +45,8 @@ PLACES = {
     "to_dtensor": "shardir.backend.torch.dtensor",
     "register_custom_op": "shardir.dialects.nn.custom",
     "optimizer": "shardir.frontends.torch.function_optimizer",
+    "Step": "shardir.frontends.torch.steps",
+    "Function": "shardir.frontends.torch.steps",
 }
 __version__ = "0.1.0"
 

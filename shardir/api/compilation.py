@@ -1,6 +1,7 @@
 """Compile text, files and modules, and run what is compiled."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from shardir.api.model import CompiledModel
+    from shardir.api.steps import CompiledSteps
+    from shardir.frontends.torch.steps import Function, Step
 
 
 @overload
@@ -43,15 +46,27 @@ def compile(
 def compile(program: "torch.nn.Module", inputs: Any, **options: Any) -> "CompiledModel": ...
 
 
+@overload
+def compile(
+    program: "torch.nn.Module | Mapping[str, torch.nn.Module]", *,
+    steps: "Mapping[str, Step | Function]", **options: Any,
+) -> "CompiledSteps": ...  # fmt: skip
+
+
 def compile(program: Any, *args: Any, **options: Any) -> Any:
     """Compile a program: text, a module of the IR or of `shardir.build`, or a torch.nn.Module.
 
     `shardir.api.compiled.compile_module` has the arguments for a program of the IR,
-    `shardir.api.model.compile_model` for a module of torch. The program itself is not changed.
+    `shardir.api.model.compile_model` for a module of torch, `shardir.api.steps.compile_steps` for
+    one with several `steps`. The program itself is not changed.
 
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.
     """
+    if "steps" in options:
+        from shardir.api.steps import compile_steps
+
+        return compile_steps(program, *args, **options)
     if isinstance(program, Module):
         program = program.module
     if isinstance(program, str | ModuleOp):

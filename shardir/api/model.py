@@ -26,17 +26,16 @@ from shardir.api.batches import (
     stateful_loader,
 )
 from shardir.api.checks import ModuleCheck, compare
-from shardir.api.compiled import Compiled, compile_module
+from shardir.api.compiled import compile_module
 from shardir.api.devices import SEARCH, MeshForm, devices_of
-from shardir.api.summary import Summary
+from shardir.api.model_program import ModelProgram
 from shardir.api.training_state import TrainingState
 from shardir.backend.runs import Batches, Options, Report, with_options
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_arguments, check_call, describe, did_you_mean
-from shardir.dialects.nn.base import Array
-from shardir.dialects.train import InitAttr, Role, arguments, is_of_replica
-from shardir.frontends.torch import optimizer_states, optimizers, rules, weight_files, weights
-from shardir.frontends.torch.capture import UNTRAINED, LossFunction, capture, evaluating
+from shardir.dialects.train import StateKeys, is_of_replica
+from shardir.frontends.torch import optimizer_states, optimizers, weights
+from shardir.frontends.torch.capture import LossFunction, capture, evaluating
 from shardir.frontends.torch.eager import Eager
 from shardir.frontends.torch.importer import (
     EVALUATION,
@@ -47,7 +46,7 @@ from shardir.frontends.torch.importer import (
     import_model,
 )
 from shardir.frontends.torch.outputs import Outputs
-from shardir.rewriting.functions import bodies
+from shardir.frontends.torch.steps import AddedStep, StepOptions, add_step
 from shardir.syntax.files import copy_file, scratch_folder
 
 DATA, WEIGHTS = "data.npz", "weights.npz"
@@ -61,12 +60,10 @@ OF_EXPORT = {
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CompiledModel(Compiled):
-    """A compiled module of torch. Its `repr` has its mesh, plan, estimated time and memory."""
+class CompiledModel(ModelProgram):
+    """A compiled module of torch, for inference or with one training step."""
 
     imported: Imported
-    state: TrainingState
-    """The values with which the next run begins."""
     outputs: Outputs | None = None
     """The form of the module's outputs, for inference only."""
     optimizer: optimizer_states.TorchForm | None = None
@@ -77,24 +74,12 @@ class CompiledModel(Compiled):
     """The example inputs, in a pair with the labels if there are any."""
 
     @property
-    def values(self) -> Mapping[str, torch.Tensor]:
-        """The current values of parameters and buffers, by their names in the module."""
-        return self.state.values
+    def model(self) -> torch.nn.Module:
+        return self.imported.model
 
     @property
-    def title(self) -> str:
-        return type(self.imported.model).__name__
-
-    def summary(self) -> Summary:
-        found = super().summary()
-        steps = self.steps_done
-        trained = [("trained", f"{steps} step{'s' * (steps != 1)}")] if steps else []
-        return replace(found, rows=[*found.rows, *trained])
-
-    @property
-    def steps_done(self) -> int:
-        """The number of steps of all runs since the compilation or the last reset."""
-        return self.state.steps
+    def step_keys(self) -> list[StateKeys]:
+        return [StateKeys(STEP)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a program for inference, and return the outputs in the module's form. Buffers keep
@@ -143,9 +128,7 @@ class CompiledModel(Compiled):
             else:
                 arrays = [arrays_of(self.imported, i, x) for i, x in enumerate(batches)]
             weights.save(folder / DATA, rows_of(self.imported, arrays))
-            names = self._canonical_names().items()
-            aliases = {name: known for name, known in names if name != known}
-            states = self.state.states
+            states, aliases = self.state.states, self._aliases()
             return self._write(directory, folder, states, per_rank, straight_line, aliases)
 
     @with_options
@@ -212,33 +195,6 @@ class CompiledModel(Compiled):
         """
         return compare(self, [self.example] if batches is None else list(batches), steps)
 
-    def reset(self) -> None:
-        """Reset the program to step 0, and to the values and optimizer states at the
-        compilation."""
-        self.state.reset()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the current values of parameters and buffers for the module's
-        `load_state_dict`."""
-        return {name: self.values[known] for name, known in self._canonical_names().items()}
-
-    @check_arguments("load_state_dict")
-    def load_state_dict(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Replace the values of parameters and buffers. The states of the optimizer and the number
-        of steps stay, as in torch.
-
-        Args:
-            states: the values by name, in the form of the module's `state_dict()`.
-
-        Raises:
-            ShardirError: names are missing or unknown, or shapes differ; no value is changed.
-        """
-        known = self._canonical_names()
-        weights.check(states, {name: self.values[k] for name, k in known.items()}, known)
-        values = {known[name]: x.detach().to("cpu", self.values[known[name]].dtype, copy=True)
-                  for name, x in states.items()}  # fmt: skip
-        self.state.replace(values, self._copies())
-
     @check_arguments("optimizer_state_dict")
     def optimizer_state_dict(self) -> dict[str, Any]:
         """Return the current states of the optimizer for its `load_state_dict`, with the learning
@@ -257,91 +213,6 @@ class CompiledModel(Compiled):
                 "expected a program without sync=..., whose replicas have states of their own"
             )
         return self.optimizer.state_dict(self.state.states, self.steps_done)
-
-    @check_arguments("load_weights")
-    def load_weights(self, path: str | Path) -> None:
-        """Load the values of parameters and buffers from a file.
-
-        Args:
-            path: a `.safetensors` file, the index of several (`.safetensors.index.json`), a file of
-                torch.save, a folder with one of these, or a checkpoint of a run.
-
-        Raises:
-            ShardirError: see `load_state_dict`; or the file can't be read.
-        """
-        values = weight_files.read(path)
-        if weight_files.is_checkpoint(path):  # it has the states of the optimizer too
-            values = {name: x for name, x in values.items() if name in self._canonical_names()}
-        self.load_state_dict(values)
-
-    @check_arguments("save_weights")
-    def save_weights(self, path: str | Path, max_shard_size: str | int | None = None) -> None:
-        """Write `state_dict` to a file, or to several files with an index, in the format of
-        transformers.
-
-        Args:
-            path: a `.safetensors` file, an index `.safetensors.index.json`, a file for
-                torch.save, or a folder, without a suffix, for `model.safetensors`.
-            max_shard_size: the maximum bytes of tensors in a file, such as `5GB`. Beyond it there
-                are several `.safetensors` files and an index. The default is 5GB for an index,
-                else unlimited.
-
-        Raises:
-            ShardirError: the files can't be written; existing files are unchanged.
-        """
-        weight_files.write(path, self.state_dict(), max_shard_size)
-
-    def _copies(self) -> list[str]:
-        """Return the keys of states that begin as copies of other states, such as those of
-        replicas."""
-        roles = (a for f, _ in bodies(self.module) for a in arguments(f))
-        return [a.key for a in roles if a.key and isinstance(a.init, InitAttr)
-                and a.init.kind == "copy"]  # fmt: skip
-
-    def _canonical_names(self) -> dict[str, str]:
-        """Map each name of the module's state_dict to the name in `values`: tied tensors share
-        one."""
-        model = self.imported.model
-        tensors = dict(_named_tensors(model))
-        names = {id(tensors[name]): name for name in self.values if name in tensors}
-        return {name: names[id(x)] for name in model.state_dict()
-                if (x := tensors.get(name)) is not None and id(x) in names}  # fmt: skip
-
-
-def _named_tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Yield parameters and buffers with all their names."""
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
-
-
-def _trained_parameters(imported: Imported) -> dict[int, str]:
-    """Return the imported names of trained parameters, by the id of the parameter.
-
-    Raises:
-        ShardirError: no parameter is trained.
-    """
-    tensors = dict(_named_tensors(imported.model))
-    names = {
-        id(tensors[a.key]): a.key for a in arguments(imported.function.func)
-        if a.role is Role.PARAMETER and a.key is not None
-    }  # fmt: skip
-    if not names:
-        raise ShardirError(UNTRAINED)
-    return names
-
-
-def _check_trained(imported: Imported, optimizer: Any) -> None:
-    """Raise ShardirError if an optimizer of torch lacks trained parameters."""
-    if isinstance(optimizer, str):
-        return
-    held = {id(p) for g in optimizer.param_groups for p in g["params"]}
-    left = [name for key, name in _trained_parameters(imported).items() if key not in held]
-    if left:
-        raise ShardirError(
-            f"expected an optimizer of all parameters that require gradients, got one without "
-            f"{', '.join(left[:3])}{', ...' if len(left) > 3 else ''}; add them, or freeze them: "
-            "requires_grad_(False)"
-        )
 
 
 @check_arguments("compile")
@@ -363,6 +234,7 @@ def compile_model(
     clip: str | None = None,
     loss_scale: str | None = None,
     metrics: str | None = None,
+    ema: float | None = None,
     sync: str | None = None,
     stages: str | None = None,
     derived: Collection[str] = (),
@@ -397,6 +269,7 @@ def compile_model(
         clip: `norm, max = 1.0`.
         loss_scale: `static, factor = 1024.0`.
         metrics: `gradient_norm, learning_rate`.
+        ema: the decay of a moving average of each parameter, 0.999: `state_dict(ema=True)`.
         sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`. The mesh is the mesh of
             one replica, by default one device.
         stages: `1f1b, ranks = 4`; with train=False only the forward parts run. The mesh is the mesh
@@ -428,14 +301,15 @@ def compile_model(
     for_training = {"trace": trace or None, "loss": loss, "optimizer": optimizer,
                     "scheduler": scheduler, "scheduler_steps": scheduler_steps,
                     "derived": derived or None, "clip": clip, "loss_scale": loss_scale,
-                    "metrics": metrics, "sync": sync, "evaluate": evaluate or None}  # fmt: skip
+                    "metrics": metrics, "ema": ema, "sync": sync,
+                    "evaluate": evaluate or None}  # fmt: skip
     for name, value in for_training.items():
         if not train and value is not None:
             raise ShardirError(
                 f"expected no {name} with train=False, got {describe(value)}; drop {name}=..."
             )
     optimizer = optimizers.make(optimizer, [p for p in model.parameters() if p.requires_grad])
-    read: optimizers.ImportedOptimizer | None = None
+    step: AddedStep | None = None
     target = devices_of(mesh, cluster, devices, options | {"stages": stages, "sync": sync})
     captured = capture(model, inputs, labels, loss, train, keywords, derived, trace)
     stages = None if stages == SEARCH else stages
@@ -448,31 +322,26 @@ def compile_model(
     if in_parts:
         module.forward(FUNCTION, MODEL, accumulate=accumulate, pipeline=stages)
     elif train:
-        trained = _trained_parameters(imported)
-        names = {id(p): n for n, p in model.named_parameters()} | trained
-        read = optimizers.read(optimizer, names, scheduler, scheduler_steps, trained)
-        _check_trained(imported, optimizer)
-        by_rule = rules.add_rules(module, optimizer, trained) if read.by_rules else {}
-        imported.own_numbers(read.lr_scales, read.weight_decays, read.rates, by_rule)
         if evaluate:
             with evaluating(model):
                 beside = capture(model, inputs, labels, loss, True, keywords, derived)
             function = import_model(beside, module, EVALUATION, train=False, private=False)
             values = {**function.values, **values}
-        module.step(STEP, FUNCTION, read.text, accumulate=accumulate, clip=clip,
-                    loss_scale=loss_scale, metrics=metrics, sync=sync,
-                    pipeline=stages)  # fmt: skip
+        options_of_step = StepOptions(
+            optimizer=optimizer, scheduler=scheduler, scheduler_steps=scheduler_steps,
+            accumulate=accumulate, clip=clip, loss_scale=loss_scale, metrics=metrics, ema=ema,
+        )  # fmt: skip
+        step = add_step(
+            module, captured, imported, optimizer, options_of_step, StateKeys(STEP), sync=sync,
+            pipeline=stages,
+        )  # fmt: skip
     compiled = compile_module(module.module, **target.options)
     outputs = None if train else Outputs.of(captured.program)
-    states, form = dict[str, Array](), None
-    if read is not None and isinstance(optimizer, torch.optim.Optimizer):
-        trained = _trained_parameters(imported)
-        states = optimizer_states.read_states(optimizer, trained, compiled.module, read.count)
-        form = optimizer_states.TorchForm.of(optimizer, scheduler, trained)
     schedule = None if scheduler is None else deepcopy(scheduler.state_dict())
     program = CompiledModel(
-        **vars(compiled), imported=imported, state=TrainingState(values, states),
-        outputs=outputs, optimizer=form,
+        **vars(compiled), imported=imported,
+        state=TrainingState(values, {} if step is None else step.states(compiled.module)),
+        outputs=outputs, optimizer=None if step is None else step.form(),
         eager=Eager(captured, loss, keywords or {}, optimizer, scheduler, schedule, clip,
                     {path: m.training for path, m in model.named_modules()}),
         example=inputs if labels is None else (inputs, labels),

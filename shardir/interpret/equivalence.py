@@ -323,7 +323,7 @@ def _gradients(
     for i, a in enumerate(args):
         if a.role is not Role.PARAMETER:
             continue
-        w, state = values[i], request.key_of_parameter_state(a.key or "", moment or "")
+        w, state = values[i], request.keys.of_parameter(a.key or "", moment or "")
         decay = a.weight_decay(numbers["weight_decay"])
         if moment is None:
             rate = numbers["lr"] * a.lr_scale

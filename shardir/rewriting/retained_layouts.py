@@ -9,6 +9,7 @@ redistributed at each of them.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from xdsl.dialects.builtin import TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
@@ -108,6 +109,7 @@ class _RetainedLayouts:
         for a, v in _retained(f):
             layout = self.layouts.get(a.key)
             if layout is not None and sharding_of(v) is None:
+                assert isinstance(v.type, TensorType)
                 set_type(v, with_layout(v.type, layout))
         update_signature(f)
 

@@ -24,7 +24,7 @@ def measured_steps() -> tuple[list[float], list[float]]:
     """Return the seconds of a step of a run, and of the loop, in each round."""
     found: tuple[list[float], list[float]] = [], []
     with shardir.start(directory) as trainer:
-        session, function = trainer._session, trainer._function
+        session, function = trainer._session, trainer.first
         shards = trainer._inputs(function, (x, labels), {}, False)
 
         def of_run() -> None:

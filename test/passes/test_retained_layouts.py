@@ -1,8 +1,10 @@
 """Functions over the same parameters: one layout of each."""
 
 from itertools import product
+from typing import Any
 
 import pytest
+from xdsl.dialects.builtin import TensorType
 
 from shardir import compile
 from shardir.dialects.dist import LocalAttr
@@ -39,13 +41,13 @@ train.step @two of @loss_v <adam, lr = 0.01>
 """
 
 
-def layouts_of(text: str, **options: str) -> dict[str, dict[str, str]]:
+def layouts_of(text: str, **options: Any) -> dict[str, dict[str, str]]:
     """The layouts of each weight in the functions of a program."""
     program, found = compile(text, **options), dict[str, dict[str, str]]()
     for f, block in bodies(program.module):
         for a, v in zip(arguments(f), block.args, strict=True):
             if a.key in ("w", "v"):
-                assert isinstance(v.type.encoding, LocalAttr)
+                assert isinstance(v.type, TensorType) and isinstance(v.type.encoding, LocalAttr)
                 found.setdefault(a.key, {})[f.sym_name.data] = str(v.type.encoding)
     return found
 

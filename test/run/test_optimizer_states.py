@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 
 import shardir
 from shardir.diagnostics import ShardirError
+from shardir.dialects.train import StateKeys
 from shardir.frontends.torch.optimizer_states import TorchForm
 
 G = torch.Generator().manual_seed(5)
@@ -148,6 +149,6 @@ def test_states_that_a_program_lacks_are_named() -> None:
 def test_a_rate_that_a_loop_has_set_keeps_the_ratios_of_groups() -> None:
     rates = [torch.tensor(0.0), torch.tensor(0.25), torch.tensor(0.5)]
     groups = [{"params": [torch.zeros(2)], "lr": rate} for rate in rates]
-    form = TorchForm.of(torch.optim.SGD(groups), None, {})
+    form = TorchForm.of(torch.optim.SGD(groups), None, StateKeys("step"), {})
     found = form.state_dict({"step.lr": np.asarray(0.75)}, 1)["param_groups"]
     assert [float(g["lr"]) for g in found] == [0.0, 0.75, 1.5]

@@ -167,7 +167,7 @@ X = TOKENS[0]
         (lambda t: t.step(X, token=X), "targets of step, got 1 in order, token"),
         (lambda t: t.step(X, 3), "expected a tensor as targets, got int; use torch.as_tensor"),
         (lambda t: t.evaluate([]), "expected batches to evaluate evaluate, got none"),
-        (lambda t: t.evaluate([X], "valid"), "expected a function of evaluate, got valid"),
+        (lambda t: t.evaluate([X], "valid"), "expected a function of evaluate, got 'valid'"),
         (lambda t: t.lr, "expected a program whose learning rate is data, got one with a constant"),
         (_set_rate, "compile with lr=torch.tensor(0.001) in the optimizer"),
         (lambda t: t.evaluate(X), "expected an iterable of batches to evaluate evaluate, got Tens"),
@@ -200,7 +200,7 @@ def test_wrong_starts(tied: Any, tmp_path: Path) -> None:
         shardir.start(Tied())
     with pytest.raises(ShardirError, match=r"expected 2 ranks, .* got 1; start this script by `to"):
         shardir.compile("dist.mesh @m <dp = 2>\n" + ONE, "train").start()
-    with pytest.raises(ShardirError, match="expected a program with one training step, got 0 amo"):
+    with pytest.raises(ShardirError, match="expected a program with a training step, got none am"):
         shardir.compile(ONE, "train").start()
     assert tied.start(seed=3).save(tmp_path) == tmp_path / "step-00000000"
     with pytest.raises(ShardirError, match="expected --seed 3, with which it was made, got 0"):

@@ -71,11 +71,13 @@ from shardir.dialects.train.options import (
 )
 from shardir.dialects.train.repeats import EndRepeatOp, ItemOp, ItemsOp, RepeatOp
 from shardir.dialects.train.requests import (
+    EMA,
     BackwardOp,
     ForwardOp,
     GradientOp,
     Mark,
     Request,
+    StateKeys,
     StepOp,
     UpdateOp,
 )
@@ -86,6 +88,7 @@ from shardir.dialects.train.roles import (
     RULE,
     SCALAR,
     STATE_LAYOUT,
+    STATES,
     WEIGHS,
     WEIGHT_DECAY,
     Argument,
@@ -189,6 +192,7 @@ Train = Dialect(
 __all__ = [
     "ATTRS",
     "ELEMENTWISE",
+    "EMA",
     "EVERY",
     "LOOP",
     "LR_SCALE",
@@ -207,6 +211,7 @@ __all__ = [
     "SHARED_SCALAR",
     "STAGE",
     "STAGE_AXIS",
+    "STATES",
     "STATE_LAYOUT",
     "SYNC",
     "UPDATES",
@@ -271,6 +276,7 @@ __all__ = [
     "StageMessage",
     "StageOrder",
     "StageRun",
+    "StateKeys",
     "StepOp",
     "StepRuns",
     "StepScalars",

@@ -2,7 +2,7 @@
 the parts of the resulting functions."""
 
 from abc import ABC
-from typing import Any
+from typing import Any, NamedTuple
 
 from xdsl.dialects.builtin import (
     AnyFloat,
@@ -51,6 +51,29 @@ from shardir.dialects.train.rules import check_rule
 from shardir.dialects.train.stages import PipelineAttr
 from shardir.dialects.train.synchronization import SyncAttr
 
+EMA = "ema"
+"""The name of the moving average of a parameter among its states."""
+
+
+class StateKeys(NamedTuple):
+    """The keys of the states of an optimizer.
+
+    Args:
+        step: the name of the step.
+        own: the name of the states, `states "adam"`, if they have one.
+    """
+
+    step: str
+    own: str | None = None
+
+    def of_parameter(self, parameter: str, state: str) -> str:
+        """Return the key of a state of a parameter: `w.exp_avg` or `w.adam.exp_avg`."""
+        return f"{parameter}.{state}" if self.own is None else f"{parameter}.{self.own}.{state}"
+
+    def of_step(self, state: str) -> str:
+        """Return the key of a state of all parameters: `step.count` or `adam.count`."""
+        return f"{self.own or self.step}.{state}"
+
 
 class _OfFunction(IRDLOperation, ABC):
     sym_name = prop_def(SymbolNameConstraint())
@@ -90,15 +113,10 @@ class StepOp(_OfFunction):
         "(`states` $states^)? (`sync` $sync^)? (`pipeline` $pipeline^)? attr-dict"
     )
 
-    def key_of_parameter_state(self, parameter: str, state: str) -> str:
-        """The key of a state that the step has of a parameter: `w.exp_avg`, or `w.critic.exp_avg`
-        with `states "critic"`."""
-        own = "" if self.states is None else f"{self.states.data}."
-        return f"{parameter}.{own}{state}"
-
-    def key_of_state(self, state: str) -> str:
-        """The key of a state that the step has once: `step.count`."""
-        return f"{(self.states or self.sym_name).data}.{state}"
+    @property
+    def keys(self) -> StateKeys:
+        """The keys of the states of its optimizer."""
+        return StateKeys(self.sym_name.data, None if self.states is None else self.states.data)
 
     @property
     def microbatches(self) -> int:

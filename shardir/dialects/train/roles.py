@@ -48,6 +48,9 @@ from shardir.dialects.dist import LayoutAttr, with_layout
 from shardir.dialects.signatures import SignatureMemo
 
 STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches"
+STATES = "train.states"
+"""On a step: the name of its optimizer's states."""
+
 GRADIENT, METRIC = "train.gradient", "train.metric"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
 OWN_LR = "train.lr"

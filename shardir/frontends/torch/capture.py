@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -107,9 +108,11 @@ class _WithLoss(torch.nn.Module):
     def __init__(
         self, model: torch.nn.Module, loss: LossFunction | None, train: bool,
         noted: Callable[[list[str]], object], remarked: Callable[[str], object],
+        function: Callable[..., Any] | None = None,
     ):  # fmt: skip
         super().__init__()
         self.model = model
+        self._function = function
         self._loss, self._train, self._noted, self._remarked = loss, train, noted, remarked
         self.histories = Histories(train)
 
@@ -119,7 +122,10 @@ class _WithLoss(torch.nn.Module):
             return tree_map(retained, self._results(args, kwargs, labels))
 
     def _results(self, args: Any, kwargs: Any, labels: Any) -> Any:
-        outputs = self.model(*args, **kwargs)
+        if self._function is None:
+            outputs = self.model(*args, **kwargs)
+        else:
+            outputs = self._function(self.model, *args, **kwargs)
         if not self._train:
             return tree_map(self._exported, outputs)
         outputs_or_loss = outputs if self._loss is None else self._loss(outputs, *labels)
@@ -190,8 +196,9 @@ def capture(
     keywords: Mapping[str, Any] | None = None,
     derived: Collection[str] = (),
     trace: bool = False,
+    function: Callable[..., Any] | None = None,
 ) -> Capture:
-    """Export a module.
+    """Export a module, or a function of it.
 
     A module on the meta device takes inputs of any device. Dropout and batch norms train according
     to the module's own `training`.
@@ -202,16 +209,19 @@ def capture(
         labels: example labels of the loss.
         derived: names of autograd functions whose gradients are derived from their forward part.
         trace: whether the backward part is traced too, instead of an export.
+        function: what is called in place of the module, with the module as its first argument.
 
     Raises:
         ShardirError: torch.export refuses the module, or there is no loss.
     """
     args, kwargs, label_args = _arguments(inputs, labels)
     kwargs |= keywords or {}
-    check_call(model.forward, f"{type(model).__name__}.forward", args, kwargs)
+    call = model.forward if function is None else partial(function, model)
+    name = f"{type(model).__name__}.forward" if function is None else name_of(function)
+    check_call(call, name, args, kwargs)
     if loss is not None:
         _check_loss(loss, label_args)
-    leaves = _named(model, args, kwargs, label_args)
+    leaves = _named(call, args, kwargs, label_args)
     named = [(name, x) for name, x in leaves if isinstance(x, torch.Tensor)]
     constants = {name: x for name, x in leaves if not isinstance(x, torch.Tensor)}
     args, kwargs, label_args = _distinct((args, kwargs, label_args))
@@ -223,7 +233,7 @@ def capture(
     def noted(names: list[str]) -> None:
         metrics[:] = names
 
-    wrapper = _WithLoss(model, loss, train, noted, notes.setdefault)
+    wrapper = _WithLoss(model, loss, train, noted, notes.setdefault, function)
     wrapper.training = model.training  # parts of the module may have another mode: a frozen norm
     try:
         with (
@@ -347,9 +357,8 @@ def _check_loss(loss: Any, labels: tuple[Any, ...]) -> None:
         raise ShardirError(
             f"expected a loss function, got {describe(loss)}; make one: {loss.__name__}()"
         )
-    name = getattr(loss, "__name__", type(loss).__name__)
     try:
-        check_call(loss, name, (None, *labels), {})
+        check_call(loss, name_of(loss), (None, *labels), {})
     except ShardirError as e:
         raise ShardirError(
             f"the loss, of the outputs and {len(labels)} labels: {e}; pass labels=..., one for "
@@ -388,7 +397,7 @@ def _trace(wrapper: torch.nn.Module, arguments: tuple[Any, ...]) -> TracedProgra
 def flat_inputs(model: torch.nn.Module, inputs: Any, labels: Any = None) -> list[tuple[str, Any]]:
     """Return the leaves of a module's arguments and labels, with their names, in the order of the
     graph's inputs. Raises ShardirError."""
-    return _named(model, *_arguments(inputs, labels))
+    return _named(model.forward, *_arguments(inputs, labels))
 
 
 def _arguments(inputs: Any, labels: Any) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
@@ -403,13 +412,19 @@ def _arguments(inputs: Any, labels: Any) -> tuple[tuple[Any, ...], dict[str, Any
     raise ShardirError(f"expected inputs: a tensor, a tuple or a dict, got {describe(inputs)}")
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function for messages."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
 def _named(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], labels: tuple[Any, ...]
-) -> list[tuple[str, Any]]:
-    """Return the leaves of the inputs with their names: names of `forward`'s arguments, and
-    `labels`."""
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    labels: tuple[Any, ...],
+) -> list[tuple[str, Any]]:  # fmt: skip
+    """Return the leaves of the inputs with their names: names of the arguments of what is called,
+    and `labels`."""
     names = [
-        p.name for p in inspect.signature(model.forward).parameters.values()
+        p.name for p in inspect.signature(call).parameters.values()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]  # fmt: skip
     named_leaves: list[tuple[str, Any]] = []

@@ -103,9 +103,9 @@ class Importer:
 
     def __init__(
         self, capture: Capture, module: Module, name: str, train: bool, private: bool,
-        rule: str | None = None,
+        rule: str | None = None, arrays: str = "",
     ):  # fmt: skip
-        self.capture, self.train = capture, train
+        self.capture, self.train, self.arrays = capture, train, arrays
         self.function = module.function(name, private=private, rule=rule)
         self.known: dict[Any, Any] = {}
         """The results of each node: a value, several values, a number, or None."""
@@ -139,7 +139,7 @@ class Importer:
                     self.known[node] = node.meta.get("val")
                     continue
                 name, example = next(inputs)
-                init = f'batches, path = "data.npz", array = "{name}"'
+                init = f'batches, path = "data.npz", array = "{self.arrays}{name}"'
                 value = self.function.input(
                     name, example.shape, dtype_name(example.dtype), init=init
                 )
@@ -368,13 +368,16 @@ def _ops_from(op: Operation | None) -> Iterator[Operation]:
 
 def import_model(
     capture: Capture, module: Module, name: str = FUNCTION, train: bool = True,
-    private: bool = True,
+    private: bool = True, arrays: str = "",
 ) -> Imported:  # fmt: skip
-    """Import an exported module as a function. It is `private` if further functions are made from
-    it.
+    """Import an exported module as a function.
+
+    Args:
+        private: whether further functions are made from it.
+        arrays: the beginning of the names of its inputs' arrays in the file of data.
 
     Raises:
         ShardirError: an op can't be imported.
     """
     with no_gc():
-        return Importer(capture, module, name, train, private).run()
+        return Importer(capture, module, name, train, private, arrays=arrays).run()

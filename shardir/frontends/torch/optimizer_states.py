@@ -17,7 +17,7 @@ from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, several
 from shardir.dialects.dist import MeshOp, global_shape
 from shardir.dialects.nn.base import Array
-from shardir.dialects.train import arguments, key_of_replica, replicas_of
+from shardir.dialects.train import EMA, StateKeys, arguments, key_of_replica, replicas_of
 from shardir.frontends.torch.schedules import after, copy_of
 from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.functions import bodies
@@ -25,11 +25,11 @@ from shardir.rewriting.functions import bodies
 STEP = "step"
 """The name of a program's step, and of torch's number of steps."""
 
-SHARED = {STEP: f"{STEP}.count", "mu_product": f"{STEP}.mu_product"}
-"""The keys of the states that torch has of each parameter, and a program once."""
+SHARED = {STEP: "count", "mu_product": "mu_product"}
+"""The names of the states that torch has of each parameter, and a program once."""
 
-RATE = f"{STEP}.lr"
-"""The key of the learning rate, if it is a state."""
+RATE = "lr"
+"""The name of the learning rate, if it is a state."""
 
 RENAMED: dict[tuple[type[Any], str], str] = {(torch.optim.SGD, "momentum_buffer"): "momentum"}
 """The names of states that a program calls otherwise."""
@@ -59,11 +59,13 @@ def steps_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> int:
 
 
 def read_states(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str], module: ModuleOp, count: int
-) -> dict[str, Array]:
+    optimizer: torch.optim.Optimizer, keys: StateKeys, names: Mapping[int, str], module: ModuleOp,
+    count: int,
+) -> dict[str, Array]:  # fmt: skip
     """Return the states of an optimizer as values of a program's states, by key.
 
     Args:
+        keys: the keys of the states of its step.
         names: the names of trained parameters, by id.
         module: the program, after its passes.
         count: the value of its number of steps, if it has one.
@@ -72,12 +74,13 @@ def read_states(
         ShardirError: the program lacks a state, or it has another shape.
     """
     values_by_key: dict[str, Any] = {}
-    shared = {kind: key for kind, key in SHARED.items() if key in _types(module)}
+    types = _types(module)
+    shared = {kind: key for kind, name in SHARED.items() if (key := keys.of_step(name)) in types}
     for p, name in _parameters(optimizer, names):
         for kind, value in optimizer.state.get(p, {}).items():
             if value is None or kind == STEP:
                 continue
-            key = shared.get(kind) or f"{name}.{name_of_state(optimizer, kind)}"
+            key = shared.get(kind) or keys.of_parameter(name, name_of_state(optimizer, kind))
             value = array_of(torch.as_tensor(value))
             if key in values_by_key and kind in shared and (values_by_key[key] != value).any():
                 raise ShardirError(
@@ -85,21 +88,20 @@ def read_states(
                     f"({name})"
                 )
             values_by_key[key] = value
-    if count:
-        values_by_key[SHARED[STEP]] = np.asarray(count, np.int64)
-    return dict(_fitted(values_by_key, module))
+    if count and STEP in shared:  # else nothing of the program reads it
+        values_by_key[shared[STEP]] = np.asarray(count, np.int64)
+    return dict(_fitted(values_by_key, types))
 
 
-def _fitted(states: Mapping[str, Array], module: ModuleOp) -> Iterator[tuple[str, Array]]:
+def _fitted(
+    states: Mapping[str, Array], types: Mapping[str, tuple[Shape, int | None]]
+) -> Iterator[tuple[str, Array]]:
     """Yield values of states in the program's shapes; each replica begins with the same one."""
-    types = _types(module)
     if missing := [k for k in states if not {k, key_of_replica(k)} & types.keys()]:
-        missing = [k for k in missing if k != SHARED[STEP]]  # nothing of the program reads it
-        if missing:
-            raise ShardirError(
-                f"expected an optimizer with the states of the program's, got {several(missing)} "
-                "too; use one without them: load_state_dict of its parameters' states alone"
-            )
+        raise ShardirError(
+            f"expected an optimizer with the states of the program's, got {several(missing)} "
+            "too; use one without them: load_state_dict of its parameters' states alone"
+        )
     for key, value in states.items():
         own = key if key in types else key_of_replica(key)
         if own not in types:
@@ -134,6 +136,7 @@ class TorchForm:
         dtypes: the dtypes of its parameters.
         count: the number of its completed steps.
         scheduler: a copy of its scheduler, if it has one.
+        keys: the keys of the states of its step.
     """
 
     kind: type[torch.optim.Optimizer]
@@ -142,16 +145,18 @@ class TorchForm:
     dtypes: list[torch.dtype]
     count: int
     scheduler: Any
+    keys: StateKeys
 
     @classmethod
     def of(
-        cls, optimizer: torch.optim.Optimizer, scheduler: Any, names: Mapping[int, str]
-    ) -> "TorchForm":
+        cls, optimizer: torch.optim.Optimizer, scheduler: Any, keys: StateKeys,
+        names: Mapping[int, str],
+    ) -> "TorchForm":  # fmt: skip
         held = [p for group in optimizer.param_groups for p in group["params"]]
         return cls(
             type(optimizer), deepcopy(optimizer.state_dict()["param_groups"]),
             [names.get(id(p)) for p in held], [p.dtype for p in held], steps_of(optimizer, names),
-            None if scheduler is None else copy_of(scheduler),
+            None if scheduler is None else copy_of(scheduler), keys,
         )  # fmt: skip
 
     def state_dict(self, states: Mapping[str, Array], steps: int) -> dict[str, Any]:
@@ -168,11 +173,11 @@ class TorchForm:
                 state_of_parameter["param_groups"], after(self.scheduler, steps), strict=True
             ):
                 group["lr"] = now
-        elif RATE in states:
+        elif (rate_key := self.keys.of_step(RATE)) in states:
             first = next((rate for g in self.groups if (rate := float(g["lr"]))), 1.0)
             for group in state_of_parameter["param_groups"]:
-                group["lr"] = group["lr"] * (float(states[RATE]) / first)
-        count = int(states.get(SHARED[STEP], self.count + steps))
+                group["lr"] = group["lr"] * (float(states[rate_key]) / first)
+        count = int(states.get(self.keys.of_step(SHARED[STEP]), self.count + steps))
         if states or count:
             state_of_parameter["state"] = {i: self._state(name, dtype, states, count)
                              for i, (name, dtype) in enumerate(zip(self.names, self.dtypes,
@@ -185,13 +190,15 @@ class TorchForm:
     ) -> dict[str, torch.Tensor]:
         """The state of one parameter."""
         theirs = {ours: kind for (of, kind), ours in RENAMED.items() if of is self.kind}
-        own = {kind: torch.tensor(float(states[key])) for kind, key in SHARED.items()
-               if kind != STEP and key in states}  # fmt: skip
+        own = {
+            kind: torch.tensor(float(states[key])) for kind, shared in SHARED.items()
+            if kind != STEP and (key := self.keys.of_step(shared)) in states
+        }  # fmt: skip
         if self.kind is not torch.optim.SGD:
             own[STEP] = torch.tensor(float(count))
         for key, value in states.items():
-            kind = key.removeprefix(f"{name}.")  # which may have a dot
-            if kind != key:
+            kind = key.removeprefix(self.keys.of_parameter(name, ""))  # which may have a dot
+            if kind not in (key, EMA):
                 x = torch.from_numpy(np.array(value)).to(dtype)
                 own[theirs.get(kind, kind)] = x.unsqueeze(REDUCED[kind]) if kind in REDUCED else x
         return own

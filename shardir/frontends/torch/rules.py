@@ -262,11 +262,12 @@ class TracedUpdate:
 
 
 def add_rules(
-    module: Module, optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+    module: Module, optimizer: torch.optim.Optimizer, names: Mapping[int, str], prefix: str = ""
 ) -> dict[str, str]:
     """Add the rules of an optimizer's parameters to a module; return them by parameter.
 
     Args:
+        prefix: the beginning of the names of its functions.
         names: the names of trained parameters, by id.
 
     Raises:
@@ -283,13 +284,15 @@ def add_rules(
             key = (tuple(p.shape), p.dtype, numbers, bool(group.get("whole")))
             if key not in rules:
                 update = TracedUpdate(optimizer, group, tuple(p.shape), p.dtype)
-                rules[key] = _add_rule(module, update, len(rules), (numbers, p.dim()) in checked)
+                is_checked = (numbers, p.dim()) in checked
+                name = re.sub(r"\W", "_", f"{prefix}{update.name.lower()}_{len(rules)}")
+                rules[key] = _add_rule(module, update, name, is_checked)
                 checked.add((numbers, p.dim()))
             rule_of[names[id(p)]] = rules[key]
     return rule_of
 
 
-def _add_rule(module: Module, update: TracedUpdate, index: int, is_checked: bool) -> str:
+def _add_rule(module: Module, update: TracedUpdate, name: str, is_checked: bool) -> str:
     is_function = isinstance(update.optimizer, FunctionOptimizer)
     try:
         graph = update.traced(update.shape, update.computed)
@@ -308,7 +311,6 @@ def _add_rule(module: Module, update: TracedUpdate, index: int, is_checked: bool
             f"expected an update that can be traced, got {type(error).__name__} in {update.name}"
             f"{place_of_error(error)}: {line:.200}{use}"
         ) from None
-    name = re.sub(r"\W", "_", f"{update.name.lower()}_{index}")
     whole = bool(update.group.get("whole"))
     program = TracedProgram(graph, Signature([], []), {}, [])
     importer = Importer(

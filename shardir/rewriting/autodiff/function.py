@@ -26,6 +26,7 @@ from shardir.dialects.train import (
     PIPELINE,
     RULE,
     STATE_LAYOUT,
+    STATES,
     SYNC,
     BackwardOp,
     Request,
@@ -193,7 +194,10 @@ class Differentiation:
         remove_annotations(f, STATE_LAYOUT, RULE)  # the types and the ops of the states have them
         if isinstance(self.request, StepOp):
             mark_step(f)
-            for name, requested in ((SYNC, self.request.sync), (PIPELINE, self.request.pipeline)):
+            for name, requested in (
+                (SYNC, self.request.sync), (PIPELINE, self.request.pipeline),
+                (STATES, self.request.states),
+            ):  # fmt: skip
                 if requested is not None:
                     f.attributes[name] = requested
         return f

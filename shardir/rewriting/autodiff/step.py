@@ -21,9 +21,6 @@ from shardir.rewriting.autodiff.gradients import prepare_gradients
 from shardir.rewriting.autodiff.rules import by_rule, rule_of
 from shardir.rewriting.rewriter import Rewriter
 
-EMA = "ema"
-"""The name of the moving average of a parameter among its states."""
-
 
 class TrainStep:
     """The ops that a `train.step` adds to a function."""
@@ -39,7 +36,7 @@ class TrainStep:
         self.metrics: list[tuple[SSAValue, str]] = []
         """The requested scalars with their names; `update` makes them."""
         if (scaling := request.loss_scale) is not None and scaling.kind == "dynamic":
-            key = request.key_of_state("loss_scale")
+            key = request.keys.of_step("loss_scale")
             self.scale = arguments.add_scalar_state(builder, key, f32, scaling.values["initial"])
 
     @property
@@ -100,7 +97,7 @@ class TrainStep:
         scalars = train.StepScalars(
             self.b, self.request.optimizer,
             lambda name, element, first: self.arguments.add_scalar_state(
-                self.b, self.request.key_of_state(name), element, first
+                self.b, self.request.keys.of_step(name), element, first
             ),
         )  # fmt: skip
         keys = {i: self.arguments.annotation(i).key or "" for i in gradients}
@@ -137,7 +134,7 @@ class TrainStep:
         results = [(v, key) for i in gradients for v, (_, key) in zip(new[i], old[i], strict=True)]
         if scalars.is_used:
             states["count"] = scalars.done, scalars.step
-        key_of = self.request.key_of_state
+        key_of = self.request.keys.of_step
         results += [(self.select_new(*of), key_of(name)) for name, of in states.items()]
         if self.scale is not None and self.finite is not None:
             results += self.next_scale(self.scale, self.finite)
@@ -188,7 +185,7 @@ class TrainStep:
     ) -> tuple[SSAValue, str]:
         """Add a state of parameter i; return it and its key."""
         parameter = self.arguments.annotation(i).key or ""
-        key = self.request.key_of_parameter_state(parameter, name)
+        key = self.request.keys.of_parameter(parameter, name)
         mesh = self.b.mesh
         return self.arguments.add_state_of(i, mesh, key, name, dims, first, element), key
 
@@ -200,7 +197,7 @@ class TrainStep:
         type = unsharded_type(self.arguments[i])
         dims = range(len(type.get_shape()))
         copy = train.InitAttr(("copy", ()))
-        average, key = self.add_state(i, EMA, dims, copy, type.element_type)
+        average, key = self.add_state(i, train.EMA, dims, copy, type.element_type)
         old.append((average, key))
         new = self._in_layout_of(average, new)
         change = self.b.scale(self.b.sub(new, average), 1 - ema.data)
@@ -213,10 +210,10 @@ class TrainStep:
         finite."""
         assert self.request.loss_scale is not None
         numbers = self.request.loss_scale.values
-        count = self.request.key_of_state("good_steps")
+        count = self.request.keys.of_step("good_steps")
         good = self.arguments.add_scalar_state(self.b, count, i64)
         props: dict[str, Attribute] = {n: float_attr(numbers[n]) for n in ("growth", "backoff")}
         props["interval"] = int_attr(numbers["interval"])
         new = self.b.op(train.NextLossScaleOp, scale, good, finite, props=props).results
         new[0].name_hint, new[1].name_hint = scale.name_hint, good.name_hint
-        return [(new[0], self.request.key_of_state("loss_scale")), (new[1], count)]
+        return [(new[0], self.request.keys.of_step("loss_scale")), (new[1], count)]

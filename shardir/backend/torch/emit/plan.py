@@ -201,7 +201,11 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         results = [_result_of_stage(f, r) for r in results]
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "expected a step that returns its loss, a scalar, got none")
-    own = {"replicas": replicas, "every": every}
+    own = {
+        "replicas": replicas,
+        "every": every,
+        "states": train.text_attr(f.attributes, train.STATES),
+    }
     return {
         "kind": kind, "narrowest": _narrowest(f), **{n: x for n, x in own.items() if x},
         "args": args, "results": results,

@@ -9,7 +9,7 @@ or a kill. A rank reads calls from a pipe, and rank 0 answers by an event (run/s
 """
 
 import atexit
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -32,23 +32,27 @@ from shardir.backend.torch.shardir_runtime.data import loaders
 from shardir.backend.torch.shardir_runtime.plan.program import PlanFunction
 from shardir.backend.torch.shardir_runtime.run.served import CALLS, bytes_of
 from shardir.backend.torch.shardir_runtime.run.states import DTYPES, checked_input, part
+from shardir.backend.torch.shardir_runtime.run.trained_steps import (
+    TrainedSteps,
+    averages,
+    checked_rate,
+)
 from shardir.backend.torch.shardir_runtime.run.trainer import (
     bound_inputs,
     checked_batches,
     checked_path,
-    checked_rate,
     checked_states,
     evaluation_of,
+    function_beside,
     new_checkpoint,
-    training_step,
 )
 from shardir.backend.torch.started import errors
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.syntax.files import scratch_folder
 
 
-class LocalTrainer:
-    """The training step of a program on local ranks, in a loop of this process.
+class LocalTrainer(TrainedSteps):
+    """The training steps of a program on local ranks, in a loop of this process.
 
     The methods are those of a `Trainer`. A wrong argument changes nothing; an error of a rank ends
     all of them.
@@ -58,22 +62,18 @@ class LocalTrainer:
         count: the number of ranks that it has to be for.
         steps_done: the number of steps before the first call.
 
-    Attributes:
-        steps_done: the number of completed steps.
-        metrics: the metrics of the last step by name.
-
     Raises:
         ShardirError: the program has no training step, or is for another number of ranks.
         LaunchError: the ranks cannot be started; RunError: one fails.
     """
 
+    error = ShardirError
+
     def __init__(
         self, save: Callable[[Path], object], count: int | None, options: Options,
         steps_done: int = 0,
     ):  # fmt: skip
-        self.steps_done = steps_done
         self._options = options = replace(options, steps_done=steps_done)
-        self.metrics: dict[str, Tensor] = {}
         self._events: list[dict[str, Any]] = []
         self._stack: ExitStack | None = None
         with ExitStack() as stack:
@@ -87,7 +87,7 @@ class LocalTrainer:
                     "for another mesh"
                 )
             with errors():
-                self._function = training_step(plan)
+                super().__init__(plan, steps_done)
             self._meshes = [rt.Mesh(plan.axes, rank) for rank in range(plan.size)]
             self._pipes = Pipes(plan.size)
             pipes = ",".join(f"fd:{reader}" for reader in self._pipes.readers)
@@ -108,42 +108,33 @@ class LocalTrainer:
 
     def __repr__(self) -> str:
         plan, done = self._plan, self.steps_done
-        return f"<a trainer of {self._function.name} on {plan.mesh_text()}, {done} steps done>"
+        return f"<a trainer of {', '.join(self.steps)} on {plan.mesh_text()}, {done} steps done>"
 
-    def step(self, *batch: Any, local: bool = False, **named: Any) -> Tensor:
-        """Train on a batch.
-
-        Args:
-            batch: the inputs, as for `Trainer.step`.
-            local: whether there is one argument, a list of the shards of each rank.
-            named: inputs by name.
-
-        Returns:
-            The loss of the global batch, a scalar.
-
-        Raises:
-            ShardirError: an input differs from the program's; nothing has changed.
-            RunError: a rank fails.
-        """
-        tensors = self._shards(self._function, batch, named, local)
-        answer = self._call("step", {}, tensors)
+    def call_step(
+        self, name: str, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool
+    ) -> Tensor:
+        f = self.steps[name]
+        tensors = self._shards(f, batch, named, local)
+        answer = self._call("step", {"name": name}, tensors)
         self.steps_done += 1
-        self.metrics = {name: torch.tensor(x) for name, x in answer["metrics"].items()}
-        loss = next(r for r in self._function.results if not r.updates and not r.shape)
+        self.metrics_of[name] = {key: torch.tensor(x) for key, x in answer["metrics"].items()}
+        loss = next(r for r in f.results if not r.updates and not r.shape)
         return torch.tensor(answer["loss"], dtype=DTYPES[loss.dtype])
 
     def evaluate(
-        self, batches: Iterable[Any], function: str | None = None, *, local: bool = False
-    ) -> dict[str, float]:
-        """Evaluate a function beside the step on batches, as `Trainer.evaluate` does."""
+        self, batches: Iterable[Any], function: str | None = None, *, local: bool = False,
+        ema: bool = False,
+    ) -> dict[str, float]:  # fmt: skip
+        """Evaluate a function beside the steps on batches, as `Trainer.evaluate` does."""
         with errors():
             f = evaluation_of(self._plan, function)
             batches = checked_batches(batches, f)
+            self._check_averages(ema)
         shards = (self._shards(f, (batch,), {}, local) for batch in batches)
         first = next(shards, None)
         if first is None:
             raise ShardirError(f"expected batches to evaluate {f.name}, got none")
-        self._send("evaluate", {"function": f.name})
+        self._send("evaluate", {"function": f.name, "ema": ema})
         try:
             for tensors in chain([first], shards):
                 self._send("batch", {}, tensors)
@@ -152,27 +143,50 @@ class LocalTrainer:
             answer = self._wait("answer")
         return answer["value"]
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next step, where it is data (`Trainer.lr`)."""
-        self._check_rate(0.0)
-        return self._call("lr")
+    def call(self, function: str, *inputs: Any, ema: bool = False, **named: Any) -> Any:
+        """Call a function beside the steps, as `Trainer.call` does."""
+        with errors():
+            f = function_beside(self._plan, function)
+            self._check_averages(ema)
+        tensors = self._shards(f, inputs, named, local=False)
+        path = self._folder / "results.npz"
+        self._call("call", {"function": f.name, "ema": ema, "path": str(path)}, tensors)
+        results = [r for r in f.results if not r.updates and r.weighs is None]
+        arrays = self._read(path, [r.dtype for r in results])
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
-    @lr.setter
-    def lr(self, rate: float | Tensor) -> None:
-        self._call("set_lr", {"rate": self._check_rate(rate)})
+    def rate_of(self, name: str) -> float:
+        self._check_rate(name, 0.0)
+        return self._call("lr", {"name": name})
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the parameters and buffers, whole, by their names in the module."""
-        path = self._folder / "states.npz"
-        self._call("state_dict", {"path": str(path)})
-        with np.load(path, allow_pickle=False) as file:
-            found = {
-                key: torch.from_numpy(np.array(file[str(i)])).to(DTYPES[arg.dtype])
-                for i, (key, arg) in enumerate(weight_arguments(self._plan).items())
-            }
-        path.unlink()
+    def set_rate_of(self, name: str, rate: float | Tensor) -> None:
+        self._call("set_lr", {"name": name, "rate": self._check_rate(name, rate)})
+
+    def state_dict(self, ema: bool = False) -> dict[str, Tensor]:
+        """Return the parameters and buffers, whole, by their names in the module, as
+        `Trainer.state_dict` does."""
+        self._check_averages(ema)
+        path, known = self._folder / "states.npz", weight_arguments(self._plan)
+        self._call("state_dict", {"path": str(path), "ema": ema})
+        arrays = self._read(path, [arg.dtype for arg in known.values()])
+        found = dict(zip(known, arrays, strict=True))
         return {**found, **{name: found[key] for name, key in self._plan.aliases.items()}}
+
+    def _check_averages(self, ema: bool) -> None:
+        if ema:
+            with errors():
+                averages(self._plan)
+
+    @staticmethod
+    def _read(path: Path, dtypes: Sequence[str]) -> list[Tensor]:
+        """Return the tensors of a file by number, and remove it."""
+        with np.load(path, allow_pickle=False) as file:
+            arrays = [
+                torch.from_numpy(np.array(file[str(i)])).to(DTYPES[dtype])
+                for i, dtype in enumerate(dtypes)
+            ]
+        path.unlink()
+        return arrays
 
     def load_state_dict(self, states: Mapping[str, Tensor]) -> None:
         """Replace the parameters and buffers, as `Trainer.load_state_dict` does."""
@@ -200,9 +214,7 @@ class LocalTrainer:
             checkpoint = manifests.checkpoint_at(checked_path(path).absolute())
             manifest = manifests.read(checkpoint)
             manifests.check_program(manifest, checkpoint, self._plan)
-            manifests.check_course(
-                manifest, checkpoint, self._plan, self._function, self._options.seed
-            )
+            manifests.check_course(manifest, checkpoint, self._plan, self.first, self._options.seed)
             state = None if loader is None else loaders.read_state(checkpoint, loader)
         self.steps_done = self._call("load", {"path": str(checkpoint)})
         if loader is not None:
@@ -272,9 +284,9 @@ class LocalTrainer:
             self.close(wait=False)
             raise
 
-    def _check_rate(self, rate: float | Tensor) -> float:
+    def _check_rate(self, name: str, rate: float | Tensor) -> float:
         with errors():
-            return checked_rate(self._plan, rate)[1]
+            return checked_rate(self.steps[name], rate)[1]
 
     def _shards(
         self, f: PlanFunction, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool

@@ -173,6 +173,7 @@ class PlanFunction:
         narrowest: the element type of the lowest precision in it.
         replicas: the number of replicas, on whose values it runs one by one.
         every: the number of steps after which it runs.
+        states: the name of the states of a step's optimizer, by default its own.
     """
 
     name: str
@@ -183,6 +184,16 @@ class PlanFunction:
     results: tuple[PlanResult, ...]
     replicas: int | None = None
     every: int | None = None
+    states: str | None = None
+
+    def key_of(self, state: str) -> str:
+        """Return the key of a state that its optimizer has once: `step.lr`."""
+        return f"{self.states or self.name}.{state}"
+
+    def key_of_parameter(self, parameter: str, state: str) -> str:
+        """Return the key of a state that its optimizer has of a parameter: `w.exp_avg`."""
+        own = "" if self.states is None else f"{self.states}."
+        return f"{parameter}.{own}{state}"
 
 
 @dataclass(frozen=True)
@@ -350,6 +361,7 @@ def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -
     function = PlanFunction(
         name, python, kind, narrowest, tuple(args), tuple(results),
         field.value.get("replicas"), field.value.get("every"),
+        field.get("states", (str, type(None)), default=None).value,
     )  # fmt: skip
     _check_replicas(field, function)
     return function

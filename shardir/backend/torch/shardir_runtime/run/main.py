@@ -175,7 +175,7 @@ class Runner(Session):
         if function.replicas:  # they do not wait for each other between two synchronisations
             read_every = min((f.every for f in self.periodic if f.every), default=read_every)
         # A step of a dynamic loss scale that is not finite is skipped.
-        skips = any(arg.key == f"{function.name}.loss_scale" for arg in function.args)
+        skips = any(arg.key == function.key_of("loss_scale") for arg in function.args)
         watch = Watch(self.plan.directory / "program.py", self.mesh.rank)
         started = reported = first_done = time.perf_counter()
         evaluating = 0.0

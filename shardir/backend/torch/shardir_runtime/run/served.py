@@ -8,12 +8,13 @@ tensors:
 The tensors of a step and of the batches of an evaluation are this rank's shards. Rank 0 answers
 each call by an event, {"event": "answer", "value": ...}; of an evaluation after its last batch:
 
-    evaluate {"function"}, batch ..., end        {"loss": 1.2}
-    step                                         {"loss": 2.3, "metrics": {"share": 0.5}}
-    lr; set_lr {"rate"}                          0.1
+    evaluate {"function", "ema"}, batch ..., end {"loss": 1.2}
+    step {"name"}                                {"loss": 2.3, "metrics": {"share": 0.5}}
+    lr {"name"}; set_lr {"name", "rate"}         0.1
+    call {"function", "ema", "path"}             null; the results are in an .npz by number
     save {"path", "keep", "loader"}              the number of steps; "loader": a file, or null
     load {"path"}                                the number of steps
-    state_dict {"path"}                          null; the tensors are in an .npz by number
+    state_dict {"path", "ema"}                   null; the tensors are in an .npz by number
     load_state_dict                              null
 
 An error ends the rank, as in a run. The end of the pipe ends the training.
@@ -22,7 +23,7 @@ An error ends the rank, as in a run. The end of the pipe ends the training.
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -69,16 +70,23 @@ def _answer(trainer: Trainer, call: Call, file: BinaryIO) -> Any:
     given = call.arguments
     match call.method:
         case "step":
-            loss = trainer.step(call.tensors, local=True)
-            metrics = {name: x.item() for name, x in trainer.metrics.items()}
+            step = trainer[given["name"]]
+            loss = step.step(call.tensors, local=True)
+            metrics = {name: x.item() for name, x in step.metrics.items()}
             return {"loss": loss.item(), "metrics": metrics}
         case "evaluate":
-            return trainer.evaluate(_batches(file), given["function"], local=True)
+            batches = _batches(file)
+            return trainer.evaluate(batches, given["function"], local=True, ema=given["ema"])
+        case "call":
+            results = trainer.call(given["function"], call.tensors, local=True, ema=given["ema"])
+            results = results if isinstance(results, tuple) else (results,)
+            _write(trainer, given["path"], results)
+            return None
         case "lr":
-            return trainer.lr
+            return trainer[given["name"]].lr
         case "set_lr":
-            trainer.lr = given["rate"]
-            return trainer.lr
+            trainer[given["name"]].lr = given["rate"]
+            return trainer[given["name"]].lr
         case "save":
             state = given["loader"]
             state = Path(state).read_bytes() if state and trainer.rank == 0 else None
@@ -88,15 +96,18 @@ def _answer(trainer: Trainer, call: Call, file: BinaryIO) -> Any:
             trainer.load(given["path"])
             return trainer.steps_done
         case "state_dict":
-            found = trainer.state_dict()
-            if trainer.rank == 0:
-                numbered = {str(i): x for i, x in enumerate(found.values())}
-                save_npz(Path(given["path"]), numbered)
+            _write(trainer, given["path"], trainer.state_dict(ema=given["ema"]).values())
             return None
         case "load_state_dict":
             trainer.load_state_dict(call.tensors)
             return None
     raise PlanError(f"expected a method of a trainer, got {call.method}")
+
+
+def _write(trainer: Trainer, path: str, tensors: Iterable[Tensor]) -> None:
+    """Write tensors to a file by number, on rank 0."""
+    if trainer.rank == 0:
+        save_npz(Path(path), {str(i): x for i, x in enumerate(tensors)})
 
 
 def _batches(file: BinaryIO) -> Iterator[dict[str, Tensor]]:

@@ -9,9 +9,8 @@ The step is that of a run (Session.train_step); the batches are the loop's. A lo
 that no call waits for a GPU, and one that is not finite does not end the training.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import wraps
 from os import PathLike
 from pathlib import Path
@@ -25,15 +24,15 @@ from ..checkpoints import manifest as manifests
 from ..checkpoints.saving import check_safetensors
 from ..checkpoints.weights import weight_arguments
 from ..data import loaders
-from ..plan.axes import Axes
 from ..plan.fields import differences
-from ..plan.program import PlanError, PlanFunction, ProgramPlan, load_plan
+from ..plan.program import Axes, PlanError, PlanFunction, ProgramPlan, load_plan
 from .compiled import compile_functions
 from .evaluation import evaluate
 from .options import RunOptions
 from .process import join_ranks, rank_and_size, use_processor
 from .program_module import program_module
 from .session import Session, scalars_of
+from .trained_steps import TrainedSteps, averages, checked_rate, without_files
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,22 +52,20 @@ def _reported(method: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class Trainer:
-    """The training step of a program on this rank. All ranks call its methods, in the same order.
+class Trainer(TrainedSteps):
+    """The training steps of a program on this rank. All ranks call its methods, in the same order.
 
     Args:
-        session: the functions and states of a program with one training step.
+        session: the functions and states of a program with training steps.
         steps_done: the number of steps before the first call.
         leaves: whether `close` destroys the process group.
         error: the class of the errors of its methods.
 
     Attributes:
         rank: the number of this rank.
-        steps_done: the number of completed steps.
-        metrics: the metrics of the last step by name: scalars, equal on all ranks.
 
     Raises:
-        PlanError: the program has no training step, or several.
+        PlanError: the program has no training step.
     """
 
     def __init__(
@@ -77,13 +74,11 @@ class Trainer:
     ):  # fmt: skip
         self._session, self._states = session, session.states
         _ = session.plan.digest  # for checkpoints, when the directory may be gone
-        self._function = training_step(session.plan)
+        super().__init__(session.plan, steps_done)
         self._leaves, self.error = leaves, error
         self._checkpoints: dict[Path, Any] = {}
         self.rank = session.mesh.rank
-        self._is_open, self._is_checked = True, False
-        self.steps_done = steps_done
-        self.metrics: dict[str, Tensor] = {}
+        self._is_open, self._checked = True, set[str]()
 
     @classmethod
     def of(
@@ -123,51 +118,39 @@ class Trainer:
 
     def __repr__(self) -> str:
         plan, done = self._session.plan, self.steps_done
-        return f"<a trainer of {self._function.name} on {plan.mesh_text()}, {done} steps done>"
+        return f"<a trainer of {', '.join(self.steps)} on {plan.mesh_text()}, {done} steps done>"
 
     @_reported
-    def step(self, *batch: Any, local: bool = False, **named: Any) -> Tensor:
-        """Train on a batch.
-
-        Args:
-            batch: the inputs of the step in their order, as tensors or trees of them: tuples,
-                lists, and mappings, whose keys are names of inputs. Shapes and dtypes are those of
-                the program's inputs: the global batch, the same on all ranks, which each rank takes
-                its shard of. Of a step that accumulates, the rows of all microbatches.
-            local: whether the tensors are this rank's shards.
-            named: inputs by name.
-
-        Returns:
-            The loss of the global batch: a scalar, equal on all ranks, on the rank's device.
-
-        Raises:
-            PlanError: a tensor has another shape or dtype than the program's input, or inputs are
-                missing or unknown; nothing has changed.
-        """
-        inputs = self._inputs(self._function, batch, named, local)
+    def call_step(
+        self, name: str, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool
+    ) -> Tensor:
+        f = self.steps[name]
+        inputs = self._inputs(f, batch, named, local)
         with torch.no_grad():
             outputs = self._session.train_step(
-                self._function, self.steps_done, inputs, check=not self._is_checked
+                f, self.steps_done, inputs, check=name not in self._checked
             )
             loss, *metrics = (
                 (r.name, self._states.gathered(outputs[i], r, r.partial))
-                for i, r in scalars_of(self._function).items()
+                for i, r in scalars_of(f).items()
             )
-        self._is_checked = True
+        self._checked.add(name)
         self.steps_done += 1
-        self.metrics = dict(metrics)
+        self.metrics_of[name] = dict(metrics)
         return loss[1]
 
     @_reported
     def evaluate(
-        self, batches: Iterable[Any], function: str | None = None, *, local: bool = False
-    ) -> dict[str, float]:
-        """Evaluate a function beside the step on batches, with the current parameters.
+        self, batches: Iterable[Any], function: str | None = None, *, local: bool = False,
+        ema: bool = False,
+    ) -> dict[str, float]:  # fmt: skip
+        """Evaluate a function beside the steps on batches, with the current parameters.
 
         Args:
             batches: each as the argument of `step`.
             function: its name, by default of the only one.
             local: whether the batches have this rank's shards.
+            ema: whether the parameters are their moving averages.
 
         Returns:
             The means of its scalars over all rows, or over all tokens, by name.
@@ -177,42 +160,80 @@ class Trainer:
         """
         f, session = evaluation_of(self._session.plan, function), self._session
         batches = checked_batches(batches, f)
-        with torch.no_grad():
+        with torch.no_grad(), self._averaged(ema):
             calls = (session.call(f, self._inputs(f, (batch,), {}, local)) for batch in batches)
             outputs, means = evaluate(self._states, f, calls)
         if not outputs:
             raise PlanError(f"expected batches to evaluate {f.name}, got none")
         return {f.results[i].name: float(x) for i, x in means.items()}
 
-    @property
     @_reported
-    def lr(self) -> float:
-        """The learning rate of the next step: of a program whose optimizer has
-        `lr = given<rate = 0.1>`, or a tensor as `lr` in torch.optim.
+    def call(
+        self, function: str, *inputs: Any, local: bool = False, ema: bool = False, **named: Any
+    ) -> Any:
+        """Call a function beside the steps, such as samples, with the current parameters.
+
+        Args:
+            inputs: as those of `step`.
+            local: whether they are this rank's shards.
+            ema: whether the parameters are their moving averages.
+
+        Returns:
+            Its results, whole: a tensor, or a tuple of several.
 
         Raises:
-            PlanError: the rate is a constant of the program, or a schedule.
+            ShardirError: the program has no such function, or the inputs do not fit.
         """
-        self._check_open()
-        return float(self._states.values[checked_rate(self._session.plan, 0.0)[0]])
+        f = function_beside(self._session.plan, function)
+        with torch.no_grad(), self._averaged(ema):
+            outputs = self._session.call(f, self._inputs(f, inputs, named, local))
+            results = [
+                r.batch_of(self._states.gathered(x, r, r.partial))
+                for r, x in zip(f.results, outputs, strict=True)
+                if not r.updates and r.weighs is None
+            ]
+        return results[0] if len(results) == 1 else tuple(results)
 
-    @lr.setter
+    @contextmanager
+    def _averaged(self, ema: bool) -> Iterator[None]:
+        """Put the moving averages in the places of parameters, for a block."""
+        states, keys = self._states, averages(self._session.plan) if ema else {}
+        before = {key: (states.values[key], states.types[key]) for key in keys}
+        for key, average in keys.items():
+            states.values[key] = states.values[average]
+            states.types[key] = states.types[average]
+        try:
+            yield
+        finally:
+            for key, (x, type) in before.items():
+                states.values[key], states.types[key] = x, type
+
     @_reported
-    def lr(self, rate: float | Tensor) -> None:
+    def rate_of(self, name: str) -> float:
         self._check_open()
-        key, value = checked_rate(self._session.plan, rate)
+        return float(self._states.values[checked_rate(self.steps[name])[0]])
+
+    @_reported
+    def set_rate_of(self, name: str, rate: float | Tensor) -> None:
+        self._check_open()
+        key, value = checked_rate(self.steps[name], rate)
         # A new tensor: the metrics of the last step may have the old one.
         self._states.values[key] = torch.full_like(self._states.values[key], value)
 
     @_reported
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, ema: bool = False) -> dict[str, Tensor]:
         """Return the parameters and buffers, whole, by their names in the module, on the CPU. Each
-        rank gets all of them."""
+        rank gets all of them.
+
+        Args:
+            ema: whether the parameters are their moving averages.
+        """
         self._check_open()
-        found = {
-            key: self._states.state(key).to("cpu", copy=True)
-            for key in weight_arguments(self._session.plan)
-        }
+        with self._averaged(ema):
+            found = {
+                key: self._states.state(key).to("cpu", copy=True)
+                for key in weight_arguments(self._session.plan)
+            }
         aliases = self._session.plan.aliases
         return {**found, **{name: found[key] for name, key in aliases.items()}}
 
@@ -261,7 +282,7 @@ class Trainer:
         final = new_checkpoint(folder, self.steps_done, keep)
         if folder not in self._checkpoints:
             self._checkpoints[folder] = Checkpoints(
-                folder, self._states, self._function, self.steps_done
+                folder, self._states, self.first, self.steps_done
             )
         checkpoints = self._checkpoints[folder]
         checkpoints.keep = keep
@@ -286,7 +307,7 @@ class Trainer:
         check_safetensors()
         checkpoint, size = manifests.checkpoint_at(checked_path(path)), self._session.mesh.size
         state = None if loader is None else loaders.read_state(checkpoint, loader, self.rank, size)
-        self.steps_done = restore(checkpoint, self._states, self._function).step
+        self.steps_done = restore(checkpoint, self._states, self.first).step
         if loader is not None:
             loader.load_state_dict(state)
 
@@ -294,13 +315,13 @@ class Trainer:
     def data_rank(self) -> int:
         """The number of this rank's part of a global batch, of `data_size` parts: the `rank` of a
         sampler whose batches are local."""
-        return self._session.mesh.index(axes_of_rows(self._function))
+        return self._session.mesh.index(axes_of_rows(self.first))
 
     @property
     def data_size(self) -> int:
         """The number of parts of a global batch. Ranks with an equal `data_rank` have equal
         parts."""
-        return self._session.mesh.count(axes_of_rows(self._function))
+        return self._session.mesh.count(axes_of_rows(self.first))
 
     @_reported
     def prefetch(self, loader: Iterable[Any], ahead: int = 2) -> loaders.Prefetch:
@@ -340,19 +361,29 @@ class Trainer:
         return [shard(arg, x, local) for arg, x in zip(*bound_inputs(f, batch, named), strict=True)]
 
 
-def training_step(plan: ProgramPlan) -> PlanFunction:
-    """Return the training step of a program, whose inputs come from its caller, not from files.
+def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
+    """Return the function beside the steps of a name, by default the only one.
 
     Raises:
         PlanError: there is none, or several.
     """
-    steps = [f for f in plan.functions if f.kind == "step"]
-    if len(steps) != 1:
+    others = [f.name for f in plan.functions if f.kind == "function" and not f.every]
+    if not others:
         raise PlanError(
-            f"expected a program with one training step, got {len(steps)} among "
-            f"{', '.join(f.name for f in plan.functions)}"
+            "expected a program with a function beside the step, got one without; compile the "
+            "module with evaluate=True"
         )
-    return _without_files(steps[0])
+    if name is None and len(others) > 1:
+        raise PlanError(f"expected the name of a function of {', '.join(others)}, got none")
+    return function_beside(plan, others[0] if name is None else name)
+
+
+def function_beside(plan: ProgramPlan, name: str) -> PlanFunction:
+    """Return a function beside the steps. Raises PlanError if there is none of this name."""
+    others = {f.name: f for f in plan.functions if f.kind == "function" and not f.every}
+    if name not in others:
+        raise PlanError(f"expected a function of {', '.join(others) or 'none'}, got {name!r:.60}")
+    return without_files(others[name])
 
 
 def axes_of_rows(f: PlanFunction) -> Axes:
@@ -361,50 +392,6 @@ def axes_of_rows(f: PlanFunction) -> Axes:
         if arg.role == "input" and len(arg.dims) > (arg.microbatches is not None):
             return arg.dims[arg.microbatches is not None]
     return ()
-
-
-def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
-    """Return the function beside the step of a name, by default the only one.
-
-    Raises:
-        PlanError: there is none, or several.
-    """
-    others = {f.name: f for f in plan.functions if f.kind == "function" and not f.every}
-    known = ", ".join(others)
-    if not others:
-        raise PlanError(
-            "expected a program with a function beside the step, got one without; compile the "
-            "module with evaluate=True"
-        )
-    if name is None and len(others) > 1:
-        raise PlanError(f"expected the name of a function of {known}, got none")
-    found = others.get(name or known)
-    if found is None:
-        raise PlanError(f"expected a function of {known}, got {name}")
-    return _without_files(found)
-
-
-def checked_rate(plan: ProgramPlan, rate: Any) -> tuple[str, float]:
-    """Return the key of the learning rate, and its value, which becomes `rate`.
-
-    Raises:
-        PlanError: it is no data of the program, or the rate is no number of at least 0.
-    """
-    function = training_step(plan)
-    key = f"{function.name}.lr"
-    if key not in [arg.key for arg in function.args]:
-        raise PlanError(
-            "expected a program whose learning rate is data, got one with a constant or a "
-            "schedule; compile with lr=torch.tensor(0.001) in the optimizer of torch.optim, or "
-            'with the text "lr = given<rate = 0.001>"'
-        )
-    try:
-        value = float(rate)
-    except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise PlanError(f"expected a learning rate of at least 0, got {rate!r:.60}")
-    return key, value
 
 
 def checked_states(plan: ProgramPlan, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -519,12 +506,6 @@ def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(x, f"{name}.{i}" if name else "")
     else:
         yield name, tree
-
-
-def _without_files(f: PlanFunction) -> PlanFunction:
-    """Return a function whose inputs come from its caller, not from files."""
-    args = [replace(a, source=None) if a.role == "input" else a for a in f.args]
-    return replace(f, args=tuple(args))
 
 
 def start(

@@ -1,0 +1,200 @@
+"""The training steps of a program, as a trainer on a rank and one of local ranks call them.
+
+trainer.step(x, labels); trainer.lr = 0.1           # of a program with one step
+trainer["critic"].step(real, noise)                 # of one with several
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ..plan.program import PlanError, PlanFunction, ProgramPlan
+
+EMA = "ema"
+"""The name of the moving average of a parameter among its states."""
+
+
+class TrainedSteps(ABC):
+    """The steps of a trainer.
+
+    Attributes:
+        steps: the steps by name.
+        steps_done: the number of completed steps, of all of them together.
+        metrics_of: the metrics of the last call of each step by name.
+        error: the class of errors.
+    """
+
+    error: type[Exception]
+
+    def __init__(self, plan: ProgramPlan, steps_done: int):
+        self.steps = training_steps(plan)
+        self.steps_done = steps_done
+        self.metrics_of: dict[str, dict[str, Tensor]] = {name: {} for name in self.steps}
+
+    @property
+    def first(self) -> PlanFunction:
+        """The first step, which checkpoints name."""
+        return next(iter(self.steps.values()))
+
+    @abstractmethod
+    def call_step(
+        self, name: str, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool
+    ) -> Tensor:
+        """Train one step on a batch (`step`)."""
+
+    @abstractmethod
+    def rate_of(self, name: str) -> float:
+        """Return the learning rate of a step (`lr`)."""
+
+    @abstractmethod
+    def set_rate_of(self, name: str, rate: float | Tensor) -> None:
+        """Set the learning rate of a step (`lr`)."""
+
+    def __getitem__(self, name: str) -> "TrainedStep":
+        """Return a step by its name."""
+        if name not in self.steps:
+            raise self.error(f"expected a step of {', '.join(self.steps)}, got {name!r:.60}")
+        return TrainedStep(self, name)
+
+    def step(self, *batch: Any, local: bool = False, **named: Any) -> Tensor:
+        """Train on a batch.
+
+        Args:
+            batch: the inputs of the step in their order, as tensors or trees of them: tuples,
+                lists, and mappings, whose keys are names of inputs. Shapes and dtypes are those of
+                the program's inputs: the global batch, the same on all ranks, which each rank takes
+                its shard of. Of a step that accumulates, the rows of all microbatches.
+            local: whether the tensors are this rank's shards; of local ranks, whether there is one
+                argument, a list of the shards of each rank.
+            named: inputs by name.
+
+        Returns:
+            The loss of the global batch: a scalar, equal on all ranks, on the rank's device.
+
+        Raises:
+            ShardirError: a tensor has another shape or dtype than the program's input, or inputs
+                are missing or unknown; nothing has changed. Or the program has several steps.
+            RunError: one of local ranks fails.
+        """
+        return self.call_step(self._only(), batch, named, local)
+
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """The metrics of the last call of the step by name: scalars, equal on all ranks."""
+        return self.metrics_of[self._only()]
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step: of a program whose optimizer has
+        `lr = given<rate = 0.1>`, or a tensor as `lr` in torch.optim.
+
+        Raises:
+            ShardirError: the rate is a constant of the program, or a schedule.
+        """
+        return self.rate_of(self._only())
+
+    @lr.setter
+    def lr(self, rate: float | Tensor) -> None:
+        self.set_rate_of(self._only(), rate)
+
+    def _only(self) -> str:
+        """Return the name of the only step."""
+        first, *others = self.steps
+        if others:
+            names = ", ".join(self.steps)
+            raise self.error(
+                f"expected the name of a step of {names}, got none; use trainer[{first!r}]"
+            )
+        return first
+
+
+class TrainedStep:
+    """One of the steps of a trainer, `trainer["critic"]`."""
+
+    def __init__(self, trainer: TrainedSteps, name: str):
+        self.trainer, self.name = trainer, name
+
+    def __repr__(self) -> str:
+        return f"<the step {self.name} of {self.trainer!r}>"
+
+    def step(self, *batch: Any, local: bool = False, **named: Any) -> Tensor:
+        """Train on a batch, as `trainer.step` of a program with one step does."""
+        return self.trainer.call_step(self.name, batch, named, local)
+
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """The metrics of the last call by name."""
+        return self.trainer.metrics_of[self.name]
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next call, where it is data."""
+        return self.trainer.rate_of(self.name)
+
+    @lr.setter
+    def lr(self, rate: float | Tensor) -> None:
+        self.trainer.set_rate_of(self.name, rate)
+
+
+def training_steps(plan: ProgramPlan) -> dict[str, PlanFunction]:
+    """Return the training steps of a program, whose inputs come from their caller, not from files.
+
+    Raises:
+        PlanError: there is none.
+    """
+    steps = {f.name: without_files(f) for f in plan.functions if f.kind == "step"}
+    if not steps:
+        raise PlanError(
+            f"expected a program with a training step, got none among "
+            f"{', '.join(f.name for f in plan.functions)}"
+        )
+    return steps
+
+
+def without_files(f: PlanFunction) -> PlanFunction:
+    """Return a function whose inputs come from its caller, not from files."""
+    args = [replace(a, source=None) if a.role == "input" else a for a in f.args]
+    return replace(f, args=tuple(args))
+
+
+def checked_rate(f: PlanFunction, rate: Any = 0.0) -> tuple[str, float]:
+    """Return the key of the learning rate of a step, and its value, which becomes `rate`.
+
+    Raises:
+        PlanError: it is no data of the program, or the rate is no number of at least 0.
+    """
+    if (key := f.key_of("lr")) not in [arg.key for arg in f.args]:
+        raise PlanError(
+            "expected a program whose learning rate is data, got one with a constant or a "
+            "schedule; compile with lr=torch.tensor(0.001) in the optimizer of torch.optim, or "
+            'with the text "lr = given<rate = 0.001>"'
+        )
+    try:
+        value = float(rate)
+    except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise PlanError(f"expected a learning rate of at least 0, got {rate!r:.60}")
+    return key, value
+
+
+def averages(plan: ProgramPlan) -> dict[str, str]:
+    """Return the keys of the moving averages of parameters, by the keys of parameters.
+
+    Raises:
+        PlanError: there are none.
+    """
+    keys = {
+        arg.key: f.key_of_parameter(arg.key, EMA)
+        for f in plan.functions if f.kind == "step"
+        for arg in f.args if arg.role == "parameter"
+    }  # fmt: skip
+    known = {arg.key for f in plan.functions for arg in f.args}
+    found = {key: average for key, average in keys.items() if average in known}
+    if not found:
+        raise PlanError("expected a program with moving averages, got none; compile with ema=0.999")
+    return found

@@ -1,0 +1,244 @@
+"""Several training steps over the same parameters (shardir.Step), equal to torch on one device."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+
+import shardir
+from shardir import Function, ShardirError, Step
+
+
+class Gan(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
+        self.critic = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.0), nn.ReLU(), nn.Linear(16, 1))
+
+
+def critic_loss(gan: Gan, real: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    good, bad = gan.critic(real), gan.critic(gan.maker(noise).detach())
+    of_good = binary_cross_entropy_with_logits(good, torch.ones_like(good))
+    return of_good + binary_cross_entropy_with_logits(bad, torch.zeros_like(bad))
+
+
+def maker_loss(gan: Gan, noise: torch.Tensor) -> Any:
+    judged = gan.critic(gan.maker(noise))
+    loss = binary_cross_entropy_with_logits(judged, torch.ones_like(judged))
+    return loss, {"share": (judged > 0).double().mean()}
+
+
+def samples(gan: Gan, noise: torch.Tensor) -> torch.Tensor:
+    return gan.maker(noise)
+
+
+REAL, NOISE = (
+    torch.randn(16, n, generator=torch.Generator().manual_seed(n)).double() for n in (8, 4)
+)
+
+
+RATE = torch.tensor(1e-2, dtype=torch.float64)
+
+
+def adam(module: nn.Module, lr: Any = 1e-2) -> optim.Optimizer:
+    return optim.Adam(module.parameters(), lr=lr)
+
+
+def gan() -> Gan:
+    torch.manual_seed(0)
+    return Gan().double()
+
+
+def stepped(optimizer: optim.Optimizer, loss: torch.Tensor) -> float:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def compiled(model: Gan, **options: Any) -> Any:
+    return shardir.compile(
+        model,
+        steps={
+            "critic": Step(critic_loss, (REAL, NOISE), optimizer=adam(model.critic)),
+            "maker": Step(maker_loss, NOISE, optimizer=adam(model.maker, RATE), ema=0.9),
+            "samples": Function(samples, NOISE),
+        },
+        **options,
+    )
+
+
+@pytest.mark.parametrize("options", [{"plan": "zero1(dp)"}, {"mode": "auto"}])
+def test_two_steps_train_a_gan_as_torch_does(options: dict[str, str], tmp_path: Any) -> None:
+    """On 4 ranks: each trains the parameters of its optimizer, and reads the others. The averages
+    follow the parameters after each step. Another mesh goes on from a checkpoint."""
+    program, eager = compiled(gan(), mesh="dp = 2, tp = 2", **options), gan()
+    average = deepcopy(eager.maker)
+    of_critic, of_maker = adam(eager.critic), adam(eager.maker)
+
+    def step(trainer: Any) -> None:
+        expected = stepped(of_critic, critic_loss(eager, REAL, NOISE))
+        assert trainer["critic"].step(REAL, NOISE).item() == pytest.approx(expected, rel=1e-12)
+        loss, metrics = maker_loss(eager, NOISE)
+        expected = stepped(of_maker, loss)
+        assert trainer["maker"].step(noise=NOISE).item() == pytest.approx(expected, rel=1e-12)
+        assert trainer["maker"].metrics["share"] == metrics["share"]
+        with torch.no_grad():
+            for x, p in zip(average.parameters(), eager.maker.parameters(), strict=True):
+                x.lerp_(p, 0.1)
+
+    def compare(trainer: Any) -> None:
+        close = torch.testing.assert_close
+        close(trainer.state_dict(), dict(eager.state_dict()), rtol=1e-12, atol=1e-12)
+        averages = {f"maker.{name}": x for name, x in average.state_dict().items()}
+        averages |= {f"critic.{name}": x for name, x in eager.critic.state_dict().items()}
+        close(trainer.state_dict(ema=True), averages, rtol=1e-12, atol=1e-12)
+
+    with program.ranks() as trainer:
+        for _ in range(3):
+            step(trainer)
+        trainer["maker"].lr = of_maker.param_groups[0]["lr"] = 0.005
+        step(trainer)
+        with torch.no_grad():
+            torch.testing.assert_close(trainer.call("samples", NOISE), eager.maker(NOISE))
+            torch.testing.assert_close(trainer.call("samples", NOISE, ema=True), average(NOISE))
+        compare(trainer)
+        trainer.save(tmp_path)
+        with pytest.raises(ShardirError, match="of a step of critic, maker, got none; use trainer"):
+            trainer.step(REAL, NOISE)
+        with pytest.raises(ShardirError, match="expected a step of critic, maker, got 'judge'"):
+            trainer["judge"]
+    with compiled(gan(), mode="stand_alone").start(resume=tmp_path) as trainer:
+        assert trainer.steps_done == 8 and trainer["maker"].lr == 0.005
+        step(trainer)
+        compare(trainer)
+
+
+def near_zero(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def near_labels(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return mse_loss(model(x), labels)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_optimizers_over_the_same_parameters(shared: bool) -> None:
+    """One optimizer of two steps has its states, and counts its steps, once; two have their own."""
+    model = nn.Linear(4, 8).double()
+    eager = deepcopy(model)
+    losses = {"zero": (near_zero, (NOISE,)), "labels": (near_labels, (NOISE, REAL))}
+
+    def optimizers(module: nn.Module) -> dict[str, optim.Optimizer]:
+        first = adam(module)
+        return {"zero": first, "labels": first if shared else adam(module)}
+
+    steps = {
+        name: Step(function, inputs, optimizer=optimizer)
+        for (name, optimizer), (function, inputs) in zip(
+            optimizers(model).items(), losses.values(), strict=True
+        )
+    }
+    program = shardir.compile(model, steps=steps, mode="stand_alone")
+    by_torch = optimizers(eager)
+    with program.start() as trainer:
+        for name in ("zero", "labels", "labels", "zero"):
+            function, inputs = losses[name]
+            expected = stepped(by_torch[name], function(eager, *inputs))
+            found = trainer[name].step(*inputs).item()
+            assert found == pytest.approx(expected, rel=1e-12)
+        torch.testing.assert_close(
+            trainer.state_dict(), dict(eager.state_dict()), rtol=1e-12, atol=0
+        )
+
+
+def test_a_teacher_is_in_the_module_and_modules_may_be_in_a_dict() -> None:
+    models = {"teacher": nn.Linear(4, 8).double(), "student": nn.Linear(4, 8).double()}
+    eager = deepcopy(models)
+
+    def distilled(models: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = models["teacher"](x)
+        return mse_loss(models["student"](x), target)
+
+    step = Step(distilled, NOISE, optimizer=optim.SGD(models["student"].parameters(), 0.1))
+    program = shardir.compile(models, steps={"step": step}, mode="stand_alone")
+    optimizer = optim.SGD(eager["student"].parameters(), 0.1)
+    with program.start() as trainer:
+        for _ in range(3):
+            expected = stepped(optimizer, distilled(eager, NOISE))
+            assert trainer.step(NOISE).item() == pytest.approx(expected, rel=1e-12)
+    assert program.state_dict().keys() == {
+        f"{name}.{x}" for name in models for x in ("weight", "bias")
+    }
+
+
+def test_averages_of_a_run_are_those_of_torch() -> None:
+    """After it, the program has them for a module's `load_state_dict`."""
+    model = nn.Linear(4, 8).double()
+    eager, average = deepcopy(model), deepcopy(model)
+    program = shardir.compile(
+        model, NOISE, labels=REAL, loss=mse_loss, optimizer=adam(model), ema=0.5, mode="stand_alone"
+    )
+    torch.testing.assert_close(program.state_dict(ema=True), dict(model.state_dict()))
+    program.run([(NOISE, REAL)], steps=3)
+    optimizer = adam(eager)
+    for _ in range(3):
+        stepped(optimizer, mse_loss(eager(NOISE), REAL))
+        with torch.no_grad():
+            for x, p in zip(average.parameters(), eager.parameters(), strict=True):
+                x.lerp_(p, 0.5)
+    torch.testing.assert_close(program.state_dict(ema=True), dict(average.state_dict()))
+    of_torch = optimizer.state_dict()["state"][0]
+    assert program.optimizer_state_dict()["state"][0].keys() == of_torch.keys()
+
+
+MODEL = nn.Linear(4, 8).double()
+
+
+def compile_one(step: Any, name: Any = "step", **options: Any) -> Any:
+    return shardir.compile(MODEL, steps={name: step}, **options)
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (lambda: shardir.compile(MODEL, steps={}), "expected steps by name, {'critic': shardir.St"),
+        (lambda: compile_one(3), "expected a shardir.Step or shardir.Function as step, got 3"),
+        (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL)), "a-b"),
+         "expected names of Python as names of steps, got 'a-b'"),
+        (lambda: compile_one(Step(torch.ones(2), NOISE, optimizer="sgd, lr = 0.1")),  # type: ignore
+         "expected a function of the module in step, got a Tensor"),
+        (lambda: shardir.compile({"a": 3}, steps={"b": Function(near_zero)}),  # type: ignore
+         "expected a module as a, got 3"),
+        (lambda: shardir.compile("text", steps={"b": Function(near_zero)}),  # type: ignore
+         "expected a Module or a dict as model, got 'text'"),
+        (lambda: compile_one(Function(near_zero, NOISE)),
+         "expected a step that trains, got functions alone; compile each with train=False"),
+        (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL)), loss=mse_loss),
+         "expected an option of compile with steps, got loss"),
+        (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL)), clip="norm, max = 1.0"),
+         "got clip; give it to shardir.Step(..., clip=...)"),
+        (lambda: compile_one(Step(near_zero, (NOISE, REAL), optimizer=adam(MODEL))),
+         "step: expected the arguments near_zero(x), got 2 in order: too many positional"),
+        (lambda: compile_one(Step(lambda m, x: m(x), NOISE, optimizer=adam(MODEL))),
+         "step: expected a scalar loss among the model's outputs, got a tensor of [16, 8]"),
+        (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(nn.Linear(2, 2)))),
+         "step: "),
+        (lambda: compile_one(
+            Step(near_zero, NOISE, optimizer=adam(MODEL), parameters=MODEL.parameters())),
+         "expected parameters beside a text or a function as optimizer of near_zero, got an optim"),
+        (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL))).run(),
+         "expected a program with one training step, got step; call them in a loop of yours: with"),
+        (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL))).state_dict(ema=True),
+         "expected a program with moving averages, got none; compile with ema=0.999"),
+    ],
+)  # fmt: skip
+def test_wrong_steps_are_one_message(work: Callable[[], object], message: str) -> None:
+    with pytest.raises(ShardirError) as error:
+        work()
+    assert message in str(error.value)
