@@ -18,7 +18,7 @@ from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.forks import forks
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import read_text, scratch_folder
-from shardir.tools.arguments import add_version, import_modules, output_file, positive, size
+from shardir.tools.arguments import add_version, import_modules, output_file, size
 from shardir.tools.commands import command
 from shardir.tools.machines import add_to, on_machines
 
@@ -76,13 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--nproc", type=int, help="the number of ranks (the mesh's)")
     Options.add_to(parser)
     add_to(parser)
-    add("--check", action="store_true", help="compare with the same program on one device")
-    add(
-        "--log-every",
-        type=positive,
-        metavar="K",
-        help="without a terminal: print a line every K steps (a tenth of --steps)",
-    )
     add(
         "--export", type=output_file, metavar="FILE",
         help="write the weights of the checkpoint of --resume to a .safetensors file, and run "
@@ -174,10 +167,7 @@ def _run(directory: Path, arguments: argparse.Namespace, options: Options) -> in
         return 0
     if arguments.max_shard_size is not None:
         raise LaunchError("--max-shard-size is for --export FILE")
-    if arguments.check and options.nnodes.high > 1:
-        raise LaunchError(f"--check: expected one machine, got --nnodes {options.nnodes}")
-    log_every = arguments.log_every or max(1, arguments.steps // 10)
-    progress = Progress("", arguments.steps, log_every)
+    progress = Progress("", arguments.steps, options.log_every)
     differences, traced = [], []
     on_trace = None if options.trace is None else _on_trace(directory, options, traced)
     if arguments.check:

@@ -11,7 +11,7 @@ from shardir.algebra.plan_notation import PlanForm
 from shardir.api.compiled import Compiled, compile_module
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend
-from shardir.backend.runs import Options, Report
+from shardir.backend.runs import Options, Report, in_python_words
 from shardir.build import Module
 from shardir.diagnostics import Failure, ShardirError, check_arguments, describe
 from shardir.syntax.files import read_text
@@ -63,6 +63,11 @@ def compile(program: Any, *args: Any, **options: Any) -> Any:
     Raises:
         ShardirError: the errors of the program or the pipeline, with their locations.
     """
+    with in_python_words():  # no decorator: the line of the caller is that of the program
+        return _compile(program, *args, **options)
+
+
+def _compile(program: Any, *args: Any, **options: Any) -> Any:
     if "steps" in options:
         from shardir.api.steps import compile_steps
 
@@ -90,6 +95,7 @@ def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) 
     return compile_module(read_text(Path(path)), pipeline, str(path), **options)
 
 
+@in_python_words()
 @check_arguments("run")
 def run(program: str | Path | Compiled, *, mode: str | None = None, **options: Any) -> Report:
     """Run a saved directory, an .ir file (compiled in `mode`), or a compiled program."""

@@ -18,7 +18,7 @@ from shardir.api.reproducer import write_reproducer
 from shardir.api.summary import Summary, is_public, rows_of
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Origin
-from shardir.backend.runs import Options, Report, with_options
+from shardir.backend.runs import Options, Report, in_python_words, with_options
 from shardir.cost.clusters import load
 from shardir.cost.functions import functions
 from shardir.cost.report import FunctionCost, report
@@ -238,6 +238,7 @@ class Compiled:
 
         return start(self, **options)
 
+    @in_python_words()
     def ranks(
         self, count: int | None = None, *, resume: str | Path | None = None, **options: Any
     ) -> "LocalTrainer":  # fmt: skip

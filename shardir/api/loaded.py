@@ -19,7 +19,7 @@ from shardir.backend.torch.shardir_runtime.run.process import join_ranks
 from shardir.backend.torch.shardir_runtime.run.program_module import program_module
 from shardir.backend.torch.shardir_runtime.run.session import Session
 from shardir.backend.torch.shardir_runtime.run.trainer import Trainer
-from shardir.backend.torch.started import errors
+from shardir.backend.torch.started import errors, trainer_error
 from shardir.diagnostics import ShardirError, check_arguments, describe, did_you_mean, several
 from shardir.frontends.torch import weight_files
 
@@ -138,7 +138,7 @@ class Loaded:
             ShardirError: the program has no training step, or the checkpoint does not fit.
         """
         with errors():
-            trainer = Trainer(self._session, error=ShardirError)
+            trainer = Trainer(self._session, error=trainer_error)
             if resume is not None:
                 trainer.load(resume)
         return trainer

@@ -97,7 +97,7 @@ class CompiledModel(ModelProgram):
             dump = folder / "results.npz"
             batches = split_batch(batch, microbatches_of(self.input_module))
             program = self.save(folder / "program", batches)
-            self.backend.run(program, Options.of({"dump": dump}))
+            self.backend.run(program, Options.of({"dump": dump, "verbose": False}))
             self.state.take(dump)
             return self.outputs.made(weights.read_results(dump, FUNCTION))
 

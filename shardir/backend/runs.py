@@ -4,11 +4,12 @@ before they start to import torch."""
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from inspect import Parameter, signature
 from pathlib import Path
 from textwrap import indent, wrap
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 from shardir.backend.torch.shardir_runtime.run.options import (
     OptionError,
@@ -107,9 +108,18 @@ class Options(RunOptions):
         None, "cluster of the predicted times of --trace, ready-made or in a file; else that of "
         "the program's mesh", kind=str, metavar="NAME",
     )  # fmt: skip
+    log_every: int | None = option(
+        None, "without a terminal: print a line every K steps (a tenth of --steps)", kind=int,
+        check=at_least(1), metavar="K",
+    )  # fmt: skip
+    check: bool = option(False, "compare with the same program on one device", kind=bool)
     callback: Callable[[dict[str, Any]], object] | None = in_python(
         None, "called with each entry of the log (docs/running.md), which it may keep; where it "
         "returns True the training ends: its present step is the last one",
+    )  # fmt: skip
+    verbose: bool = in_python(
+        True, "whether to show the progress, on stderr: a line that stays on a terminal, else a "
+        "line every `log_every` steps",
     )  # fmt: skip
     parameters: bool = in_python(False, "whether the report has the values of parameters")
     python: str = in_python(sys.executable, "the interpreter that runs the ranks")
@@ -143,25 +153,79 @@ class Options(RunOptions):
             raise ShardirError(f"expected a function as callback, got {self.callback!r:.60}")
 
 
+_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?![a-z-])(?:[ =](?!\()([^\s;]+?)(?=[,:;.)]*(?:\s|$)))?")
+_VALUE = re.compile(r"[A-Z:=]+|.*[\d/.].*")
+_WORDS = ("wrap", "drop", "refuse", "pad", "auto")
+
+
+def python_words(text: str) -> str:
+    """Return a message of commands in the words of Python: `--backend gloo` as backend="gloo",
+    `--allow-nan` as allow_nan=True, `--nnodes` as nnodes=."""
+    known = {f.name: f.metadata for f in fields(Options)}
+
+    def spelling(found: re.Match[str]) -> str:
+        name, value = found[1].replace("-", "_"), found[2]
+        about: Mapping[str, Any] | None = known.get(name)
+        if about is None and name not in ("mode", "plan", "save_strategies"):
+            return found[0]
+        kind = str if about is None else about.get("kind")
+        choices = () if about is None else about.get("choices", ())
+        rest = "" if value is None else found[0][found[0].index(found[1]) + len(found[1]) :]
+        if kind is bool:
+            return f"{name}=True{rest}"
+        if value is None or not (value in (*choices, *_WORDS) or _VALUE.fullmatch(value)):
+            return f"{name}={rest}"
+        return f"{name}={value}" if kind in (int, float) else f'{name}="{value}"'
+
+    return _FLAG.sub(spelling, text)
+
+
+@contextmanager
+def in_python_words() -> Iterator[None]:
+    """Raise errors of a block, or of a decorated function, in the words of Python."""
+    try:
+        yield
+    except (LaunchError, ShardirError) as error:
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (python_words(error.args[0]),)
+        raise
+
+
 OPTIONS = "options: those of a run."
 """The line of a docstring in whose place `with_options` lists them."""
 
 
 def with_options(method: Callable[P, R]) -> Callable[P, R]:
     """Decorate a method whose keywords are `Options`: its signature has each of them, and its
-    docstring their meanings, as `shard-run --help` has, in the words of Python."""
+    docstring their meanings, as `shard-run --help` has, in the words of Python, and so do its
+    errors."""
+    method = in_python_words()(method)
     own = [p for p in signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [f for f in fields(Options) if f.name not in {p.name for p in own}]
     added = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default) for f in options]
     lines = ["options: of the run:"]
     for f in options:
-        about = re.sub(r"--([a-z-]+)", lambda m: f"{m[1].replace('-', '_')}=", f.metadata["help"])
+        about = python_words(f.metadata["help"])
         lines += wrap(f"{f.name}: {about}", 88, initial_indent=" " * 4, subsequent_indent=" " * 8)
     vars(method)["__signature__"] = signature(method).replace(parameters=[*own, *added])
     method.__doc__ = re.sub(
         rf"( *){re.escape(OPTIONS)}", lambda m: indent("\n".join(lines), m[1]), method.__doc__ or ""
     )
     return method
+
+
+class Waits(NamedTuple):
+    """The rank that all others of its stage waited for most often, by samples of their positions.
+
+    Args:
+        share: the part of the samples in which they waited for it.
+    """
+
+    rank: int
+    share: float
+
+    def __str__(self) -> str:
+        return f"the others waited {self.share:.0%} of the time for rank {self.rank}"
 
 
 @dataclass(repr=False)
@@ -180,6 +244,8 @@ class Report:
         first: of each step function the step of its first loss, counted from 1.
         differences: of a run with a trace, by function: predicted and measured seconds, of a call
             and of its `parts`; `str` is their table.
+        waits: the rank that the others waited for most, and in what share of the time (`Waits`).
+        checks: of a run with `check=True`: the differences from one device, by what is compared.
         parameters: the last values by name, arrays of numpy (bf16 as f32), of a run with
             `parameters=True` that no signal has ended.
     """
@@ -198,6 +264,8 @@ class Report:
     results: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)
     differences: dict[str, Any] = field(default_factory=dict)
+    waits: "Waits | None" = None
+    checks: list[Any] = field(default_factory=list)
 
     def __repr__(self) -> str:
         lines = [f"run on {self.ranks} rank{'s' * (self.ranks != 1)}, {self.backend}"]
@@ -210,6 +278,8 @@ class Report:
             lines.append(f"  @{name}: {', '.join([steps, *changes, *rates])}")
         last = {(e["function"], e["name"]): e["value"] for e in self.evaluations}
         lines += [f"  @{function}: {name} {value:.6g}" for (function, name), value in last.items()]
+        lines += [f"  {self.waits}"] * (self.waits is not None)
+        lines += [f"  {difference}" for difference in self.checks]
         lines += [f"  memory: {size_text(self.memory)} at most on rank 0"] * bool(self.memory)
         return "\n".join(lines)
 

@@ -242,7 +242,7 @@ W1 = {"shape": [6, 9], "dtype": "f32", "role": "parameter"}
         (lambda p: _manifest(p, function="fit"), "of the step step, got one of fit"),
         (lambda p: _manifest(p, rows={"rows": 48}),
          r"with which it was made, 8 of 48 at a step \(--last wrap\), got 8 of 37 .*--weights"),
-        (lambda p: _manifest(p, step=5), "expected more than 5 --steps, which .* has, got 5"),
+        (lambda p: _manifest(p, step=5), "--steps 5: expected more than 5, which .* has"),
         (shutil.rmtree, "expected a folder of checkpoints, got"),
     ],
 )  # fmt: skip

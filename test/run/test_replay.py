@@ -47,6 +47,7 @@ ROOT = TEXT.replace(
 
 EXPECTED = "step: expected a finite loss, got "
 USE = "; use a lower learning rate, or --allow-nan"
+IN_PYTHON = USE.replace("--allow-nan", "allow_nan=True")
 
 
 def _data() -> dict[str, Any]:
@@ -91,7 +92,10 @@ def test_the_rank_that_reads_a_row_with_nan_is_named(tmp_path, row):
     step, rank = _step_and_rank(row)
     log = tmp_path / "log.jsonl"
     found = _error(_program(tmp_path, data), log=log)
-    assert found == f"nan in step {step}: step {step}, rank {rank}: nan first in the input x{USE}"
+    assert (
+        found
+        == f"nan in step {step}: step {step}, rank {rank}: nan first in the input x{IN_PYTHON}"
+    )
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     losses = [e["loss"] for e in entries if e["event"] == "step"]
     later = 0 if DEVICE == "cpu" else len(losses) - step  # it is read some steps later
@@ -112,7 +116,7 @@ def test_a_nan_of_the_backward_part_is_of_the_step_before(tmp_path):
     pattern = (
         rf"nan in step {step + 1}: {first}: nan first as a result of aten\.mul "
         rf"{_at(text, 'nn.square', ', backward')}; before that {first}: infinite first as a "
-        rf"result of aten\.div {_at(text, 'nn.sqrt', ', backward')}{USE}"
+        rf"result of aten\.div {_at(text, 'nn.sqrt', ', backward')}{IN_PYTHON}"
     )
     found = _error(_program(tmp_path, data, text))
     assert re.fullmatch(pattern, found), found

@@ -9,7 +9,9 @@ shardir_runtime/ the package that the programs import
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,31 +20,46 @@ from typing import Any, ClassVar
 import numpy as np
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 
+from shardir.algebra.mesh import Mesh
 from shardir.backend.interface import Backend, Origin
 from shardir.backend.runs import (
     Batches,
+    LaunchError,
     MeasuredTimes,
     OnEvent,
     OnTrace,
     Options,
     RankCalls,
     Report,
+    RunError,
 )
 from shardir.backend.torch import resize
 from shardir.backend.torch.directory import SOURCE, copy_runtime, replacing
 from shardir.backend.torch.emit.arena import arena_plan
 from shardir.backend.torch.emit.data import Data
 from shardir.backend.torch.emit.plan import plan_of, states_in
-from shardir.backend.torch.emit.program import Emitted, emit, mesh_of, outline, program_text
+from shardir.backend.torch.emit.program import (
+    Emitted,
+    emit,
+    mesh_of,
+    outline,
+    program_text,
+    public_functions,
+)
 from shardir.backend.torch.launch.measure import times
+from shardir.backend.torch.launch.report import Progress, run_and_check
 from shardir.backend.torch.launch.start import read_plan, run
 from shardir.backend.torch.measured import ProgramLines
 from shardir.backend.torch.shardir_runtime.plan.program import ProgramPlan
 from shardir.backend.torch.traces import Differences, MeasuredTrace
 from shardir.cost.clusters import load
+from shardir.cost.seconds import works_of
 from shardir.diagnostics import ShardirError
+from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import Array
+from shardir.dialects.train import schedule_of
 from shardir.pipelines import build
 from shardir.syntax.files import scratch_folder, write_text
 from shardir.syntax.source import collect_warnings, warn
@@ -108,6 +125,10 @@ class TorchBackend(Backend):
             warn(f, message)
         if aliases:
             plan["aliases"] = dict(aliases)
+        for f in public_functions(module):
+            of_function = plan["functions"][f.sym_name.data]
+            if (seconds := seconds_at_peak(f, mesh, of_function)) is not None:
+                of_function["at_peak"] = seconds
         form = {"straight_line": self.straight_line, "arena": self.arena}
         programs = {"program.py": emit(module, **form)}
         if (arenas := programs["program.py"].arenas) is not None:
@@ -134,9 +155,17 @@ class TorchBackend(Backend):
 
         def at_work(given: Options) -> Report:
             on_trace = None if options.trace is None else self.on_trace(directory, options, traced)
-            report = run(
-                directory, given, None, "program.py", on_event, batches, self.emit_resized, on_trace
-            )
+            progress = Progress("", options.steps, options.log_every, sys.stderr)
+            if options.check:
+                report = self._checked(directory, given, progress, batches, on_trace)
+            else:
+                shown = options.verbose and on_event is None
+                with progress.shown() if shown else nullcontext():
+                    take = progress if shown else on_event
+                    report = run(
+                        directory, given, None, "program.py", take, batches, self.emit_resized,
+                        on_trace,
+                    )  # fmt: skip
             report.differences = {d.function: d for d in traced}
             return report
 
@@ -147,6 +176,26 @@ class TorchBackend(Backend):
             report = at_work(replace(options, dump=dump))
             if report.stopped is None and options.node_rank == 0:
                 report.parameters = _parameters(read_plan(directory), dump)
+        return report
+
+    def _checked(
+        self, directory: str | Path, options: Options, progress: Progress, batches: Batches | None,
+        on_trace: OnTrace | None,
+    ) -> Report:  # fmt: skip
+        """Run a directory, and compare with one device.
+
+        Raises:
+            RunError: they differ by more than rounding.
+        """
+        if batches is not None:
+            raise LaunchError(
+                "--check: expected files of --data, or the example inputs, got batches; compare "
+                "batches by program.check(batches)"
+            )
+        report, report_checks = run_and_check(read_plan(directory), options, progress, on_trace)
+        if not all(difference.agrees for difference in report_checks):
+            raise RunError("\n".join(map(str, report_checks)))
+        report.checks = report_checks
         return report
 
     def on_trace(self, directory: str | Path, options: Options, out: list[Differences]) -> OnTrace:
@@ -190,6 +239,16 @@ class TorchBackend(Backend):
         on_round: Callable[[int], object] | None = None,
     ) -> MeasuredTimes:
         return times(directories, rounds, seconds, options, on_round)
+
+
+def seconds_at_peak(f: FuncOp, mesh: Mesh | None, plan: Mapping[str, Any]) -> float | None:
+    """Return the seconds of a step's operations on a device at the peak rate of its narrowest
+    element type; None without a rate of the mesh's own cluster, and for steps in stages."""
+    rates = {} if mesh is None or mesh.cluster is None else mesh.cluster.rates
+    peak = rates.get(plan["narrowest"])
+    if mesh is None or not peak or plan["kind"] != "step" or schedule_of(f) is not None:
+        return None
+    return sum(work.cost(mesh).flops for work in works_of(ops_of(f.body.block), mesh)) / peak
 
 
 def _parameters(plan: ProgramPlan, dump: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from shardir.backend.runs import python_words
 from shardir.backend.torch.directory import RUNTIME
 from shardir.backend.torch.shardir_runtime.collectives.broadcast import CHUNK_BYTES
 from shardir.backend.torch.shardir_runtime.plan.program import PlanError
@@ -43,11 +44,16 @@ class Startable(Protocol):
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Convert errors of the runtime to errors of shardir."""
+    """Convert errors of the runtime to errors of shardir, in the words of Python."""
     try:
         yield
     except (PlanError, OptionError) as e:
-        raise ShardirError(str(e)) from None
+        raise ShardirError(python_words(str(e))) from None
+
+
+def trainer_error(text: str) -> ShardirError:
+    """Return an error of a trainer."""
+    return ShardirError(python_words(text))
 
 
 @check_arguments("start")
@@ -90,7 +96,7 @@ def start(
             compile=compile,
         )  # fmt: skip
         if isinstance(program, str | Path):
-            return Trainer.of(Path(program), options, resume, error=ShardirError)
+            return Trainer.of(Path(program), options, resume, error=trainer_error)
         if program is not None and not hasattr(program, "steps_done"):
             raise ShardirError(
                 "expected a compiled program, or the directory of a saved one, got "
@@ -100,7 +106,12 @@ def start(
         use_processor(options)
         with _shared_program(program, join_group(options)) as (directory, steps_done):
             return Trainer.of(
-                directory, options, resume, steps_done=steps_done, leaves=leaves, error=ShardirError
+                directory,
+                options,
+                resume,
+                steps_done=steps_done,
+                leaves=leaves,
+                error=trainer_error,
             )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardir.backend.runs import Options
+from shardir.backend.runs import Options, in_python_words
 from shardir.backend.torch.launch.feed import Pipes
 from shardir.backend.torch.launch.positions import ranks_of_a_stage
 from shardir.backend.torch.launch.ranks import Ranks
@@ -279,7 +279,8 @@ class LocalTrainer(TrainedSteps):
     def _watch(self, until: Callable[[], bool]) -> None:
         """Watch the ranks until something holds; end them if it does not come to that."""
         try:
-            self._ranks.watch(self._events.append, until)
+            with in_python_words():
+                self._ranks.watch(self._events.append, until)
         except BaseException:  # Ctrl-C too: a call that is half written cannot be taken back
             self.close(wait=False)
             raise

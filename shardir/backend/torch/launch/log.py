@@ -12,7 +12,9 @@ TensorBoard, and for callbacks.
 
 Steps are counted from 1. `seconds`: the time from the start of the training to the report of the
 step, without evaluations. `rates`: per second since the previous report, of steps, and of samples
-and tokens if the inputs have them. `memory`: the peak of rank 0 in bytes. In JSON, numbers that are
+and tokens if the inputs have them. `memory`: the peak of rank 0 in bytes. `share`: of the peak
+rate of the devices, where the program's cluster has one. `waits`: the rank that the others wait for
+most, {"rank": 2, "share": 0.7}, where they do. In JSON, numbers that are
 not finite are null, and so are results of more than 4,096 elements.
 """
 
@@ -71,6 +73,7 @@ def on_board(folder: Path | None) -> Iterator[OnEvent | None]:
             case "step":
                 rates = {f"{what}_per_second": rate for what, rate in entry["rates"].items()}
                 of_run = {"memory": entry["memory"], **rates}
+                of_run |= {"share_of_peak": entry["share"]} if "share" in entry else {}
                 scalars = {"loss": entry["loss"], **entry["metrics"], **of_run}
             case "evaluation":
                 scalars = {entry["name"]: entry["value"]}
@@ -92,11 +95,12 @@ def entries(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
     match event["event"]:
         case "steps":
             first, losses, metrics = entry["first"], entry["losses"], entry["metrics"]
+            more = {name: entry[name] for name in ("share", "waits") if name in entry}
             for i, loss in enumerate(losses):
                 yield {"event": "step", "function": entry["function"], "step": first + i,
                        "loss": loss, "seconds": entry["seconds"], "memory": entry["memory"],
                        "rates": entry["rates"],
-                       "metrics": {name: x[i] for name, x in metrics.items()}}  # fmt: skip
+                       "metrics": {name: x[i] for name, x in metrics.items()}, **more}  # fmt: skip
         case "evaluated":
             yield entry | {"event": "evaluation"}
         case "start" | "trained" | "result":

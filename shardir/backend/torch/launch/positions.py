@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from shardir.backend.runs import Waits
 from shardir.backend.torch.launch.program_lines import LineTexts
 from shardir.backend.torch.shardir_runtime.collectives.position import (
     BEGUN,
@@ -30,6 +31,9 @@ from shardir.backend.torch.shardir_runtime.collectives.position import (
     STEP,
 )
 from shardir.backend.torch.shardir_runtime.plan.program import STAGE, ProgramPlan
+
+MIN_SAMPLES, MIN_SHARE = 20, 0.2
+"""The fewest samples, and the smallest share of them, in which ranks wait for one that is named."""
 
 SHOWN = 16
 """The maximum number of positions that a message has."""
@@ -115,6 +119,41 @@ class Records:
 def ranks_of_a_stage(plan: ProgramPlan) -> int:
     """Return the number of ranks of a stage: they begin equal collectives."""
     return plan.size // dict(plan.axes).get(STAGE, 1)
+
+
+class WaitSamples:
+    """Samples of the positions of ranks: how often all others of a stage wait for one rank.
+
+    Args:
+        size: the number of ranks of a stage.
+    """
+
+    def __init__(self, size: int):
+        self.size, self.count = size, 0
+        self.waited: Counter[int] = Counter()
+        """The samples in which the others waited for a rank."""
+
+    def add(self, records: list[bytes]) -> None:
+        """Count a sample, once the ranks train."""
+        words = [memoryview(record).cast("Q") for record in records]
+        if not words or not all(w[STEP] for w in words):
+            return
+        self.count += 1
+        for first in range(0, len(words), self.size):
+            stage = words[first : first + self.size]
+            most = max(w[BEGUN] for w in stage)
+            late = [rank for rank, w in enumerate(stage, first) if w[BEGUN] < most]
+            others = [w for w in stage if w[BEGUN] == most]
+            if len(late) == 1 and all(w[COMPLETED] < most for w in others):
+                self.waited[late[0]] += 1
+
+    def most(self) -> Waits | None:
+        """Return the rank that the others wait for most; None where it is too seldom to say."""
+        if self.count < MIN_SAMPLES or not self.waited:
+            return None
+        (rank, count), = self.waited.most_common(1)  # fmt: skip
+        share = count / self.count
+        return Waits(rank, share) if share >= MIN_SHARE else None
 
 
 class Standing:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from shardir.backend.runs import LaunchError, OnEvent, Options, RunError
 from shardir.backend.torch.launch.forks import Fork, Forks, environment, forks
 from shardir.backend.torch.launch.outcome import TAIL_BYTES, Outcome
-from shardir.backend.torch.launch.positions import Records, Standing
+from shardir.backend.torch.launch.positions import Records, Standing, WaitSamples
 from shardir.backend.torch.shardir_runtime.collectives.position import POSITIONS
 from shardir.backend.torch.shardir_runtime.plan.program import START_SECONDS
 from shardir.backend.torch.shardir_runtime.run.events import FINISH, MAY_FINISH, event_of
@@ -76,6 +76,7 @@ class Ranks:
         self.processes: list[Fork] = []
         self.logs: list[Any] = []  # the output of each rank: files without a name
         self.outcome = Outcome()
+        self.waits = WaitSamples(self.stage)
         self._started = False  # the ranks have met
         self._unread = b""
         self._ended = False  # no rank holds the other end of the events' pipe any more
@@ -216,6 +217,8 @@ class Ranks:
             self.feed.write(ready)
         self._drained = self._events not in ready
         if self._drained:
+            if not ready and self.count > 1:  # a sample at an event would find rank 0 in its report
+                self.waits.add(self._records.read())
             return []
         data = os.read(self._events, 1 << 16)
         self._ended = not data

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.start import run
+from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manifests
 from shardir.backend.torch.shardir_runtime.plan.program import ProgramPlan
 from shardir.backend.torch.shardir_runtime.run.events import repeat_sentence
 from shardir.syntax.files import scratch_folder
@@ -21,14 +22,22 @@ TOLERANCES = {"f64": 1e-9, "f32": 1e-4, "bf16": 2e-2, "f16": 2e-2}
 
 
 class Progress:
-    """The events of a run as a bar on a terminal, or as lines elsewhere."""
+    """The events of a run as a line that stays on a terminal, or as lines elsewhere.
 
-    def __init__(self, label: str, steps: int, log_every: int, out: TextIO | None = None):
-        self.label, self.steps, self.log_every = label, steps, log_every
+    Args:
+        log_every: without a terminal, the steps between two lines; by default a tenth of them.
+    """
+
+    def __init__(
+        self, label: str, steps: int, log_every: int | None = None, out: TextIO | None = None
+    ):
+        self.label, self.steps = label, steps
+        self.log_every = log_every or max(1, steps // 10)
         self.out = out or sys.stdout
         self._ranks = 0
         self._bar: Any = None
         self._tasks: dict[str, Any] = {}
+        self._firsts: dict[str, int] = {}
 
     @contextmanager
     def shown(self) -> Iterator["Progress"]:
@@ -37,11 +46,12 @@ class Progress:
             yield self
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                   TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn())  # fmt: skip
+        text = Column(no_wrap=True, overflow="ellipsis")
+        columns = (BarColumn(10), TextColumn("{task.description}", table_column=text))
         with Bar(*columns, console=Console(file=self.out)) as self._bar:
             yield self
         self._bar = None
@@ -66,21 +76,30 @@ class Progress:
         if event["event"] != "steps":
             return
         name, first, losses = event["function"], event["first"], event["losses"]
-        metrics = event["metrics"]
         if self._bar is not None:
             if name not in self._tasks:
-                label = f"{self.label}{name}"
-                self._tasks[name] = self._bar.add_task(label, total=self.steps, loss="")
-            task, done = self._tasks[name], first + len(losses) - 1
-            self._bar.update(task, completed=done, loss=f"{losses[-1]:.6g}")
+                self._tasks[name] = self._bar.add_task("", total=self.steps)
+            done = first + len(losses) - 1
+            rate = (done - self._firsts.setdefault(name, first) + 1) / max(event["seconds"], 1e-9)
+            left = _clock((self.steps - done) / rate)
+            text = "  ".join([*self._parts(event, done), f"{left} left"])
+            self._bar.update(self._tasks[name], completed=done, description=escape(text))
             return
-        for step, loss in enumerate(losses, first):
+        for step in range(first, first + len(losses)):
             if step in (1, self.steps) or step % self.log_every == 0:
-                text = f"{self.label}{name}: step {step}/{self.steps}  loss {loss:.6g}"
-                shown = [f"{n} {x[step - first]:.6g}" for n, x in metrics.items()]
-                shown += _format_rates(event["rates"])
-                shown.append(f"{event['memory'] / 2**20:,.0f} MiB")
-                print(text, *shown, sep="  ", file=self.out, flush=True)
+                print(*self._parts(event, step), sep="  ", file=self.out, flush=True)
+
+    def _parts(self, event: dict[str, Any], step: int) -> list[str]:
+        """The parts of the line of a step."""
+        at, share, waits = step - event["first"], event.get("share"), event.get("waits")
+        parts = [f"{self.label}{event['function']}: step {step}/{self.steps}"]
+        parts += [f"loss {event['losses'][at]:.6g}"]
+        parts += [f"{name} {x[at]:.6g}" for name, x in event["metrics"].items()]
+        parts += _format_rates(event["rates"])
+        parts += [f"{share:.2%} of peak"] if share else []
+        parts += [f"{event['memory'] / 2**20:,.0f} MiB"]
+        parts += [f"{waits['share']:.0%} wait for rank {waits['rank']}"] if waits else []
+        return parts
 
     def _print(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
@@ -88,6 +107,20 @@ class Progress:
             print(text, file=self.out, flush=True)
         else:
             self._bar.console.print(text)
+
+
+def escape(text: str) -> str:
+    """Return a text for rich without markup."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _clock(seconds: float) -> str:
+    """A time as a clock has it: 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def summary(report: Report) -> list[str]:
@@ -100,6 +133,7 @@ def summary(report: Report) -> list[str]:
             f"{name}: {count} {_plural('step', count)}, final loss {losses[-1]:.6g},"
             f" {rate:.1f} steps/s{_throughput(report, name, rate)}"
         )
+    lines += [str(report.waits)] * (report.waits is not None)
     for result in report.results:
         lines.append(f"{result['function']}: {result['name']} = {_value(result)}")
     return lines
@@ -162,6 +196,8 @@ def run_and_check(
     plan: ProgramPlan, options: Options, progress: Progress, on_trace: OnTrace | None = None
 ) -> tuple[Report, list[Difference]]:
     """Run on all ranks and on one device, and compare losses and results."""
+    if options.nnodes.high > 1:
+        raise LaunchError(f"--check: expected one machine, got --nnodes {options.nnodes}")
     if plan.single is None:
         raise LaunchError(
             "--check: there is no program for one device to check against: this one was compiled"
@@ -169,12 +205,21 @@ def run_and_check(
         )
     with scratch_folder() as folder:
         ranks, single = options.dump or folder / "ranks.npz", folder / "single.npz"
-        with progress.shown():
-            given = replace(options, dump=ranks)
-            report = run(plan.directory, given, on_event=progress, on_trace=on_trace)
+        shown, resume = options.verbose, options.resume
+        if resume is not None and (complete := manifests.complete(resume)):
+            resume = complete[-1]  # the ranks may write more
+        elif resume == options.checkpoints:
+            resume = None
+        with progress.shown() if shown else nullcontext():
+            given, on_event = replace(options, dump=ranks), progress if shown else None
+            report = run(plan.directory, given, on_event=on_event, on_trace=on_trace)
         alone = Progress("one device: ", progress.steps, progress.log_every, progress.out)
-        with alone.shown():
-            run(plan.directory, replace(options, dump=single), program=plan.single, on_event=alone)
+        one = replace(
+            options, dump=single, resume=resume, checkpoints=None, log=None, tensorboard=None
+        )
+        with alone.shown() if shown else nullcontext():
+            on_event = alone if shown else None
+            run(plan.directory, one, program=plan.single, on_event=on_event)
         with np.load(ranks) as ours, np.load(single) as theirs:
             return report, compare(plan, dict(ours), dict(theirs), options.steps)
 

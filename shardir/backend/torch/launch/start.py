@@ -114,13 +114,19 @@ def run(
         open_log(options.log if reports else None, append=_steps_done(options) > 0) as log,
         on_board(options.tensorboard if reports else None) as board,
     ):
-        last, states = False, None
+        last, states, started = False, None, None
+        at_peak = {f.name: f.at_peak for f in plan.functions}
         rates = Rates({"samples": report.samples, "tokens": report.tokens})
 
         def take(event: dict[str, Any]) -> None:
-            nonlocal last
+            nonlocal last  # the other names are set before the ranks start
             if event["event"] == "steps":
                 event = event | {"rates": rates.since(event)}
+                peak = at_peak.get(event["function"])
+                if peak is not None and "steps" in event["rates"]:
+                    event["share"] = peak * event["rates"]["steps"]
+                if started is not None and (waits := started.waits.most()) is not None:
+                    event["waits"] = waits._asdict()
                 if states is not None:
                     states.drop_before(event["first"] + len(event["losses"]) - 1)
             report.add(event)
@@ -132,7 +138,7 @@ def run(
                         write(entry)
                 if options.callback is not None:
                     last = options.callback(entry) is True or last
-                if last and entry["event"] in ("step", "evaluation"):
+                if last and started is not None and entry["event"] in ("step", "evaluation"):
                     started.finish()
 
         if options.by_agent and program == "program.py":
@@ -152,6 +158,7 @@ def run(
                 variables |= states.variables
             started = Ranks(plan.directory / program, ranks, options, feed, variables, same)
             started.run(take)
+            report.waits = started.waits.most()
     return report
 
 

@@ -142,11 +142,11 @@ def saving(
         first = first._replace(step=first.restore().step)
         if first.step >= options.steps:
             raise PlanError(
-                f"expected more than {first.step} --steps, which {path} has, got {options.steps}"
+                f"--steps {options.steps}: expected more than {first.step}, which {path} has"
             )
     elif options.steps_done > options.steps:
         raise PlanError(
-            f"expected at least {options.steps_done} --steps, which are done, got {options.steps}"
+            f"--steps {options.steps}: expected at least {options.steps_done}, which are done"
         )
     if options.checkpoints is None:
         yield Saving(Interruption(states.mesh, (FINISH,)) if may_finish() else None, first)

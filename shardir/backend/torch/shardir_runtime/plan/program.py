@@ -174,6 +174,7 @@ class PlanFunction:
         replicas: the number of replicas, on whose values it runs one by one.
         every: the number of steps after which it runs.
         states: the name of the states of a step's optimizer, by default its own.
+        at_peak: the seconds of its operations on a device at its peak rate, where that is known.
     """
 
     name: str
@@ -185,6 +186,7 @@ class PlanFunction:
     replicas: int | None = None
     every: int | None = None
     states: str | None = None
+    at_peak: float | None = None
 
     def key_of(self, state: str) -> str:
         """Return the key of a state that its optimizer has once: `step.lr`."""
@@ -362,6 +364,7 @@ def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -
         name, python, kind, narrowest, tuple(args), tuple(results),
         field.value.get("replicas"), field.value.get("every"),
         field.get("states", (str, type(None)), default=None).value,
+        field.get("at_peak", (float, type(None)), default=None).value,
     )  # fmt: skip
     _check_replicas(field, function)
     return function

@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -104,15 +105,21 @@ class Watch(TorchDispatchMode):
         frame = sys._getframe(1)
         while frame is not None and Path(frame.f_code.co_filename).name != self.program.name:
             frame = frame.f_back
-        if frame is None:
-            return ""
-        lines = self.program.read_text(encoding="utf-8").split("\n")[: frame.f_lineno]
-        comments = (_SOURCE.search(line) for line in reversed(lines))
-        source = next((found[1] for found in comments if found), "")
-        parts = (line for line in reversed(lines) if line.startswith("def ") or "# ---- " in line)
-        part = ", backward" if source and "---- backward ----" in next(parts, "") else ""
-        source = f" ({source}{part})" if source else ""
-        return f" at {self.program.name}:{frame.f_lineno}{source}"
+        return "" if frame is None else place_of(self.program, frame.f_lineno)
+
+
+def place_of(program: Path, number: int) -> str:
+    """Return a line of the program as text, with its source line from the comments, if the file is
+    there: ` at program.py:40 (model.ir:9, backward)`."""
+    lines = list[str]()
+    with suppress(OSError):
+        lines = program.read_text(encoding="utf-8").split("\n")[:number]
+    comments = (_SOURCE.search(line) for line in reversed(lines))
+    source = next((found[1] for found in comments if found), "")
+    parts = (line for line in reversed(lines) if line.startswith("def ") or "# ---- " in line)
+    part = ", backward" if source and "---- backward ----" in next(parts, "") else ""
+    source = f" ({source}{part})" if source else ""
+    return f" at {program.name}:{number}{source}"
 
 
 def _name(func: Any) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..collectives import position
 from ..collectives.mesh import Mesh
 from ..plan.program import REPLICA, PlanError, PlanFunction, PlanResult, ProgramPlan
+from .indices import index_error
 from .states import DTYPES, States
 
 
@@ -42,6 +43,7 @@ class Session:
                 raise PlanError(
                     f"plan.json names {function.name!r}, which the program does not have"
                 )
+        self._step = 0
         self.states = States(plan, mesh, seed, broadcasts)
         beside = [f for f in plan.functions if f.kind == "function"]
         self.periodic = [f for f in beside if f.every]
@@ -51,7 +53,8 @@ class Session:
         self, function: PlanFunction, step: int, inputs: Sequence[Tensor], check: bool = False
     ) -> list[Tensor]:
         """Run a step, counted from 0, and the periodic functions after it. Return its results."""
-        position.at_step(step + 1)
+        self._step = step + 1
+        position.at_step(self._step)
         outputs = self.call(function, inputs, check)
         for other in self.periodic:
             if (step + 1) % (other.every or 1) == 0:
@@ -77,10 +80,14 @@ class Session:
         args = [
             next(given) if arg.role == "input" else self.states.shard(arg) for arg in function.args
         ]
-        if function.replicas is None:
-            outputs = self._outputs(function, args)
-        else:
-            outputs = self._of_replicas(function, function.replicas, args)
+        try:
+            if function.replicas is None:
+                outputs = self._outputs(function, args)
+            else:
+                outputs = self._of_replicas(function, function.replicas, args)
+        except IndexError as error:
+            step = self._step if function.kind == "step" else 0
+            raise index_error(error, function, self.states, inputs, step) from error
         if check:
             self._check(function, outputs)
         for result, output in zip(function.results, outputs, strict=True):

@@ -6,7 +6,7 @@ trainer["critic"].step(real, noise)                 # of one with several
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,10 @@ class TrainedSteps(ABC):
         steps: the steps by name.
         steps_done: the number of completed steps, of all of them together.
         metrics_of: the metrics of the last call of each step by name.
-        error: the class of errors.
+        error: makes an error from its text.
     """
 
-    error: type[Exception]
+    error: Callable[[str], Exception]
 
     def __init__(self, plan: ProgramPlan, steps_done: int):
         self.steps = training_steps(plan)

@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 def _reported(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a method of a trainer whose errors are of its class of errors."""
+    """Return a method of a trainer whose errors it makes."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,7 +59,7 @@ class Trainer(TrainedSteps):
         session: the functions and states of a program with training steps.
         steps_done: the number of steps before the first call.
         leaves: whether `close` destroys the process group.
-        error: the class of the errors of its methods.
+        error: makes the errors of its methods from their texts.
 
     Attributes:
         rank: the number of this rank.
@@ -70,7 +70,7 @@ class Trainer(TrainedSteps):
 
     def __init__(
         self, session: Session, steps_done: int = 0, leaves: bool = False,
-        error: type[Exception] = PlanError,
+        error: Callable[[str], Exception] = PlanError,
     ):  # fmt: skip
         self._session, self._states = session, session.states
         _ = session.plan.digest  # for checkpoints, when the directory may be gone
