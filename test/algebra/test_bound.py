@@ -121,7 +121,7 @@ def test_the_bound_is_the_latency_of_an_exchange_over_all_axes(
 def test_no_moves_are_below_the_bound(sizes: tuple[int, ...]) -> None:
     """One to three random moves, on clusters of random links and factors of collectives, against
     the bounds between the layouts where they begin and end. Complete values become partial too."""
-    for case in range(extent(25, 2000)):
+    for case in range(extent(40, 2000)):
         random = Random(f"{sizes} {case}")
         axes = tuple(zip("abc", sizes, strict=False))
         mesh = Mesh("m", axes, random_cluster(prod(sizes), random))

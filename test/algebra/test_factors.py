@@ -99,7 +99,7 @@ def cost(mesh: Mesh, shapes: Any, operands: Any, hints: Any, placement: OpShardi
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=extent(30, 200), deadline=None, derandomize=True)
+@settings(max_examples=extent(60, 200), deadline=None, derandomize=True)
 @given(st.data())
 def test_a_placement_is_legal_and_splits_what_is_agreed_on(name: str, data: Any):
     """Factors on which the layouts agree are split so, since that splits the computation. It costs

@@ -44,7 +44,7 @@ def on_host(v: SSAValue) -> bool:
 
 @pytest.mark.parametrize(
     ("optimizer", "plan", "pipeline"),
-    sampled(product(OPTIMIZERS, PLANS, ["train", "auto{overlap=false}"]), 6),
+    sampled(product(OPTIMIZERS, PLANS, ["train", "auto{overlap=false}"]), 9),
 )
 def test_states_stay_where_they_are(optimizer: str, plan: str, pipeline: str) -> None:
     """But in plans of presets, which may gather a state by way of devices."""

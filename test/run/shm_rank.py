@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.extent import extent
 from support.ranks.shm_sequences import Sequence, given
 
 from shardir.backend.torch.shardir_runtime.shm import NAME, moves
@@ -28,7 +29,7 @@ def segments_of_all() -> Any:
 def sequences(rank, seed):
     """Random operations in several groups, waited for in another order on each rank."""
     moves.AHEAD = random.Random(seed).choice([0, 1 << 16, 1 << 25])
-    Sequence(seed, rank).run(400)
+    Sequence(seed, rank).run(extent(150, 400))
 
 
 def dropped(rank, seed):
@@ -51,7 +52,7 @@ def dropped(rank, seed):
 def steady(rank, seed):
     """A step that is repeated takes no new memory, whoever is ahead; sums have equal bits."""
     segments, sizes = segments_of_all(), random.Random(seed)
-    sizes = [sizes.randrange(1, 200_000) for _ in range(10)]
+    sizes = [sizes.randrange(1, 200_000) for _ in range(extent(4, 10))]
     taken = []
     for step in range(12):
         time.sleep(random.random() * 0.002)
