@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.cpu import Cpu
+from support.forked import LATE_SERVER
 from support.runlines import RunError, run, run_lines
+
+from shardir.backend.torch.launch.forks import share_forks
 
 settings.register_profile(
     "any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -80,12 +83,12 @@ def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> RunFile | 
     return None
 
 
-@pytest.fixture
-def forked_ranks() -> Iterator[None]:
-    """Let all runs fork their ranks from one process (rank_server.py)."""
-    from support.forked import server
-
-    from shardir.backend.torch.launch.forks import share_forks
-
-    with share_forks(server()):
+@pytest.fixture(autouse=True)
+def forked_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let all runs fork their ranks from one process (rank_server.py), except in the tests with the
+    marker `started_ranks`."""
+    if request.node.get_closest_marker("started_ranks") is not None:
+        yield
+        return
+    with share_forks(LATE_SERVER):
         yield

@@ -20,8 +20,6 @@ from shardir.backend.torch.launch.ranks import Ranks, allow_files
 from shardir.backend.torch.shardir_runtime.run.events import event_of
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
 sys.path.append({folder!r})

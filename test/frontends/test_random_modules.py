@@ -22,7 +22,6 @@ def test_random_modules_train_as_in_torch(part: int) -> None:
         check(seed)
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_random_modules_train_on_ranks() -> None:
     seeds = iter(range(COUNT, COUNT + 100))
     for _ in range(ON_RANKS):

@@ -187,7 +187,6 @@ RUNNING = [
 ]
 
 
-@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(("page", "text"), sampled(RUNNING, 5))
 def test_python_runs(page: Path, text: str, tmp_path: Path) -> None:
     for name, content in FILE.findall(page.read_text()):

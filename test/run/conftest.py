@@ -1,5 +1,4 @@
-"""All runs fork their ranks from one process (rank_server.py), except in the tests with the marker
-`started_ranks`."""
+"""The device of the ranks, and examples that run once for all tests."""
 
 from collections.abc import Callable
 from functools import cache
@@ -16,12 +15,6 @@ if DEVICE != "cpu":  # where a test names none
         *of_options(self),
         *([] if self.device else ["--device", DEVICE]),
     ]
-
-
-@pytest.fixture(autouse=True)
-def ranks_are_forked(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("started_ranks") is None:
-        request.getfixturevalue("forked_ranks")
 
 
 @pytest.fixture(scope="session")

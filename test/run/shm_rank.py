@@ -29,7 +29,7 @@ def segments_of_all() -> Any:
 def sequences(rank, seed):
     """Random operations in several groups, waited for in another order on each rank."""
     moves.AHEAD = random.Random(seed).choice([0, 1 << 16, 1 << 25])
-    Sequence(seed, rank).run(extent(150, 400))
+    Sequence(seed, rank).run(400)
 
 
 def dropped(rank, seed):

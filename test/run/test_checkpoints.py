@@ -54,8 +54,6 @@ func.func private @loss(
 train.step @step of @loss <adam, lr = 0.05>
 """
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

@@ -36,8 +36,6 @@ func.func @valid(
 train.step @step of @loss <sgd, lr = 0.01>
 """
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 
 def _data(folder: Path, **others: Any) -> dict[str, Any]:
     """Data of which a step has all rows, so that its order does not matter; the evaluation has 4

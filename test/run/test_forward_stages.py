@@ -19,8 +19,6 @@ from shardir.backend.torch.launch.forks import share_forks
 from shardir.backend.torch.launch.report import Progress, run_and_check
 from shardir.backend.torch.launch.start import read_plan
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 WIDTH, BATCH, MICROBATCHES = 8, 4, 3
 
 

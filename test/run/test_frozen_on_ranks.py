@@ -8,7 +8,6 @@ from torch import nn
 import shardir
 
 STEPS = 3
-pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
 class Adapted(nn.Module):

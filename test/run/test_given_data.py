@@ -84,7 +84,6 @@ def test_tokens_of_a_program_are_checked_where_it_is_compiled(given, size, messa
         assert inits == [{"kind": "file", "file": "data/t_u16.npy", "shift": k} for k in (0, 1)]
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_is_given_its_data(tmp_path, capsys):
     directory = sample.write(tmp_path / "dir")
     x, t = np.load(directory / "data/x.npy")[::-1], np.load(directory / "data/t.npy")[::-1]

@@ -47,7 +47,6 @@ def tokens(tmp_path):
         path.unlink()
 
 
-@pytest.mark.usefixtures("forked_ranks")
 def test_memory_does_not_depend_on_the_size_of_a_file(tokens, tmp_path):
     """The rows of all steps are on 100 MB of pages of a rank, if they are in different ones."""
     text = re.sub(r"\b[XY]\b", lambda name: TYPES[name[0]], PROGRAM)

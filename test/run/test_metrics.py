@@ -17,7 +17,6 @@ from shardir.backend.runs import RunError
 
 STEPS, MICROBATCHES, MAXIMUM = 5, 2, 0.1
 METRICS = ("largest", "near", "learning_rate", "gradient_norm")
-pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
 def _model() -> nn.Module:

@@ -11,8 +11,6 @@ from torch import nn
 import shardir
 
 STEPS = 2
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 BLOCKS = [
     (Case("apart", 8, 2), "tp = 4", "megatron"),
     (Case("timm", 4, 4, 2), "tp = 4", "megatron"),

@@ -15,7 +15,6 @@ import shardir
 
 REPLICAS, EVERY, STEPS, BATCH = 2, 3, 8, 4
 OUTER = "nesterov, replicas = 2, every = 3, lr = 0.7, momentum = 0.9"
-pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
 class Model(nn.Module):

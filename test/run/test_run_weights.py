@@ -21,8 +21,6 @@ from shardir.backend.torch.launch.export import export
 from shardir.backend.torch.launch.forks import share_forks
 from shardir.tools import run as tool
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
-
 
 class Model(torch.nn.Module):
     """Weights that 4 ranks split and one that they do not, and buffers of two types."""

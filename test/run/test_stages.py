@@ -37,7 +37,6 @@ SLOW = (
 
 VOCABULARY, WIDTH, LENGTH, BATCH, MICROBATCHES = 24, 16, 8, 4, 4
 STEPS = extent(3, 5)
-pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
 class Block(nn.Module):

@@ -42,6 +42,16 @@ class Server(Forks):
 server = cache(Server)
 
 
+class LateServer:
+    """The server, which starts when a run looks at it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(server(), name)
+
+
+LATE_SERVER: Any = LateServer()
+
+
 def fork() -> int:
     """Fork, and handle no signal meanwhile: what a handler raises in what modules have asked Python
     to call around a fork is printed and lost."""

@@ -130,7 +130,6 @@ def test_an_error_of_a_benchmark_is_one_line(
 
 
 @pytest.mark.parametrize("name", bench.names())
-@pytest.mark.usefixtures("forked_ranks")
 def test_each_benchmark_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,7 +154,6 @@ sys.exit(os.environ["RANK"] == sys.argv[2])
 
 
 @pytest.mark.parametrize(("failing", "error"), [("none", KeyboardInterrupt), ("1", SystemExit)])
-@pytest.mark.usefixtures("forked_ranks")
 def test_no_rank_of_a_benchmark_outlives_it(
     failing: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
