@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardir.diagnostics import ShardirError as ShardirError
     from shardir.dialects.nn.custom import register_custom_op as register_custom_op
     from shardir.frontends.torch.function_optimizer import optimizer as optimizer
-    from shardir.frontends.torch.steps import Function as Function
+    from shardir.frontends.torch.steps import Inference as Inference
     from shardir.frontends.torch.steps import Step as Step
 
 PLACES = {
@@ -46,7 +46,7 @@ PLACES = {
     "register_custom_op": "shardir.dialects.nn.custom",
     "optimizer": "shardir.frontends.torch.function_optimizer",
     "Step": "shardir.frontends.torch.steps",
-    "Function": "shardir.frontends.torch.steps",
+    "Inference": "shardir.frontends.torch.steps",
 }
 __version__ = "0.1.0"
 

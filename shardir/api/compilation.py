@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardir.api.model import CompiledModel
     from shardir.api.steps import CompiledSteps
-    from shardir.frontends.torch.steps import Function, Step
+    from shardir.frontends.torch.steps import Inference, Step
 
 
 @overload
@@ -49,7 +49,7 @@ def compile(program: "torch.nn.Module", inputs: Any, **options: Any) -> "Compile
 @overload
 def compile(
     program: "torch.nn.Module | Mapping[str, torch.nn.Module]", *,
-    steps: "Mapping[str, Step | Function]", **options: Any,
+    steps: "Mapping[str, Step | Inference]", **options: Any,
 ) -> "CompiledSteps": ...  # fmt: skip
 
 

@@ -5,7 +5,7 @@ program = shardir.compile(
     steps={
         "critic": shardir.Step(critic_loss, (real, noise), optimizer=Adam(gan.critic.parameters())),
         "maker": shardir.Step(maker_loss, noise, optimizer=Adam(gan.maker.parameters())),
-        "samples": shardir.Function(lambda gan, noise: gan.maker(noise), noise),
+        "samples": shardir.Inference(lambda gan, noise: gan.maker(noise), noise),
     },
     mesh="dp = 4",
 )
@@ -38,7 +38,7 @@ from shardir.frontends.torch.capture import capture, evaluating, name_of
 from shardir.frontends.torch.importer import Imported, import_model
 from shardir.frontends.torch.steps import (
     AddedStep,
-    Function,
+    Inference,
     Step,
     add_step,
     training_only,
@@ -123,7 +123,7 @@ class CompiledSteps(ModelProgram):
 def compile_steps(
     model: nn.Module | Mapping[str, nn.Module],
     *,
-    steps: Mapping[str, Step | Function],
+    steps: Mapping[str, Step | Inference],
     mesh: MeshForm | None = None,
     cluster: str | Cluster | None = None,
     devices: int | None = None,
@@ -135,7 +135,7 @@ def compile_steps(
 
     Args:
         model: the module, or several by name: a dict.
-        steps: `shardir.Step` and `shardir.Function`, by their names in the program.
+        steps: `shardir.Step` and `shardir.Inference`, by their names in the program.
         mesh, cluster, devices: as of a module with one step.
         options: the options of `shardir.compile`: plan, mode, pipeline, ...
 
@@ -192,9 +192,9 @@ def _check_steps(steps: Any) -> dict[str, Step]:
             f"{describe(steps) if steps else 'none'}"
         )
     for name, step in steps.items():
-        if not isinstance(step, Step | Function):
+        if not isinstance(step, Step | Inference):
             raise ShardirError(
-                f"expected a shardir.Step or shardir.Function as {name}, got {describe(step)}"
+                f"expected a shardir.Step or shardir.Inference as {name}, got {describe(step)}"
             )
         if not callable(step.function):
             got = describe(step.function)
@@ -257,7 +257,7 @@ def _add(
         return add_step(module, captured, imported, own.optimizer, step, keys, f"{name}_")
 
 
-def _function(module: Module, model: nn.Module, name: str, f: Function) -> Imported:
+def _function(module: Module, model: nn.Module, name: str, f: Inference) -> Imported:
     """Add a function without training."""
     with _in_step(name), training_only(model, []):
         if f.train:

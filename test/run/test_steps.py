@@ -10,7 +10,7 @@ from torch import nn, optim
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 import shardir
-from shardir import Function, ShardirError, Step
+from shardir import Inference, ShardirError, Step
 
 
 class Gan(nn.Module):
@@ -66,7 +66,7 @@ def compiled(model: Gan, **options: Any) -> Any:
         steps={
             "critic": Step(critic_loss, (REAL, NOISE), optimizer=adam(model.critic)),
             "maker": Step(maker_loss, NOISE, optimizer=adam(model.maker, RATE), ema=0.9),
-            "samples": Function(samples, NOISE),
+            "samples": Inference(samples, NOISE),
         },
         **options,
     )
@@ -198,6 +198,9 @@ def test_averages_of_a_run_are_those_of_torch() -> None:
 
 
 MODEL = nn.Linear(4, 8).double()
+NO_FUNCTION: Any = torch.ones(2)
+NO_MODULE: Any = {"a": 3}
+TEXT: Any = "text"
 
 
 def compile_one(step: Any, name: Any = "step", **options: Any) -> Any:
@@ -208,16 +211,16 @@ def compile_one(step: Any, name: Any = "step", **options: Any) -> Any:
     ("work", "message"),
     [
         (lambda: shardir.compile(MODEL, steps={}), "expected steps by name, {'critic': shardir.St"),
-        (lambda: compile_one(3), "expected a shardir.Step or shardir.Function as step, got 3"),
+        (lambda: compile_one(3), "expected a shardir.Step or shardir.Inference as step, got 3"),
         (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL)), "a-b"),
          "expected names of Python as names of steps, got 'a-b'"),
-        (lambda: compile_one(Step(torch.ones(2), NOISE, optimizer="sgd, lr = 0.1")),  # type: ignore
+        (lambda: compile_one(Step(NO_FUNCTION, NOISE, optimizer="sgd, lr = 0.1")),
          "expected a function of the module in step, got a Tensor"),
-        (lambda: shardir.compile({"a": 3}, steps={"b": Function(near_zero)}),  # type: ignore
+        (lambda: shardir.compile(NO_MODULE, steps={"b": Inference(near_zero)}),
          "expected a module as a, got 3"),
-        (lambda: shardir.compile("text", steps={"b": Function(near_zero)}),  # type: ignore
+        (lambda: shardir.compile(TEXT, steps={"b": Inference(near_zero)}),
          "expected a Module or a dict as model, got 'text'"),
-        (lambda: compile_one(Function(near_zero, NOISE)),
+        (lambda: compile_one(Inference(near_zero, NOISE)),
          "expected a step that trains, got functions alone; compile each with train=False"),
         (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL)), loss=mse_loss),
          "expected an option of compile with steps, got loss"),

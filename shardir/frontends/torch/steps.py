@@ -50,7 +50,7 @@ class StepOptions:
 
 
 @dataclass(frozen=True)
-class Function:
+class Inference:
     """A function of the parameters, without training: an evaluation, samples.
 
     Args:
