@@ -35,8 +35,10 @@ have layouts, these stay for search-strategies, and new values have none.
    microbatch to the next.
 8. In a function that is no step, the ops that read the number of tokens of a mean result have the
    mark `train.weighs`: the number is the result's weight in a mean over several batches.
-9. A parameter with a rule (shardir/dialects/train/rules.py) is updated by the ops of the rule.
-10. A private function that nothing else uses is erased; any other stays.
+9. With `separate_update` the backward part adds the gradients to states, `w.gradient`, each loss
+   with the weight `step.weight`; the function `step_update` updates the parameters.
+10. A parameter with a rule (shardir/dialects/train/rules.py) is updated by the ops of the rule.
+11. A private function that nothing else uses is erased; any other stays.
 """
 
 from collections import Counter
@@ -72,7 +74,7 @@ from shardir.rewriting.autodiff.tokens import mark_weights, means_of
 from shardir.rewriting.bases import collect_all, collect_errors
 from shardir.rewriting.composites import expand, warn_of_lost_strategies
 from shardir.rewriting.copying import copied
-from shardir.rewriting.functions import bodies
+from shardir.rewriting.functions import bodies, update_signature
 from shardir.rewriting.lowering import lift, lower
 from shardir.rewriting.options import PassOptions
 from shardir.rewriting.rewriter import erase
@@ -118,12 +120,13 @@ def differentiate_all(module: ModuleOp, requests: Sequence[Request]) -> None:
         private = source.sym_visibility is not None and source.sym_visibility.data == "private"
         consumed = private and not uses[name] and name not in called
         mesh = mesh_among(source, ops_of(source.body.block), meshes)
-        function = make_function(request, source, mesh, consumed)
-        module.body.block.insert_op_before(function, request)
+        function, *others = make_functions(request, source, mesh, consumed)
+        module.body.block.insert_ops_before([function, *others], request)
         functions[name_of(function)] = function
         missing.remove(name_of(function))
         if isinstance(request, StepOp):
-            check_states(request, source, function, owners)
+            for f in (function, *others):
+                check_states(request, source, f, owners)
         erase(request)
         if consumed:
             erase(source)
@@ -190,8 +193,11 @@ def called_functions(module: ModuleOp) -> set[str]:
     return {op.callee.root_reference.data for op in ops_in(module) if isinstance(op, CallOp)}
 
 
-def make_function(request: Request, source: FuncOp, mesh: Mesh | None, consumed: bool) -> FuncOp:
-    """Return the function that a request names. It is in the local view if the source is.
+def make_functions(
+    request: Request, source: FuncOp, mesh: Mesh | None, consumed: bool
+) -> list[FuncOp]:
+    """Return the function that a request names, and that of a separate update. They are in the
+    local view if the source is.
 
     Raises:
         Failure: the function can't be differentiated.
@@ -213,7 +219,12 @@ def make_function(request: Request, source: FuncOp, mesh: Mesh | None, consumed:
         lower(block, laid_out_on)
         for v, t in local_types.items():
             set_type(v, t)
-    return builder.function()
+    functions = builder.functions()
+    for update in functions[1:]:
+        if laid_out_on is not None and is_local:
+            lower(update.body.block, laid_out_on)
+            update_signature(update)
+    return functions
 
 
 def take_body(source: FuncOp, consumed: bool) -> Block:

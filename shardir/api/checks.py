@@ -332,7 +332,7 @@ def _with_gradient_descent(source: ModuleOp, rate: float, one_microbatch: bool) 
             op.properties["optimizer"] = OptimizerAttr(
                 OptimizerAttr.from_text(f"sgd, lr = {rate!r}")
             )
-            for name in ("clip", "loss_scale"):
+            for name in ("clip", "loss_scale", "ema", "separate_update"):
                 op.properties.pop(name, None)
             if one_microbatch:
                 for name in ("accumulate", "pipeline"):

@@ -235,6 +235,7 @@ def compile_model(
     loss_scale: str | None = None,
     metrics: str | None = None,
     ema: float | None = None,
+    separate_update: bool = False,
     sync: str | None = None,
     stages: str | None = None,
     derived: Collection[str] = (),
@@ -270,6 +271,8 @@ def compile_model(
         loss_scale: `static, factor = 1024.0`.
         metrics: `gradient_norm, learning_rate`.
         ema: the decay of a moving average of each parameter, 0.999: `state_dict(ema=True)`.
+        separate_update: whether `trainer.backward(batch)` and `trainer.update()` are apart, to
+            accumulate gradients by hand, or look at them.
         sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`. The mesh is the mesh of
             one replica, by default one device.
         stages: `1f1b, ranks = 4`; with train=False only the forward parts run. The mesh is the mesh
@@ -302,6 +305,7 @@ def compile_model(
                     "scheduler": scheduler, "scheduler_steps": scheduler_steps,
                     "derived": derived or None, "clip": clip, "loss_scale": loss_scale,
                     "metrics": metrics, "ema": ema, "sync": sync,
+                    "separate_update": separate_update or None,
                     "evaluate": evaluate or None}  # fmt: skip
     for name, value in for_training.items():
         if not train and value is not None:
@@ -330,6 +334,7 @@ def compile_model(
         options_of_step = StepOptions(
             optimizer=optimizer, scheduler=scheduler, scheduler_steps=scheduler_steps,
             accumulate=accumulate, clip=clip, loss_scale=loss_scale, metrics=metrics, ema=ema,
+            separate_update=separate_update,
         )  # fmt: skip
         step = add_step(
             module, captured, imported, optimizer, options_of_step, StateKeys(STEP), sync=sync,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr
+from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr, UnitAttr
 from xdsl.ir import Attribute, Operation
 
 from shardir.algebra.cluster import Cluster
@@ -117,6 +117,7 @@ class Module:
         metrics: str | None = None,
         ema: float | None = None,
         states: str | None = None,
+        separate_update: bool = False,
         sync: str | None = None,
         pipeline: str | None = None,
     ) -> None:
@@ -131,6 +132,7 @@ class Module:
             metrics: `gradient_norm, learning_rate`.
             ema: the decay of moving averages of the parameters: 0.999.
             states: the name of the optimizer's states, where steps train a parameter in common.
+            separate_update: whether the update of the parameters is a function of its own.
             sync: `nesterov, replicas = 4, every = 8, lr = 0.7, momentum = 0.9`.
             pipeline: `1f1b, ranks = 4`.
 
@@ -150,6 +152,8 @@ class Module:
                 properties[key] = _read(kind, text)
         if states is not None:
             properties["states"] = StringAttr(states)
+        if separate_update:
+            properties["separate_update"] = UnitAttr()
         self._add(StepOp.create(properties=properties, location=caller()))
 
     @check_arguments("forward")

@@ -389,7 +389,8 @@ SECTIONS: dict[str, dict[str, Code]] = {
         "G19": Code(
             'Steps that train a parameter in common have states of their own, `states "a"` and '
             '`states "b"`, or share the states of one optimizer: both have `states "a"`. '
-            "Averages of parameters (`ema`) are not of replicas.",
+            "Averages of parameters (`ema`) are not of replicas, and a step with `separate_update` "
+            "has neither replicas, nor stages, nor metrics of its update.",
             'write states "adam" in both, or other names for states of their own',
         ),
     },

@@ -317,7 +317,12 @@ def _gradients(
     moment = FIRST_MOMENTS.get(kind)
     constant_rate = kind == "sgd" and isinstance(numbers["lr"], float)
     by_own = any(a.rule is not None or a.lr is not None for a in arguments(source))
-    if request.clip is not None or by_own or not (constant_rate or moment):
+    if (
+        request.clip is not None
+        or request.separate_update is not None
+        or by_own
+        or not (constant_rate or moment)
+    ):
         return None
     out = {}
     for i, a in enumerate(args):

@@ -197,6 +197,69 @@ def test_averages_of_a_run_are_those_of_torch() -> None:
     assert program.optimizer_state_dict()["state"][0].keys() == of_torch.keys()
 
 
+class Two(nn.Module):
+    """Two layers, of which the loss does not use one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 8), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+@pytest.mark.parametrize("options", [{"plan": "zero1"}, {"mode": "auto"}])
+def test_gradients_may_be_looked_at_before_an_update(options: dict[str, str]) -> None:
+    """On 2 ranks: of two batches, each with its weight, and clipped; then of one."""
+    torch.manual_seed(0)
+    model = Two().double()
+    eager, optimizer = deepcopy(model), optim.AdamW(model.parameters(), 0.1)
+    by_torch = optim.AdamW(eager.parameters(), 0.1)
+    program = shardir.compile(
+        model, NOISE, labels=REAL, loss=mse_loss, optimizer=optimizer, clip="norm, max = 0.5",
+        separate_update=True, ema=0.5, mesh="dp = 2", **options,
+    )  # fmt: skip
+    with program.ranks() as trainer:
+        for weights in ((0.25, 2.0), (1.0,)):
+            by_torch.zero_grad()
+            for k, weight in enumerate(weights):
+                loss = mse_loss(eager(NOISE + k), REAL)
+                (weight * loss).backward()
+                found = trainer.backward(NOISE + k, REAL, weight=weight)
+                assert found.item() == pytest.approx(loss.item(), rel=1e-12)
+            gradients = {n: p.grad for n, p in eager.named_parameters() if p.grad is not None}
+            assert gradients.keys() == trainer.grads().keys()
+            torch.testing.assert_close(trainer.grads(), gradients, rtol=1e-12, atol=1e-14)
+            norm = nn.utils.clip_grad_norm_(eager.parameters(), 0.5)
+            assert trainer.grad_norm == pytest.approx(norm.item(), rel=1e-12)
+            by_torch.step()
+            trainer.update()
+            assert trainer.grad_norm == 0.0
+        by_torch.zero_grad()
+        loss = mse_loss(eager(NOISE), REAL)
+        loss.backward()
+        nn.utils.clip_grad_norm_(eager.parameters(), 0.5)
+        by_torch.step()
+        assert trainer.step(NOISE, REAL).item() == pytest.approx(loss.item(), rel=1e-12)
+        assert trainer.steps_done == 3
+        found = trainer.state_dict()
+        assert not torch.equal(trainer.state_dict(ema=True)["used.weight"], found["used.weight"])
+        with pytest.raises(ShardirError, match="expected a finite number as weight, got nan"):
+            trainer.backward(NOISE, REAL, weight=float("nan"))
+    torch.testing.assert_close(found, dict(eager.state_dict()), rtol=1e-10, atol=1e-12)
+
+
+def test_updates_are_separate_where_a_program_says_so() -> None:
+    model = nn.Linear(4, 8).double()
+    program = shardir.compile(
+        model, NOISE, labels=REAL, loss=mse_loss, optimizer=adam(model), mode="stand_alone"
+    )
+    with program.start() as trainer:
+        for call in (trainer.update, trainer.grads, lambda: trainer.backward(NOISE, REAL)):
+            with pytest.raises(ShardirError, match="got step; compile with separate_update=True"):
+                call()
+
+
 MODEL = nn.Linear(4, 8).double()
 NO_FUNCTION: Any = torch.ones(2)
 NO_MODULE: Any = {"a": 3}

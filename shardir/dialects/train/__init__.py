@@ -72,6 +72,7 @@ from shardir.dialects.train.options import (
 from shardir.dialects.train.repeats import EndRepeatOp, ItemOp, ItemsOp, RepeatOp
 from shardir.dialects.train.requests import (
     EMA,
+    SUM,
     BackwardOp,
     ForwardOp,
     GradientOp,
@@ -89,6 +90,8 @@ from shardir.dialects.train.roles import (
     SCALAR,
     STATE_LAYOUT,
     STATES,
+    UPDATE,
+    UPDATE_OF,
     WEIGHS,
     WEIGHT_DECAY,
     Argument,
@@ -213,8 +216,11 @@ __all__ = [
     "STAGE_AXIS",
     "STATES",
     "STATE_LAYOUT",
+    "SUM",
     "SYNC",
+    "UPDATE",
     "UPDATES",
+    "UPDATE_OF",
     "WEIGHS",
     "WEIGHT_DECAY",
     "WHOLE",

@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import (
     SymbolNameConstraint,
     SymbolRefAttr,
     TensorType,
+    UnitAttr,
 )
 from xdsl.dialects.func import FuncOp
 from xdsl.irdl import IRDLOperation, opt_prop_def, prop_def, traits_def
@@ -51,8 +52,9 @@ from shardir.dialects.train.rules import check_rule
 from shardir.dialects.train.stages import PipelineAttr
 from shardir.dialects.train.synchronization import SyncAttr
 
-EMA = "ema"
-"""The name of the moving average of a parameter among its states."""
+EMA, SUM = "ema", "gradient"
+"""The names of the moving average of a parameter among its states, and of the sum of its gradients
+since the last update, where updates are separate."""
 
 
 class StateKeys(NamedTuple):
@@ -104,13 +106,15 @@ class StepOp(_OfFunction):
     metrics = opt_prop_def(MetricsAttr)
     ema = opt_prop_def(AverageAttr)
     states = opt_prop_def(StringAttr)
+    separate_update = opt_prop_def(UnitAttr)
     sync = opt_prop_def(SyncAttr)
     pipeline = opt_prop_def(PipelineAttr)
     traits = traits_def(SymbolOpInterface())
     assembly_format = (
         "$sym_name `of` $function $optimizer (`accumulate` $accumulate^)? (`clip` $clip^)? "
         "(`loss_scale` $loss_scale^)? (`metrics` $metrics^)? (`ema` $ema^)? "
-        "(`states` $states^)? (`sync` $sync^)? (`pipeline` $pipeline^)? attr-dict"
+        "(`states` $states^)? (`separate_update` $separate_update^)? (`sync` $sync^)? "
+        "(`pipeline` $pipeline^)? attr-dict"
     )
 
     @property
@@ -164,6 +168,11 @@ class StepOp(_OfFunction):
         if self.ema is not None and self.sync is not None:
             message = "expected no averages of replicas, got ema and sync"
             raise VerifyException(coded("G19", message, use="drop one"))
+        if self.separate_update is not None:
+            for name in ("sync", "pipeline", "metrics"):
+                if getattr(self, name) is not None:
+                    message = f"expected no {name} of a step with separate_update, got one"
+                    raise VerifyException(coded("G19", message, use="drop one"))
 
     def check_rules(self, f: FuncOp) -> None:
         """Raises VerifyException if the rule of a parameter is missing, or does not fit it."""

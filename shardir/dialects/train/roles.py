@@ -51,6 +51,10 @@ STEP, UPDATES, MICROBATCHES = "train.step", "train.updates", "train.microbatches
 STATES = "train.states"
 """On a step: the name of its optimizer's states."""
 
+UPDATE, UPDATE_OF = "update", "train.update_of"
+"""The end of the name of a function that updates the parameters of a step apart from its backward
+part, and the attribute with the name of the step."""
+
 GRADIENT, METRIC = "train.gradient", "train.metric"
 FUSION, WEIGHT_DECAY, LR_SCALE = "train.fusion", "train.weight_decay", "train.lr_scale"
 OWN_LR = "train.lr"

@@ -17,7 +17,7 @@ from shardir.algebra.layout import Shape
 from shardir.diagnostics import ShardirError, several
 from shardir.dialects.dist import MeshOp, global_shape
 from shardir.dialects.nn.base import Array
-from shardir.dialects.train import EMA, StateKeys, arguments, key_of_replica, replicas_of
+from shardir.dialects.train import EMA, SUM, StateKeys, arguments, key_of_replica, replicas_of
 from shardir.frontends.torch.schedules import after, copy_of
 from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.functions import bodies
@@ -198,7 +198,7 @@ class TorchForm:
             own[STEP] = torch.tensor(float(count))
         for key, value in states.items():
             kind = key.removeprefix(self.keys.of_parameter(name, ""))  # which may have a dot
-            if kind not in (key, EMA):
+            if kind not in (key, EMA, SUM):
                 x = torch.from_numpy(np.array(value)).to(dtype)
                 own[theirs.get(kind, kind)] = x.unsqueeze(REDUCED[kind]) if kind in REDUCED else x
         return own

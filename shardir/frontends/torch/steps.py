@@ -37,6 +37,7 @@ class StepOptions:
         loss_scale: `static, factor = 1024.0`.
         metrics: `gradient_norm, learning_rate`.
         ema: the decay of a moving average of each parameter: 0.999.
+        separate_update: whether `trainer.backward(batch)` and `trainer.update()` are apart.
     """
 
     optimizer: Any
@@ -47,6 +48,7 @@ class StepOptions:
     loss_scale: str | None = None
     metrics: str | None = None
     ema: float | None = None
+    separate_update: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def add_step(
     module.step(
         keys.step, imported.function.name, read.text, accumulate=options.accumulate,
         clip=options.clip, loss_scale=options.loss_scale, metrics=options.metrics,
-        ema=options.ema, states=keys.own, **requests,
+        ema=options.ema, states=keys.own, separate_update=options.separate_update, **requests,
     )  # fmt: skip
     return AddedStep(captured, imported, optimizer, options.scheduler, keys, trained, read.count)
 

@@ -113,12 +113,12 @@ class ForwardFunction:
         mean.name_hint = total.name_hint
         return mean
 
-    def function(self) -> FuncOp:
+    def functions(self) -> list[FuncOp]:
         """Return the function with the block as its body."""
         f = self.arguments.as_function(self.request, self.result_attributes)
         if self.request.pipeline is not None:
             f.attributes[PIPELINE] = self.request.pipeline
-        return f
+        return [f]
 
 
 def _is_averaged(v: SSAValue) -> bool:

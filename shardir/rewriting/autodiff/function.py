@@ -46,6 +46,7 @@ from shardir.rewriting.autodiff.arguments import ArgAttributes, Arguments
 from shardir.rewriting.autodiff.backward import BackwardPart
 from shardir.rewriting.autodiff.microbatches import add_loop
 from shardir.rewriting.autodiff.saved_results import add_saved_results
+from shardir.rewriting.autodiff.separate_update import summed, update_function
 from shardir.rewriting.autodiff.step import TrainStep
 from shardir.rewriting.hoisting import hoist_redistributions
 from shardir.rewriting.rewriter import Rewriter, erase
@@ -76,6 +77,8 @@ class Differentiation:
         have no cotangents."""
         self.metrics = metrics
         """For each result its name as a metric, or None; metrics have no cotangents."""
+        self.update: FuncOp | None = None
+        """The function of a separate update."""
         self.differentiated = self.differentiated_arguments()
         self.builder = Rewriter(mesh, block)
         self.builder.location = request.location
@@ -165,6 +168,8 @@ class Differentiation:
         ]
         self.block.add_op(UpdateOp.create(location=self.request.location))
         self.builder.stays = True
+        if step.request.separate_update is not None:
+            return self.separate_results(step, returned, gradients)
         written = {i: v for v, i in zip(returned, self.updated, strict=True) if i in gradients}
         updates = step.update(gradients, written)
         remaining = [at for at, i in enumerate(self.updated) if i not in written]
@@ -178,6 +183,21 @@ class Differentiation:
         self.result_attributes += [metric_attrs(name) for _, name in step.metrics]
         return [*results, *(v for v, _ in (*updates, *step.metrics))]
 
+    def separate_results(
+        self, step: TrainStep, returned: list[SSAValue], gradients: MaybeGradients
+    ) -> list[SSAValue]:
+        """Return the results of the backward part of a step, and make the function of its
+        update."""
+        results = [
+            v if i is None else step.select_new(self.arguments[i], v)
+            for v, i in zip(returned, self.updated, strict=True)
+        ]
+        sums = summed(step, gradients)
+        self.result_attributes += [updates_attrs(key) for _, key in sums]
+        mesh = self.builder.mesh
+        self.update = update_function(step.request, self.arguments, gradients, mesh)
+        return [*results, *(value for value, _ in sums)]
+
     def erase_unused(self) -> None:
         """Erase the ops of the backward part without uses, such as the cotangents of inputs."""
         op = self.block.last_op
@@ -188,10 +208,12 @@ class Differentiation:
                 self.block.erase_op(op)
             op = before
 
-    def function(self) -> FuncOp:
-        """Return the function with the block as its body."""
+    def functions(self) -> list[FuncOp]:
+        """Return the function with the block as its body, and that of a separate update."""
         f = self.arguments.as_function(self.request, self.result_attributes)
-        remove_annotations(f, STATE_LAYOUT, RULE)  # the types and the ops of the states have them
+        functions = [f] if self.update is None else [f, self.update]
+        for g in functions:
+            remove_annotations(g, STATE_LAYOUT, RULE)  # the types and ops of the states have them
         if isinstance(self.request, StepOp):
             mark_step(f)
             for name, requested in (
@@ -200,7 +222,7 @@ class Differentiation:
             ):  # fmt: skip
                 if requested is not None:
                     f.attributes[name] = requested
-        return f
+        return functions
 
 
 def _undo_redistribution(v: SSAValue) -> SSAValue:

@@ -25,7 +25,11 @@ from shardir.rewriting.rewriter import Rewriter
 class TrainStep:
     """The ops that a `train.step` adds to a function."""
 
-    def __init__(self, request: train.StepOp, builder: Rewriter, arguments: Arguments):
+    def __init__(
+        self, request: train.StepOp, builder: Rewriter, arguments: Arguments,
+        is_update: bool = False,
+    ):  # fmt: skip
+        """`is_update`: whether the ops are of an update apart from the backward part."""
         self.request, self.b, self.arguments = request, builder, arguments
         self.name, self.microbatches = request.sym_name.data, request.microbatches
         self.is_loop = request.is_loop
@@ -33,6 +37,11 @@ class TrainStep:
         """Whether all gradients are finite, if losses are scaled."""
         self.scale: SSAValue | None = None
         """The loss scale, if it is a state."""
+        self.weight: SSAValue | None = None
+        """The weight of a loss in a sum of gradients, if they are summed over calls."""
+        if request.separate_update is not None and not is_update:
+            key = request.keys.of_step("weight")
+            self.weight = arguments.add_scalar_state(builder, key, f64, 1.0)
         self.metrics: list[tuple[SSAValue, str]] = []
         """The requested scalars with their names; `update` makes them."""
         if (scaling := request.loss_scale) is not None and scaling.kind == "dynamic":
@@ -49,10 +58,17 @@ class TrainStep:
     def scales(self) -> bool:
         """Whether the cotangent of a microbatch's loss differs from 1."""
         mean = self.averages and self.microbatches > 1
-        return mean or self.request.loss_scale is not None
+        weighs = self.weight is not None or self.request.loss_scale is not None
+        return mean or weighs
 
     def seed(self, element: Attribute) -> SSAValue:
         """Return the cotangent of a microbatch's loss."""
+        seed = self._seed(element)
+        return seed if self.weight is None else self.b.mul(
+            seed, self.b.convert(self.weight, element)
+        )  # fmt: skip
+
+    def _seed(self, element: Attribute) -> SSAValue:
         factor = 1.0
         if self.averages:
             factor = 1 / self.microbatches

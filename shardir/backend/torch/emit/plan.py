@@ -202,10 +202,10 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
     if kind == "step" and all(r["updates"] or r["shape"] for r in results):
         raise Failure.at(f, "expected a step that returns its loss, a scalar, got none")
     own = {
-        "replicas": replicas,
-        "every": every,
+        "replicas": replicas, "every": every,
         "states": train.text_attr(f.attributes, train.STATES),
-    }
+        "update_of": train.text_attr(f.attributes, train.UPDATE_OF),
+    }  # fmt: skip
     return {
         "kind": kind, "narrowest": _narrowest(f), **{n: x for n, x in own.items() if x},
         "args": args, "results": results,

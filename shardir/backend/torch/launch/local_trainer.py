@@ -36,6 +36,9 @@ from shardir.backend.torch.shardir_runtime.run.trained_steps import (
     TrainedSteps,
     averages,
     checked_rate,
+    checked_weight,
+    gradient_keys,
+    separate_update,
 )
 from shardir.backend.torch.shardir_runtime.run.trainer import (
     bound_inputs,
@@ -117,9 +120,43 @@ class LocalTrainer(TrainedSteps):
         tensors = self._shards(f, batch, named, local)
         answer = self._call("step", {"name": name}, tensors)
         self.steps_done += 1
-        self.metrics_of[name] = {key: torch.tensor(x) for key, x in answer["metrics"].items()}
+        return self._loss(f, answer)
+
+    def _loss(self, f: PlanFunction, answer: Mapping[str, Any]) -> Tensor:
+        """Return the loss of a step, and set its metrics."""
+        self.metrics_of[f.name] = {key: torch.tensor(x) for key, x in answer["metrics"].items()}
         loss = next(r for r in f.results if not r.updates and not r.shape)
         return torch.tensor(answer["loss"], dtype=DTYPES[loss.dtype])
+
+    def call_backward(
+        self, name: str, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool,
+        weight: float,
+    ) -> Tensor:  # fmt: skip
+        f = self.steps[name]
+        with errors():
+            separate_update(self._plan, name)
+            weight = checked_weight(weight)
+        tensors = self._shards(f, batch, named, local)
+        return self._loss(f, self._call("backward", {"name": name, "weight": weight}, tensors))
+
+    def call_update(self, name: str) -> None:
+        with errors():
+            separate_update(self._plan, name)
+        self._call("update", {"name": name})
+        self.steps_done += 1
+
+    def gradients_of(self, name: str) -> dict[str, Tensor]:
+        with errors():
+            separate_update(self._plan, name)
+        f, path = self.steps[name], self._folder / "gradients.npz"
+        self._call("grads", {"name": name, "path": str(path)})
+        keys, dtypes = gradient_keys(f), {arg.key: arg.dtype for arg in f.args}
+        return dict(zip(keys, self._read(path, [dtypes[k] for k in keys.values()]), strict=True))
+
+    def gradient_norm_of(self, name: str) -> float:
+        with errors():
+            separate_update(self._plan, name)
+        return self._call("grad_norm", {"name": name})
 
     def evaluate(
         self, batches: Iterable[Any], function: str | None = None, *, local: bool = False,

@@ -241,7 +241,7 @@ def compare(plan: ProgramPlan, ours: dict, theirs: dict, steps: int) -> list[Dif
             each = [relative_difference(x, y) for x, y in zip(a, b, strict=True)]
             what = f"{function.name}'s losses in the first {len(each)} {_plural('step', len(each))}"
             found.append(Difference(what, max(each, default=0.0), allowed))
-        if function.kind == "function" and not function.every:
+        if function.is_beside:
             growth = max(1.0, steps / COMPARED_STEPS)
             for i, result in enumerate(function.results):
                 key = f"results/{function.name}/{i}"

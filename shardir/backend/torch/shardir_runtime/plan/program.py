@@ -174,6 +174,7 @@ class PlanFunction:
         replicas: the number of replicas, on whose values it runs one by one.
         every: the number of steps after which it runs.
         states: the name of the states of a step's optimizer, by default its own.
+        update_of: the step whose parameters it updates, apart from its backward part.
         at_peak: the seconds of its operations on a device at its peak rate, where that is known.
     """
 
@@ -186,7 +187,13 @@ class PlanFunction:
     replicas: int | None = None
     every: int | None = None
     states: str | None = None
+    update_of: str | None = None
     at_peak: float | None = None
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether its caller calls it beside the steps: an evaluation, samples."""
+        return self.kind == "function" and not self.every and self.update_of is None
 
     def key_of(self, state: str) -> str:
         """Return the key of a state that its optimizer has once: `step.lr`."""
@@ -363,8 +370,9 @@ def _function(name: str, field: Field, sizes: dict[str, int], directory: Path) -
     function = PlanFunction(
         name, python, kind, narrowest, tuple(args), tuple(results),
         field.value.get("replicas"), field.value.get("every"),
-        field.get("states", (str, type(None)), default=None).value,
-        field.get("at_peak", (float, type(None)), default=None).value,
+        states=field.get("states", (str, type(None)), default=None).value,
+        update_of=field.get("update_of", (str, type(None)), default=None).value,
+        at_peak=field.get("at_peak", (float, type(None)), default=None).value,
     )  # fmt: skip
     _check_replicas(field, function)
     return function

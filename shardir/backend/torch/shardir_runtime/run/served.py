@@ -10,6 +10,9 @@ each call by an event, {"event": "answer", "value": ...}; of an evaluation after
 
     evaluate {"function", "ema"}, batch ..., end {"loss": 1.2}
     step {"name"}                                {"loss": 2.3, "metrics": {"share": 0.5}}
+    backward {"name", "weight"}                  as of a step
+    update {"name"}; grad_norm {"name"}          null; 1.5
+    grads {"name", "path"}                       null; the tensors are in an .npz by number
     lr {"name"}; set_lr {"name", "rate"}         0.1
     call {"function", "ema", "path"}             null; the results are in an .npz by number
     save {"path", "keep", "loader"}              the number of steps; "loader": a file, or null
@@ -34,6 +37,7 @@ from ..data.files import save_npz
 from ..plan.program import PlanError
 from .events import Events
 from .states import DTYPES
+from .trained_steps import TrainedStep
 from .trainer import Trainer
 
 CALLS = "SHARDIR_CALLS"
@@ -71,9 +75,19 @@ def _answer(trainer: Trainer, call: Call, file: BinaryIO) -> Any:
     match call.method:
         case "step":
             step = trainer[given["name"]]
-            loss = step.step(call.tensors, local=True)
-            metrics = {name: x.item() for name, x in step.metrics.items()}
-            return {"loss": loss.item(), "metrics": metrics}
+            return _loss(step, step.step(call.tensors, local=True))
+        case "backward":
+            step = trainer[given["name"]]
+            loss = step.backward(call.tensors, weight=given["weight"], local=True)
+            return _loss(step, loss)
+        case "update":
+            trainer[given["name"]].update()
+            return None
+        case "grads":
+            _write(trainer, given["path"], trainer[given["name"]].grads().values())
+            return None
+        case "grad_norm":
+            return trainer[given["name"]].grad_norm
         case "evaluate":
             batches = _batches(file)
             return trainer.evaluate(batches, given["function"], local=True, ema=given["ema"])
@@ -102,6 +116,10 @@ def _answer(trainer: Trainer, call: Call, file: BinaryIO) -> Any:
             trainer.load_state_dict(call.tensors)
             return None
     raise PlanError(f"expected a method of a trainer, got {call.method}")
+
+
+def _loss(step: TrainedStep, loss: Tensor) -> dict[str, Any]:
+    return {"loss": loss.item(), "metrics": {name: x.item() for name, x in step.metrics.items()}}
 
 
 def _write(trainer: Trainer, path: str, tensors: Iterable[Tensor]) -> None:

@@ -24,6 +24,8 @@ class Session:
     Attributes:
         others: the functions that are not steps, such as evaluations.
         periodic: the functions that belong to a step and run after some of its calls.
+        updates: the functions that update the parameters of a step apart from its backward part, by
+            the name of the step.
 
     Args:
         functions: the functions of program.py by their names in the plan.
@@ -45,17 +47,20 @@ class Session:
                 )
         self._step = 0
         self.states = States(plan, mesh, seed, broadcasts)
-        beside = [f for f in plan.functions if f.kind == "function"]
-        self.periodic = [f for f in beside if f.every]
-        self.others = [f for f in beside if not f.every]
+        self.periodic = [f for f in plan.functions if f.kind == "function" and f.every]
+        self.updates = {f.update_of: f for f in plan.functions if f.update_of is not None}
+        self.others = [f for f in plan.functions if f.is_beside]
 
     def train_step(
         self, function: PlanFunction, step: int, inputs: Sequence[Tensor], check: bool = False
     ) -> list[Tensor]:
-        """Run a step, counted from 0, and the periodic functions after it. Return its results."""
+        """Run a step, counted from 0, its separate update, and the periodic functions after it.
+        Return its results."""
         self._step = step + 1
         position.at_step(self._step)
         outputs = self.call(function, inputs, check)
+        if (update := self.updates.get(function.name)) is not None:
+            self.call(update, [], check)
         for other in self.periodic:
             if (step + 1) % (other.every or 1) == 0:
                 self.call(other, [])

@@ -1,5 +1,6 @@
 """The parameters and states of a program on one rank: their shards and current layouts."""
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -135,6 +136,18 @@ class States:
             x = part(checked_input(arg, x, arg.shape), bounds)
         x = x.contiguous()
         return move_to(self.mesh, x, arg.host)
+
+    def norm(self, keys: Iterable[str]) -> float:
+        """Return the norm of all elements of states. All ranks call it."""
+        mesh, total = self.mesh, torch.zeros((), dtype=torch.float64)
+        for key in keys:
+            shards = mesh.count(tuple(axis for dim in self.types[key].dims for axis in dim))
+            square = self.values[key].double().square().sum()
+            total = total.to(square.device) + square * shards / mesh.size  # each element once
+        total = total.to(mesh.device)
+        if mesh.size > 1:
+            total = all_reduce(mesh, total, "sum", tuple(mesh.axes))
+        return math.sqrt(total)
 
     def put(self, arg: PlanArgument, x: Tensor) -> None:
         """Set a state to a global value, converted to its type."""

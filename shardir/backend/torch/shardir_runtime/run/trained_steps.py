@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..plan.program import PlanError, PlanFunction, ProgramPlan
 
-EMA = "ema"
-"""The name of the moving average of a parameter among its states."""
+EMA, SUM = "ema", "gradient"
+"""The names of the moving average of a parameter among its states, and of the sum of its gradients
+since the last update."""
 
 
 class TrainedSteps(ABC):
@@ -47,6 +48,25 @@ class TrainedSteps(ABC):
         """Train one step on a batch (`step`)."""
 
     @abstractmethod
+    def call_backward(
+        self, name: str, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool,
+        weight: float,
+    ) -> Tensor:  # fmt: skip
+        """Add the gradients of a batch to those of a step (`backward`)."""
+
+    @abstractmethod
+    def call_update(self, name: str) -> None:
+        """Update the parameters of a step (`update`)."""
+
+    @abstractmethod
+    def gradients_of(self, name: str) -> dict[str, Tensor]:
+        """Return the gradients of a step (`grads`)."""
+
+    @abstractmethod
+    def gradient_norm_of(self, name: str) -> float:
+        """Return the norm of the gradients of a step (`grad_norm`)."""
+
+    @abstractmethod
     def rate_of(self, name: str) -> float:
         """Return the learning rate of a step (`lr`)."""
 
@@ -59,6 +79,66 @@ class TrainedSteps(ABC):
         if name not in self.steps:
             raise self.error(f"expected a step of {', '.join(self.steps)}, got {name!r:.60}")
         return TrainedStep(self, name)
+
+    @property
+    def _only(self) -> "TrainedStep":
+        """The only step."""
+        first, *others = self.steps
+        if others:
+            names = ", ".join(self.steps)
+            raise self.error(
+                f"expected the name of a step of {names}, got none; use trainer[{first!r}]"
+            )
+        return self[first]
+
+    # ---- of a program with one step: those of TrainedStep ----
+
+    def step(self, *batch: Any, local: bool = False, **named: Any) -> Tensor:
+        """Train on a batch; return the loss (`TrainedStep.step`)."""
+        return self._only.step(*batch, local=local, **named)
+
+    def backward(
+        self, *batch: Any, weight: float = 1.0, local: bool = False, **named: Any
+    ) -> Tensor:
+        """Add the gradients of a batch; return the loss (`TrainedStep.backward`)."""
+        return self._only.backward(*batch, weight=weight, local=local, **named)
+
+    def update(self) -> None:
+        """Update the parameters by the gradients (`TrainedStep.update`)."""
+        self._only.update()
+
+    def grads(self) -> dict[str, Tensor]:
+        """Return the gradients (`TrainedStep.grads`)."""
+        return self._only.grads()
+
+    @property
+    def grad_norm(self) -> float:
+        """The norm of all gradients (`TrainedStep.grad_norm`)."""
+        return self._only.grad_norm
+
+    @property
+    def metrics(self) -> dict[str, Tensor]:
+        """The metrics of the last call (`TrainedStep.metrics`)."""
+        return self._only.metrics
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step (`TrainedStep.lr`)."""
+        return self._only.lr
+
+    @lr.setter
+    def lr(self, rate: float | Tensor) -> None:
+        self._only.lr = rate
+
+
+class TrainedStep:
+    """One of the steps of a trainer, `trainer["critic"]`."""
+
+    def __init__(self, trainer: TrainedSteps, name: str):
+        self.trainer, self.name = trainer, name
+
+    def __repr__(self) -> str:
+        return f"<the step {self.name} of {self.trainer!r}>"
 
     def step(self, *batch: Any, local: bool = False, **named: Any) -> Tensor:
         """Train on a batch.
@@ -80,12 +160,45 @@ class TrainedSteps(ABC):
                 are missing or unknown; nothing has changed. Or the program has several steps.
             RunError: one of local ranks fails.
         """
-        return self.call_step(self._only(), batch, named, local)
+        return self.trainer.call_step(self.name, batch, named, local)
+
+    def backward(
+        self, *batch: Any, weight: float = 1.0, local: bool = False, **named: Any
+    ) -> Tensor:
+        """Add the gradients of a batch to the gradients since the last update, as
+        `(weight * loss).backward()` does in torch.
+
+        Args:
+            batch, local, named: as of `step`.
+            weight: of the loss in the sum: 1 / 4 for the mean of four batches.
+
+        Returns:
+            The loss, without the weight.
+
+        Raises:
+            ShardirError: the program was compiled without separate_update=True.
+        """
+        return self.trainer.call_backward(self.name, batch, named, local, weight)
+
+    def update(self) -> None:
+        """Clip the gradients if the step does, update the parameters, and set the gradients to
+        zero."""
+        self.trainer.call_update(self.name)
+
+    def grads(self) -> dict[str, Tensor]:
+        """Return the gradients since the last update, whole, by the names of parameters, on the
+        CPU. Parameters that the loss does not depend on are left out."""
+        return self.trainer.gradients_of(self.name)
+
+    @property
+    def grad_norm(self) -> float:
+        """The norm of all gradients since the last update, before clipping."""
+        return self.trainer.gradient_norm_of(self.name)
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """The metrics of the last call of the step by name: scalars, equal on all ranks."""
-        return self.metrics_of[self._only()]
+        """The metrics of the last call by name: scalars, equal on all ranks."""
+        return self.trainer.metrics_of[self.name]
 
     @property
     def lr(self) -> float:
@@ -95,44 +208,6 @@ class TrainedSteps(ABC):
         Raises:
             ShardirError: the rate is a constant of the program, or a schedule.
         """
-        return self.rate_of(self._only())
-
-    @lr.setter
-    def lr(self, rate: float | Tensor) -> None:
-        self.set_rate_of(self._only(), rate)
-
-    def _only(self) -> str:
-        """Return the name of the only step."""
-        first, *others = self.steps
-        if others:
-            names = ", ".join(self.steps)
-            raise self.error(
-                f"expected the name of a step of {names}, got none; use trainer[{first!r}]"
-            )
-        return first
-
-
-class TrainedStep:
-    """One of the steps of a trainer, `trainer["critic"]`."""
-
-    def __init__(self, trainer: TrainedSteps, name: str):
-        self.trainer, self.name = trainer, name
-
-    def __repr__(self) -> str:
-        return f"<the step {self.name} of {self.trainer!r}>"
-
-    def step(self, *batch: Any, local: bool = False, **named: Any) -> Tensor:
-        """Train on a batch, as `trainer.step` of a program with one step does."""
-        return self.trainer.call_step(self.name, batch, named, local)
-
-    @property
-    def metrics(self) -> dict[str, Tensor]:
-        """The metrics of the last call by name."""
-        return self.trainer.metrics_of[self.name]
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next call, where it is data."""
         return self.trainer.rate_of(self.name)
 
     @lr.setter
@@ -198,3 +273,33 @@ def averages(plan: ProgramPlan) -> dict[str, str]:
     if not found:
         raise PlanError("expected a program with moving averages, got none; compile with ema=0.999")
     return found
+
+
+def gradient_keys(f: PlanFunction) -> dict[str, str]:
+    """Return the keys of the sums of gradients of a step, by the keys of parameters."""
+    known = {arg.key for arg in f.args}
+    return {
+        arg.key: key for arg in f.args
+        if arg.role == "parameter" and (key := f.key_of_parameter(arg.key, SUM)) in known
+    }  # fmt: skip
+
+
+def separate_update(plan: ProgramPlan, step: str) -> PlanFunction:
+    """Return the function that updates the parameters of a step apart from its backward part.
+
+    Raises:
+        PlanError: there is none.
+    """
+    for f in plan.functions:
+        if f.update_of == step:
+            return f
+    raise PlanError(
+        f"expected a step whose update is separate, got {step}; compile with separate_update=True"
+    )
+
+
+def checked_weight(weight: Any) -> float:
+    """Return the weight of a loss. Raises PlanError unless it is a finite number."""
+    if isinstance(weight, int | float) and math.isfinite(weight):
+        return float(weight)
+    raise PlanError(f"expected a finite number as weight, got {weight!r:.60}")

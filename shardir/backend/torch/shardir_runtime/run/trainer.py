@@ -32,7 +32,15 @@ from .options import RunOptions
 from .process import join_ranks, rank_and_size, use_processor
 from .program_module import program_module
 from .session import Session, scalars_of
-from .trained_steps import TrainedSteps, averages, checked_rate, without_files
+from .trained_steps import (
+    TrainedSteps,
+    averages,
+    checked_rate,
+    checked_weight,
+    gradient_keys,
+    separate_update,
+    without_files,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,17 +135,57 @@ class Trainer(TrainedSteps):
         f = self.steps[name]
         inputs = self._inputs(f, batch, named, local)
         with torch.no_grad():
-            outputs = self._session.train_step(
-                f, self.steps_done, inputs, check=name not in self._checked
-            )
-            loss, *metrics = (
-                (r.name, self._states.gathered(outputs[i], r, r.partial))
-                for i, r in scalars_of(f).items()
-            )
-        self._checked.add(name)
+            check = name not in self._checked
+            loss = self._loss(f, self._session.train_step(f, self.steps_done, inputs, check))
         self.steps_done += 1
-        self.metrics_of[name] = dict(metrics)
+        return loss
+
+    def _loss(self, f: PlanFunction, outputs: list[Tensor]) -> Tensor:
+        """Return the loss of a step, and set its metrics."""
+        loss, *metrics = (
+            (r.name, self._states.gathered(outputs[i], r, r.partial))
+            for i, r in scalars_of(f).items()
+        )
+        self._checked.add(f.name)
+        self.metrics_of[f.name] = dict(metrics)
         return loss[1]
+
+    @_reported
+    def call_backward(
+        self, name: str, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool,
+        weight: float,
+    ) -> Tensor:  # fmt: skip
+        f, values = self.steps[name], self._states.values
+        separate_update(self._session.plan, name)
+        inputs, key = self._inputs(f, batch, named, local), f.key_of("weight")
+        one = values[key]
+        values[key] = torch.full_like(one, checked_weight(weight))
+        try:
+            with torch.no_grad():
+                outputs = self._session.call(f, inputs, check=name not in self._checked)
+                return self._loss(f, outputs)
+        finally:
+            values[key] = one
+
+    @_reported
+    def call_update(self, name: str) -> None:
+        self._check_open()
+        with torch.no_grad():
+            self._session.call(separate_update(self._session.plan, name), [])
+        self.steps_done += 1
+
+    @_reported
+    def gradients_of(self, name: str) -> dict[str, Tensor]:
+        self._check_open()
+        separate_update(self._session.plan, name)
+        keys = gradient_keys(self.steps[name])
+        return {p: self._states.state(key).to("cpu", copy=True) for p, key in keys.items()}
+
+    @_reported
+    def gradient_norm_of(self, name: str) -> float:
+        self._check_open()
+        separate_update(self._session.plan, name)
+        return self._states.norm(gradient_keys(self.steps[name]).values())
 
     @_reported
     def evaluate(
@@ -367,7 +415,7 @@ def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
     Raises:
         PlanError: there is none, or several.
     """
-    others = [f.name for f in plan.functions if f.kind == "function" and not f.every]
+    others = [f.name for f in plan.functions if f.is_beside]
     if not others:
         raise PlanError(
             "expected a program with a function beside the step, got one without; compile the "
@@ -380,7 +428,7 @@ def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
 
 def function_beside(plan: ProgramPlan, name: str) -> PlanFunction:
     """Return a function beside the steps. Raises PlanError if there is none of this name."""
-    others = {f.name: f for f in plan.functions if f.kind == "function" and not f.every}
+    others = {f.name: f for f in plan.functions if f.is_beside}
     if name not in others:
         raise PlanError(f"expected a function of {', '.join(others) or 'none'}, got {name!r:.60}")
     return without_files(others[name])
