@@ -2,6 +2,7 @@
 
 import pytest
 from op_cases import CASES
+from support.each import check_each
 from xdsl.dialects.builtin import ArrayAttr, DenseIntOrFPElementsAttr, DictionaryAttr, UnitAttr
 from xdsl.ir import Attribute
 
@@ -30,8 +31,11 @@ def plain(attribute: Attribute) -> object:
     return python_value(attribute)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-def test_an_op_has_the_types_and_properties_that_are_given(kind: type[TensorOp]) -> None:
+def test_an_op_has_the_types_and_properties_that_are_given() -> None:
+    check_each(check_cases_of, KINDS.values())
+
+
+def check_cases_of(kind: type[TensorOp]) -> None:
     for case in (c for c in CASES if c.op is kind):
         element = case.elements[0]
         f = Module().function("f")

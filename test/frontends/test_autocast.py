@@ -1,10 +1,12 @@
 """Narrow products: autocast of any device, of modules with and without values, and `precision`."""
 
 import warnings
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from support.extent import extent
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -33,8 +35,10 @@ def text_of(model: nn.Module, **options: Any) -> str:
     return program.text
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    extent([("cpu", "cpu"), ("cuda", "meta")], [*product(["cpu", "cuda"], ["cpu", "meta"])]),
+)
 def test_a_region_of_autocast_is_narrow(kind: str, device: str) -> None:
     with torch.device(device):
         model = Narrow(kind)

@@ -1,6 +1,7 @@
 """Weights of modules: state_dicts and files, in and out."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,17 @@ class Tied(nn.Module):
         return self.head(self.table(x) * self.scale * self.constant).square().sum()
 
 
-def program(seed: int) -> Any:
+@cache
+def compiled(seed: int) -> Any:
     torch.manual_seed(seed)
     return shardir.compile(Tied(), X, optimizer="sgd, lr = 0.1", mesh="d = 2", plan="fsdp")
+
+
+def program(seed: int) -> Any:
+    """Return the program of a seed with its initial weights."""
+    found = compiled(seed)
+    found.reset()
+    return found
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt", "weights"])
@@ -127,9 +136,9 @@ def test_sizes_of_files_are_checked(tmp_path: Path) -> None:
 def test_a_module_on_the_meta_device_gets_its_weights(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = nn.Linear(4, 4)
-    compiled = shardir.compile(model, X, train=False, mesh="d = 2", plan="ddp")
-    compiled.load_state_dict({"weight": torch.eye(4), "bias": torch.zeros(4)})
-    assert (compiled.save(tmp_path / "out") / "program.py").exists()
+    found = shardir.compile(model, X, train=False, mesh="d = 2", plan="ddp")
+    found.load_state_dict({"weight": torch.eye(4), "bias": torch.zeros(4)})
+    assert (found.save(tmp_path / "out") / "program.py").exists()
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -142,12 +151,12 @@ WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_weights_change_nothing(name: str) -> None:
     given, message = WRONG[name]
-    compiled = program(0)
-    before = compiled.state_dict()
+    found = program(0)
+    before = found.state_dict()
     states = given if name == "missing" else before | given
     with pytest.raises(ShardirError, match=message):
-        compiled.load_state_dict(states)
-    torch.testing.assert_close(compiled.state_dict(), before, rtol=0, atol=0)
+        found.load_state_dict(states)
+    torch.testing.assert_close(found.state_dict(), before, rtol=0, atol=0)
 
 
 FILES: dict[str, tuple[bytes, str]] = {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 from op_cases import CASES, Case
+from support.each import check_each
 from support.harness import function, program
 from xdsl.context import Context
 from xdsl.dialects.builtin import TensorType, bf16, f32
@@ -17,9 +18,12 @@ from shardir.passes.mixed_precision import MixedPrecision
 FIRST = {c.op: c for c in reversed(CASES) if "f32" in c.elements and c.op.name.startswith("nn.")}
 
 
-@pytest.mark.parametrize("case", FIRST.values(), ids=str)
-def test_every_op_has_operands_of_its_precision(case: Case) -> None:
+def test_every_op_has_operands_of_its_precision() -> None:
     """Its operands are results of products, which are narrow; the program stays equivalent."""
+    check_each(check_precision, FIRST.values())
+
+
+def check_precision(case: Case) -> None:
     args = case.args("f32")
 
     def body(b: OpBuilder, *operands: SSAValue) -> Sequence[SSAValue]:

@@ -24,7 +24,6 @@ from xdsl.ir import Operation
 import shardir
 from shardir.diagnostics import ShardirError
 from shardir.dialects import train
-from shardir.dialects.nn.base import TensorOp
 from shardir.interpret import run
 from shardir.interpret.values import round_to_element
 
@@ -140,7 +139,7 @@ def test_every_op_is_drawn_from():
     assert set(OPS) - set(usable()) == {train.NextLossScaleOp}
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op in usable()], ids=lambda op: op.name)
-def test_every_op_can_occur(op: type[TensorOp]):
-    writer = Writer(0)
-    assert any(writer.grow(op) for _ in range(20))
+def test_every_op_can_occur():
+    for op in (op for op in OPS if op in usable()):
+        writer = Writer(0)
+        assert any(writer.grow(op) for _ in range(20)), op.name

@@ -28,6 +28,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.each import check_each
 from support.extent import sampled
 from support.forked import run_ranks
 from support.pages import (
@@ -109,19 +110,24 @@ def usage(tool: str) -> str:
     return run_tool([tool, "--help"], b"")[1]
 
 
-def shell_lines() -> Iterator[object]:
+def shell_lines() -> Iterator[tuple[str, str]]:
+    """Yield each line of a shell with its place."""
     for page in PAGES:
         for first, text in blocks(page, "sh"):
             for i, line in enumerate(text.replace("\\\n", " ").splitlines()):
                 if line.strip() and not line.startswith("#"):
-                    yield pytest.param(line, id=f"{page.name}:{first + i}")
+                    yield f"{page.name}:{first + i}", line
 
 
 OTHER_TOOLS = ("make", "torchrun", "xdsl-opt", "python", "git", "cd", "pip")
 
 
-@pytest.mark.parametrize("line", list(shell_lines()))
-def test_shell_line_names_what_exists(line: str) -> None:
+def test_shell_lines_name_what_exists() -> None:
+    check_each(check_shell_line, shell_lines())
+
+
+def check_shell_line(placed: tuple[str, str]) -> None:
+    _, line = placed
     for part in re.split(r"\||&&|;", line.partition(" #")[0]):
         tool, *words = shlex.split(part)
         if tool == "shard-bench":

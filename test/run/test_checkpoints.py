@@ -140,7 +140,7 @@ SAME = [("dp2-tp2", "dp2-tp2"), ("fsdp", "fsdp")]
            + [(*pair, n) for n in range(2) for pair in OTHERS]),
 )  # fmt: skip
 def test_a_run_that_was_killed_goes_on_at_its_last_checkpoint(
-    before, after, seed, programs, tmp_path
+    before, after, seed, programs, uninterrupted, tmp_path
 ):
     """A rank is killed at a random moment, at which a checkpoint may be being written."""
     chance = np.random.default_rng(seed)
@@ -155,7 +155,10 @@ def test_a_run_that_was_killed_goes_on_at_its_last_checkpoint(
     with pytest.raises(RunError, match=r"was killed by SIGKILL"):
         shardir.run(killed, steps=KILLED_STEPS, timeout=60, **options)
     report, states = _run(programs[after], tmp_path / "b.npz", steps=KILLED_STEPS, **options)
-    full, expected = _run(programs[after], tmp_path / "full.npz", steps=KILLED_STEPS)
+    full, expected = (
+        _uninterrupted(after, programs, uninterrupted, tmp_path) if KILLED_STEPS == STEPS
+        else _run(programs[after], tmp_path / "full.npz", steps=KILLED_STEPS)
+    )  # fmt: skip
     count = len(report.losses["step"])
     if before == after:
         assert report.losses["step"] == full.losses["step"][-count:]

@@ -28,7 +28,7 @@ AXES = [
     [Axis("a"), Axis("b", 1, 2), Axis("b", 2, 2)],
 ]
 SHAPES = [(8, 16), (16, 8), (7, 9), (3, 10), (5, 1), (1, 8), (8, 6, 5), (2, 3, 4)]
-PAIRS, PARTIAL = extent((60, 20), (300, 60))
+PAIRS, PARTIAL = extent((40, 18), (300, 60))
 
 
 def layout(draw: random.Random, rank: int, partial: bool = False) -> Layout:
