@@ -315,7 +315,7 @@ def test_an_error_of_the_plan_is_not_tried_again(tmp_path):
     options: dict[str, Any] = {"checkpoints": tmp_path / "ckpt", "timeout": 60}
     shardir.run(directory, steps=2, **options)
     given = Options.of({"steps": 2, "max_restarts": 5, **options})
-    with pytest.raises(RunError, match="expected more than 2 --steps"):
+    with pytest.raises(RunError, match="--steps 2: expected more than 2"):
         shardir.backend.backend_of("torch").run(directory, given, on_event=events.append)
     assert "restart" not in [event["event"] for event in events]
 
