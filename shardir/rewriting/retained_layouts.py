@@ -70,7 +70,7 @@ class _RetainedLayouts:
     """The layouts of parameters and states that several functions have, by key."""
 
     def __init__(self, functions: Sequence[Function]):
-        self.functions = functions
+        self.functions, self.stepped = functions, _stepped(functions)
         counts = Counter(key for f in functions for key in {a.key for a, _ in _retained(f.op)})
         others: list[FuncOp] = []
         if functions:
@@ -82,7 +82,7 @@ class _RetainedLayouts:
         self.owners: dict[str | None, Function] = {}
         """The function that trains each parameter, or else updates each state."""
         for f in self.in_order():
-            for key in _trained(f):
+            for key in self.trained(f):
                 self.owners.setdefault(key, f)
         for f in self.in_order():
             for key in updated_keys(f.op):
@@ -94,7 +94,13 @@ class _RetainedLayouts:
 
     def in_order(self) -> list[Function]:
         """Return the functions, those that train first."""
-        return sorted(self.functions, key=lambda f: not _trained(f))
+        return sorted(self.functions, key=lambda f: not self.trained(f))
+
+    def trained(self, f: Function) -> list[str | None]:
+        """Return the keys of the parameters that a function, or a step that is requested of it,
+        trains."""
+        trains = is_step(f.op) or f.name in self.stepped
+        return [a.key for a, _ in _retained(f.op) if trains and a.role is Role.PARAMETER]
 
     def waits(self, f: Function) -> bool:
         """Whether a function has a state whose layout a later function decides on."""
@@ -150,9 +156,7 @@ def _retained(f: FuncOp) -> Iterator[tuple[Argument, SSAValue]]:
             yield a, v
 
 
-def _trained(f: Function) -> list[str | None]:
-    """Return the keys of the parameters that a function, or a step that is requested of it,
-    trains."""
-    requested = [op for op in f.module.body.ops if isinstance(op, StepOp)]
-    trains = is_step(f.op) or any(op.function.string_value() == f.name for op in requested)
-    return [a.key for a, _ in _retained(f.op) if trains and a.role is Role.PARAMETER]
+def _stepped(functions: Sequence[Function]) -> set[str]:
+    """Return the names of the functions of which steps are requested."""
+    ops = functions[0].module.body.ops if functions else ()
+    return {op.function.string_value() for op in ops if isinstance(op, StepOp)}
