@@ -105,6 +105,13 @@ class ModuleCheck:
             lines.insert(0, self.place)
         return "\n".join([*lines, *self.notes])
 
+    def check(self, message: str) -> None:
+        """Raise ShardirError with a message if values differ."""
+        if self.differing:
+            names = ", ".join(v.name for v in self.differing[:5])
+            more = f" and {len(self.differing) - 5} more" if len(self.differing) > 5 else ""
+            raise ShardirError(f"{message} in {names}{more}\n{self}")
+
     def add(self, name: str, ours: Any, theirs: Any, tolerance: float, floor: float = 0.0) -> None:
         """Compare a value. The tolerance is relative to its largest element, or to `floor` where
         that is larger."""
@@ -131,11 +138,14 @@ def compare(program: Any, batches: Sequence[Any], steps: int) -> ModuleCheck:
         report = comparison.compare_steps(batches, steps)
     else:
         report = comparison.compare_outputs(batches)
-    if report.differing:
-        names = ", ".join(v.name for v in report.differing[:5])
-        more = f" and {len(report.differing) - 5} more" if len(report.differing) > 5 else ""
-        raise ShardirError(f"the program differs from its module in {names}{more}\n{report}")
+    report.check("the program differs from its module")
     return report
+
+
+def tolerance_of(module: ModuleOp) -> float:
+    """Return the relative difference that rounding explains: that of the narrowest floats."""
+    kinds = [element_name(t.element_type) for t in _result_types(module)]
+    return max((TOLERANCES[k] for k in kinds if k in TOLERANCES), default=0.0)
 
 
 class _Comparison:
@@ -147,8 +157,7 @@ class _Comparison:
                 f"{random_op(self.eager.captured)}; compare it with p = 0, or in eval()"
             )
         self.first: TrainingState = program.state.fresh()
-        kinds = [element_name(t.element_type) for t in _result_types(program.input_module)]
-        self.tolerance = max((TOLERANCES[k] for k in kinds if k in TOLERANCES), default=0.0)
+        self.tolerance = tolerance_of(program.input_module)
 
     def compare_outputs(self, batches: Sequence[Any]) -> ModuleCheck:
         """Compare the outputs of the first batch, and the buffers after it."""

@@ -16,8 +16,9 @@ with program.ranks() as trainer:
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,19 @@ from torch import nn
 
 from shardir.algebra.cluster import Cluster
 from shardir.api.batches import examples_of, rows_of
+from shardir.api.checks import ModuleCheck
 from shardir.api.compiled import compile_module
 from shardir.api.devices import MeshForm, devices_of
 from shardir.api.model_program import ModelProgram
+from shardir.api.step_checks import compare_steps
 from shardir.api.training_state import TrainingState
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_arguments, describe, did_you_mean
 from shardir.dialects.train import StateKeys
 from shardir.frontends.torch import optimizers, weights
-from shardir.frontends.torch.capture import capture, evaluating, name_of
+from shardir.frontends.torch.capture import Capture, capture, evaluating, name_of
 from shardir.frontends.torch.importer import Imported, import_model
+from shardir.frontends.torch.optimizer_states import TorchForm
 from shardir.frontends.torch.steps import (
     AddedStep,
     Inference,
@@ -62,7 +66,12 @@ class CompiledSteps(ModelProgram):
     module_of_torch: nn.Module
     imported: Mapping[str, Imported]
     """Each function as it was imported, by its name in the program."""
+    captured: Mapping[str, Capture]
+    functions: Mapping[str, Step | Inference]
+    """Each function as it was given."""
     steps: Mapping[str, AddedStep]
+    forms: Mapping[str, TorchForm | None]
+    """The forms of the optimizers at the compilation."""
 
     @property
     def model(self) -> nn.Module:
@@ -103,20 +112,21 @@ class CompiledSteps(ModelProgram):
             f"trainer[{next(iter(self.steps))!r}].step(...)"
         )
 
-    @check_arguments("optimizer_state_dict")
-    def optimizer_state_dict(self, step: str) -> dict[str, Any]:
-        """Return the current states of the optimizer of a step for its `load_state_dict`.
+    @check_arguments("check")
+    def check(self, *, rounds: int = 2) -> ModuleCheck:
+        """Compare the program, on local processes, with a copy of the module and its optimizers,
+        which torch trains on one device, on the example inputs: the losses of all steps, in each
+        round in their order, then the results of other functions, and parameters and buffers. Both
+        begin with the values at the compilation. The state of this program does not change.
+
+        Returns:
+            The differences; `str` is their table.
 
         Raises:
-            ShardirError: there is no such step, or its optimizer is a text.
+            ShardirError: differences exceed rounding; or an optimizer is a text, or a function has
+                random numbers (dropout), which differ in torch.
         """
-        if step not in self.steps:
-            hint = did_you_mean(step, self.steps)
-            raise ShardirError(f"expected a step of {', '.join(self.steps)}, got {step}{hint}")
-        form = self.steps[step].form()
-        if form is None:
-            raise ShardirError(f"expected an optimizer of torch.optim in {step}, got a text")
-        return form.state_dict(self.state.states, 0)
+        return compare_steps(self, rounds)
 
 
 @check_arguments("compile")
@@ -154,21 +164,27 @@ def compile_steps(
     target = devices_of(mesh, cluster, devices, options)
     module = Module(target.mesh, target.cluster)
     made = {name: _made(model, step) for name, step in trained.items()}
+    _check_schedulers(trained, made)
     added, imported = dict[str, AddedStep](), dict[str, Imported]()
+    captured = dict[str, Capture]()
     for name, step in steps.items():
         if isinstance(step, Step):
             loss = f"{name}_loss"
             while loss in steps:
                 loss += "_"
             added[name] = _add(module, model, name, loss, step, made)
-            imported[name] = added[name].imported
+            captured[name], imported[name] = added[name].captured, added[name].imported
         else:
-            imported[name] = _function(module, model, name, step)
+            captured[name] = _capture(model, name, step)
+            imported[name] = import_model(
+                captured[name], module, name, train=False, private=False, arrays=f"{name}."
+            )
     compiled = compile_module(module.module, **target.options)
     values = {key: x for f in imported.values() for key, x in f.values.items()}
     states = {key: x for s in added.values() for key, x in s.states(compiled.module).items()}
     return CompiledSteps(
-        **vars(compiled), module_of_torch=model, imported=imported, steps=added,
+        **vars(compiled), module_of_torch=model, imported=imported, captured=captured,
+        functions=dict(steps), steps=added, forms={name: s.form() for name, s in added.items()},
         state=TrainingState(values, states),
     )  # fmt: skip
 
@@ -233,6 +249,19 @@ def _made(model: nn.Module, step: Step) -> _Made:
     return _Made(optimizer, parameters)
 
 
+def _check_schedulers(steps: Mapping[str, Step], made: Mapping[str, _Made]) -> None:
+    """Raise ShardirError if steps of one optimizer have several schedulers: its rates are of its
+    own steps, which are those of all of them."""
+    for (a, first), (b, second) in combinations(steps.items(), 2):
+        is_one = made[a].optimizer is made[b].optimizer
+        is_of_torch = isinstance(made[a].optimizer, torch.optim.Optimizer)
+        if is_one and is_of_torch and first.scheduler is not second.scheduler:
+            raise ShardirError(
+                f"expected one scheduler of {a} and {b}, which share an optimizer, got "
+                f"{describe(first.scheduler)} and {describe(second.scheduler)}; give both the same"
+            )
+
+
 def _keys(name: str, made: Mapping[str, _Made]) -> StateKeys:
     """Return the keys of the states of a step: of its own name, where no other step trains its
     parameters; else of the first step with the same optimizer."""
@@ -257,15 +286,10 @@ def _add(
         return add_step(module, captured, imported, own.optimizer, step, keys, f"{name}_")
 
 
-def _function(module: Module, model: nn.Module, name: str, f: Inference) -> Imported:
-    """Add a function without training."""
-    with _in_step(name), training_only(model, []):
-        if f.train:
-            captured = capture(model, f.inputs, train=False, function=f.function)
-        else:
-            with evaluating(model):
-                captured = capture(model, f.inputs, train=False, function=f.function)
-        return import_model(captured, module, name, train=False, private=False, arrays=f"{name}.")
+def _capture(model: nn.Module, name: str, f: Inference) -> Capture:
+    """Export a function without training."""
+    with _in_step(name), training_only(model, []), nullcontext() if f.train else evaluating(model):
+        return capture(model, f.inputs, train=False, function=f.function)
 
 
 @contextmanager

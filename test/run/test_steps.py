@@ -98,6 +98,7 @@ def test_two_steps_train_a_gan_as_torch_does(options: dict[str, str], tmp_path: 
         averages |= {f"critic.{name}": x for name, x in eager.critic.state_dict().items()}
         close(trainer.state_dict(ema=True), averages, rtol=1e-12, atol=1e-12)
 
+    assert not program.check().differing
     with program.ranks() as trainer:
         for _ in range(3):
             step(trainer)
@@ -175,6 +176,40 @@ def test_a_teacher_is_in_the_module_and_modules_may_be_in_a_dict() -> None:
     assert program.state_dict().keys() == {
         f"{name}.{x}" for name in models for x in ("weight", "bias")
     }
+
+
+def test_a_check_compares_all_functions_with_the_module() -> None:
+    """With a schedule, clipping and microbatches. What a function does later is not the program."""
+    model, factor = nn.Linear(4, 8).double(), [1.0]
+    optimizer = adam(model)
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 2)
+
+    def scaled(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return factor[0] * mse_loss(model(x), labels)
+
+    program = shardir.compile(
+        model, mode="stand_alone",
+        steps={
+            "zero": Step(
+                near_zero, {"x": NOISE}, optimizer=optimizer, clip="value, max = 0.1",
+                scheduler=scheduler,
+                accumulate="sum, microbatches = 2",
+            ),
+            "labels": Step(scaled, (NOISE, REAL), optimizer=optimizer, scheduler=scheduler),
+            "out": Inference(lambda model, x: (model(x), model.weight.sum()), NOISE),
+        },
+    )  # fmt: skip
+    table = str(program.check(rounds=3))
+    assert "loss of labels in round 3" in table and "result 1 of out" in table
+    steps = {
+        name: Step(near_zero, NOISE, optimizer=optimizer, scheduler=s)
+        for name, s in (("a", scheduler), ("b", None))
+    }
+    with pytest.raises(ShardirError, match="expected one scheduler of a and b, which share an opt"):
+        shardir.compile(model, steps=steps, mode="stand_alone")
+    factor[0] = 1.1
+    with pytest.raises(ShardirError, match="differs from its module in loss of labels in round 1"):
+        program.check()
 
 
 def test_averages_of_a_run_are_those_of_torch() -> None:
@@ -298,6 +333,11 @@ def compile_one(step: Any, name: Any = "step", **options: Any) -> Any:
         (lambda: compile_one(
             Step(near_zero, NOISE, optimizer=adam(MODEL), parameters=MODEL.parameters())),
          "expected parameters beside a text or a function as optimizer of near_zero, got an optim"),
+        (lambda: compile_one(Step(near_zero, NOISE, optimizer="sgd, lr = 0.1")).check(),
+         "expected optimizers of torch.optim, which torch has, got a text in step"),
+        (lambda: compile_one(
+            Step(lambda m, x: nn.functional.dropout(m(x)).mean(), NOISE, optimizer=adam(MODEL))
+         ).check(), "expected functions without random numbers, which are others in torch, got at"),
         (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL))).run(),
          "expected a program with one training step, got step; call them in a loop of yours: with"),
         (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL))).state_dict(ema=True),

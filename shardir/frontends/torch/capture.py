@@ -412,6 +412,12 @@ def _arguments(inputs: Any, labels: Any) -> tuple[tuple[Any, ...], dict[str, Any
     raise ShardirError(f"expected inputs: a tensor, a tuple or a dict, got {describe(inputs)}")
 
 
+def called_with(function: Callable[..., Any], model: torch.nn.Module, inputs: Any) -> Any:
+    """Return what a function of a module returns for example inputs."""
+    args, kwargs, _ = _arguments(inputs, None)
+    return function(model, *args, **kwargs)
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a function for messages."""
     return getattr(function, "__name__", type(function).__name__)

@@ -7,6 +7,7 @@ A program has one step of a module and its loss, or several steps, each a functi
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,7 @@ class AddedStep:
     """A step in a module of the compiler.
 
     Args:
+        schedule: the state of the scheduler.
         trained: the names of trained parameters, by the id of the parameter.
         count: the number of completed steps of its optimizer.
     """
@@ -99,6 +101,7 @@ class AddedStep:
     imported: Imported
     optimizer: Any
     scheduler: Any
+    schedule: Any
     keys: StateKeys
     trained: Mapping[int, str]
     count: int
@@ -142,7 +145,10 @@ def add_step(
         clip=options.clip, loss_scale=options.loss_scale, metrics=options.metrics,
         ema=options.ema, states=keys.own, separate_update=options.separate_update, **requests,
     )  # fmt: skip
-    return AddedStep(captured, imported, optimizer, options.scheduler, keys, trained, read.count)
+    schedule = None if options.scheduler is None else deepcopy(options.scheduler.state_dict())
+    return AddedStep(
+        captured, imported, optimizer, options.scheduler, schedule, keys, trained, read.count
+    )
 
 
 def trained_parameters(imported: Imported) -> dict[int, str]:
