@@ -36,7 +36,7 @@ def compare_steps(program: Any, rounds: int) -> ModuleCheck:
                 f"{random_op(program.captured[name])} in {name}; compare with p = 0, or in eval()"
             )
     first = replace(program, state=program.state.fresh())
-    eager = _Eager(first)
+    eager = _TorchSteps(first)
     with first.ranks() as trainer:
         for i in range(rounds):
             for name, step in first.functions.items():
@@ -68,7 +68,7 @@ def _inputs(program: Any, name: str, step: Step | Inference) -> dict[str, torch.
     return {key: torch.cat([x] * count) if count > 1 else x for key, x in inputs}
 
 
-class _Eager:
+class _TorchSteps:
     """A copy of the module and of the optimizers, with the values at the compilation."""
 
     def __init__(self, program: Any):
