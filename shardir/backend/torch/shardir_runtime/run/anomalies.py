@@ -1,10 +1,10 @@
 """The origin of values that are not finite."""
 
+import linecache
 import math
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,17 +109,21 @@ class Watch(TorchDispatchMode):
 
 
 def place_of(program: Path, number: int) -> str:
-    """Return a line of the program as text, with its source line from the comments, if the file is
-    there: ` at program.py:40 (model.ir:9, backward)`."""
-    lines = list[str]()
-    with suppress(OSError):
-        lines = program.read_text(encoding="utf-8").split("\n")[:number]
-    comments = (_SOURCE.search(line) for line in reversed(lines))
-    source = next((found[1] for found in comments if found), "")
-    parts = (line for line in reversed(lines) if line.startswith("def ") or "# ---- " in line)
+    """Return a line of the program as text, with its source line from the comments, if its text is
+    known: ` at program.py:40 (model.ir:9, backward)`."""
+    lines = linecache.getlines(str(program))
+    source = source_of(lines, number)
+    before = reversed(lines[:number])
+    parts = (line for line in before if line.startswith("def ") or "# ---- " in line)
     part = ", backward" if source and "---- backward ----" in next(parts, "") else ""
     source = f" ({source}{part})" if source else ""
     return f" at {program.name}:{number}{source}"
+
+
+def source_of(lines: Sequence[str], number: int) -> str:
+    """Return the source line of a line of the program: that of the last comment; "" for none."""
+    comments = (_SOURCE.search(line.rstrip("\n")) for line in reversed(lines[:number]))
+    return next((found[1] for found in comments if found), "")
 
 
 def _name(func: Any) -> str:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ..plan.program import PlanArgument, PlanFunction
 from .anomalies import place_of
+from .program_module import PROGRAM
 from .states import States
-
-PROGRAM = "program.py"
 
 
 def index_error(

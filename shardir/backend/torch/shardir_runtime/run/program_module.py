@@ -14,6 +14,10 @@ IMPORTS = re.compile(rb"^from shardir_runtime\b", re.MULTILINE)
 OLDER = re.compile(rb"^import runtime as rt$", re.MULTILINE)
 
 
+PROGRAM = "program.py"
+"""The file that every rank runs."""
+
+
 def with_this_runtime(text: bytes) -> bytes:
     """Return the text of a program that imports the runtime of this process."""
     return IMPORTS.sub(f"from {ROOT}".encode(), text)
@@ -25,7 +29,7 @@ def program_module(directory: Path) -> ModuleType:
     Raises:
         PlanError: the program is of an earlier version, whose runtime was not a package.
     """
-    path = directory / "program.py"
+    path = directory / PROGRAM
     text = path.read_bytes()
     if OLDER.search(text):
         raise PlanError(

@@ -1,6 +1,7 @@
 """The functions of a program on one rank, and the states that they read and update."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,8 +9,10 @@ from torch import Tensor
 
 from ..collectives import position
 from ..collectives.mesh import Mesh
+from ..compat import is_profiled
 from ..plan.program import REPLICA, PlanError, PlanFunction, PlanResult, ProgramPlan
 from .indices import index_error
+from .named import named_functions
 from .states import DTYPES, States
 
 
@@ -106,8 +109,13 @@ class Session:
         ]
 
     def _outputs(self, function: PlanFunction, args: list) -> list[Tensor]:
-        outputs = self.functions[function.name](self.mesh, *args)
+        functions = self._named_functions if is_profiled() else self.functions
+        outputs = functions[function.name](self.mesh, *args)
         return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+    @cached_property
+    def _named_functions(self) -> Mapping[str, Callable]:
+        return named_functions(self.functions)
 
     def _of_replicas(self, function: PlanFunction, replicas: int, args: list) -> list[Tensor]:
         """Run a function on the values of each replica of this rank: one replica, or all on one

@@ -65,7 +65,7 @@ class Recorder:
 
     def functions(self, plan: ProgramPlan, path: Path) -> dict[str, Callable]:
         """Return the functions of a program file, with marks."""
-        tree = _Marks().visit(ast.parse(path.read_text(encoding="utf-8", errors="surrogateescape")))
+        tree = Marks().visit(ast.parse(path.read_text(encoding="utf-8", errors="surrogateescape")))
         made: dict[str, Any] = {"__name__": "program", "__file__": str(path), MARK: self._mark()}
         exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), made)
         for value in made.values():
@@ -186,7 +186,7 @@ class _StreamClock:
         return [self._at + round(self._first.elapsed_time(m) * 1e6) for m in marks]
 
 
-class _Marks(ast.NodeTransformer):
+class Marks(ast.NodeTransformer):
     """Writes a mark before each statement of functions."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
