@@ -41,7 +41,7 @@ def named_functions(functions: Mapping[str, Callable]) -> dict[str, Callable]:
     return found
 
 
-class Ranges:
+class StatementRanges:
     """The range of the current statement.
 
     Args:
@@ -76,12 +76,12 @@ def _named_module(path: str) -> dict[str, Any]:
             source = source_of(lines, statement.lineno)
             names[statement.lineno] = f"{text}  # {source}" if source else text
     marked = ast.fix_missing_locations(Marks().visit(tree))
-    made: dict[str, Any] = {"__name__": "program", "__file__": path, MARK: Ranges(names)}
+    made: dict[str, Any] = {"__name__": "program", "__file__": path, MARK: StatementRanges(names)}
     exec(compile(marked, path, "exec"), made)
     return made
 
 
-def _ended(function: Callable, ranges: Ranges) -> Callable:
+def _ended(function: Callable, ranges: StatementRanges) -> Callable:
     """Return a function that ends its last range."""
 
     @wraps(function)
