@@ -155,12 +155,13 @@ class Options(RunOptions):
 
 _FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?![a-z-])(?:[ =](?!\()([^\s;]+?)(?=[,:;.)]*(?:\s|$)))?")
 _VALUE = re.compile(r"[A-Z:=]+|.*[\d/.].*")
+_MESH = re.compile(r"mesh @\w+ <([^>]*)>")
 _WORDS = ("wrap", "drop", "refuse", "pad", "auto")
 
 
 def python_words(text: str) -> str:
     """Return a message of commands in the words of Python: `--backend gloo` as backend="gloo",
-    `--allow-nan` as allow_nan=True, `--nnodes` as nnodes=."""
+    `--allow-nan` as allow_nan=True, `--nnodes` as nnodes=, `mesh @m <dp = 4>` as mesh="dp = 4"."""
     known = {f.name: f.metadata for f in fields(Options)}
 
     def spelling(found: re.Match[str]) -> str:
@@ -177,7 +178,7 @@ def python_words(text: str) -> str:
             return f"{name}={rest}"
         return f"{name}={value}" if kind in (int, float) else f'{name}="{value}"'
 
-    return _FLAG.sub(spelling, text)
+    return _MESH.sub(r'mesh="\1"', _FLAG.sub(spelling, text))
 
 
 @contextmanager

@@ -95,6 +95,13 @@ def test_a_resumed_run_reads_the_batches_of_one_that_goes_on(program: Any, tmp_p
         assert (step_3 / "loader.pt").is_file()
         losses = run(workers, f"from-3-{workers}", resume=step_3, steps=STEPS)
         assert losses == pytest.approx(expected[3:], rel=1e-12)
+    # Where a callback ends the run, whose loader is some batches ahead; then with the last state.
+    stopped = run(0, "stopped", steps=100, callback=lambda entry: entry.get("step") == SAVED)
+    assert SAVED <= len(stopped) < 100
+    more = len(stopped) + 2
+    resumed = run(0, "stopped", resume=tmp_path / "stopped", steps=more)
+    expected = in_torch(islice(epochs(loader(BATCH)), more))
+    assert stopped + resumed == pytest.approx(expected, rel=1e-12)
     # At the end of an epoch; the folder of a run has no checkpoint at first.
     expected = in_torch(islice(epochs(loader(BATCH)), STEPS))
     run(0, "ends", resume=tmp_path / "ends", steps=2)

@@ -117,6 +117,7 @@ def test_an_index_names_its_input_row_and_line(program: Any) -> None:
         ("--last wrap: no rows; give --mode=auto", 'last="wrap": no rows; give mode="auto"'),
         ("torchrun --nproc-per-node 4 --steps", "torchrun --nproc-per-node 4 steps="),
         ("a - b -- c", "a - b -- c"),
+        ("2 ranks, for mesh @m <dp = 2>, got 4", '2 ranks, for mesh="dp = 2", got 4'),
     ],
 )  # fmt: skip
 def test_messages_have_the_words_of_python(of_commands: str, of_python: str) -> None:
