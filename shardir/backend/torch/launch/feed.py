@@ -109,7 +109,7 @@ class LoaderStates:
     def write(self, step: int) -> None:
         """Write the state after the batch of a step, counted from the beginning of the run."""
         try:
-            content = state_bytes(self.loader)
+            content = state_bytes(self.loader, check=step == 1)  # its later states are of a kind
         except PlanError as error:
             raise RunError(str(error)) from None
         state_file(self.folder, self.done + step).write_bytes(content)
