@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shardir.algebra.redistribution import plan_redistribution as plan_redistribution
     from shardir.algebra.sdy import from_sdy as from_sdy
     from shardir.algebra.sdy import to_sdy as to_sdy
+    from shardir.api.comparison import compare as compare
     from shardir.api.compilation import compile as compile
     from shardir.api.compilation import compile_file as compile_file
     from shardir.api.compilation import run as run
@@ -38,6 +39,7 @@ PLACES = {
     "compile": "shardir.api.compilation",
     "compile_file": "shardir.api.compilation",
     "parse": "shardir.api.compiled",
+    "compare": "shardir.api.comparison",
     "run": "shardir.api.compilation",
     "load": "shardir.api.loaded",
     "start": "shardir.backend.torch.started",

@@ -41,7 +41,7 @@ from shardir.tools.commands import command
 from shardir.tools.expected import compare
 from shardir.tools.internal import BUG, InternalError, guard
 from shardir.tools.opt_arguments import OptArguments
-from shardir.tools.opt_reports import PassTimes, Reports
+from shardir.tools.opt_reports import PassTimes, Reports, cluster_of
 from shardir.tools.progress import progress_shown
 
 if TYPE_CHECKING:  # imported late: most runs only print the program
@@ -83,6 +83,11 @@ class Driver(OptArguments):
             from shardir.api.reproducer import read_reproducer
 
             self.passes, self.args.target = read_reproducer(text, name)
+        if self.args.compare is not None:
+            files.write_output(self.args.output_file, self.compared(Source(text, name)))
+            return 0
+        if self.args.meshes is not None:
+            raise UsageError("--meshes: expected --compare, got none")
         self.target = self.make_target()
         self.internal = guard(self.args.traceback)
         self.times = PassTimes()
@@ -111,6 +116,28 @@ class Driver(OptArguments):
         elif not self.args.output_file:
             sys.stdout.write(printed)
         return int(failed)
+
+    def compared(self, source: Source) -> str:
+        """Return the table of `--compare`."""
+        from shardir.reports import comparison
+
+        if self.passes:
+            raise UsageError("--compare: expected no passes, which plans have, got some; drop -p")
+        cluster = cluster_of(self.args.cost)
+        given = self.args.meshes
+        if given is None and cluster is None:
+            raise UsageError("--compare: expected --meshes or --cost=CLUSTER, got neither")
+        if given is None or given.strip().isdecimal():
+            devices = int(given) if given is not None else cluster.units[-1] if cluster else 1
+            meshes = comparison.meshes_of(devices, cluster)
+        else:
+            meshes = [comparison.mesh_of(text) for text in given.split(";") if text.strip()]
+        entries = [comparison.entry(x) for x in self.args.compare.split(";") if x.strip()]
+        module = default_parser().parse_source(source)
+        with progress_shown():
+            found = comparison.compare_plans(module, entries, meshes, cluster)
+        forms = {"json": found.json, "csv": found.csv, "table": found.__str__}
+        return forms[self.args.format]().rstrip() + "\n"
 
     def has_failed(self, name: str, text: str, diagnostics: Sequence[Diagnostic]) -> bool:
         """Print the diagnostics of a program, or their differences from the expected ones; return

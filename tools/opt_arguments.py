@@ -164,6 +164,25 @@ class OptArguments(xDSLOptMain):
             "cluster, a ready-made one or one in a file (docs/cost.md)",
         )
         add(
+            "--compare",
+            metavar="PLANS",
+            help="print a table of the estimates of several plans, in place of the program: "
+            "'ddp; fsdp(dp); megatron(tp) * fsdp(dp) recompute=full; auto', on the meshes of "
+            "--meshes, on the cluster of --cost (docs/plans.md)",
+        )
+        add(
+            "--meshes",
+            metavar="N | MESHES",
+            help="for --compare: 'dp = 2, tp = 8; dp = 16', or a number of devices, for all meshes "
+            "of them with the axes dp and tp",
+        )
+        add(
+            "--format",
+            choices=("table", "json", "csv"),
+            default="table",
+            help="for --compare: the format of the table (table)",
+        )
+        add(
             "--trace",
             type=output_file,
             metavar="FILE",

@@ -27,7 +27,7 @@ class Reports:
         self.redistributions: bool = args.explain_redistributions
         self.costs: bool = args.cost is not None
         self.trace: Path | None = args.trace
-        self.cluster = _cluster(args.cost)
+        self.cluster = cluster_of(args.cost)
         self.internal = internal
         self.explanation = None
         if args.explain is not None:
@@ -121,7 +121,7 @@ def show(paragraphs: Iterable[str]) -> None:
         print(paragraph, file=sys.stderr)
 
 
-def _cluster(name: str | None) -> Cluster | None:
+def cluster_of(name: str | None) -> Cluster | None:
     """Return the cluster of `--cost`, if it names one. Raises UsageError."""
     if not name:
         return None

@@ -19,7 +19,7 @@ from xdsl.passes import ModulePass
 
 from shardir import pipelines
 from shardir.cost.report import FunctionCost
-from shardir.diagnostics import size_text
+from shardir.diagnostics import seconds_text, size_text
 from shardir.dialects.nn.types import size_of, unsharded_type
 from shardir.dialects.symbols import find_symbol
 from shardir.dialects.train import Role, arguments
@@ -125,11 +125,3 @@ def is_public(module: ModuleOp, name: str) -> bool:
     f = find_symbol(module, FuncOp, name)
     visibility = None if f is None else f.sym_visibility
     return visibility is None or visibility.data != "private"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return seconds with three digits: 2.47 ms."""
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 1 or unit == "us":
-            return f"{seconds * factor:.3g} {unit}"
-    raise AssertionError(seconds)

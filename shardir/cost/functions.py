@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh
 from shardir.analysis.functions import values
 from shardir.dialects import dist
+from shardir.dialects.nn.types import element_name
 
 ONE_DEVICE = Mesh("one", (("d", 1),))
 """The mesh of functions without layouts."""
@@ -45,3 +46,17 @@ def on_cluster(mesh: Mesh, cluster: Cluster | None) -> Mesh:
     placed = replace(mesh, cluster=cluster.part(mesh.size))
     placed.check_cluster()
     return placed
+
+
+def narrowest_float(f: FuncOp) -> str:
+    """Return the float type of the lowest precision among a function's values."""
+    types = (v.type for op in f.body.block.ops for v in op.results)
+    elements = {element_name(t.element_type) for t in types if isinstance(t, TensorType)}
+    return next((e for e in ("bf16", "f16", "f32") if e in elements), "f64")
+
+
+def peak_rate(f: FuncOp, mesh: Mesh) -> float | None:
+    """Return the flop/s of a device at its peak, of the function's narrowest float type; None
+    without a rate of the mesh's own cluster."""
+    rates = {} if mesh.cluster is None else mesh.cluster.rates
+    return rates.get(narrowest_float(f))

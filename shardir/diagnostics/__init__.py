@@ -20,7 +20,15 @@ from shardir.diagnostics.errors import (
     ShardirError,
 )
 from shardir.diagnostics.progress import progress_to, report_progress
-from shardir.diagnostics.wording import describe, did_you_mean, nearest, one_of, several, size_text
+from shardir.diagnostics.wording import (
+    describe,
+    did_you_mean,
+    nearest,
+    one_of,
+    seconds_text,
+    several,
+    size_text,
+)
 
 __all__ = [
     "CODES",
@@ -41,6 +49,7 @@ __all__ = [
     "one_of",
     "progress_to",
     "report_progress",
+    "seconds_text",
     "several",
     "size_text",
 ]

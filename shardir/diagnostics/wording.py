@@ -51,3 +51,11 @@ def size_text(number: int) -> str:
         if number >= above:
             return f"{number / above:.1f} {unit}"
     return f"{number} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return seconds with three digits: 2.47 ms."""
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError(seconds)

@@ -55,11 +55,12 @@ from shardir.backend.torch.measured import ProgramLines
 from shardir.backend.torch.shardir_runtime.plan.program import ProgramPlan
 from shardir.backend.torch.traces import Differences, MeasuredTrace
 from shardir.cost.clusters import load
+from shardir.cost.functions import peak_rate
 from shardir.cost.seconds import works_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.nn.base import Array
-from shardir.dialects.train import schedule_of
+from shardir.dialects.train import is_step, schedule_of
 from shardir.pipelines import build
 from shardir.syntax.files import scratch_folder, write_text
 from shardir.syntax.source import collect_warnings, warn
@@ -127,7 +128,7 @@ class TorchBackend(Backend):
             plan["aliases"] = dict(aliases)
         for f in public_functions(module):
             of_function = plan["functions"][f.sym_name.data]
-            if (seconds := seconds_at_peak(f, mesh, of_function)) is not None:
+            if (seconds := seconds_at_peak(f, mesh)) is not None:
                 of_function["at_peak"] = seconds
         form = {"straight_line": self.straight_line, "arena": self.arena}
         programs = {"program.py": emit(module, **form)}
@@ -241,12 +242,11 @@ class TorchBackend(Backend):
         return times(directories, rounds, seconds, options, on_round)
 
 
-def seconds_at_peak(f: FuncOp, mesh: Mesh | None, plan: Mapping[str, Any]) -> float | None:
+def seconds_at_peak(f: FuncOp, mesh: Mesh | None) -> float | None:
     """Return the seconds of a step's operations on a device at the peak rate of its narrowest
     element type; None without a rate of the mesh's own cluster, and for steps in stages."""
-    rates = {} if mesh is None or mesh.cluster is None else mesh.cluster.rates
-    peak = rates.get(plan["narrowest"])
-    if mesh is None or not peak or plan["kind"] != "step" or schedule_of(f) is not None:
+    peak = None if mesh is None else peak_rate(f, mesh)
+    if mesh is None or not peak or not is_step(f) or schedule_of(f) is not None:
         return None
     return sum(work.cost(mesh).flops for work in works_of(ops_of(f.body.block), mesh)) / peak
 

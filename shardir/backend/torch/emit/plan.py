@@ -19,6 +19,7 @@ from shardir.backend.torch.emit.program import function_names, mesh_of, public_f
 from shardir.backend.torch.emit.stages import called_functions, places_of
 from shardir.backend.torch.emit.types import DTYPES
 from shardir.backend.torch.emit.weights import with_weights
+from shardir.cost.functions import narrowest_float
 from shardir.diagnostics import Failure
 from shardir.dialects import dist, train
 from shardir.dialects.dist import global_shape, layout_of
@@ -207,7 +208,7 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         "update_of": train.text_attr(f.attributes, train.UPDATE_OF),
     }  # fmt: skip
     return {
-        "kind": kind, "narrowest": _narrowest(f), **{n: x for n, x in own.items() if x},
+        "kind": kind, "narrowest": narrowest_float(f), **{n: x for n, x in own.items() if x},
         "args": args, "results": results,
     }  # fmt: skip
 
@@ -256,13 +257,6 @@ def _names(f: FuncOp) -> list[str]:
         numbered = (f"{hint}_{n}" for n in count(1))
         names[next(name for name in chain([hint], numbered) if name not in names)] = None
     return list(names)
-
-
-def _narrowest(f: FuncOp) -> str:
-    """The float type of the lowest precision among a function's values."""
-    types = (v.type for op in f.body.block.ops for v in op.results)
-    elements = {element_name(t.element_type) for t in types if isinstance(t, TensorType)}
-    return next((e for e in ("bf16", "f16", "f32") if e in elements), "f64")
 
 
 def _check_rows(f: FuncOp, args: list[dict[str, Any]], data: Data) -> None:

@@ -1,0 +1,300 @@
+"""Plans of a program side by side: which is the fastest one that fits?
+
+  plan                       mesh            step  samples/s   peak  exposed     memory      dp ...
+* megatron(tp) * fsdp(dp)    dp = 2, tp = 8  61 ms     1,049  44.1%   8.1 ms   41.2 GiB  1.2 GiB
+  fsdp                       dp = 16         74 ms       864  36.3%  19.9 ms   38.0 GiB  4.9 GiB
+  ddp                        dp = 16         53 ms     1,207   ...                        too large
+"""
+
+import csv
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+
+from shardir import pipelines
+from shardir.algebra.cluster import Cluster
+from shardir.algebra.mesh import Mesh, axes_text
+from shardir.cost.functions import functions, is_global, on_cluster, peak_rate
+from shardir.cost.report import FunctionCost, cost_of_function
+from shardir.diagnostics import ShardirError, report_progress, seconds_text, size_text
+from shardir.dialects.dist import MeshAttr
+from shardir.dialects.nn.types import element_name, unsharded_type
+from shardir.dialects.train import Role, StepOp, arguments, is_step
+from shardir.rewriting.copying import copied
+from shardir.search.meshes.declared_mesh import declare
+from shardir.syntax.parser import default_parser
+from shardir.syntax.source import collect_remarks, collect_warnings
+
+
+class Entry(NamedTuple):
+    """A plan to compare: what it is called, and the passes that apply it."""
+
+    name: str
+    passes: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class ComparedPlan:
+    """The estimates of a plan on a mesh.
+
+    Attributes:
+        seconds: of a step, or of the first function without one; None where there is an error.
+        samples, tokens: per second; None where the inputs have none.
+        peak_share: of the device's peak rate of the narrowest float type, from 0 to 1.
+        exposed: the seconds in which a device waits for communication.
+        memory: the peak of a device, in bytes.
+        fits: whether this is at most the device's memory; None where that is unknown.
+        collectives: the number of a step.
+        bytes: received by a device, by the axes of the communication.
+        compiled: the seconds of the compilation.
+        error: why there is no such program.
+    """
+
+    plan: str
+    mesh: str
+    seconds: float | None = None
+    samples: float | None = None
+    tokens: float | None = None
+    peak_share: float | None = None
+    exposed: float | None = None
+    memory: int | None = None
+    fits: bool | None = None
+    collectives: int = 0
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    compiled: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Plans on meshes, the fastest ones that fit first. Its `str` is a table."""
+
+    rows: Sequence[ComparedPlan]
+
+    @property
+    def best(self) -> ComparedPlan | None:
+        """The fastest plan that fits; None if there is none."""
+        return next((r for r in self.rows if r.seconds is not None and r.fits is not False), None)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows as values of JSON: seconds, bytes, shares."""
+        return [asdict(row) for row in self.rows]
+
+    def json(self) -> str:
+        return json.dumps(self.records(), indent=1)
+
+    def csv(self) -> str:
+        """Return the rows with a column for the bytes over each axis."""
+        axes = list(dict.fromkeys(a for row in self.rows for a in row.bytes))
+        out = io.StringIO()
+        names = [n for n in ComparedPlan.__dataclass_fields__ if n != "bytes"]
+        writer = csv.writer(out)
+        writer.writerow([*names, *(f"bytes {a}" for a in axes)])
+        for row in self.rows:
+            writer.writerow([*(getattr(row, n) for n in names), *(row.bytes.get(a) for a in axes)])
+        return out.getvalue()
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """Return the names of the columns that any row has, and the cells."""
+        rows = [r for r in self.rows if r.seconds is not None]
+        axes = list(dict.fromkeys(a for row in rows for a in row.bytes))
+        columns: list[tuple[str, Callable[[ComparedPlan], str]]] = [
+            ("plan", lambda r: r.plan), ("mesh", lambda r: r.mesh),
+            ("step", lambda r: seconds_text(r.seconds or 0.0)),
+            ("samples/s", lambda r: _number(r.samples)), ("tokens/s", lambda r: _number(r.tokens)),
+            ("of peak", lambda r: "" if r.peak_share is None else f"{r.peak_share:.1%}"),
+            ("exposed", lambda r: seconds_text(r.exposed or 0.0)),
+            ("memory", lambda r: size_text(r.memory or 0)),
+            ("", lambda r: "too large" if r.fits is False else ""),
+            ("collectives", lambda r: str(r.collectives)),
+            *((f"over {a}", lambda r, a=a: size_text(r.bytes[a]) if a in r.bytes else "")
+              for a in axes),
+            ("compiled", lambda r: f"{r.compiled:.1f} s"),
+        ]  # fmt: skip
+        cells = [[text(r) for _, text in columns] for r in rows]
+        shown = [i for i in range(len(columns)) if any(row[i] for row in cells)]
+        return [columns[i][0] for i in shown], [[row[i] for i in shown] for row in cells]
+
+    def __str__(self) -> str:
+        names, cells = self._table()
+        best = self.best
+        lines = []
+        if cells:
+            widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+            marks = ["*" if r is best else " " for r in self.rows if r.seconds is not None]
+            for mark, row in zip([" ", *marks], [names, *cells], strict=True):
+                texts = (
+                    cell.ljust(w) if i < 2 else cell.rjust(w)
+                    for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+                )
+                lines.append(f"{mark} {'  '.join(texts)}".rstrip())
+        lines += [f"{r.plan} on {r.mesh}: {r.error}" for r in self.rows if r.error]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        names, cells = self._table()
+        rows = [r for r in self.rows if r.seconds is not None]
+        bold = ' style="font-weight: bold"'
+        lines = [_html_row("th", names, "")]
+        lines += [
+            _html_row("td", row, bold if r is self.best else "")
+            for r, row in zip(rows, cells, strict=True)
+        ]
+        errors = [f"{r.plan} on {r.mesh}: {r.error}" for r in self.rows if r.error]
+        return "".join([
+            "<table>", *lines, "</table>", *(f"<p>{escape(line)}</p>" for line in errors)
+        ])  # fmt: skip
+
+
+def _html_row(tag: str, cells: Sequence[str], style: str) -> str:
+    return f"<tr{style}>{''.join(f'<{tag}>{escape(c)}</{tag}>' for c in cells)}</tr>"
+
+
+def compare_plans(
+    module: ModuleOp, entries: Sequence[Entry], meshes: Sequence[Mesh], cluster: Cluster | None
+) -> Comparison:
+    """Compile a program by each plan on each mesh, and compare the estimates.
+
+    Plans that name an axis which a mesh lacks are left out there.
+
+    Args:
+        meshes: in place of that of the program.
+        cluster: of the devices, by default the meshes' own.
+
+    Raises:
+        ShardirError: the cluster has too few devices for a mesh, or no plan has the axes of any
+            mesh, or none can be compiled. An error of one plan on one mesh is in its row.
+    """
+    placed = [on_cluster(mesh, cluster) for mesh in meshes]
+    pairs = [(e, m) for m in placed for e in entries if _axes_named(e.name, placed) <= {*_axes(m)}]
+    if not pairs:
+        named = ", ".join(sorted({a for e in entries for a in _axes_named(e.name, placed)}))
+        raise ShardirError(
+            f"expected a mesh with the axes of a plan, {named}, got "
+            f"{'; '.join(_mesh_text(m) for m in meshes) or 'none'}"
+        )
+    rows = []
+    for i, (entry, mesh) in enumerate(pairs):
+        report_progress(f"{i + 1} of {len(pairs)}: {entry.name} on {_mesh_text(mesh)}")
+        rows.append(_compared(module, entry, mesh))
+    if all(row.error for row in rows):
+        raise ShardirError("; ".join(f"{r.plan} on {r.mesh}: {r.error}" for r in rows[:3]))
+    rows.sort(key=lambda r: (r.seconds is None, r.fits is False, r.seconds or 0.0))
+    return Comparison(rows)
+
+
+def entry(text: str) -> Entry:
+    """Return the plan of a text: a mode, `auto{memory=16GB}`, or a plan, `fsdp(dp)`; with options
+    behind it: `recompute=full`, `precision=bf16`.
+
+    Raises:
+        ShardirError: it is none of these.
+    """
+    plan, options = text.strip(), dict[str, str]()
+    while match := re.fullmatch(r"(.*?)\s+(recompute|precision)\s*=\s*(\S+)", plan):
+        plan = match[1]
+        options[match[2]] = match[3]
+    word = plan.partition("{")[0].strip().lower().replace("-", "_").removesuffix("_parallel")
+    if word in pipelines.MODES:
+        passes = pipelines.build(pipelines.pipeline_of(None, plan, ""))
+    else:
+        passes = pipelines.with_plan(pipelines.build(pipelines.DEFAULT), plan)
+    passes = pipelines.with_precision(passes, options.get("precision"))
+    return Entry(text.strip(), pipelines.with_recompute(passes, options.get("recompute")))
+
+
+def meshes_of(devices: int, cluster: Cluster | None, name: str = "m") -> list[Mesh]:
+    """Return the meshes of so many devices: `dp = 16`, and `dp = 8, tp = 2` to `dp = 1, tp = 16`,
+    with tensor parallelism within a unit of the innermost level of the cluster."""
+    if devices < 1:
+        raise ShardirError(f"expected at least 1 device, got {devices}")
+    inner = devices if cluster is None else cluster.units[0]
+    found = [Mesh(name, (("dp", devices),))]
+    for tp in range(2, min(inner, devices) + 1):
+        if devices % tp == 0:
+            found.append(Mesh(name, (("dp", devices // tp), ("tp", tp))))
+    return found
+
+
+def mesh_of(text: str, name: str = "m") -> Mesh:
+    """Return the mesh of a text, `dp = 2, tp = 8`. Raises ShardirError."""
+    return Mesh(name, MeshAttr.from_text(text.strip()))
+
+
+def _compared(module: ModuleOp, entry: Entry, mesh: Mesh) -> ComparedPlan:
+    started, text = time.perf_counter(), _mesh_text(mesh)
+    program = copied(module)
+    try:
+        with collect_warnings(), collect_remarks():
+            declare(program, mesh)
+            context = default_parser().ctx
+            for p in entry.passes:
+                p.apply(context, program)
+            f, cost = _measured(program)
+    except ShardirError as error:
+        return ComparedPlan(entry.name, text, error=str(error).partition("\n")[0])
+    compiled = time.perf_counter() - started
+    samples, tokens = _samples(module)
+    holds = mesh.cluster_or_default.memory
+    peak = peak_rate(f, mesh)
+    seconds = cost.seconds
+    return ComparedPlan(
+        entry.name, text, seconds, samples and samples / seconds, tokens and tokens / seconds,
+        cost.flops / peak / seconds if peak and seconds else None, sum(cost.exposed.values()),
+        cost.memory.peak, None if holds is None else cost.memory.peak <= holds,
+        sum(c.communicates for c in cost.ops),
+        {axes_text(axes) or "host": n for axes, (n, _) in cost.communication.items()}, compiled,
+    )  # fmt: skip
+
+
+def _measured(program: ModuleOp) -> tuple[FuncOp, FunctionCost]:
+    """Return the step of a program, or else its first function, and its cost."""
+    found = [(f, mesh) for f, mesh in functions(program) if not is_global(f)]
+    if not found:
+        raise ShardirError("expected a function in the local view, got none")
+    f, mesh = next(((f, mesh) for f, mesh in found if is_step(f)), found[0])
+    return f, cost_of_function(f, mesh)
+
+
+def _samples(module: ModuleOp) -> tuple[int | None, int | None]:
+    """Return the samples of a step, or else of the first function, by its first input, and the
+    tokens if this has integers."""
+    step = next((op for op in module.body.ops if isinstance(op, StepOp)), None)
+    first = None if step is None else step.function.string_value()
+    for f, _ in functions(module):
+        if first not in (None, f.sym_name.data):
+            continue
+        for a, v in zip(arguments(f), f.body.block.args, strict=True):
+            type = unsharded_type(v)
+            if a.role is Role.INPUT and (shape := type.get_shape()):
+                rows = shape[0] * (1 if step is None else step.microbatches)
+                is_text = len(shape) == 2 and element_name(type.element_type) in ("i32", "i64")
+                return rows, rows * shape[1] if is_text else None
+    return None, None
+
+
+def _axes(mesh: Mesh) -> Iterator[str]:
+    yield from (str(name) for name, _ in mesh.axes)
+
+
+def _axes_named(plan: str, meshes: Sequence[Mesh]) -> set[str]:
+    """Return the axes of any of the meshes that a plan names."""
+    known = {axis for mesh in meshes for axis in _axes(mesh)}
+    return {word for word in re.findall(r"\w+", plan) if word in known}
+
+
+def _mesh_text(mesh: Mesh) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in mesh.axes)
+
+
+def _number(x: float | None) -> str:
+    return "" if x is None else f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
