@@ -18,7 +18,7 @@ from shardir.api.compiled import Compiled, parse
 from shardir.build import Module
 from shardir.build.module import cluster_of
 from shardir.diagnostics import ShardirError, check_arguments
-from shardir.reports.comparison import Comparison, compare_plans, entry, mesh_of, meshes_of
+from shardir.reports.comparison import PlanComparison, compare_plans, entry, mesh_of, meshes_of
 
 
 @check_arguments("compare")
@@ -30,7 +30,7 @@ def compare(
     devices: int | None = None,
     cluster: str | Cluster | None = None,
     **options: Any,
-) -> Comparison:
+) -> PlanComparison:
     """Compile a program by several plans on several meshes, and compare the estimates of a step:
     time, share of the peak rate, communication, memory. Nothing runs.
 

@@ -20,9 +20,9 @@ from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Origin
 from shardir.backend.runs import Options, Report, in_python_words, with_options
 from shardir.cost.clusters import load
-from shardir.cost.functions import functions
-from shardir.cost.report import FunctionCost, report
-from shardir.diagnostics import Failure, ParseErrors, ShardirError, check_arguments
+from shardir.cost.functions import functions, is_global
+from shardir.cost.report import FunctionCost, cost_of_function, report
+from shardir.diagnostics import Failure, ParseErrors, ShardirError, check_arguments, size_text
 from shardir.dialects.nn.base import Array
 from shardir.reports.layouts import Explanation
 from shardir.rewriting.annotated_plan import annotated_plan
@@ -31,7 +31,7 @@ from shardir.syntax.files import scratch_folder
 from shardir.syntax.parser import default_parser
 from shardir.syntax.parser import parse as _parse
 from shardir.syntax.printer import print_module
-from shardir.syntax.source import Source, collect_remarks, collect_warnings
+from shardir.syntax.source import Source, collect_remarks, collect_warnings, warn
 from shardir.syntax.verify import verify
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def compile_module(
                 if pipelines.runs_on_one_device(p):
                     original = copied(module)
             verify(module, source)
+            warn_of_memory(module)
 
         try:
             run_located(source, work)
@@ -117,6 +118,22 @@ def compile_module(
     backend = backend_of(target)
     backend = replace(backend, arena=arena or backend.arena)
     return Compiled(module, original, source, base, context, backend, input_module, tuple(passes))
+
+
+def warn_of_memory(module: ModuleOp) -> None:
+    """Warn of functions that need more memory than a device of the mesh's own cluster has."""
+    for f, mesh in functions(module):
+        holds = None if mesh.cluster is None else mesh.cluster.memory
+        if not holds or is_global(f) or not is_public(module, f.sym_name.data):
+            continue
+        peak = cost_of_function(f, mesh).memory.peak
+        if peak > holds:
+            warn(
+                f,
+                f"expected @{f.sym_name.data} to need at most the {size_text(int(holds))} of a "
+                f"device of the cluster, got an estimated peak of {size_text(peak)}; recompute, "
+                "use another plan (shardir.compare), or more devices",
+            )
 
 
 def note_reproducer(error: Exception, part: str, *reproducer: Any) -> None:

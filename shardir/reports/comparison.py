@@ -34,7 +34,7 @@ from shardir.syntax.parser import default_parser
 from shardir.syntax.source import collect_remarks, collect_warnings
 
 
-class Entry(NamedTuple):
+class PlanChoice(NamedTuple):
     """A plan to compare: what it is called, and the passes that apply it."""
 
     name: str
@@ -74,7 +74,7 @@ class ComparedPlan:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlanComparison:
     """Plans on meshes, the fastest ones that fit first. Its `str` is a table."""
 
     rows: Sequence[ComparedPlan]
@@ -160,8 +160,8 @@ def _html_row(tag: str, cells: Sequence[str], style: str) -> str:
 
 
 def compare_plans(
-    module: ModuleOp, entries: Sequence[Entry], meshes: Sequence[Mesh], cluster: Cluster | None
-) -> Comparison:
+    module: ModuleOp, entries: Sequence[PlanChoice], meshes: Sequence[Mesh], cluster: Cluster | None
+) -> PlanComparison:
     """Compile a program by each plan on each mesh, and compare the estimates.
 
     Plans that name an axis which a mesh lacks are left out there.
@@ -189,10 +189,10 @@ def compare_plans(
     if all(row.error for row in rows):
         raise ShardirError("; ".join(f"{r.plan} on {r.mesh}: {r.error}" for r in rows[:3]))
     rows.sort(key=lambda r: (r.seconds is None, r.fits is False, r.seconds or 0.0))
-    return Comparison(rows)
+    return PlanComparison(rows)
 
 
-def entry(text: str) -> Entry:
+def entry(text: str) -> PlanChoice:
     """Return the plan of a text: a mode, `auto{memory=16GB}`, or a plan, `fsdp(dp)`; with options
     behind it: `recompute=full`, `precision=bf16`.
 
@@ -209,7 +209,7 @@ def entry(text: str) -> Entry:
     else:
         passes = pipelines.with_plan(pipelines.build(pipelines.DEFAULT), plan)
     passes = pipelines.with_precision(passes, options.get("precision"))
-    return Entry(text.strip(), pipelines.with_recompute(passes, options.get("recompute")))
+    return PlanChoice(text.strip(), pipelines.with_recompute(passes, options.get("recompute")))
 
 
 def meshes_of(devices: int, cluster: Cluster | None, name: str = "m") -> list[Mesh]:
@@ -230,7 +230,7 @@ def mesh_of(text: str, name: str = "m") -> Mesh:
     return Mesh(name, MeshAttr.from_text(text.strip()))
 
 
-def _compared(module: ModuleOp, entry: Entry, mesh: Mesh) -> ComparedPlan:
+def _compared(module: ModuleOp, entry: PlanChoice, mesh: Mesh) -> ComparedPlan:
     started, text = time.perf_counter(), _mesh_text(mesh)
     program = copied(module)
     try:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn.functional import mse_loss
 
 import shardir
 from shardir import ShardirError
-from shardir.reports.comparison import Comparison
+from shardir.reports.comparison import PlanComparison
 from shardir.tools import opt
 
 MODEL = Path(__file__).parents[2] / "docs" / "examples" / "presets.ir"
@@ -25,7 +26,7 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))
 
 
-def compared(**options: Any) -> Comparison:
+def compared(**options: Any) -> PlanComparison:
     x = torch.zeros(64, 512, device="meta")
     return shardir.compare(
         network(), x, labels=x, loss=mse_loss, optimizer="adam, lr = 0.001", plans=PLANS, **options
@@ -70,6 +71,18 @@ def test_a_plan_that_does_not_fit_is_not_the_best() -> None:
     assert sum("too large" in line for line in lines) == sum(r.fits is False for r in found.rows)
     html = found._repr_html_()
     assert html.count("<tr") == sum(not r.error for r in found.rows) + 1 and html.count("bold") == 1
+
+
+def test_a_program_that_does_not_fit_is_a_warning() -> None:
+    cluster = "levels [node = 4 {bandwidth = 1e11, latency = 1e-6}], memory = 35000000"
+    x, model = torch.zeros(64, 512, device="meta"), network()
+    arguments = {"labels": x, "loss": mse_loss, "optimizer": "adam, lr = 0.001", "mesh": "dp = 4"}
+    with pytest.warns(UserWarning, match=r"@step to need at most the 33.4 MiB of a .* got an est"):
+        shardir.compile(model, x, plan="ddp", cluster=cluster, **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shardir.compile(model, x, plan="fsdp(dp)", cluster=cluster, **arguments)
+        shardir.compile(model, x, plan="ddp", **arguments)
 
 
 def test_one_command_says_which_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
