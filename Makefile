@@ -16,10 +16,12 @@ DIGITS := docs/examples/digits.npz
 .PHONY: demo test test-gpu test-all mutants programs modules fuzz faults lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
+# The tables of the grammar are computed once here, and not by each process that tests.
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[torch,examples,test,lint]"
+	$(BIN)/python -c "from shardir.syntax.parser import default_parser; default_parser()"
 	touch $@
 
 $(DIGITS): docs/examples/make_digits.py $(VENV)/ready

@@ -162,9 +162,15 @@ FMT = Dialect(
 
 @cache
 def with_test() -> IRParser:
-    """Return a parser of all dialects, xDSL's test dialect and the one above."""
+    """Return a parser of all dialects, and of xDSL's test dialect."""
     ours = [make() for make in DIALECTS.values()]
-    return IRParser([Builtin, Func, *ours, xtest.Test, FMT])
+    return IRParser([Builtin, Func, *ours, xtest.Test])
+
+
+@cache
+def with_formats() -> IRParser:
+    """Return a parser of the dialect above, and of few others: tables of all would take long."""
+    return IRParser([Builtin, Func, DIALECTS["dist"](), xtest.Test, FMT])
 
 
 # ---- checks ----

@@ -4,7 +4,7 @@
 
 import pytest
 import xdsl.irdl.declarative_assembly_format as fmt
-from support.parsers import Attributes, Color, ColorAttr, Segments, agree, with_test
+from support.parsers import Attributes, Color, ColorAttr, Segments, agree, with_formats
 from xdsl.dialects.builtin import (
     DenseArrayBase,
     FloatAttr,
@@ -49,22 +49,22 @@ FORMATS = {
 
 @pytest.mark.parametrize("text", FORMATS.values(), ids=FORMATS)
 def test_formats(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(printer, "READ", {*printer.READ, "fmt"})  # as with_test() does
-    module = agree(text, with_test())
+    monkeypatch.setattr(printer, "READ", {*printer.READ, "fmt"})  # as with_formats() does
+    module = agree(text, with_formats())
     again = print_module(module)
-    assert agree(again, with_test()).is_structurally_equivalent(module)
+    assert agree(again, with_formats()).is_structurally_equivalent(module)
 
 
 @pytest.mark.parametrize("comma", ["", ","])
 def test_regions_have_commas_between_or_not(comma: str) -> None:
     """Text that either version of xDSL printed is read."""
     text = f"fmt.many {{}} {{\n}}{comma} {{\n}}{comma} {{\n}}"
-    op = with_test().parse(text).body.block.first_op
+    op = with_formats().parse(text).body.block.first_op
     assert op is not None and len(op.regions) == 3
 
 
 def test_attributes_by_hand() -> None:
-    op = with_test().parse(FORMATS["attributes"]).body.block.first_op
+    op = with_formats().parse(FORMATS["attributes"]).body.block.first_op
     assert isinstance(op, Attributes)
     assert op.color == ColorAttr(Color.green)
     assert op.dim == IntegerAttr(-3, i64)
@@ -74,6 +74,6 @@ def test_attributes_by_hand() -> None:
 
 
 def test_segments_by_hand() -> None:
-    op = with_test().parse(FORMATS["segments"]).body.block.last_op
+    op = with_formats().parse(FORMATS["segments"]).body.block.last_op
     assert isinstance(op, Segments)
     assert len(op.a) == 1 and op.b is None

@@ -3,7 +3,7 @@
 # ruff: noqa: E501 (texts of programs)
 
 import pytest
-from support.parsers import messages, with_test
+from support.parsers import messages, with_formats, with_test
 
 from shardir.diagnostics import ParseErrors
 from shardir.syntax.parser import parse
@@ -96,7 +96,7 @@ WRONG = {
 
 @pytest.mark.parametrize("text", WRONG)
 def test_errors(text: str) -> None:
-    found = messages(text, with_test())
+    found = messages(text, with_formats() if text.startswith("fmt.") else with_test())
     assert len(found) == len(WRONG[text]), found
     for have, want in zip(found, WRONG[text], strict=True):
         assert have.startswith(want), found
