@@ -218,8 +218,23 @@ def test_batches_are_read_ahead_of_a_loop_and_end_with_it() -> None:
     assert to_device(torch.device("cpu")) is None
 
 
+class Counter(Source):
+    """A loader whose state is the number of batches that it has made."""
+
+    def state_dict(self) -> int:
+        return self.read
+
+    def load_state_dict(self, state: int) -> None:
+        raise AssertionError(state)
+
+
 def test_the_state_of_batches_is_that_of_the_loop() -> None:
-    batches = Prefetch(loader(BATCH), ahead=2)
+    batches = Prefetch(source := Counter(9), ahead=2)
+    for batch in batches:
+        until = time.monotonic() + 30
+        while source.read < min(9, batch + 2) and time.monotonic() < until:
+            time.sleep(0.001)
+        assert batches.state_dict() == batch
     every = [labels.tolist() for _, labels in islice(epochs(loader(BATCH)), 6)]
     for k in range(1, 5):
         state = None

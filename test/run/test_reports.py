@@ -181,13 +181,16 @@ def record(begun: int, completed: int) -> bytes:
 
 def test_samples_tell_the_rank_that_the_others_wait_for() -> None:
     samples = WaitSamples(2)  # of two stages
-    at_work, waiting, late = record(7, 7), record(8, 7), record(7, 7)
+    at_work, waiting, late, done = record(7, 7), record(8, 7), record(7, 7), record(8, 8)
     for _ in range(MIN_SAMPLES):
         samples.add([at_work, at_work, late, waiting])
         samples.add([waiting, waiting, waiting, waiting])
     assert samples.most() == (2, 0.5)
     samples.add([bytes(RECORD)] * 4)  # no rank trains yet
     assert samples.count == 2 * MIN_SAMPLES
+    for _ in range(4 * MIN_SAMPLES):  # read while the ranks move on
+        samples.add([late, done, at_work, at_work])
+    assert samples.most() is None
 
 
 def test_a_slow_rank_is_named(program: Any, tmp_path: Path) -> None:

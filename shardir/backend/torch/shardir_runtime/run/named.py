@@ -10,7 +10,6 @@ statement (trace.py): a call without a profiler is as it was.
 import ast
 import linecache
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -37,12 +36,12 @@ def named_functions(functions: Mapping[str, Callable]) -> dict[str, Callable]:
         if path not in made:
             made[path] = _named_module(path)
         if type(named := made[path].get(f.__name__)) is FunctionType:
-            found[name] = _ended(named, made[path][MARK])
+            found[name] = named
     return found
 
 
 class StatementRanges:
-    """The range of the current statement.
+    """The range of the current statement. A `return` has a mark too, which ends the last range.
 
     Args:
         names: the names of statements by their lines.
@@ -53,17 +52,13 @@ class StatementRanges:
         self._open: record_function | None = None
 
     def __call__(self, line: int) -> None:
-        """End the range of the statement before, and begin that of a line."""
-        self.end()
-        if line in self.names:
-            self._open = record_function(self.names[line])
-            self._open.__enter__()
-
-    def end(self) -> None:
-        """End the current range."""
+        """End the range of the statement before, and begin that of a line, if it has a name."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
+        if line in self.names:
+            self._open = record_function(self.names[line])
+            self._open.__enter__()
 
 
 def _named_module(path: str) -> dict[str, Any]:
@@ -79,16 +74,3 @@ def _named_module(path: str) -> dict[str, Any]:
     made: dict[str, Any] = {"__name__": "program", "__file__": path, MARK: StatementRanges(names)}
     exec(compile(marked, path, "exec"), made)
     return made
-
-
-def _ended(function: Callable, ranges: StatementRanges) -> Callable:
-    """Return a function that ends its last range."""
-
-    @wraps(function)
-    def call(*args: Any) -> Any:
-        try:
-            return function(*args)
-        finally:
-            ranges.end()
-
-    return call
