@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import shardir
 from shardir import ShardirError
 from shardir.backend.runs import LaunchError
-from shardir.backend.torch.shardir_runtime.data.loaders import Prefetch, to_device
+from shardir.backend.torch.shardir_runtime.data.loaders import Prefetch, map_tensors, to_device
 
 pytest.importorskip("torchdata")
 
@@ -216,6 +216,20 @@ def test_batches_are_read_ahead_of_a_loop_and_end_with_it() -> None:
     batches = Prefetch(loader(BATCH))
     assert len(batches) == ROWS // BATCH
     assert to_device(torch.device("cpu")) is None
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+def test_trees_keep_their_form_on_the_way_to_a_device() -> None:
+    tree = {"pairs": [Pair(torch.ones(2), "a")], "rest": (torch.zeros(1), 3)}
+    found = map_tensors(lambda x: x + 1, tree)
+    assert found["pairs"][0].name == "a"
+    assert found["rest"][1] == 3
+    torch.testing.assert_close(found["pairs"][0].x, torch.full((2,), 2.0))
+    torch.testing.assert_close(found["rest"][0], torch.ones(1))
 
 
 class Counter(Source):

@@ -237,7 +237,8 @@ def map_tensors(change: Callable[[Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: map_tensors(change, x) for key, x in tree.items()}
     if isinstance(tree, list | tuple):
-        return [map_tensors(change, x) for x in tree]
+        changed = [map_tensors(change, x) for x in tree]
+        return type(tree)(*changed) if hasattr(tree, "_fields") else type(tree)(changed)
     return tree
 
 
