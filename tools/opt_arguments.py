@@ -36,7 +36,7 @@ HELP = {
 UNSUPPORTED = ("parsing_diagnostics", "shrink", "syntax_highlight")
 """xDSL's arguments that shard-opt does not have."""
 
-OPTIONAL_VALUE = ("--cost", "--explain")
+OPTIONAL_VALUE = ("--cost", "--cost-ops", "--explain")
 """Arguments whose value is optional, and needs a `=`: the next word is the input file."""
 
 
@@ -160,8 +160,13 @@ class OptArguments(xDSLOptMain):
         add(
             "--cost",
             metavar="[=CLUSTER]",
-            help="print the seconds and bytes of the program by op to stderr, on the mesh's "
+            help="print a summary of the program's time and memory to stderr, on the mesh's "
             "cluster, a ready-made one or one in a file (docs/cost.md)",
+        )
+        add(
+            "--cost-ops",
+            metavar="[=CLUSTER]",
+            help="the same with a table of all ops",
         )
         add(
             "--compare",

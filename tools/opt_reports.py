@@ -26,8 +26,9 @@ class Reports:
     def __init__(self, args: argparse.Namespace, internal: Internal):
         self.redistributions: bool = args.explain_redistributions
         self.costs: bool = args.cost is not None
+        self.tables: bool = args.cost_ops is not None
         self.trace: Path | None = args.trace
-        self.cluster = cluster_of(args.cost)
+        self.cluster = cluster_of(args.cost or args.cost_ops)
         self.internal = internal
         self.explanation = None
         if args.explain is not None:
@@ -54,11 +55,17 @@ class Reports:
 
     def cost(self, module: ModuleOp) -> None:
         """Print the cost of each function: by the relative model in the global view."""
-        if self.costs:
+        if self.costs or self.tables:
             from shardir.cost import relative, report
+            from shardir.rewriting.functions import is_public
 
             with self.internal("the report of costs"):
-                show(map(str, (*relative(module, self.cluster), *report(module, self.cluster))))
+                show(map(str, relative(module, self.cluster)))
+                for cost in report(module, self.cluster):
+                    if self.costs and is_public(module, cost.name):
+                        show([str(cost)])
+                    if self.tables:
+                        show([cost.table()])
 
     def write_trace(self, module: ModuleOp) -> None:
         """Write the simulated runs of the functions in the local view.

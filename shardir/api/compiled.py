@@ -15,7 +15,7 @@ from shardir import pipelines
 from shardir.algebra.garbage import no_gc
 from shardir.algebra.plan_notation import PlanForm
 from shardir.api.reproducer import write_reproducer
-from shardir.api.summary import Summary, is_public, rows_of
+from shardir.api.summary import Summary, rows_of
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend, Origin
 from shardir.backend.runs import Options, Report, in_python_words, with_options
@@ -27,6 +27,7 @@ from shardir.dialects.nn.base import Array
 from shardir.reports.layouts import Explanation
 from shardir.rewriting.annotated_plan import annotated_plan
 from shardir.rewriting.copying import copied
+from shardir.rewriting.functions import is_public
 from shardir.syntax.files import scratch_folder
 from shardir.syntax.parser import default_parser
 from shardir.syntax.parser import parse as _parse

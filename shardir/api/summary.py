@@ -21,7 +21,6 @@ from shardir import pipelines
 from shardir.cost.report import FunctionCost
 from shardir.diagnostics import seconds_text, size_text
 from shardir.dialects.nn.types import size_of, unsharded_type
-from shardir.dialects.symbols import find_symbol
 from shardir.dialects.train import Role, arguments
 from shardir.rewriting.functions import bodies
 
@@ -118,10 +117,3 @@ def _weights(original: ModuleOp) -> Weights:
     }
     shapes = [unsharded_type(v).get_shape() for v in values.values()]
     return Weights(sum(map(prod, shapes)), sum(map(size_of, values.values())))
-
-
-def is_public(module: ModuleOp, name: str) -> bool:
-    """Whether a function is public, unlike the function of a stage."""
-    f = find_symbol(module, FuncOp, name)
-    visibility = None if f is None else f.sym_visibility
-    return visibility is None or visibility.data != "private"

@@ -1,10 +1,11 @@
 """The functions of a module, each with the mesh that it runs on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
 
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh
@@ -48,15 +49,8 @@ def on_cluster(mesh: Mesh, cluster: Cluster | None) -> Mesh:
     return placed
 
 
-def narrowest_float(f: FuncOp) -> str:
-    """Return the float type of the lowest precision among a function's values."""
-    types = (v.type for op in f.body.block.ops for v in op.results)
+def narrowest_float(ops: Iterable[Operation]) -> str:
+    """Return the float type of the lowest precision among the results of ops."""
+    types = (v.type for op in ops for v in op.results)
     elements = {element_name(t.element_type) for t in types if isinstance(t, TensorType)}
     return next((e for e in ("bf16", "f16", "f32") if e in elements), "f64")
-
-
-def peak_rate(f: FuncOp, mesh: Mesh) -> float | None:
-    """Return the flop/s of a device at its peak, of the function's narrowest float type; None
-    without a rate of the mesh's own cluster."""
-    rates = {} if mesh.cluster is None else mesh.cluster.rates
-    return rates.get(narrowest_float(f))

@@ -24,13 +24,15 @@ from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Axes, Mesh, axes_text
 from shardir.algebra.schedules.gantt import as_svg
 from shardir.analysis.aliasing import views
-from shardir.cost.functions import functions, is_global, on_cluster
+from shardir.cost.functions import functions, is_global, narrowest_float, on_cluster
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.memory_plan import PlannedMemory, planned_memory
 from shardir.cost.pipeline import bound_of_loop
 from shardir.cost.schedule import TimedOp, device_waits, makespan, schedule
 from shardir.cost.seconds import OpCost, works_of
 from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_step
+from shardir.cost.summary import communication_line, seconds_line, summary
+from shardir.diagnostics import size_text
 from shardir.dialects import dist, train
 from shardir.dialects.blocks import ops_of
 from shardir.dialects.locations import file_location
@@ -39,6 +41,9 @@ from shardir.rewriting.marks import RECOMPUTE, hosted_bytes, recompute_bound, re
 
 LARGEST = 8
 """The number of largest storages that a table names."""
+
+MAX_RANKS = 8
+"""The number of ranks of a step in stages that a summary shows."""
 
 Rows = list[tuple[str, ...]]
 HEAD = ("op", "location", "flops", "bytes", "seconds", "exposed", "")
@@ -120,6 +125,14 @@ class FunctionCost:
         return sum(c.flops for c in self.ops)
 
     @property
+    def peak_share(self) -> float | None:
+        """The share of the device's peak rate of the narrowest float type, from 0 to 1; None
+        without a rate of the mesh's own cluster."""
+        rates = {} if self.mesh.cluster is None else self.mesh.cluster.rates
+        peak = rates.get(narrowest_float(c.op for c in self.ops))
+        return self.flops / peak / self.seconds if peak and self.seconds else None
+
+    @property
     def computation(self) -> float:
         """The seconds of the ops that do not communicate."""
         return sum(c.seconds for c in self.ops if not c.communicates)
@@ -139,6 +152,19 @@ class FunctionCost:
         return sum(self.exposed[c.op] for c in self.ops if c.communicates and c.axes == axes)
 
     def __str__(self) -> str:
+        """The summary; `table` has all ops."""
+        return summary(self)
+
+    def parts(self) -> Iterator[str]:
+        """Yield the lines of a summary with the parts of the time."""
+        yield seconds_line("computation", self.computation, self.seconds)
+        if any(c.communicates for c in self.ops):
+            yield communication_line(self)
+        if self.late:
+            yield seconds_line("waits for the last device", self.late, self.seconds)
+
+    def table(self) -> str:
+        """Return a table of all ops, of the sums, and of the memory at its peak."""
         head = f"@{self.name} on {self.mesh}: {_s(self.seconds)} s"
         tables = [line for rows in self._tables() for line in table(rows)]
         again = [f"  recomputed: {self.recomputed}"] if self.recomputed else []
@@ -196,6 +222,22 @@ class StagedCost(FunctionCost):
     def busy(self) -> list[float]:
         """The seconds in which each rank computes, or communicates within its stages."""
         return [sum(t.end - t.begin for t in runs) for runs in self.ranks]
+
+    @property
+    def peak_share(self) -> float | None:
+        """None: ranks have other ops."""
+        return None
+
+    def parts(self) -> Iterator[str]:
+        for rank, (runs, busy) in enumerate(zip(self.ranks, self.busy, strict=True)):
+            if rank == MAX_RANKS:
+                yield f"  {len(self.ranks) - rank} more ranks"
+                return
+            waits = 1 - busy / self.seconds if self.seconds else 0.0
+            stages = ", ".join(map(str, sorted({t.run.stage for t in runs})))
+            memory = size_text(self.memories[rank].peak)
+            line = seconds_line(f"rank {rank}", busy, self.seconds)
+            yield f"{line}  waits {waits:.0%}; stages {stages}; {memory}"
 
     @property
     def loop(self) -> float:

@@ -17,12 +17,11 @@ from html import escape
 from typing import Any, NamedTuple
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
 
 from shardir import pipelines
 from shardir.algebra.cluster import Cluster
 from shardir.algebra.mesh import Mesh, axes_text
-from shardir.cost.functions import functions, is_global, on_cluster, peak_rate
+from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.report import FunctionCost, cost_of_function
 from shardir.diagnostics import ShardirError, report_progress, seconds_text, size_text
 from shardir.dialects.dist import MeshAttr
@@ -239,30 +238,29 @@ def _compared(module: ModuleOp, entry: PlanChoice, mesh: Mesh) -> ComparedPlan:
             context = default_parser().ctx
             for p in entry.passes:
                 p.apply(context, program)
-            f, cost = _measured(program)
+            cost = _measured(program)
     except ShardirError as error:
         return ComparedPlan(entry.name, text, error=str(error).partition("\n")[0])
     compiled = time.perf_counter() - started
     samples, tokens = _samples(module)
     holds = mesh.cluster_or_default.memory
-    peak = peak_rate(f, mesh)
     seconds = cost.seconds
     return ComparedPlan(
         entry.name, text, seconds, samples and samples / seconds, tokens and tokens / seconds,
-        cost.flops / peak / seconds if peak and seconds else None, sum(cost.exposed.values()),
+        cost.peak_share, sum(cost.exposed.values()),
         cost.memory.peak, None if holds is None else cost.memory.peak <= holds,
         sum(c.communicates for c in cost.ops),
         {axes_text(axes) or "host": n for axes, (n, _) in cost.communication.items()}, compiled,
     )  # fmt: skip
 
 
-def _measured(program: ModuleOp) -> tuple[FuncOp, FunctionCost]:
-    """Return the step of a program, or else its first function, and its cost."""
+def _measured(program: ModuleOp) -> FunctionCost:
+    """Return the cost of the step of a program, or else of its first function."""
     found = [(f, mesh) for f, mesh in functions(program) if not is_global(f)]
     if not found:
         raise ShardirError("expected a function in the local view, got none")
     f, mesh = next(((f, mesh) for f, mesh in found if is_step(f)), found[0])
-    return f, cost_of_function(f, mesh)
+    return cost_of_function(f, mesh)
 
 
 def _samples(module: ModuleOp) -> tuple[int | None, int | None]:

@@ -7,6 +7,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation
 
 from shardir.diagnostics import Failure
+from shardir.dialects.symbols import find_symbol
 from shardir.dialects.train import is_rule
 from shardir.rewriting.composites import adopt_unknown
 
@@ -41,3 +42,10 @@ def update_signature(f: FuncOp) -> None:
     last = block.last_op
     outs = [v.type for v in last.operands] if isinstance(last, ReturnOp) else []
     f.properties["function_type"] = FunctionType.from_lists([a.type for a in block.args], outs)
+
+
+def is_public(module: ModuleOp, name: str) -> bool:
+    """Whether a function is public, unlike the function of a stage."""
+    f = find_symbol(module, FuncOp, name)
+    visibility = None if f is None else f.sym_visibility
+    return visibility is None or visibility.data != "private"

@@ -55,7 +55,7 @@ from shardir.backend.torch.measured import ProgramLines
 from shardir.backend.torch.shardir_runtime.plan.program import ProgramPlan
 from shardir.backend.torch.traces import Differences, MeasuredTrace
 from shardir.cost.clusters import load
-from shardir.cost.functions import peak_rate
+from shardir.cost.functions import narrowest_float
 from shardir.cost.seconds import works_of
 from shardir.diagnostics import ShardirError
 from shardir.dialects.blocks import ops_of
@@ -245,10 +245,11 @@ class TorchBackend(Backend):
 def seconds_at_peak(f: FuncOp, mesh: Mesh | None) -> float | None:
     """Return the seconds of a step's operations on a device at the peak rate of its narrowest
     element type; None without a rate of the mesh's own cluster, and for steps in stages."""
-    peak = None if mesh is None else peak_rate(f, mesh)
-    if mesh is None or not peak or not is_step(f) or schedule_of(f) is not None:
+    if mesh is None or mesh.cluster is None or not is_step(f) or schedule_of(f) is not None:
         return None
-    return sum(work.cost(mesh).flops for work in works_of(ops_of(f.body.block), mesh)) / peak
+    ops = ops_of(f.body.block)
+    peak = mesh.cluster.rates.get(narrowest_float(ops))
+    return sum(work.cost(mesh).flops for work in works_of(ops, mesh)) / peak if peak else None
 
 
 def _parameters(plan: ProgramPlan, dump: Path) -> dict[str, Any]:

@@ -208,7 +208,8 @@ def _function(f: FuncOp, mesh: Mesh | None, data: Data) -> dict[str, Any]:
         "update_of": train.text_attr(f.attributes, train.UPDATE_OF),
     }  # fmt: skip
     return {
-        "kind": kind, "narrowest": narrowest_float(f), **{n: x for n, x in own.items() if x},
+        "kind": kind, "narrowest": narrowest_float(f.body.block.ops),
+        **{n: x for n, x in own.items() if x},
         "args": args, "results": results,
     }  # fmt: skip
 

@@ -1,0 +1,70 @@
+"""The summary of a cost: at most 25 lines, whose figures are those of the ops."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import shardir
+from shardir.cost.report import FunctionCost
+
+BLOCKS = 6
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+            for _ in range(BLOCKS)
+        )
+        self.head = nn.Linear(256, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+@pytest.fixture(scope="module")
+def cost() -> FunctionCost:
+    with torch.device("meta"):
+        model, x, labels = Model(), torch.zeros(64, 256), torch.zeros(64, 8)
+    return shardir.compile(
+        model, x, labels=labels, loss=mse_loss, optimizer="adamw, lr = 0.001",
+        mesh="dp = 2, tp = 2", cluster="h200", plan="megatron(tp) * fsdp(dp)",
+    ).cost("step")  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_it_is_short_and_has_the_figures_of_the_ops(
+    cost: FunctionCost, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = str(cost).splitlines()
+    assert len(lines) <= 25 and max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    computation = sum(c.seconds for c in cost.ops if not c.communicates)
+    share = re.search(r"computation \S+ \S+ (\d+)%", text)
+    assert share is not None and int(share[1]) == round(100 * computation / cost.seconds)
+    assert f"layers.* x {BLOCKS}" in text and "over {dp}" in text
+    dearest = [line for line in lines[lines.index("  the dearest") + 1 :] if "%" in line]
+    assert len(dearest) == 10 or (width == 60 and len(dearest) > 2)
+    assert all(re.search(r" at \S+\.py:\d+", line) for line in dearest) or width == 60
+    assert len(cost.table().splitlines()) > 100
+
+
+def test_a_summary_of_stages_has_the_waits_of_ranks() -> None:
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    x = torch.zeros(8, 64)
+    program = shardir.compile(
+        model, x, labels=x, loss=mse_loss, optimizer="sgd, lr = 0.1", stages="1f1b, ranks = 2",
+        accumulate="mean, microbatches = 4", cluster="h200", mesh="d = 1",
+    )  # fmt: skip
+    cost = program.cost("step")
+    lines = str(cost).splitlines()
+    assert len(lines) <= 25
+    found = [line for line in lines if line.startswith("  rank ")]
+    assert len(found) == 2 and all("waits" in line for line in found)
