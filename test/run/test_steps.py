@@ -284,6 +284,33 @@ def test_gradients_may_be_looked_at_before_an_update(options: dict[str, str]) ->
     torch.testing.assert_close(found, dict(eager.state_dict()), rtol=1e-10, atol=1e-12)
 
 
+def both(model: nn.Module, x: torch.Tensor) -> Any:
+    y = model(x)
+    return {"share": (y > 0).double().mean(), "loss": y.mean()}
+
+
+def test_results_of_functions_have_the_names_of_a_loss_and_its_metrics() -> None:
+    """In the order in which they are returned. Without scalars of floats there is no evaluation."""
+    model = nn.Linear(4, 8).double()
+    step = Step(lambda model, x: model(x).square().mean(), NOISE, optimizer="sgd, lr = 0.1")
+    program = shardir.compile(
+        model, mode="stand_alone",
+        steps={"step": step, "both": Inference(both, NOISE), "none": Inference(most_likely, NOISE),
+               "mean": Inference(lambda model, x: model(x).mean(), NOISE)},
+    )  # fmt: skip
+    expected = {name: x.item() for name, x in both(model, NOISE).items()}
+    with program.start() as trainer:
+        assert trainer.evaluate([NOISE], "both") == pytest.approx(expected, rel=1e-12)
+        mean = trainer.evaluate([NOISE], "mean")
+        assert mean == pytest.approx({"loss": expected["loss"]}, rel=1e-12)
+        with pytest.raises(ShardirError, match="expected a scalar of floats among the results of"):
+            trainer.evaluate([NOISE], "none")
+
+
+def most_likely(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).argmax(-1)
+
+
 def test_updates_are_separate_where_a_program_says_so() -> None:
     model = nn.Linear(4, 8).double()
     program = shardir.compile(

@@ -28,6 +28,7 @@ from shardir.compat.torch import (
     keystr,
     tree_flatten,
     tree_flatten_with_path,
+    tree_leaves,
     tree_map,
     tree_map_only,
     tree_unflatten,
@@ -71,7 +72,8 @@ class Capture:
     inputs: list[tuple[str, torch.Tensor]]
     """The name and the example of each input, in the order of the graph's."""
     metrics: list[str]
-    """The names of the scalars that the graph returns after the loss."""
+    """The names of the scalars that the graph returns last: the metrics of a loss, or all results
+    of a function."""
     held: dict[str, torch.Tensor]
     """The parameters and buffers of the module, by their names in the graph."""
     constants: dict[str, Any]
@@ -127,6 +129,8 @@ class _WithLoss(torch.nn.Module):
         else:
             outputs = self._function(self.model, *args, **kwargs)
         if not self._train:
+            if self._function is not None:
+                self._noted(_names_of_scalars(outputs))
             return tree_map(self._exported, outputs)
         outputs_or_loss = outputs if self._loss is None else self._loss(outputs, *labels)
         loss, metrics = scalars_of(outputs_or_loss)
@@ -178,6 +182,15 @@ def scalars_of(outputs: Any) -> tuple[torch.Tensor | None, dict[str, torch.Tenso
     scalars = {str(name): x for name, x in named.items()
                if isinstance(x, torch.Tensor) and x.dim() == 0}  # fmt: skip
     return scalars.pop("loss", None), scalars
+
+
+def _names_of_scalars(outputs: Any) -> list[str]:
+    """Return the names of scalars, as those of a loss and its metrics, in the order in which they
+    are exported; none if there are other outputs."""
+    loss, metrics = scalars_of(outputs)
+    names = {id(x): name for name, x in metrics.items()} | {id(loss): "loss"}
+    leaves = tree_leaves(outputs)
+    return [names[id(x)] for x in leaves] if all(id(x) in names for x in leaves) else []
 
 
 def _described_output(value: Any) -> str:

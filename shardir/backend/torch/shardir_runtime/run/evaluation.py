@@ -29,6 +29,15 @@ def batches_of(function: PlanFunction) -> int:
     return several[0] if several else 1
 
 
+def averaged_results(function: PlanFunction) -> list[int]:
+    """Return the indices of the results that an evaluation averages: scalars of floats."""
+    return [
+        i for i, r in enumerate(function.results)
+        if not (r.updates or r.shape or r.weighs is not None)
+        and DTYPES[r.dtype].is_floating_point
+    ]  # fmt: skip
+
+
 def evaluate(
     states: States, function: PlanFunction, calls: Iterable[list[Tensor]]
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
@@ -41,10 +50,8 @@ def evaluate(
         batches is in double precision.
     """
     masked = next((arg.masked for arg in function.args if arg.masked is not None), None)
-    results = list(enumerate(function.results))
-    weights = {r.weighs: i for i, r in results if r.weighs is not None}
-    numbers = [i for i, r in results if not (r.updates or r.shape or i in weights.values())]
-    scalars = [i for i in numbers if DTYPES[function.results[i].dtype].is_floating_point]
+    scalars = averaged_results(function)
+    weights = {r.weighs: i for i, r in enumerate(function.results) if r.weighs is not None}
     first: list[Tensor] = []
     sums: dict[int, tuple[Tensor, Tensor | int]] = {}
     only: dict[int, Tensor] = {}

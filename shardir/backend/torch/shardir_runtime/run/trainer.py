@@ -27,7 +27,7 @@ from ..data import loaders
 from ..plan.fields import differences
 from ..plan.program import Axes, PlanError, PlanFunction, ProgramPlan, load_plan
 from .compiled import compile_functions
-from .evaluation import evaluate
+from .evaluation import averaged_results, evaluate
 from .options import RunOptions
 from .process import join_ranks, rank_and_size, use_processor
 from .program_module import program_module
@@ -413,7 +413,7 @@ def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
     """Return the function beside the steps of a name, by default the only one.
 
     Raises:
-        PlanError: there is none, or several.
+        PlanError: there is none, or several; or it has no scalars to average.
     """
     others = [f.name for f in plan.functions if f.is_beside]
     if not others:
@@ -423,7 +423,13 @@ def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
         )
     if name is None and len(others) > 1:
         raise PlanError(f"expected the name of a function of {', '.join(others)}, got none")
-    return function_beside(plan, others[0] if name is None else name)
+    f = function_beside(plan, others[0] if name is None else name)
+    if not averaged_results(f):
+        raise PlanError(
+            f"expected a scalar of floats among the results of {f.name}, whose means are the "
+            "evaluation, got none; trainer.call returns its results"
+        )
+    return f
 
 
 def function_beside(plan: ProgramPlan, name: str) -> PlanFunction:
