@@ -113,7 +113,7 @@ def assumed(
 SMOKE = {
     "RANKS": 2, "ROUNDS": 1, "TURN": 0.0, "MAX_PROBE_BYTES": 1 << 8, "EVERY": 2,
     "PROBES": few_probes, "fit_cluster": assumed, "text": small,
-    "MODELS": {"mlp": {"data": ((2, 1), {}), "megatron": ((1, 2), {}), "columns": ((1, 2), {})}},
+    "MODELS": {"mlp": {"data": ((2, 1), {}), "megatron": ((1, 2), {})}},
 }  # fmt: skip
 
 

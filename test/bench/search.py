@@ -153,8 +153,8 @@ WIDE = 8
 STEPS, RECURRENT = (8, 16, 32), (2, 4)
 """The steps of a recurrence, and the axes on which they are searched."""
 SMOKE = {
-    "LAYERS": (), "SCALES": (), "DEPTHS": (1,), "DEEP": (2,), "WIDTHS": ((3,),),
-    "WIDE": 1, "STEPS": (1, 2), "RECURRENT": (1, 2), "exponent": lambda found, sizes: len(found),
+    "LAYERS": (), "SCALES": (), "DEPTHS": (1,), "DEEP": (2,), "WIDTHS": (),
+    "STEPS": (1,), "RECURRENT": (1, 2), "exponent": lambda found, sizes: len(found),
 }  # fmt: skip
 
 

@@ -302,10 +302,8 @@ def partials(op: type[TensorOp]) -> list[tuple[Case, list[tuple[Layout, ...]]]]:
         draw = random.Random(f"{op.name} {number}")
         each = [[r for _ in range(3 if LONG else 1) for r in partial_rows(c, draw)] for c in cases]
         if not LONG:
-            turns = max(len(cases), len(each[0]))
-            each = [
-                [r[t % len(r)] for t in range(k, turns, len(cases))] for k, r in enumerate(each)
-            ]
+            turns = range(len(each[0]))
+            each = [[r[t] for t in turns[k :: len(cases)]] for k, r in enumerate(each)]
         found += zip(cases, each, strict=True)
     return found
 
