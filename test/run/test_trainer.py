@@ -269,6 +269,42 @@ def test_ranks_of_a_notebook_train_as_torch_does_and_end_at_ctrl_c(program: Any)
     assert _are_gone(trainer)
 
 
+def test_an_interrupt_of_a_cell_leaves_the_trainer_as_it_is_after_the_call(program: Any) -> None:
+    eager, batches = Eager(), list(loop.batches(1, 4))
+    trainer = program.ranks()
+    register = trainer._pipes.register
+
+    def interrupting(selector: Any) -> None:
+        trainer._pipes.register = register
+        signal.raise_signal(signal.SIGINT)
+        register(selector)
+
+    def of_cells() -> Iterator[Any]:
+        yield batches[0]
+        signal.raise_signal(signal.SIGINT)
+        yield batches[1]
+        raise ValueError("expected an interrupt before the batch after the next")
+
+    try:
+        for i, batch in enumerate(batches):
+            expected = eager.step(*batch)
+            if i % 2:
+                assert trainer.step(*batch).item() == pytest.approx(expected, rel=1e-12)
+                with pytest.raises(KeyboardInterrupt):
+                    trainer.evaluate(of_cells())
+                continue
+            trainer._pipes.register = interrupting
+            with pytest.raises(KeyboardInterrupt):
+                trainer.step(*batch)
+        assert trainer.steps_done == 4
+        torch.testing.assert_close(trainer.state_dict(), dict(eager.model.state_dict()))
+    finally:
+        trainer.close()
+    with pytest.raises(ShardirError, match="expected a trainer that is open, got one whose ranks"):
+        trainer.step(*batch)
+    assert _are_gone(trainer)
+
+
 def test_ranks_end_with_their_loop_and_say_what_fails(tied: Any, tmp_path: Path) -> None:
     with tied.ranks() as trainer:
         before = trainer.state_dict()
@@ -312,6 +348,8 @@ def test_ranks_end_with_their_loop_and_say_what_fails(tied: Any, tmp_path: Path)
         with pytest.raises(ShardirError, match="expected a trainer that is open"):
             trainer.step(X, X)
     assert _are_gone(trainer)
+    with tied.ranks() as trainer, pytest.raises(RunError, match="tokens: expected 0 to 4, got 9"):
+        trainer.evaluate([(X + 9, X), *[(X, X)] * 300])
     with pytest.raises(ShardirError, match=r"expected 1 ranks, for mesh @ <>, got 3"):
         tied.ranks(3)
     with pytest.raises(ShardirError, match="got timout; did you mean timeout"):

@@ -5,15 +5,19 @@
             loss = trainer.step(x, labels)
 
 The ranks are those of a run (ranks.py): no process is left at the end, after an exception, Ctrl-C,
-or a kill. A rank reads calls from a pipe, and rank 0 answers by an event (run/served.py).
+or a kill. Without `with`, the trainer survives Ctrl-C: the call ends first. A rank reads calls from
+a pipe, and rank 0 answers by an event (run/served.py).
 """
 
 import atexit
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -52,6 +56,31 @@ from shardir.backend.torch.shardir_runtime.run.trainer import (
 from shardir.backend.torch.started import errors
 from shardir.diagnostics import ShardirError, did_you_mean
 from shardir.syntax.files import scratch_folder
+
+
+@contextmanager
+def _completed() -> Iterator[list[int]]:
+    """Let a block of calls to the ranks end before the KeyboardInterrupt of Ctrl-C, or of a
+    notebook, so that the trainer stays usable; a second one is raised at once. Yields the
+    interrupts so far."""
+    interrupts = list[int]()
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        if len(interrupts) > 1 and callable(before):
+            before(number, frame)
+
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        before(signal.SIGINT, None)
 
 
 class LocalTrainer(TrainedSteps):
@@ -113,6 +142,7 @@ class LocalTrainer(TrainedSteps):
         plan, done = self._plan, self.steps_done
         return f"<a trainer of {', '.join(self.steps)} on {plan.mesh_text()}, {done} steps done>"
 
+    @_completed()
     def call_step(
         self, name: str, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool
     ) -> Tensor:
@@ -128,6 +158,7 @@ class LocalTrainer(TrainedSteps):
         loss = next(r for r in f.results if not r.updates and not r.shape)
         return torch.tensor(answer["loss"], dtype=DTYPES[loss.dtype])
 
+    @_completed()
     def call_backward(
         self, name: str, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool,
         weight: float,
@@ -139,12 +170,14 @@ class LocalTrainer(TrainedSteps):
         tensors = self._shards(f, batch, named, local)
         return self._loss(f, self._call("backward", {"name": name, "weight": weight}, tensors))
 
+    @_completed()
     def call_update(self, name: str) -> None:
         with errors():
             separate_update(self._plan, name)
         self._call("update", {"name": name})
         self.steps_done += 1
 
+    @_completed()
     def gradients_of(self, name: str) -> dict[str, Tensor]:
         with errors():
             separate_update(self._plan, name)
@@ -153,6 +186,7 @@ class LocalTrainer(TrainedSteps):
         keys, dtypes = gradient_keys(f), {arg.key: arg.dtype for arg in f.args}
         return dict(zip(keys, self._read(path, [dtypes[k] for k in keys.values()]), strict=True))
 
+    @_completed()
     def gradient_norm_of(self, name: str) -> float:
         with errors():
             separate_update(self._plan, name)
@@ -171,15 +205,21 @@ class LocalTrainer(TrainedSteps):
         first = next(shards, None)
         if first is None:
             raise ShardirError(f"expected batches to evaluate {f.name}, got none")
-        self._send("evaluate", {"function": f.name, "ema": ema})
-        try:
-            for tensors in chain([first], shards):
-                self._send("batch", {}, tensors)
-        finally:  # an error of the iterator, or of a batch, leaves the ranks ready
-            self._send("end")
-            answer = self._wait("answer")
+        answer = dict[str, Any]()
+        with _completed() as interrupts:
+            self._send("evaluate", {"function": f.name, "ema": ema})
+            try:
+                for tensors in chain([first], shards):
+                    if interrupts:
+                        break
+                    self._send("batch", {}, tensors)
+            finally:  # an error of the iterator, or of a batch, leaves the ranks ready
+                if self._stack is not None:
+                    self._send("end")
+                    answer = self._wait("answer")
         return answer["value"]
 
+    @_completed()
     def call(self, function: str, *inputs: Any, ema: bool = False, **named: Any) -> Any:
         """Call a function beside the steps, as `Trainer.call` does."""
         with errors():
@@ -192,13 +232,16 @@ class LocalTrainer(TrainedSteps):
         arrays = self._read(path, [r.dtype for r in results])
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
+    @_completed()
     def rate_of(self, name: str) -> float:
         self._check_rate(name, 0.0)
         return self._call("lr", {"name": name})
 
+    @_completed()
     def set_rate_of(self, name: str, rate: float | Tensor) -> None:
         self._call("set_lr", {"name": name, "rate": self._check_rate(name, rate)})
 
+    @_completed()
     def state_dict(self, ema: bool = False) -> dict[str, Tensor]:
         """Return the parameters and buffers, whole, by their names in the module, as
         `Trainer.state_dict` does."""
@@ -225,6 +268,7 @@ class LocalTrainer(TrainedSteps):
         path.unlink()
         return arrays
 
+    @_completed()
     def load_state_dict(self, states: Mapping[str, Tensor]) -> None:
         """Replace the parameters and buffers, as `Trainer.load_state_dict` does."""
         with errors():
@@ -233,6 +277,7 @@ class LocalTrainer(TrainedSteps):
         values = {key: x.to(DTYPES[known[key].dtype]) for key, x in values.items()}
         self._call("load_state_dict", {}, [values] * self._plan.size)
 
+    @_completed()
     def save(self, path: str | Path, keep: int = 0, loader: Any = None) -> Path:
         """Write a checkpoint, as `Trainer.save` does."""
         state = None if loader is None else self._folder / loaders.FILE
@@ -245,6 +290,7 @@ class LocalTrainer(TrainedSteps):
         self._call("save", {"path": str(folder), "keep": keep, "loader": stored})
         return final
 
+    @_completed()
     def load(self, path: str | Path, loader: Any = None) -> None:
         """Go on from a checkpoint, as `Trainer.load` does."""
         with errors():
@@ -296,7 +342,7 @@ class LocalTrainer(TrainedSteps):
     ) -> None:  # fmt: skip
         """Write a call to all ranks. `tensors`: those of each rank."""
         if self._stack is None:
-            raise ShardirError("expected a trainer that is open, got one after close()")
+            raise ShardirError("expected a trainer that is open, got one whose ranks have ended")
         given = dict(arguments or {})
         each = tensors or [{}] * self._plan.size
         if all(x is each[0] for x in each):
@@ -318,7 +364,7 @@ class LocalTrainer(TrainedSteps):
         try:
             with in_python_words():
                 self._ranks.watch(self._events.append, until)
-        except BaseException:  # Ctrl-C too: a call that is half written cannot be taken back
+        except BaseException:  # a second Ctrl-C too: half a call cannot be taken back
             self.close(wait=False)
             raise
 
