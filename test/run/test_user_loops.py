@@ -102,6 +102,7 @@ def test_accumulate() -> None:
         if i % accumulate.PARTS == accumulate.PARTS - 1:
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             expected_norms.append(norm.item())
+            optimizer.param_groups[0]["lr"] = 0.01 / (1 + i // accumulate.PARTS)
             optimizer.step()
             optimizer.zero_grad()
     equal([losses, norms, values], [expected, expected_norms, states(model)])

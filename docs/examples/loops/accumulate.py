@@ -11,7 +11,7 @@ PARTS = 4
 def build():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)).double()
-    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+    return model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01))
 
 
 def batches(count):
@@ -34,6 +34,7 @@ def train(updates=3):
             losses.append(trainer.backward(*batch, weight=1 / PARTS).item())
             if i % PARTS == PARTS - 1:
                 norms.append(float(trainer.grad_norm))
+                trainer.lr = 0.01 / (1 + i // PARTS)
                 trainer.update()
                 print(f"update {i // PARTS}: loss {losses[-1]:.6f}, norm {norms[-1]:.6f}")
         return losses, norms, trainer.state_dict()

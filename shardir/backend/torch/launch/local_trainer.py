@@ -370,7 +370,7 @@ class LocalTrainer(TrainedSteps):
 
     def _check_rate(self, name: str, rate: float | Tensor) -> float:
         with errors():
-            return checked_rate(self.steps[name], rate)[1]
+            return checked_rate(self._plan, self.steps[name], rate)[1]
 
     def _shards(
         self, f: PlanFunction, batch: tuple[Any, ...], named: Mapping[str, Any], local: bool

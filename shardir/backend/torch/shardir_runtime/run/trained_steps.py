@@ -236,13 +236,14 @@ def without_files(f: PlanFunction) -> PlanFunction:
     return replace(f, args=tuple(args))
 
 
-def checked_rate(f: PlanFunction, rate: Any = 0.0) -> tuple[str, float]:
+def checked_rate(plan: ProgramPlan, step: PlanFunction, rate: Any = 0.0) -> tuple[str, float]:
     """Return the key of the learning rate of a step, and its value, which becomes `rate`.
 
     Raises:
         PlanError: it is no data of the program, or the rate is no number of at least 0.
     """
-    if (key := f.key_of("lr")) not in [arg.key for arg in f.args]:
+    functions = [f for f in plan.functions if step.name in (f.name, f.update_of)]
+    if (key := step.key_of("lr")) not in {arg.key for f in functions for arg in f.args}:
         raise PlanError(
             "expected a program whose learning rate is data, got one with a constant or a "
             "schedule; compile with lr=torch.tensor(0.001) in the optimizer of torch.optim, or "

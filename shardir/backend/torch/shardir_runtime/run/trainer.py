@@ -259,12 +259,12 @@ class Trainer(TrainedSteps):
     @_reported
     def rate_of(self, name: str) -> float:
         self._check_open()
-        return float(self._states.values[checked_rate(self.steps[name])[0]])
+        return float(self._states.values[checked_rate(self._session.plan, self.steps[name])[0]])
 
     @_reported
     def set_rate_of(self, name: str, rate: float | Tensor) -> None:
         self._check_open()
-        key, value = checked_rate(self.steps[name], rate)
+        key, value = checked_rate(self._session.plan, self.steps[name], rate)
         # A new tensor: the metrics of the last step may have the old one.
         self._states.values[key] = torch.full_like(self._states.values[key], value)
 
