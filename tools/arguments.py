@@ -2,9 +2,10 @@
 before it."""
 
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from shardir import __version__
 from shardir.backend.torch.shardir_runtime.run.options import (
@@ -13,6 +14,32 @@ from shardir.backend.torch.shardir_runtime.run.options import (
     reading,
     time_out,
 )
+from shardir.diagnostics import did_you_mean
+
+
+class ToolParser(ArgumentParser):
+    """A parser that suggests the option for an unknown one.
+
+    Args:
+        other: returns what to use in place of a word that no option has a similar name to; "" if
+            it does not know it.
+    """
+
+    def __init__(self, *args: Any, other: Callable[[str], str] = lambda word: "", **kwargs: Any):
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+        self._other = other
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments; an unknown one is an error with a suggestion."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            if not unknown[0].startswith("-"):
+                self.error(f"expected no further argument, got {unknown[0]}")
+            word = unknown[0].partition("=")[0]
+            use = self._other(word) or did_you_mean(word, self._option_string_actions)
+            self.error(f"there is no option {unknown[0]}{use}")
+        return found
+
 
 positive = reading(int, at_least(1))
 seconds = reading(float, time_out)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import write_text
-from shardir.tools.arguments import add_version
+from shardir.tools.arguments import ToolParser, add_version
 from shardir.tools.commands import command
 
 Record = dict[str, Any]
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     package."""
     known = names()
     listing = "\n".join(f"  {n:14} {title}" for n, title in known.items())
-    parser = argparse.ArgumentParser(
+    parser = ToolParser(
         prog="shard-bench",
         description=__doc__,
         epilog=f"benchmarks:\n{listing or '  none: they are in test/bench of the source tree'}",

@@ -20,7 +20,7 @@ from shardir.backend.runs import LaunchError, Options, RankCalls
 from shardir.cost import clusters
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import scratch_folder, write_text
-from shardir.tools.arguments import add_version, output_file, positive, seconds
+from shardir.tools.arguments import ToolParser, add_version, output_file, positive, seconds
 from shardir.tools.commands import command
 from shardir.tools.fitted_cluster import (
     Calibration,
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ToolParser(
         prog="shard-calibrate",
         description=__doc__,
         epilog=EXAMPLE,

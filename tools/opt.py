@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from io import StringIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,8 @@ class Driver(OptArguments):
             return 0
         if self.args.meshes is not None:
             raise UsageError("--meshes: expected --compare, got none")
+        for when in ("before", "after"):
+            self.check_names(f"--print-ir-{when}", getattr(self.args, f"print_ir_{when}"))
         self.target = self.make_target()
         self.internal = guard(self.args.traceback)
         self.times = PassTimes()
@@ -116,6 +119,14 @@ class Driver(OptArguments):
         elif not self.args.output_file:
             sys.stdout.write(printed)
         return int(failed)
+
+    def check_names(self, option: str, names: str) -> None:
+        """Raise UsageError if an option names passes that do not run."""
+        running = [p.name for p in self.passes]
+        for name in filter(None, names.split(",")):
+            if name not in running:
+                hint = did_you_mean(name, running) or f"; there are {', '.join(running) or 'none'}"
+                raise UsageError(f"{option}: expected a pass that runs, got {name}{hint}")
 
     def compared(self, source: Source) -> str:
         """Return the table of `--compare`."""
@@ -196,6 +207,7 @@ class Driver(OptArguments):
         for i, p in enumerate(self.passes):
             if p.name == pipelines.LOWERING:
                 self.reports.layouts(module)
+            self.dump("Before", p, module, self.args.print_ir_before_all, self.args.print_ir_before)
             with collect_remarks() as remarks:
                 self.apply(p, module)
             self.done = i + 1
@@ -209,15 +221,33 @@ class Driver(OptArguments):
             last = i == len(self.passes) - 1
             if self.args.verify_each or last:
                 self.verify(module, source, p.name)
-            if self.args.print_ir_after_all:
-                print(f"// -----// IR Dump After {p} //----- //", file=sys.stderr)
-                print(self.text_of(module), file=sys.stderr)
+            self.dump("After", p, module, self.args.print_ir_after_all, self.args.print_ir_after)
             if self.args.print_between_passes and not last:
                 print(f"IR after {p.name}:\n{self.text_of(module)}\n")
         self.reports.layouts(module)
         self.reports.cost(module)
         self.reports.write_trace(module)
+        if self.args.verify_roundtrip:
+            self.verify_roundtrip(module, source)
         return self.times.measure("print", lambda: self.emit(module, original))
+
+    def dump(self, when: str, p: ModulePass, module: ModuleOp, all: bool, names: str) -> None:
+        """Print the module to stderr, for all passes or the named ones."""
+        if all or p.name in names.split(","):
+            print(f"// -----// IR Dump {when} {p} //----- //", file=sys.stderr)
+            print(self.text_of(module), file=sys.stderr)
+
+    def verify_roundtrip(self, module: ModuleOp, source: Source) -> None:
+        """Raise Failure unless the printed module is parsed to one that is printed alike."""
+        text = self.text_of(module)
+        again = self.text_of(self.parse(Source(text, f"{source.name} as printed")))
+        pairs = zip_longest(text.splitlines(), again.splitlines(), fillvalue="")
+        for number, (line, other) in enumerate(pairs, 1):
+            if line != other:
+                raise Failure(
+                    f"--verify-roundtrip: expected line {number} as it was printed, {line.strip()}"
+                    f", got {other.strip()}"
+                )
 
     def parse(self, source: Source) -> ModuleOp:
         parser = default_parser(allow_unregistered=self.args.allow_unregistered_dialect)

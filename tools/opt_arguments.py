@@ -11,7 +11,8 @@ from xdsl.xdsl_opt_main import xDSLOptMain
 
 from shardir import __version__
 from shardir.dialects.installed import installed
-from shardir.tools.arguments import output_file
+from shardir.passes import PIPELINES
+from shardir.tools.arguments import ToolParser, output_file
 
 HELP = {
     "input_file": "the program (standard input)",
@@ -33,11 +34,20 @@ HELP = {
 }
 """The help texts of xDSL's arguments."""
 
+OF_MLIR = {
+    "print_op_generic": ("--mlir-print-op-generic",),
+    "print_debuginfo": ("--mlir-print-debuginfo",),
+    "split_input_file": ("-split-input-file",),
+    "verify_diagnostics": ("-verify-diagnostics",),
+    "time_passes": ("--mlir-timing",),
+}
+"""Names that options have in mlir-opt."""
+
 UNSUPPORTED = ("parsing_diagnostics", "shrink", "syntax_highlight")
 """xDSL's arguments that shard-opt does not have."""
 
 OPTIONAL_VALUE = ("--cost", "--cost-ops", "--explain")
-"""Arguments whose value is optional, and needs a `=`: the next word is the input file."""
+"""ToolParser whose value is optional, and needs a `=`: the next word is the input file."""
 
 
 class OptArguments(xDSLOptMain):
@@ -57,14 +67,19 @@ class OptArguments(xDSLOptMain):
         self.register_all_frontends()
         self.register_all_passes()
         self.register_all_targets()
-        parser = argparse.ArgumentParser(
-            "shard-opt",
+        parser = ToolParser(
+            "shard-opt", other=self.pass_of,
             description="Verify a program, run passes over it, and print it or emit Python.",
-            allow_abbrev=False,
-        )
+        )  # fmt: skip
         self.register_all_arguments(parser)
         words = sys.argv[1:] if args is None else args
         self.args = parser.parse_args([f"{a}=" if a in OPTIONAL_VALUE else a for a in words])
+
+    def pass_of(self, word: str) -> str:
+        """Return what to use in place of a flag of mlir-opt with the name of a pass."""
+        name = word.lstrip("-")
+        is_pass = name in self.available_passes or name in PIPELINES
+        return f"; use -p {name}" if is_pass else ""
 
     def register_all_frontends(self) -> None:
         self.available_frontends = dict.fromkeys(("ir", "mlir", "xdsl"), unused_frontend)
@@ -86,6 +101,9 @@ class OptArguments(xDSLOptMain):
                     del arg_parser._option_string_actions[option]
             if action.dest == "passes":
                 action.default = None
+            for option in OF_MLIR.get(action.dest, ()):
+                action.option_strings = [*action.option_strings, option]
+                arg_parser._option_string_actions[option] = action
         add = arg_parser.add_argument
         add(
             "--pass-pipeline", "-pass-pipeline", dest="passes",
@@ -151,6 +169,23 @@ class OptArguments(xDSLOptMain):
             "--mlir-print-ir-after-all",
             action="store_true",
             help="print the IR after each pass to stderr",
+        )
+        add(
+            "--print-ir-before-all",
+            "--mlir-print-ir-before-all",
+            action="store_true",
+            help="print the IR before each pass to stderr",
+        )
+        for when in ("before", "after"):
+            add(
+                f"--print-ir-{when}", f"--mlir-print-ir-{when}", metavar="PASSES", default="",
+                help=f"print the IR {when} these passes, a,b, to stderr",
+            )  # fmt: skip
+        add(
+            "--verify-roundtrip",
+            "-verify-roundtrip",
+            action="store_true",
+            help="parse what is printed, and compare",
         )
         add(
             "--explain-redistributions",

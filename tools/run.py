@@ -18,7 +18,7 @@ from shardir.backend.runs import LaunchError, OnTrace, Options, Report
 from shardir.backend.torch.launch.forks import forks
 from shardir.diagnostics import ShardirError
 from shardir.syntax.files import read_text, scratch_folder
-from shardir.tools.arguments import add_version, import_modules, output_file, size
+from shardir.tools.arguments import ToolParser, add_version, import_modules, output_file, size
 from shardir.tools.commands import command
 from shardir.tools.machines import add_to, on_machines
 
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shard-run", description=(__doc__ or "").splitlines()[0])
+    parser = ToolParser(prog="shard-run", description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add_version(parser)
     add("program", type=Path, help="a directory that shard-opt wrote, or an .ir file")
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the maximum size of an exported file, such as 5GB; beyond it there are several files "
         "and an index",
     )  # fmt: skip
-    add("--pass-pipeline", metavar="P", help="for an .ir file: the passes to run (train)")
+    add("-p", "--pass-pipeline", metavar="P", help="for an .ir file: the passes to run (train)")
     add(
         "--mode", help="for an .ir file, instead of passes: stand_alone, data, hybrid, semi_auto, "
         "auto or manual, with options such as auto{memory=16GB} (semi_auto)",

@@ -14,15 +14,12 @@ with program.ranks() as trainer:
     trainer["maker"].step(noise)
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from shardir.algebra.cluster import Cluster
@@ -36,15 +33,19 @@ from shardir.api.training_state import TrainingState
 from shardir.build import Module
 from shardir.diagnostics import ShardirError, check_arguments, describe, did_you_mean
 from shardir.dialects.train import StateKeys
-from shardir.frontends.torch import optimizers, weights
-from shardir.frontends.torch.capture import Capture, capture, evaluating, name_of
+from shardir.frontends.torch import weights
+from shardir.frontends.torch.capture import Capture, capture, evaluating
 from shardir.frontends.torch.importer import Imported, import_model
 from shardir.frontends.torch.optimizer_states import TorchForm
 from shardir.frontends.torch.steps import (
     AddedStep,
     Inference,
     Step,
+    StepOptimizer,
     add_step,
+    check_schedulers,
+    make_optimizer,
+    state_keys,
     training_only,
 )
 from shardir.syntax.files import scratch_folder
@@ -163,8 +164,8 @@ def compile_steps(
     trained = _check_steps(steps)
     target = devices_of(mesh, cluster, devices, options)
     module = Module(target.mesh, target.cluster)
-    made = {name: _made(model, step) for name, step in trained.items()}
-    _check_schedulers(trained, made)
+    made = {name: make_optimizer(model, step) for name, step in trained.items()}
+    check_schedulers(trained, made)
     added, imported = dict[str, AddedStep](), dict[str, Imported]()
     captured = dict[str, Capture]()
     for name, step in steps.items():
@@ -225,64 +226,20 @@ def _check_steps(steps: Any) -> dict[str, Step]:
     return trained
 
 
-@dataclass(frozen=True)
-class _Made:
-    """The optimizer of a step, and the parameters that it trains."""
-
-    optimizer: Any
-    parameters: list[torch.Tensor]
-
-
-def _made(model: nn.Module, step: Step) -> _Made:
-    """Make the optimizer of a step."""
-    given = model.parameters() if step.parameters is None else step.parameters
-    parameters = [p for p in given if p.requires_grad]
-    optimizer = optimizers.make(step.optimizer, parameters)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        if step.parameters is not None and optimizer is step.optimizer:
-            raise ShardirError(
-                f"expected parameters beside a text or a function as optimizer of "
-                f"{name_of(step.function)}, got an optimizer, which has its own; drop parameters"
-            )
-        held = (p for group in optimizer.param_groups for p in group["params"])
-        parameters = [p for p in held if p.requires_grad]
-    return _Made(optimizer, parameters)
-
-
-def _check_schedulers(steps: Mapping[str, Step], made: Mapping[str, _Made]) -> None:
-    """Raise ShardirError if steps of one optimizer have several schedulers: its rates are of its
-    own steps, which are those of all of them."""
-    for (a, first), (b, second) in combinations(steps.items(), 2):
-        is_one = made[a].optimizer is made[b].optimizer
-        is_of_torch = isinstance(made[a].optimizer, torch.optim.Optimizer)
-        if is_one and is_of_torch and first.scheduler is not second.scheduler:
-            raise ShardirError(
-                f"expected one scheduler of {a} and {b}, which share an optimizer, got "
-                f"{describe(first.scheduler)} and {describe(second.scheduler)}; give both the same"
-            )
-
-
-def _keys(name: str, made: Mapping[str, _Made]) -> StateKeys:
-    """Return the keys of the states of a step: of its own name, where no other step trains its
-    parameters; else of the first step with the same optimizer."""
-    counts = Counter(id(p) for m in made.values() for p in m.parameters)
-    own = made[name]
-    same = [other for other, m in made.items() if m.optimizer is own.optimizer and other != name]
-    shares = bool(same) and isinstance(own.optimizer, torch.optim.Optimizer)
-    if not shares and all(counts[id(p)] == 1 for p in own.parameters):
-        return StateKeys(name)
-    return StateKeys(name, next(n for n in made if n == name or (shares and n in same)))
-
-
 def _add(
-    module: Module, model: nn.Module, name: str, loss: str, step: Step, made: Mapping[str, _Made]
+    module: Module,
+    model: nn.Module,
+    name: str,
+    loss: str,
+    step: Step,
+    made: Mapping[str, StepOptimizer],
 ) -> AddedStep:
     """Add a step that trains, and the function of its loss."""
     own = made[name]
     with training_only(model, own.parameters), _in_step(name):
         captured = capture(model, step.inputs, function=step.function)
         imported = import_model(captured, module, loss, arrays=f"{name}.")
-        keys = _keys(name, made)
+        keys = state_keys(name, made)
         return add_step(module, captured, imported, own.optimizer, step, keys, f"{name}_")
 
 

@@ -285,8 +285,8 @@ MUTANTS = [
     Mutant(
         "optimizers over the same parameters share their states",
         "Two optimizers of one parameter have the states of the first.",
-        "shardir/api/steps.py",
-        "_keys",
+        "shardir/frontends/torch/steps.py",
+        "state_keys",
         "next(n for n in made if n == name or (shares and n in same))",
         "next(iter(made))",
         "test/run/test_steps.py -k optimizers_over",
@@ -294,8 +294,8 @@ MUTANTS = [
     Mutant(
         "steps of one optimizer have states of their own",
         "Two steps with one optimizer count their steps apart.",
-        "shardir/api/steps.py",
-        "_keys",
+        "shardir/frontends/torch/steps.py",
+        "state_keys",
         "next(n for n in made if n == name or (shares and n in same))",
         "name",
         "test/run/test_steps.py -k optimizers_over",

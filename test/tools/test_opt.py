@@ -101,6 +101,42 @@ def test_wrong_command_lines(args: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pas-pipeline=x"], "no option --pas-pipeline=x; did you mean --pass-pipeline?"),
+        (["--propagate-strategies"], "--propagate-strategies; use -p propagate-strategies"),
+        (["x.ir", "y.ir"], "expected no further argument, got y.ir"),
+    ],
+)
+def test_unknown_options_have_a_suggestion(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        opt.main(words)
+    assert message in capsys.readouterr().err
+
+
+def test_spellings_of_mlir_opt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / "f.ir").write_text(
+        "func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> {\n"
+        "  %y = nn.exp %x : (tensor<2xf32>) -> tensor<2xf32>\n"
+        "  func.return %y : tensor<2xf32>\n}\n"
+    )
+    assert opt.main([str(file), "--mlir-print-op-generic", "-split-input-file"]) == 0
+    assert '"nn.exp"' in capsys.readouterr().out
+    words = ["-p", "inline-calls,strip-layouts", "--verify-roundtrip", "--mlir-timing"]
+    names = ["--mlir-print-ir-before=inline-calls", "--mlir-print-ir-after=strip-layouts"]
+    assert opt.main([str(file), *words, *names]) == 0
+    err = capsys.readouterr().err
+    assert [line.split()[4] for line in err.splitlines() if "IR Dump" in line] == [
+        "Before", "After",
+    ]  # fmt: skip
+    assert "strip-layouts" in err and "seconds" in err
+    assert opt.main([str(file), "-p", "inline-calls", "--mlir-print-ir-after=cse"]) == 2
+    assert "expected a pass that runs, got cse; there are inline-calls" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "size"),
     [
         ("0", 0), ("1024", 1024), ("7B", 7), ("16GB", 16_000_000_000), ("2KB", 2_000),

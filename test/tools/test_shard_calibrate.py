@@ -110,7 +110,7 @@ WRONG = [
         ["-o", "no/such/folder/x.ir"],
         "expected a file in a writable folder, got no/such/folder/x.ir",
     ),
-    (["x.ir"], "unrecognized arguments: x.ir"),
+    (["x.ir"], "expected no further argument, got x.ir"),
 ]
 
 

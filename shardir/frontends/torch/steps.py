@@ -5,21 +5,23 @@
 A program has one step of a module and its loss, or several steps, each a function of the module.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from shardir.build import Module
-from shardir.diagnostics import ShardirError
+from shardir.diagnostics import ShardirError, describe
 from shardir.dialects.nn.base import Array
 from shardir.dialects.train import Role, StateKeys, arguments
 from shardir.frontends.torch import optimizer_states, optimizers, rules
-from shardir.frontends.torch.capture import UNTRAINED, Capture
+from shardir.frontends.torch.capture import UNTRAINED, Capture, name_of
 from shardir.frontends.torch.importer import Imported
 from shardir.frontends.torch.optimizer_states import TorchForm
 
@@ -85,6 +87,55 @@ class Step(StepOptions):
     function: Callable[..., Any]
     inputs: Any = ()
     parameters: Iterable[torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class StepOptimizer:
+    """The optimizer of a step, and the parameters that it trains."""
+
+    optimizer: Any
+    parameters: list[torch.Tensor]
+
+
+def make_optimizer(model: torch.nn.Module, step: Step) -> StepOptimizer:
+    """Make the optimizer of a step."""
+    given = model.parameters() if step.parameters is None else step.parameters
+    parameters = [p for p in given if p.requires_grad]
+    optimizer = optimizers.make(step.optimizer, parameters)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if step.parameters is not None and optimizer is step.optimizer:
+            raise ShardirError(
+                f"expected parameters beside a text or a function as optimizer of "
+                f"{name_of(step.function)}, got an optimizer, which has its own; drop parameters"
+            )
+        held = (p for group in optimizer.param_groups for p in group["params"])
+        parameters = [p for p in held if p.requires_grad]
+    return StepOptimizer(optimizer, parameters)
+
+
+def check_schedulers(steps: Mapping[str, Step], made: Mapping[str, StepOptimizer]) -> None:
+    """Raise ShardirError if steps of one optimizer have several schedulers: its rates are of its
+    own steps, which are those of all of them."""
+    for (a, first), (b, second) in combinations(steps.items(), 2):
+        is_one = made[a].optimizer is made[b].optimizer
+        is_of_torch = isinstance(made[a].optimizer, torch.optim.Optimizer)
+        if is_one and is_of_torch and first.scheduler is not second.scheduler:
+            raise ShardirError(
+                f"expected one scheduler of {a} and {b}, which share an optimizer, got "
+                f"{describe(first.scheduler)} and {describe(second.scheduler)}; give both the same"
+            )
+
+
+def state_keys(name: str, made: Mapping[str, StepOptimizer]) -> StateKeys:
+    """Return the keys of the states of a step: of its own name, where no other step trains its
+    parameters; else of the first step with the same optimizer."""
+    counts = Counter(id(p) for m in made.values() for p in m.parameters)
+    own = made[name]
+    same = [other for other, m in made.items() if m.optimizer is own.optimizer and other != name]
+    shares = bool(same) and isinstance(own.optimizer, torch.optim.Optimizer)
+    if not shares and all(counts[id(p)] == 1 for p in own.parameters):
+        return StateKeys(name)
+    return StateKeys(name, next(n for n in made if n == name or (shares and n in same)))
 
 
 @dataclass(frozen=True)
