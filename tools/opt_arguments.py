@@ -47,7 +47,7 @@ UNSUPPORTED = ("parsing_diagnostics", "shrink", "syntax_highlight")
 """xDSL's arguments that shard-opt does not have."""
 
 OPTIONAL_VALUE = ("--cost", "--cost-ops", "--explain")
-"""ToolParser whose value is optional, and needs a `=`: the next word is the input file."""
+"""Arguments whose value is optional, and needs a `=`: the next word is the input file."""
 
 
 class OptArguments(xDSLOptMain):
