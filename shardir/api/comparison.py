@@ -20,6 +20,16 @@ from shardir.build.module import cluster_of
 from shardir.diagnostics import ShardirError, check_arguments
 from shardir.reports.comparison import PlanComparison, compare_plans, entry, mesh_of, meshes_of
 
+_HINTS = {
+    "mesh": "give meshes=[...]",
+    "plan": "give plans=[...]",
+    "mode": "give plans=[...]",
+    "precision": "write it behind a plan: 'ddp precision=bf16'",
+    "recompute": "write it behind a plan: 'ddp recompute=full'",
+    **dict.fromkeys(("pipeline", "offload", "save_strategies", "target", "arena"), "drop it"),
+}
+"""The options of `shardir.compile` that are no part of a program, with what to do."""
+
 
 @check_arguments("compare")
 def compare(
@@ -32,7 +42,8 @@ def compare(
     **options: Any,
 ) -> PlanComparison:
     """Compile a program by several plans on several meshes, and compare the estimates of a step:
-    time, share of the peak rate, communication, memory. Nothing runs.
+    time, share of the peak rate, communication, memory. Nothing runs. Of a program with several
+    steps it is the first one.
 
     Args:
         program: a torch.nn.Module, with the arguments of `shardir.compile` behind it; text, an .ir
@@ -60,7 +71,12 @@ def compare(
             "none of them"
         )
     if meshes is None:
-        placed = meshes_of(devices or (found.units[-1] if found is not None else 1), found)
+        of_cluster = 1 if found is None else found.units[-1]
+        placed = meshes_of(of_cluster if devices is None else devices, found)
+    elif devices is not None:
+        raise ShardirError(
+            f"expected meshes or devices, got meshes and {devices} devices; drop one"
+        )
     else:
         placed = [mesh if isinstance(mesh, Mesh) else mesh_of(mesh) for mesh in meshes]
     return compare_plans(_module(program, args, options), list(map(entry, plans)), placed, found)
@@ -79,4 +95,8 @@ def _module(program: Any, args: Sequence[Any], options: dict[str, Any]) -> Modul
         if isinstance(program, Compiled):
             return program.input_module
         return parse(program) if isinstance(program, str) else program
+    if wrong := [name for name in options if name in _HINTS]:
+        raise ShardirError(
+            f"expected no {wrong[0]} beside the plans to compare, got one; {_HINTS[wrong[0]]}"
+        )
     return compile(program, *args, mesh="d = 1", mode="stand_alone", **options).input_module

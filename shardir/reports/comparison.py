@@ -173,13 +173,16 @@ def compare_plans(
         ShardirError: the cluster has too few devices for a mesh, or no plan has the axes of any
             mesh, or none can be compiled. An error of one plan on one mesh is in its row.
     """
+    if not entries or not meshes:
+        lacking = "plan" if not entries else "mesh"
+        raise ShardirError(f"expected plans and meshes to compare, got no {lacking}")
     placed = [on_cluster(mesh, cluster) for mesh in meshes]
     pairs = [(e, m) for m in placed for e in entries if _axes_named(e.name, placed) <= {*_axes(m)}]
     if not pairs:
         named = ", ".join(sorted({a for e in entries for a in _axes_named(e.name, placed)}))
         raise ShardirError(
             f"expected a mesh with the axes of a plan, {named}, got "
-            f"{'; '.join(_mesh_text(m) for m in meshes) or 'none'}"
+            f"{'; '.join(map(_mesh_text, meshes))}"
         )
     rows = []
     for i, (entry, mesh) in enumerate(pairs):
@@ -246,12 +249,17 @@ def _compared(module: ModuleOp, entry: PlanChoice, mesh: Mesh) -> ComparedPlan:
     holds = mesh.cluster_or_default.memory
     seconds = cost.seconds
     return ComparedPlan(
-        entry.name, text, seconds, samples and samples / seconds, tokens and tokens / seconds,
+        entry.name, text, seconds, _rate(samples, seconds), _rate(tokens, seconds),
         cost.peak_share, sum(cost.exposed.values()),
         cost.memory.peak, None if holds is None else cost.memory.peak <= holds,
         sum(c.communicates for c in cost.ops),
         {axes_text(axes) or "host": n for axes, (n, _) in cost.communication.items()}, compiled,
     )  # fmt: skip
+
+
+def _rate(count: int | None, seconds: float) -> float | None:
+    """Return a number per second; None of a function that takes no time."""
+    return None if count is None or not seconds else count / seconds
 
 
 def _measured(program: ModuleOp) -> FunctionCost:

@@ -128,3 +128,19 @@ def test_wrong_calls() -> None:
         shardir.compare(network(), x, plans="ddp", devices=4)
     with pytest.raises(ShardirError, match="expected no loss beside a program of the IR"):
         shardir.compare(MODEL, plans=["ddp"], devices=4, loss=mse_loss)
+    for options, message in (
+        ({"plans": []}, "expected plans and meshes to compare, got no plan"),
+        ({"devices": 0}, "expected at least 1 device, got 0"),
+        ({"meshes": ["dp = 2"]}, "expected meshes or devices, got meshes and 4 devices; drop one"),
+        ({"mode": "auto"}, "expected no mode beside the plans to compare, got one; give plans="),
+        ({"precision": "bf16"}, "got one; write it behind a plan: 'ddp precision=bf16'"),
+    ):
+        arguments: dict[str, Any] = {"plans": ["ddp"], "devices": 4, "train": False} | options
+        with pytest.raises(ShardirError, match=message):
+            shardir.compare(network(), x, **arguments)
+
+
+def test_a_function_that_takes_no_time_has_no_rates() -> None:
+    x = torch.zeros(2, 512)
+    (row,) = shardir.compare(nn.Identity(), x, train=False, plans=["ddp"], meshes=["dp = 2"]).rows
+    assert row.seconds == 0 and row.samples is None and not row.error

@@ -129,9 +129,10 @@ def near_labels(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torc
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_optimizers_over_the_same_parameters(shared: bool) -> None:
-    """One optimizer of two steps has its states, and counts its steps, once; two have their own."""
+    """One optimizer of two steps has its states, and counts its steps, once; two have their own.
+    The first step has averages, which are those of the parameters after its own calls."""
     model = nn.Linear(4, 8).double()
-    eager = deepcopy(model)
+    eager, average = deepcopy(model), deepcopy(model)
     losses = {"zero": (near_zero, (NOISE,)), "labels": (near_labels, (NOISE, REAL))}
 
     def optimizers(module: nn.Module) -> dict[str, optim.Optimizer]:
@@ -139,7 +140,7 @@ def test_optimizers_over_the_same_parameters(shared: bool) -> None:
         return {"zero": first, "labels": first if shared else adam(module)}
 
     steps = {
-        name: Step(function, inputs, optimizer=optimizer)
+        name: Step(function, inputs, optimizer=optimizer, ema=0.5 if name == "zero" else None)
         for (name, optimizer), (function, inputs) in zip(
             optimizers(model).items(), losses.values(), strict=True
         )
@@ -152,9 +153,14 @@ def test_optimizers_over_the_same_parameters(shared: bool) -> None:
             expected = stepped(by_torch[name], function(eager, *inputs))
             found = trainer[name].step(*inputs).item()
             assert found == pytest.approx(expected, rel=1e-12)
-        torch.testing.assert_close(
-            trainer.state_dict(), dict(eager.state_dict()), rtol=1e-12, atol=0
-        )
+            if name == "zero":
+                with torch.no_grad():
+                    for x, p in zip(average.parameters(), eager.parameters(), strict=True):
+                        x.lerp_(p, 0.5)
+        for ema, module in ((False, eager), (True, average)):
+            torch.testing.assert_close(
+                trainer.state_dict(ema=ema), dict(module.state_dict()), rtol=1e-12, atol=1e-15
+            )
 
 
 def test_a_teacher_is_in_the_module_and_modules_may_be_in_a_dict() -> None:
@@ -166,8 +172,10 @@ def test_a_teacher_is_in_the_module_and_modules_may_be_in_a_dict() -> None:
             target = models["teacher"](x)
         return mse_loss(models["student"](x), target)
 
-    step = Step(distilled, NOISE, optimizer=optim.SGD(models["student"].parameters(), 0.1))
-    program = shardir.compile(models, steps={"step": step}, mode="stand_alone")
+    optimizer = optim.SGD(models["student"].parameters(), 0.1)
+    step = Step(distilled, NOISE, optimizer=optimizer, separate_update=True)
+    # The step has the name of a module: its states are none of student.weight.
+    program = shardir.compile(models, steps={"student": step}, mode="stand_alone")
     optimizer = optim.SGD(eager["student"].parameters(), 0.1)
     with program.start() as trainer:
         for _ in range(3):
@@ -233,17 +241,20 @@ def test_averages_of_a_run_are_those_of_torch() -> None:
 
 
 class Two(nn.Module):
-    """Two layers, of which the loss does not use one."""
+    """Two layers, of which the loss does not use one, and the other has two names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.used, self.unused = nn.Linear(4, 8), nn.Linear(2, 2)
+        self.tied = self.used
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x)
 
 
-@pytest.mark.parametrize("options", [{"plan": "zero1"}, {"mode": "auto"}])
+@pytest.mark.parametrize(
+    "options", [{"plan": "zero1"}, {"mode": "auto", "loss_scale": "dynamic, initial = 8.0"}]
+)
 def test_gradients_may_be_looked_at_before_an_update(options: dict[str, str]) -> None:
     """On 2 ranks: of two batches, each with its weight, and clipped; then of one."""
     torch.manual_seed(0)
@@ -262,7 +273,8 @@ def test_gradients_may_be_looked_at_before_an_update(options: dict[str, str]) ->
                 (weight * loss).backward()
                 found = trainer.backward(NOISE + k, REAL, weight=weight)
                 assert found.item() == pytest.approx(loss.item(), rel=1e-12)
-            gradients = {n: p.grad for n, p in eager.named_parameters() if p.grad is not None}
+            named = eager.named_parameters(remove_duplicate=False)
+            gradients = {name: p.grad for name, p in named if p.grad is not None}
             assert gradients.keys() == trainer.grads().keys()
             torch.testing.assert_close(trainer.grads(), gradients, rtol=1e-12, atol=1e-14)
             norm = nn.utils.clip_grad_norm_(eager.parameters(), 0.5)

@@ -38,9 +38,14 @@ class Prepared:
 
 
 def prepare_gradients(
-    b: Rewriter, request: StepOp, scale: SSAValue | None, gradients: Gradients, with_norm: bool
-) -> Prepared:
-    """Return the gradients for the optimizer; `scale` is the loss scale, if it is a state."""
+    b: Rewriter, request: StepOp, inverse_scale: SSAValue | None, gradients: Gradients,
+    with_norm: bool,
+) -> Prepared:  # fmt: skip
+    """Return the gradients for the optimizer.
+
+    Args:
+        inverse_scale: the reciprocal of the loss scale; None if the gradients have none.
+    """
     clip, scaling = request.clip, request.loss_scale
     by_norm = clip is not None and clip.kind == "norm"
     elements = {unsharded_type(g).element_type for g in gradients.values()}
@@ -50,11 +55,10 @@ def prepare_gradients(
     # Both sums are adjacent, so that they are communicated together.
     zero = b.total([_zero_if_finite(b, x) for x in values]) if scaling is not None else None
     squares = b.total([sum_of_squares(b, x) for x in values]) if with_norm else None
-    factor = finite = norm = None
+    factor, finite, norm = inverse_scale, None, None
     if zero is not None:
         finite = b.compare("eq", zero, b.constant(0.0, common))
         finite.name_hint = "finite"
-        factor = _inverse_loss_scale(b, request, scale)
     if squares is not None:
         norm = b.value(nn.SqrtOp, b.convert(squares, f64))
         norm = norm if factor is None else b.mul(norm, factor)
@@ -73,15 +77,6 @@ def prepare_gradients(
     for i, g in gradients.items():
         out[i].name_hint = g.name_hint
     return Prepared(out, finite, norm)
-
-
-def _inverse_loss_scale(b: Rewriter, request: StepOp, scale: SSAValue | None) -> SSAValue:
-    """Return the reciprocal of the loss scale."""
-    one = b.constant(1.0, f64)
-    if scale is not None:
-        return b.div(one, b.convert(scale, f64))
-    assert request.loss_scale is not None
-    return b.constant(1 / request.loss_scale.values["factor"], f64)
 
 
 def _clip_factor(b: Rewriter, norm: SSAValue, maximum: float) -> SSAValue:

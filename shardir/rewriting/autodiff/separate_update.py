@@ -1,7 +1,7 @@
 """A step in two functions: the backward part adds gradients to states, the update part reads them.
 
     train.step @step of @loss <adam, lr = 0.1> separate_update
- -> func.func @step(%x, %w, %w_gradient, %weight) -> (loss, %w_gradient + %weight * d_w)
+ -> func.func @step(%x, %w, %w_gradient, %loss_weight) -> (loss, %w_gradient + %loss_weight * d_w)
     func.func @step_update(%w, %w_gradient, ...) -> (new %w, 0, ...)
 
 The loop of the user calls the first once or several times, and then the second.
@@ -30,11 +30,15 @@ def gradient_sum(step: TrainStep, i: int, like: TensorType) -> tuple[SSAValue, s
 
 
 def summed(step: TrainStep, gradients: dict[int, SSAValue | None]) -> list[tuple[SSAValue, str]]:
-    """Return the new sums of gradients, by the indices of parameters, each with its key."""
-    results = []
+    """Return the new sums of gradients, without the loss scale, by the indices of parameters, each
+    with its key."""
+    results, inverse = [], step.inverse_scale()
     for i, gradient in gradients.items():
         if gradient is not None:
-            old, key = gradient_sum(step, i, unsharded_type(gradient))
+            type = unsharded_type(gradient)
+            if inverse is not None:
+                gradient = step.b.mul(gradient, step.b.convert(inverse, type.element_type))
+            old, key = gradient_sum(step, i, type)
             results.append((step.select_new(old, step.b.add(old, gradient)), key))
     return results
 

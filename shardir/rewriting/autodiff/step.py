@@ -32,7 +32,7 @@ class TrainStep:
         """`is_update`: whether the ops are of an update apart from the backward part."""
         self.request, self.b, self.arguments = request, builder, arguments
         self.name, self.microbatches = request.sym_name.data, request.microbatches
-        self.is_loop = request.is_loop
+        self.is_loop, self.is_update = request.is_loop, is_update
         self.finite: SSAValue | None = None
         """Whether all gradients are finite, if losses are scaled."""
         self.scale: SSAValue | None = None
@@ -40,7 +40,7 @@ class TrainStep:
         self.weight: SSAValue | None = None
         """The weight of a loss in a sum of gradients, if they are summed over calls."""
         if request.separate_update is not None and not is_update:
-            key = request.keys.of_step("weight")
+            key = request.keys.of_step("loss_weight")
             self.weight = arguments.add_scalar_state(builder, key, f64, 1.0)
         self.metrics: list[tuple[SSAValue, str]] = []
         """The requested scalars with their names; `update` makes them."""
@@ -79,6 +79,14 @@ class TrainStep:
             factor *= self.request.loss_scale.values["factor"]
         return self.b.constant(factor, element)
 
+    def inverse_scale(self) -> SSAValue | None:
+        """Return the reciprocal of the loss scale, in f64, if losses are scaled."""
+        if self.scale is not None:
+            return self.b.div(self.b.constant(1.0, f64), self.b.convert(self.scale, f64))
+        if (scaling := self.request.loss_scale) is None:
+            return None
+        return self.b.constant(1 / scaling.values["factor"], f64)
+
     def loss(self, total: SSAValue) -> SSAValue:
         """Return the loss of all microbatches, from the sum of their losses."""
         return self.mean(total) if self.averages else total
@@ -106,8 +114,10 @@ class TrainStep:
         requested = () if self.request.metrics is None else self.request.metrics.data
         norm = None
         if known:
+            # The sums of a separate update have no loss scale.
+            inverse = None if self.is_update else self.inverse_scale()
             prepared = prepare_gradients(
-                self.b, self.request, self.scale, known, "gradient_norm" in requested
+                self.b, self.request, inverse, known, "gradient_norm" in requested
             )
             known, self.finite, norm = prepared.gradients, prepared.finite, prepared.norm
         scalars = train.StepScalars(

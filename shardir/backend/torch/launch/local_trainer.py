@@ -43,6 +43,7 @@ from shardir.backend.torch.shardir_runtime.run.trained_steps import (
     checked_weight,
     gradient_keys,
     separate_update,
+    with_aliases,
 )
 from shardir.backend.torch.shardir_runtime.run.trainer import (
     bound_inputs,
@@ -184,7 +185,8 @@ class LocalTrainer(TrainedSteps):
         f, path = self.steps[name], self._folder / "gradients.npz"
         self._call("grads", {"name": name, "path": str(path)})
         keys, dtypes = gradient_keys(f), {arg.key: arg.dtype for arg in f.args}
-        return dict(zip(keys, self._read(path, [dtypes[k] for k in keys.values()]), strict=True))
+        arrays = self._read(path, [dtypes[k] for k in keys.values()])
+        return with_aliases(self._plan, dict(zip(keys, arrays, strict=True)))
 
     @_completed()
     def gradient_norm_of(self, name: str) -> float:
@@ -250,7 +252,7 @@ class LocalTrainer(TrainedSteps):
         self._call("state_dict", {"path": str(path), "ema": ema})
         arrays = self._read(path, [arg.dtype for arg in known.values()])
         found = dict(zip(known, arrays, strict=True))
-        return {**found, **{name: found[key] for name, key in self._plan.aliases.items()}}
+        return with_aliases(self._plan, found)
 
     def _check_averages(self, ema: bool) -> None:
         if ema:

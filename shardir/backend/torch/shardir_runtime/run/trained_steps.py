@@ -186,8 +186,9 @@ class TrainedStep:
         self.trainer.call_update(self.name)
 
     def grads(self) -> dict[str, Tensor]:
-        """Return the gradients since the last update, whole, by the names of parameters, on the
-        CPU. Parameters that the loss does not depend on are left out."""
+        """Return the gradients since the last update, whole, by the names of parameters as in
+        `state_dict`, on the CPU, without the loss scale. Parameters that the loss does not depend
+        on are left out."""
         return self.trainer.gradients_of(self.name)
 
     @property
@@ -264,16 +265,21 @@ def averages(plan: ProgramPlan) -> dict[str, str]:
     Raises:
         PlanError: there are none.
     """
-    keys = {
-        arg.key: f.key_of_parameter(arg.key, EMA)
-        for f in plan.functions if f.kind == "step"
-        for arg in f.args if arg.role == "parameter"
-    }  # fmt: skip
     known = {arg.key for f in plan.functions for arg in f.args}
-    found = {key: average for key, average in keys.items() if average in known}
+    found = {
+        arg.key: average for f in plan.functions if f.kind == "step"
+        for arg in f.args
+        if arg.role == "parameter" and (average := f.key_of_parameter(arg.key, EMA)) in known
+    }  # fmt: skip
     if not found:
         raise PlanError("expected a program with moving averages, got none; compile with ema=0.999")
     return found
+
+
+def with_aliases(plan: ProgramPlan, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by all names of their parameters and buffers: tied ones have several."""
+    aliases = {name: tensors[key] for name, key in plan.aliases.items() if key in tensors}
+    return {**tensors, **aliases}
 
 
 def gradient_keys(f: PlanFunction) -> dict[str, str]:

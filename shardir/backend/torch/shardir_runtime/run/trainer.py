@@ -39,6 +39,7 @@ from .trained_steps import (
     checked_weight,
     gradient_keys,
     separate_update,
+    with_aliases,
     without_files,
 )
 
@@ -157,7 +158,7 @@ class Trainer(TrainedSteps):
     ) -> Tensor:  # fmt: skip
         f, values = self.steps[name], self._states.values
         separate_update(self._session.plan, name)
-        inputs, key = self._inputs(f, batch, named, local), f.key_of("weight")
+        inputs, key = self._inputs(f, batch, named, local), f.key_of("loss_weight")
         one = values[key]
         values[key] = torch.full_like(one, checked_weight(weight))
         try:
@@ -179,7 +180,8 @@ class Trainer(TrainedSteps):
         self._check_open()
         separate_update(self._session.plan, name)
         keys = gradient_keys(self.steps[name])
-        return {p: self._states.state(key).to("cpu", copy=True) for p, key in keys.items()}
+        gradients = {p: self._states.state(key).to("cpu", copy=True) for p, key in keys.items()}
+        return with_aliases(self._session.plan, gradients)
 
     @_reported
     def gradient_norm_of(self, name: str) -> float:
@@ -282,8 +284,7 @@ class Trainer(TrainedSteps):
                 key: self._states.state(key).to("cpu", copy=True)
                 for key in weight_arguments(self._session.plan)
             }
-        aliases = self._session.plan.aliases
-        return {**found, **{name: found[key] for name, key in aliases.items()}}
+        return with_aliases(self._session.plan, found)
 
     @_reported
     def load_state_dict(self, states: Mapping[str, Tensor]) -> None:
