@@ -47,6 +47,8 @@ def _lines(cost: Any) -> Iterator[str]:
     layers, count = _by_layer(cost.ops)
     if len(layers) > 1 or count > 1:
         yield f"  by layer  {_groups(layers, work)}"
+    if not work:
+        return
     yield f"  by kind  {_groups(_sums((c.op.name, c.seconds) for c in cost.ops), work)}"
     yield "  the dearest"
     counts = Counter(map(_op, cost.ops))

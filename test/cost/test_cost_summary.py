@@ -68,3 +68,8 @@ def test_a_summary_of_stages_has_the_waits_of_ranks() -> None:
     assert len(lines) <= 25
     found = [line for line in lines if line.startswith("  rank ")]
     assert len(found) == 2 and all("waits" in line for line in found)
+
+
+def test_a_function_that_takes_no_time_has_no_dearest_ops() -> None:
+    program = shardir.compile(nn.Identity(), torch.zeros(8, 64), train=False, mesh="dp = 2")
+    assert str(program.cost()).splitlines()[-1].startswith("  memory")

@@ -359,6 +359,11 @@ def compile_one(step: Any, name: Any = "step", **options: Any) -> Any:
          "expected a Module or a dict as model, got 'text'"),
         (lambda: compile_one(Inference(near_zero, NOISE)),
          "expected a step that trains, got functions alone; compile each with train=False"),
+        (lambda: compile_one(Step(near_zero, NOISE, optimizer="sgd, lr = 0.1", parameters=[TEXT])),
+         "expected parameters of the module as parameters of near_zero, got 'text'"),
+        (lambda: compile_one(
+            Step(near_zero, NOISE, optimizer="sgd, lr = 0.1", parameters=MODEL.weight)),
+         "expected parameters of the module as parameters of near_zero, got a Tensor"),
         (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL)), loss=mse_loss),
          "expected an option of compile with steps, got loss"),
         (lambda: compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL)), clip="norm, max = 1.0"),

@@ -99,7 +99,15 @@ class StepOptimizer:
 
 def make_optimizer(model: torch.nn.Module, step: Step) -> StepOptimizer:
     """Make the optimizer of a step."""
-    given = model.parameters() if step.parameters is None else step.parameters
+    of_model = list(model.parameters())
+    known, given = {id(p) for p in of_model}, of_model
+    if step.parameters is not None:
+        given = list(step.parameters)
+    if others := [p for p in given if id(p) not in known]:
+        raise ShardirError(
+            f"expected parameters of the module as parameters of {name_of(step.function)}, got "
+            f"{describe(others[0])}; give an iterable of them, such as model.head.parameters()"
+        )
     parameters = [p for p in given if p.requires_grad]
     optimizer = optimizers.make(step.optimizer, parameters)
     if isinstance(optimizer, torch.optim.Optimizer):

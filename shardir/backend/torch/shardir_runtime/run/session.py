@@ -54,13 +54,17 @@ class Session:
         self.updates = {f.update_of: f for f in plan.functions if f.update_of is not None}
         self.others = [f for f in plan.functions if f.is_beside]
 
+    def begin_step(self, step: int) -> None:
+        """Record the step, counted from 0, whose functions are called next."""
+        self._step = step + 1
+        position.at_step(self._step)
+
     def train_step(
         self, function: PlanFunction, step: int, inputs: Sequence[Tensor], check: bool = False
     ) -> list[Tensor]:
         """Run a step, counted from 0, its separate update, and the periodic functions after it.
         Return its results."""
-        self._step = step + 1
-        position.at_step(self._step)
+        self.begin_step(step)
         outputs = self.call(function, inputs, check)
         if (update := self.updates.get(function.name)) is not None:
             self.call(update, [], check)

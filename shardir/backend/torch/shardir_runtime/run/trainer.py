@@ -163,6 +163,7 @@ class Trainer(TrainedSteps):
         values[key] = torch.full_like(one, checked_weight(weight))
         try:
             with torch.no_grad():
+                self._session.begin_step(self.steps_done)
                 outputs = self._session.call(f, inputs, check=name not in self._checked)
                 return self._loss(f, outputs)
         finally:
@@ -171,8 +172,10 @@ class Trainer(TrainedSteps):
     @_reported
     def call_update(self, name: str) -> None:
         self._check_open()
+        update = separate_update(self._session.plan, name)
         with torch.no_grad():
-            self._session.call(separate_update(self._session.plan, name), [])
+            self._session.begin_step(self.steps_done)
+            self._session.call(update, [])
         self.steps_done += 1
 
     @_reported
