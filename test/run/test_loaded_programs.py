@@ -99,5 +99,5 @@ def test_wrong_directories(tmp_path):
     with pytest.raises(ShardirError, match="has no plan"):
         shardir.load(tmp_path)
     generate.save(str(tmp_path / "out"))
-    with pytest.raises(ShardirError, match=r"expected 4 ranks \(mesh @m <dp = 2, tp = 2>\), got 1"):
+    with pytest.raises(ShardirError, match=r'expected 4 ranks \(mesh="dp = 2, tp = 2"\), got 1'):
         shardir.load(tmp_path / "out")

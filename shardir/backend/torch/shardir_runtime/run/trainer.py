@@ -420,14 +420,9 @@ def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
         PlanError: there is none, or several; or it has no scalars to average.
     """
     others = [f.name for f in plan.functions if f.is_beside]
-    if not others:
-        raise PlanError(
-            "expected a program with a function beside the step, got one without; compile the "
-            "module with evaluate=True"
-        )
     if name is None and len(others) > 1:
         raise PlanError(f"expected the name of a function of {', '.join(others)}, got none")
-    f = function_beside(plan, others[0] if name is None else name)
+    f = function_beside(plan, name or next(iter(others), ""))
     if not averaged_results(f):
         raise PlanError(
             f"expected a scalar of floats among the results of {f.name}, whose means are the "
@@ -439,8 +434,13 @@ def evaluation_of(plan: ProgramPlan, name: str | None) -> PlanFunction:
 def function_beside(plan: ProgramPlan, name: str) -> PlanFunction:
     """Return a function beside the steps. Raises PlanError if there is none of this name."""
     others = {f.name: f for f in plan.functions if f.is_beside}
+    if not others:
+        raise PlanError(
+            "expected a program with a function beside the step, got one without; compile the "
+            "module with evaluate=True, or with steps= and a shardir.Inference"
+        )
     if name not in others:
-        raise PlanError(f"expected a function of {', '.join(others) or 'none'}, got {name!r:.60}")
+        raise PlanError(f"expected a function of {', '.join(others)}, got {name!r:.60}")
     return without_files(others[name])
 
 
