@@ -10,10 +10,11 @@ import torch
 from shardir.api.compiled import Compiled
 from shardir.api.summary import Summary
 from shardir.api.training_state import TrainingState
-from shardir.diagnostics import ShardirError, check_arguments
+from shardir.diagnostics import ShardirError, check_arguments, several
 from shardir.dialects.train import EMA, InitAttr, StateKeys, arguments
 from shardir.frontends.torch import weight_files, weights
 from shardir.frontends.torch.steps import named_tensors
+from shardir.frontends.torch.weights import array_of
 from shardir.rewriting.functions import bodies
 
 
@@ -124,6 +125,35 @@ class ModelProgram(Compiled):
         if weight_files.is_checkpoint(path):  # it has the states of the optimizer too
             values = {name: x for name, x in values.items() if name in self._canonical_names()}
         self.load_state_dict(values)
+
+    @check_arguments("load_checkpoint")
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Go on from a checkpoint of a run, or of a trainer, on any mesh: with its parameters,
+        buffers, states of optimizers and number of steps. The next run begins there, and
+        `optimizer_state_dict` has its states.
+
+        Args:
+            path: the checkpoint, or a folder whose last complete one counts.
+
+        Raises:
+            ShardirError: there is no checkpoint, it is damaged, or of another program; nothing has
+                changed.
+        """
+        found, steps = weight_files.read_checkpoint(path)
+        keys = {a.key for f, _ in bodies(self.module) for a in arguments(f) if a.key is not None}
+        wrong = [
+            f"{name} of {list(x.shape)}, got {list(found[name].shape)}"
+            for name, x in self.values.items() if name in found and found[name].shape != x.shape
+        ]  # fmt: skip
+        if missing := sorted(keys - found.keys()):
+            wrong.append(f"a checkpoint of this program, got one without {several(missing)}")
+        if unknown := sorted(found.keys() - keys):
+            wrong.append(f"a checkpoint of this program, got one with {several(unknown)} too")
+        if wrong:
+            raise ShardirError(f"{path}: expected {'; '.join(wrong[:5])}")
+        values = {name: found[name].to(x.dtype) for name, x in self.values.items()}
+        states = {key: array_of(x) for key, x in found.items() if key not in values}
+        self.state.go_on(values, states, steps)
 
     @check_arguments("save_weights")
     def save_weights(self, path: str | Path, max_shard_size: str | int | None = None) -> None:

@@ -113,6 +113,23 @@ class CompiledSteps(ModelProgram):
             f"trainer[{next(iter(self.steps))!r}].step(...)"
         )
 
+    @check_arguments("optimizer_state_dict")
+    def optimizer_state_dict(self, step: str) -> dict[str, Any]:
+        """Return the states of the optimizer of a step, after `load_checkpoint`, for its
+        `load_state_dict`.
+
+        Raises:
+            ShardirError: there is no such step, or its optimizer is a text.
+        """
+        if step not in self.steps:
+            hint = did_you_mean(step, self.steps)
+            raise ShardirError(f"expected a step of {', '.join(self.steps)}, got {step}{hint}")
+        form, states = self.forms[step], self.state.states
+        if form is None:
+            raise ShardirError(f"expected an optimizer of torch.optim in {step}, got a text")
+        count = states.get(self.steps[step].keys.of_step("count"), form.count)
+        return form.state_dict(states, int(count) - form.count)
+
     @check_arguments("check")
     def check(self, *, rounds: int = 2) -> ModuleCheck:
         """Compare the program, on local processes, with a copy of the module and its optimizers,

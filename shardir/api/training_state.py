@@ -46,6 +46,12 @@ class TrainingState:
         for key in copies:
             self.states.pop(key, None)
 
+    def go_on(
+        self, values: Mapping[str, torch.Tensor], states: Mapping[str, Array], steps: int
+    ) -> None:
+        """Replace all values and states, and the number of completed steps."""
+        self.values, self.states, self.steps = dict(values), dict(states), steps
+
     def take(self, dump: Path, report: Report | None = None) -> None:
         """Load the values that a run has written, and the number of its last step."""
         self.values.update(weights.read_dump(dump, self.values))

@@ -113,6 +113,19 @@ def test_two_steps_train_a_gan_as_torch_does(options: dict[str, str], tmp_path: 
             trainer.step(REAL, NOISE)
         with pytest.raises(ShardirError, match="expected a step of critic, maker, got 'judge'"):
             trainer["judge"]
+    model = gan()
+    program = compiled(model, mode="stand_alone")
+    program.load_checkpoint(tmp_path)
+    assert program.steps_done == 8
+    torch.testing.assert_close(program.state_dict(), dict(eager.state_dict()))
+    for name, optimizer in (("critic", of_critic), ("maker", of_maker)):
+        found = program.optimizer_state_dict(name)
+        torch.testing.assert_close(found["state"], optimizer.state_dict()["state"])
+    assert float(program.optimizer_state_dict("maker")["param_groups"][0]["lr"]) == 0.005
+    with pytest.raises(ShardirError, match="a checkpoint of this program, got one without"):
+        compile_one(Step(near_zero, NOISE, optimizer=adam(MODEL)), mesh="d = 1").load_checkpoint(
+            tmp_path
+        )
     with compiled(gan(), mode="stand_alone").start(resume=tmp_path) as trainer:
         assert trainer.steps_done == 8 and trainer["maker"].lr == 0.005
         step(trainer)
@@ -220,6 +233,31 @@ def test_a_check_compares_all_functions_with_the_module() -> None:
         program.check()
 
 
+def test_a_run_goes_on_where_a_loop_has_ended(tmp_path: Any) -> None:
+    """With the states of its optimizer, in torch too."""
+    model = nn.Linear(4, 8).double()
+    eager = deepcopy(model)
+    program = shardir.compile(
+        model, NOISE, labels=REAL, loss=mse_loss, optimizer=adam(model), mode="stand_alone"
+    )
+    with program.start() as trainer:
+        for _ in range(2):
+            trainer.step(NOISE, REAL)
+        trainer.save(tmp_path)
+    program.load_checkpoint(tmp_path)
+    optimizer = adam(eager)
+    for _ in range(2):
+        stepped(optimizer, mse_loss(eager(NOISE), REAL))
+    close = torch.testing.assert_close
+    close(program.optimizer_state_dict()["state"], optimizer.state_dict()["state"])
+    losses = program.run([(NOISE, REAL)], steps=2).losses["step"]
+    close(losses, [stepped(optimizer, mse_loss(eager(NOISE), REAL)) for _ in range(2)])
+    close(program.state_dict(), dict(eager.state_dict()))
+    assert program.steps_done == 4
+    with pytest.raises(ShardirError, match="expected a folder of checkpoints, got"):
+        program.load_checkpoint(tmp_path / "none")
+
+
 def test_averages_of_a_run_are_those_of_torch() -> None:
     """After it, the program has them for a module's `load_state_dict`."""
     model = nn.Linear(4, 8).double()
@@ -282,6 +320,10 @@ def test_gradients_may_be_looked_at_before_an_update(options: dict[str, str]) ->
             by_torch.step()
             trainer.update()
             assert trainer.grad_norm == 0.0
+            with pytest.raises(
+                ShardirError, match="expected gradients for the update of step, got"
+            ):
+                trainer.update()
         by_torch.zero_grad()
         loss = mse_loss(eager(NOISE), REAL)
         loss.backward()

@@ -171,6 +171,7 @@ X = TOKENS[0]
         (lambda t: t.lr, "expected a program whose learning rate is data, got one with a constant"),
         (_set_rate, "compile with lr=torch.tensor(0.001) in the optimizer"),
         (lambda t: t.evaluate(X), "expected an iterable of batches to evaluate evaluate, got Tens"),
+        (lambda t: t.evaluate((X, X)), "to evaluate evaluate, got one batch; give [(x, y)]"),
         (lambda t: t.evaluate(3), "of batches to evaluate evaluate, got int; give a list of one"),
         (lambda t: t.load("nowhere"), "expected a folder of checkpoints, got nowhere"),
         (lambda t: t.load(3), "expected the path of a folder, got 3"),

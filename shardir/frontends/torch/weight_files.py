@@ -134,6 +134,19 @@ def _size(size: str | int | None) -> int | None:
     raise ShardirError(f"expected max_shard_size such as 5GB, or a number of bytes, got {size!r}")
 
 
+def read_checkpoint(path: str | Path) -> tuple[dict[str, torch.Tensor], int]:
+    """Return all states of a checkpoint, or of the last one of a folder, and its number of steps.
+
+    Raises:
+        ShardirError: there is no checkpoint, or it is damaged.
+    """
+    try:
+        checkpoint = manifest.checkpoint_at(Path(path))
+        return _checkpoint(checkpoint), manifest.read(checkpoint).step
+    except PlanError as e:
+        raise ShardirError(str(e)) from None
+
+
 def _checkpoint(path: Path) -> dict[str, torch.Tensor]:
     """The states of a checkpoint."""
     # torch.distributed.checkpoint takes long to import

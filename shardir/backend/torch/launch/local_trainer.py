@@ -169,13 +169,17 @@ class LocalTrainer(TrainedSteps):
             separate_update(self._plan, name)
             weight = checked_weight(weight)
         tensors = self._shards(f, batch, named, local)
-        return self._loss(f, self._call("backward", {"name": name, "weight": weight}, tensors))
+        answer = self._call("backward", {"name": name, "weight": weight}, tensors)
+        self.note_gradients(name, True)
+        return self._loss(f, answer)
 
     @_completed()
     def call_update(self, name: str) -> None:
         with errors():
             separate_update(self._plan, name)
+            self.check_gradients(name)
         self._call("update", {"name": name})
+        self.note_gradients(name, False)
         self.steps_done += 1
 
     @_completed()
@@ -302,6 +306,7 @@ class LocalTrainer(TrainedSteps):
             manifests.check_course(manifest, checkpoint, self._plan, self.first, self._options.seed)
             state = None if loader is None else loaders.read_state(checkpoint, loader)
         self.steps_done = self._call("load", {"path": str(checkpoint)})
+        self.note_loaded()
         if loader is not None:
             loader.load_state_dict(state)
 

@@ -34,12 +34,30 @@ class TrainedSteps(ABC):
     def __init__(self, plan: ProgramPlan, steps_done: int):
         self.steps = training_steps(plan)
         self.steps_done = steps_done
+        self._with_gradients = set[str]()
         self.metrics_of: dict[str, dict[str, Tensor]] = {name: {} for name in self.steps}
 
     @property
     def first(self) -> PlanFunction:
         """The first step, which checkpoints name."""
         return next(iter(self.steps.values()))
+
+    def note_gradients(self, name: str, are_there: bool) -> None:
+        """Note whether the states of a step have gradients, which steps of one optimizer share."""
+        states = self.steps[name].key_of("")
+        (self._with_gradients.add if are_there else self._with_gradients.discard)(states)
+
+    def note_loaded(self) -> None:
+        """Note a checkpoint, which may have gradients."""
+        self._with_gradients.update(f.key_of("") for f in self.steps.values())
+
+    def check_gradients(self, name: str) -> None:
+        """Raise PlanError if a step has no gradients for an update."""
+        if self.steps[name].key_of("") not in self._with_gradients:
+            raise PlanError(
+                f"expected gradients for the update of {name}, got none since the last one; call "
+                "backward before it"
+            )
 
     @abstractmethod
     def call_step(

@@ -165,6 +165,7 @@ class Trainer(TrainedSteps):
             with torch.no_grad():
                 self._session.begin_step(self.steps_done)
                 outputs = self._session.call(f, inputs, check=name not in self._checked)
+                self.note_gradients(name, True)
                 return self._loss(f, outputs)
         finally:
             values[key] = one
@@ -173,9 +174,11 @@ class Trainer(TrainedSteps):
     def call_update(self, name: str) -> None:
         self._check_open()
         update = separate_update(self._session.plan, name)
+        self.check_gradients(name)
         with torch.no_grad():
             self._session.begin_step(self.steps_done)
             self._session.call(update, [])
+        self.note_gradients(name, False)
         self.steps_done += 1
 
     @_reported
@@ -360,6 +363,7 @@ class Trainer(TrainedSteps):
         checkpoint, size = manifests.checkpoint_at(checked_path(path)), self._session.mesh.size
         state = None if loader is None else loaders.read_state(checkpoint, loader, self.rank, size)
         self.steps_done = restore(checkpoint, self._states, self.first).step
+        self.note_loaded()
         if loader is not None:
             loader.load_state_dict(state)
 
@@ -513,6 +517,12 @@ def checked_path(path: Any) -> Path:
 def checked_batches(batches: Any, f: PlanFunction) -> Iterator[Any]:
     """Return an iterator of batches. Raises PlanError for a value without one, or for one tensor,
     which would be read row by row."""
+    inputs = sum(arg.role == "input" for arg in f.args)
+    is_batch = isinstance(batches, tuple) and len(batches) == inputs > 1
+    if is_batch and all(isinstance(x, Tensor) for x in batches):
+        raise PlanError(
+            f"expected an iterable of batches to evaluate {f.name}, got one batch; give [(x, y)]"
+        )
     if isinstance(batches, Iterable) and not isinstance(batches, Tensor | str | Mapping):
         return iter(batches)
     raise PlanError(
