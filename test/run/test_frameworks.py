@@ -92,7 +92,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("quiet")
 def test_lightning(recipe: Any, tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
+    lightning = import_module("lightning")
     losses = list[float]()
 
     class Seen(lightning.Callback):
@@ -150,8 +150,7 @@ def test_a_loop_of_accelerate(recipe: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_of_transformers(recipe: Any, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
+    transformers = import_module("transformers")
     names = recipe("with_transformers.py")
 
     def model() -> Any:
@@ -195,7 +194,7 @@ def test_the_trainer_of_transformers(recipe: Any, tmp_path: Path) -> None:
 def test_one_callback_writes_to_several(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    boards, run = pytest.importorskip("tensorboardX"), None
+    boards, run = import_module("tensorboardX"), None
     names, written = recipe("with_loggers.py"), list[tuple[Any, int]]()
     if find_spec("wandb") is not None:
         monkeypatch.setenv("WANDB_SILENT", "true")
@@ -240,7 +239,7 @@ def test_a_profiler_names_statements_and_collectives(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @long_form
 def test_ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")  # in no extra: it is large
     (tmp_path / "with_ray_train.py").write_text(RECIPES["with_ray_train.py"])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -23,8 +23,6 @@ from shardir import ShardirError
 from shardir.backend.runs import LaunchError
 from shardir.backend.torch.shardir_runtime.data.loaders import Prefetch, map_tensors, to_device
 
-pytest.importorskip("torchdata")
-
 BATCH, STEPS, SAVED = 4, 7, 3
 """Of a loader with two batches in an epoch: a checkpoint is within the second epoch."""
 

@@ -351,7 +351,7 @@ def check_notebook(losses: list[float], names: dict[str, Any]) -> None:
 
 def test_notebook() -> None:
     """Its cells, one after the other, in this process."""
-    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib = import_module("matplotlib")
     matplotlib.use("agg")
     names = dict[str, Any]()
     for cell in cells():
@@ -363,7 +363,7 @@ def test_notebook() -> None:
 @long_form
 def test_notebook_by_nbclient() -> None:
     """From start to picture, in a kernel."""
-    nbclient = pytest.importorskip("nbclient")
+    nbclient = import_module("nbclient")
     notebook = import_module("nbformat").read(LOOPS / "notebook.ipynb", 4)
     last = '{"losses": losses}'
     notebook.cells.append(import_module("nbformat.v4").new_code_cell(last))
@@ -388,7 +388,7 @@ ENDS: dict[str, Callable[[Any], object]] = {
 @long_form
 @pytest.mark.parametrize("end", ENDS)
 def test_no_rank_outlives_a_kernel(end: str) -> None:
-    manager = pytest.importorskip("jupyter_client.manager")
+    manager = import_module("jupyter_client.manager")
     kernel, client = manager.start_new_kernel(kernel_name="python3")
     try:
         for cell in cells()[:4]:
