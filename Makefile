@@ -13,7 +13,7 @@ FAULTS ?= 200
 WORKERS ?= 3
 DIGITS := docs/examples/digits.npz
 
-.PHONY: demo test test-gpu test-all mutants programs modules fuzz faults lint clean
+.PHONY: demo site test test-gpu test-all mutants programs modules fuzz faults lint clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 # The tables of the grammar are computed once here, and not by each process that tests.
@@ -30,6 +30,13 @@ $(DIGITS): docs/examples/make_digits.py $(VENV)/ready
 demo: $(DIGITS)  ## compile docs/examples/digits.ir, train it on 4 ranks, compare with one device
 	$(BIN)/shard-run docs/examples/digits.ir --steps $(STEPS) --check
 
+$(VENV)/docs-ready: $(VENV)/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	touch $@
+
+site: $(VENV)/docs-ready  ## the documentation as a site in build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,7 +45,7 @@ lint: $(VENV)/ready
 test: lint $(DIGITS)  ## the checks of the source, then every test
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/testing.md)
+test-all:  ## the long forms of the tests: all pairs, all layouts, all types (docs/contribute/testing.md)
 	SHARDIR_TESTS=all $(MAKE) test
 
 test-gpu: $(VENV)/ready $(DIGITS)  ## test/run on the GPUs of this machine, with a .venv made by TORCH=torch

@@ -11,8 +11,8 @@
    the results of products (matmul, einsum, attention, convolution). All other ops are repeated.
 2. `recompute=6GB` is a budget: the peak of the function on a device, after the passes that follow.
    `recompute=0.6` is a fraction of the peak without recompute. The repeated ops are the fastest of
-   the sets that are tried (docs/recompute.md), by the time model; the peak covers every op and
-   every repetition.
+   the sets that are tried (docs/guides/recompute.md), by the time model; the peak covers every op
+   and every repetition.
 3. Results of collectives are kept, unless `recompute-collectives` is true, or the budget comes from
    a search (the limit of memory for which it chose the layouts).
 4. A repetition draws equal random numbers, and views take no memory. Values are kept that the step

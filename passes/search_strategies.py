@@ -13,17 +13,18 @@ and the backward part of a training step get their layouts together.
    (shardir/search/graph/pins.py). The values of a sharding group get one layout, and barriers have
    no effect. A barrier whose result is annotated with another layout than its operand is an error.
 3. The proposed plan is the one of the smallest sum among all plans of the candidates of
-   docs/search.md: an axis splits one dimension of an op, evenly or nearly so, and is undivided, or
-   the only one of its mesh and divided in two; or one near to it: where the solver's tables would
-   be too large, and where collectives at the end of a step share buckets, each with one latency.
+   docs/understand/search.md: an axis splits one dimension of an op, evenly or nearly so, and is
+   undivided, or the only one of its mesh and divided in two; or one near to it: where the solver's
+   tables would be too large, and where collectives at the end of a step share buckets, each with
+   one latency.
 4. Parameters and states have the layouts that their updates leave, and may be sharded. A function
    that trains a parameter decides on its layout in all functions.
 5. The lowered program of the plan, after `choose-recompute`, needs at most the memory of a device
    (`memory`, or the cluster's). If the program of the fastest plan needs more, the search chooses
    layouts and recompute together, with `offload` also values in host memory, and takes the fastest
    program it finds within the memory.
-6. If the program of a product of presets (docs/search.md) is faster with overlap, its plan is
-   chosen instead, unless `overlap` is false.
+6. If the program of a product of presets (docs/understand/search.md) is faster with overlap, its
+   plan is chosen instead, unless `overlap` is false.
 7. The function's attribute `search` has the estimated time of the plan's program, one op after the
    other (`objective`); a lower bound on this time for every plan (`bound`; with a limit of memory,
    for every plan whose arguments, except arguments that may be in host memory, keep to it); the

@@ -149,7 +149,7 @@ class OptArguments(xDSLOptMain):
             "--arena",
             action="store_true",
             help="for -t torch: let values of the program have one block of memory, at planned "
-            "offsets (docs/memory.md)",
+            "offsets (docs/guides/memory.md)",
         )
         add(
             "--run-reproducer",
@@ -196,7 +196,7 @@ class OptArguments(xDSLOptMain):
             "--cost",
             metavar="[=CLUSTER]",
             help="print a summary of the program's time and memory to stderr, on the mesh's "
-            "cluster, a ready-made one or one in a file (docs/cost.md)",
+            "cluster, a ready-made one or one in a file (docs/understand/cost.md)",
         )
         add(
             "--cost-ops",
@@ -208,7 +208,7 @@ class OptArguments(xDSLOptMain):
             metavar="PLANS",
             help="print a table of the estimates of several plans, in place of the program: "
             "'ddp; fsdp(dp); megatron(tp) * fsdp(dp) recompute=full; auto', on the meshes of "
-            "--meshes, on the cluster of --cost (docs/plans.md)",
+            "--meshes, on the cluster of --cost (docs/guides/plans.md)",
         )
         add(
             "--meshes",
@@ -227,7 +227,7 @@ class OptArguments(xDSLOptMain):
             type=output_file,
             metavar="FILE",
             help="write the simulated run of the program to a file for Perfetto: what each rank "
-            "computes, communicates, waits for and holds (docs/cost.md)",
+            "computes, communicates, waits for and holds (docs/understand/cost.md)",
         )
         add(
             "--explain",

@@ -5,7 +5,8 @@
     python docs/examples/long_run.py evaluate out
     torchrun --nproc-per-node 4 docs/examples/long_run.py generate out
 
-docs/long-runs.md explains it. The text is that of Python's reference; a token is a character.
+docs/guides/long-runs.md explains it. The text is that of Python's reference; a token is a
+character.
 """
 
 import argparse

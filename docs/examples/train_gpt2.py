@@ -3,7 +3,7 @@
     pip install 'shardir[torch]' transformers
     python docs/examples/train_gpt2.py --steps 300
 
-docs/tutorial.md explains it.
+docs/start/tutorial.md explains it.
 """
 
 import argparse

@@ -268,7 +268,8 @@ def _numbers(named: tuple[tuple[str, float], ...]) -> str:
 
 DEFAULT = Cluster(
     # An all-gather of 4 KB on 4 ranks takes about 0.45 ms, by doubling 2 messages; about 1 GB/s go
-    # through memory (docs/benchmarks.md). Below 0.2 MB the latency exceeds the time of the bytes.
+    # through memory (docs/understand/benchmarks.md). Below 0.2 MB the latency exceeds the time of
+    # the bytes.
     levels=(Level("machine", 16, bandwidth=1e9, latency=0.000225),),
     memory=2_000_000_000,
     # one core with AVX2 in f32, half of it in f64; bf16 and f16 are no faster than f32

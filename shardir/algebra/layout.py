@@ -108,7 +108,7 @@ class Layout:
         return _simplified(self, mesh)
 
     def check(self, mesh: Mesh, shape: Shape) -> None:
-        """Raise ShardirError with the code of the violated invariant (docs/invariants.md)."""
+        """Raise ShardirError with the code of the violated invariant (reference/invariants.md)."""
         self.check_rank(shape)
         self.check_axes(mesh)
         for d, (n, axes) in enumerate(zip(shape, self.dims, strict=True)):

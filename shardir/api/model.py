@@ -265,8 +265,8 @@ def compile_model(
             searches for the fastest one.
         devices: the number of devices of a cluster without a mesh, by default all.
         accumulate: `tokens, microbatches = 4`, or `mean, ...` for a loss that averages all rows.
-            docs/language.md has this option of a step and the next ones. With train=False results
-            are the concatenated microbatches; scalars are averaged.
+            docs/reference/language.md has this option of a step and the next ones. With train=False
+            results are the concatenated microbatches; scalars are averaged.
         clip: `norm, max = 1.0`.
         loss_scale: `static, factor = 1024.0`.
         metrics: `gradient_norm, learning_rate`.

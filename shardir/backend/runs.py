@@ -114,8 +114,8 @@ class Options(RunOptions):
     )  # fmt: skip
     check: bool = option(False, "compare with the same program on one device", kind=bool)
     callback: Callable[[dict[str, Any]], object] | None = in_python(
-        None, "called with each entry of the log (docs/running.md), which it may keep; where it "
-        "returns True the training ends: its present step is the last one",
+        None, "called with each entry of the log (docs/guides/running.md), which it may keep; "
+        "where it returns True the training ends: its present step is the last one",
     )  # fmt: skip
     verbose: bool = in_python(
         True, "whether to show the progress, on stderr: a line that stays on a terminal, else a "

@@ -1,4 +1,4 @@
-"""Programs written in Python: docs/building.md has a page on it."""
+"""Programs written in Python: docs/guides/building.md has a page on it."""
 
 from shardir.build.function import FunctionBuilder as FunctionBuilder
 from shardir.build.module import Module as Module

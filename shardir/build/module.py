@@ -121,7 +121,7 @@ class Module:
         sync: str | None = None,
         pipeline: str | None = None,
     ) -> None:
-        """Request a training step of a function that returns its loss; docs/language.md has the
+        """Request a training step of a function that returns its loss; docs/reference/language.md has the
         options.
 
         Args:

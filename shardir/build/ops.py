@@ -6,7 +6,7 @@
     y = nn.layer_norm(h, scale, shift, eps=1e-5)
     parts = nn.split(y, sizes=(4, 4), axis=1)
 
-Operands are positional, in the order of the op's syntax (docs/language.md); properties are keywords.
+Operands are positional, in the order of the op's syntax (docs/reference/language.md); properties are keywords.
 An op that does not infer its result type takes `shape` and `dtype`, which default to those of the
 first operand.
 """

@@ -395,7 +395,7 @@ SECTIONS: dict[str, dict[str, Code]] = {
         ),
     },
 }
-"""The sections of docs/invariants.md, each with its codes."""
+"""The sections of docs/reference/invariants.md, each with its codes."""
 
 CODES = {code: entry for section in SECTIONS.values() for code, entry in section.items()}
 

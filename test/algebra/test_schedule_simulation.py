@@ -195,7 +195,7 @@ def test_named_schedules_meet_the_bound_where_they_are_optimal() -> None:
 # ---- the drawing ----
 
 PICTURES = {"1f1b": 1, "zbv": 2}
-"""The schedules drawn in docs/pipeline.md, with their stages on each rank."""
+"""The schedules drawn in docs/understand/pipeline.md, with their stages on each rank."""
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 
 

@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks.md, and how old they are: `python test/bench/stale.py`.
+"""The figures of docs/understand/benchmarks.md, and how old they are: `python test/bench/stale.py`.
 
 A section is generated from the record of its benchmark, where test/bench/records has one, or
 written by hand: then its date and commit are those of its last change. `commits` are those that
@@ -17,7 +17,7 @@ from rich.console import Console
 from shardir.tools.bench import RECORDS, names, show
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs/understand/benchmarks.md"
 
 
 def sections() -> Iterator[tuple[str, list[str], range]]:
@@ -68,4 +68,4 @@ def git(*words: str) -> str:
 
 
 if __name__ == "__main__":
-    show("figures of docs/benchmarks.md", listing(), Console(width=140))
+    show("figures of docs/understand/benchmarks.md", listing(), Console(width=140))

@@ -337,10 +337,10 @@ def test_schedules_are_those_of_torch(schedule: str):
 
 FORMULAS = re.findall(
     r"^\| `((?:constant|cosine|polynomial|step|inverse_sqrt)<[^`]*)>` \| (.*) \|$",
-    (Path(__file__).parents[2] / "docs" / "language.md").read_text(),
+    (Path(__file__).parents[2] / "docs/reference/language.md").read_text(),
     re.M,
 )
-"""The schedules of docs/language.md: text, formula."""
+"""The schedules of docs/reference/language.md: text, formula."""
 
 
 NO_DEVICE: Any = None

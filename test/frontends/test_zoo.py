@@ -66,10 +66,11 @@ def test_what_is_not_exported_is_refused_with_its_place(name: str) -> None:
     ("page", "sentences"),
     [
         ("README.md", ["the {exported} of {all} architectures that torch.export takes"]),
-        ("docs/zoo.md", ["the {exported} of {all} architectures that torch.export takes"]),
-        ("docs/models.md", ["a zoo of {all} tiny architectures",
+        ("docs/reference/zoo.md",
+            ["the {exported} of {all} architectures that torch.export takes"]),
+        ("docs/guides/models.md", ["a zoo of {all} tiny architectures",
                             "torch.export takes {exported} of them, and {imported} import"]),
-        ("docs/testing.md", ["{imported}, each with three plans"]),
+        ("docs/contribute/testing.md", ["{imported}, each with three plans"]),
     ],
 )  # fmt: skip
 def test_pages_count_the_architectures(page: str, sentences: list[str]) -> None:

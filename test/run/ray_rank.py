@@ -1,5 +1,5 @@
-"""A rank of `with_ray.py`, the program of docs/machines.md, with a trainer in place of Ray's: it
-joins the ranks, and calls the function in each. Prints the losses.
+"""A rank of `with_ray.py`, the program of docs/guides/machines.md, with a trainer in place of
+Ray's: it joins the ranks, and calls the function in each. Prints the losses.
 
 python ray_rank.py PROGRAM DIRECTORY STORE RANKS RANK
 """

@@ -1,5 +1,5 @@
-"""docs/machines.md: the commands in its YAML are those of shard-run, and its program for Ray trains
-on ranks that something else has joined, as on one device."""
+"""docs/guides/machines.md: the commands in its YAML are those of shard-run, and its program for Ray
+trains on ranks that something else has joined, as on one device."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import shardir
 from shardir.tools import run as tool
 
 PAGES = Path(__file__).parents[2]
-PAGE = (PAGES / "docs" / "machines.md").read_text()
+PAGE = (PAGES / "docs/guides/machines.md").read_text()
 
 
 def file(page: str, name: str) -> str:

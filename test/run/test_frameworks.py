@@ -1,4 +1,4 @@
-"""The recipes of docs/frameworks.md, against torch on one device."""
+"""The recipes of docs/guides/frameworks.md, against torch on one device."""
 
 import logging
 import runpy
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import shardir
 
-RECIPES = dict(FILE.findall((ROOT / "docs/frameworks.md").read_text()))
+RECIPES = dict(FILE.findall((ROOT / "docs/guides/frameworks.md").read_text()))
 RATE, STEPS = float(torch.tensor(0.01)), 6
 
 

@@ -140,7 +140,7 @@ def test_ranks_of_other_machines(tmp_path):
 def test_ranks_of_stages(tmp_path):
     """Ranks 0 and 1 are the first stage. Rank 1 stops in its backward part, before it has ended its
     last forward part; rank 3 waits for what that makes."""
-    page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/guides/stages.md").read_text()
     (tmp_path / "stages.ir").write_text(page.partition("```mlir\n")[2].partition("```")[0])
     directory = shardir.compile_file(tmp_path / "stages.ir").save(tmp_path / "program")
     path, head = directory / "program.py", "def step_backward_0(mesh, a, d_a, x):\n"

@@ -1,5 +1,5 @@
 """The device of the ranks of tests: SHARDIR_TEST_DEVICE=cuda lets those of test/run share GPUs, by
-Gloo (docs/testing.md)."""
+Gloo (docs/contribute/testing.md)."""
 
 import os
 from typing import TYPE_CHECKING

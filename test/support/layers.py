@@ -32,7 +32,8 @@ LAYERS = {
     "__init__": 12,
     "tools": 13,
 }  # fmt: skip
-"""A package imports from lower layers and from itself; docs/architecture.md has what is in each."""
+"""A package imports from lower layers and from itself; docs/contribute/architecture.md has what is
+in each."""
 
 RUNTIME = ROOT / "shardir" / "backend" / "torch" / "shardir_runtime"
 """A package of its own, at the bottom: programs run with a copy of it, without the rest."""

@@ -12,14 +12,18 @@ from pathlib import Path
 from support.runlines import run_tool
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    *sorted(p for p in DOCS.rglob("*.md") if not p.is_relative_to(DOCS / "examples")),
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"^<!-- file: (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
 MADE = re.compile(r"(^<!-- from: (.*?) -->\n)(.*?)(^<!-- end -->$)", re.M | re.S)
 
 
 def ids(path: Path) -> str:
-    return path.name
+    return str(path.relative_to(ROOT))
 
 
 def blocks(page: Path, language: str) -> list[tuple[int, str]]:

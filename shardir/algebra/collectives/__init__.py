@@ -5,7 +5,7 @@
 Most collectives change the state of a value along their axes: replicated, sharded along a
 dimension, partial, or held by a root. A record has the states before and after, from which the
 layout of the result and the errors follow. The op of the dialect (`dist.<name>`), numpy and torch
-are registered by the record's name. docs/how-to-add-a-collective.md adds one.
+are registered by the record's name. docs/contribute/how-to-add-a-collective.md adds one.
 """
 
 from functools import lru_cache

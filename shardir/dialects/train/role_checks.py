@@ -1,6 +1,6 @@
 """Checks of the roles of a function's arguments and results.
 
-They raise VerifyException with a code of docs/invariants.md.
+They raise VerifyException with a code of docs/reference/invariants.md.
 """
 
 from collections import Counter

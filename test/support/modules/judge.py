@@ -36,7 +36,7 @@ Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     # a large eps: of a gradient that is zero but for rounding the step would have any sign
-    # without decay, which torch has for a parameter whose every use is overwritten (docs/models.md)
+    # without decay, which torch has for a parameter whose every use is overwritten (models.md)
     "adamw": partial(torch.optim.AdamW, lr=0.01, eps=1e-2, weight_decay=0.0),
 }
 GRADIENT = {"sgd": (".momentum", 0.9, 1.0), "adamw": (".exp_avg", 0.9, 0.1)}
@@ -303,7 +303,8 @@ REFUSED = (
     "as_strided of a tensor with all elements of its memory",
     "as_strided of a contiguous tensor",
 )
-"""What may be refused although torch.export takes it (docs/models.md), by words of the messages."""
+"""What may be refused although torch.export takes it (docs/guides/models.md), by words of the
+messages."""
 
 WARNED = ("forward changes", "forward assigns")
 """The beginnings of the warnings of what a program has not: state of Python, and tensors that are

@@ -1,5 +1,5 @@
 """The lines of an emitted program: which collective is on one, and which lines of the source it
-comes from, by the comments (docs/architecture.md)."""
+comes from, by the comments (docs/contribute/architecture.md)."""
 
 import ast
 import re
