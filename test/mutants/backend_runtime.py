@@ -437,4 +437,22 @@ MUTANTS = [
         "place = index",
         "test/run/test_reports.py -k index_names",
     ),
+    Mutant(
+        "each rank takes its own row of split logits",
+        "Where positions are split over ranks, a token is drawn by the logits of several of them.",
+        "shardir/backend/torch/shardir_runtime/run/generation.py",
+        "_row",
+        "is_here = start <= row < stop",
+        "is_here, row = True, min(max(row, start), stop - 1)",
+        "test/run/test_generation.py",
+    ),
+    Mutant(
+        "a window begins with the first token",
+        "After the last position of the function the first tokens are read, not the last.",
+        "shardir/backend/torch/shardir_runtime/run/generation.py",
+        "generated",
+        "text[:, -length:]",
+        "text[:, :length]",
+        "test/run/test_generation.py",
+    ),
 ]

@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from types import FrameType
@@ -34,6 +34,11 @@ from shardir.backend.torch.shardir_runtime.checkpoints import manifest as manife
 from shardir.backend.torch.shardir_runtime.checkpoints.weights import weight_arguments
 from shardir.backend.torch.shardir_runtime.data import loaders
 from shardir.backend.torch.shardir_runtime.plan.program import PlanFunction
+from shardir.backend.torch.shardir_runtime.run.generation import (
+    Sampling,
+    checked_prompt,
+    generating,
+)
 from shardir.backend.torch.shardir_runtime.run.served import CALLS, bytes_of
 from shardir.backend.torch.shardir_runtime.run.states import DTYPES, checked_input, part
 from shardir.backend.torch.shardir_runtime.run.trained_steps import (
@@ -237,6 +242,22 @@ class LocalTrainer(TrainedSteps):
         results = [r for r in f.results if not r.updates and r.weighs is None]
         arrays = self._read(path, [r.dtype for r in results])
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+    @_completed()
+    def generate(
+        self, prompt: Tensor, count: int, *, function: str | None = None, temperature: float = 0.0,
+        top_k: int | None = None, seed: int = 0, ema: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Go on from tokens by the logits of a function beside the steps, as `Trainer.generate`
+        does."""
+        with errors():
+            f = generating(self._plan, function)
+            sampling, prompt = Sampling(temperature, top_k, seed), checked_prompt(f, prompt, count)
+        self._check_averages(ema)
+        path = self._folder / "tokens.npz"
+        given = {"count": count, "function": f.name, "ema": ema, "path": str(path)}
+        self._call("generate", given | asdict(sampling), [{"prompt": prompt}] * self._plan.size)
+        return self._read(path, [next(a.dtype for a in f.args if a.role == "input")])[0]
 
     @_completed()
     def rate_of(self, name: str) -> float:

@@ -15,6 +15,7 @@ each call by an event, {"event": "answer", "value": ...}; of an evaluation after
     grads {"name", "path"}                       null; the tensors are in an .npz by number
     lr {"name"}; set_lr {"name", "rate"}         0.1
     call {"function", "ema", "path"}             null; the results are in an .npz by number
+    generate {"count", "function", ..., "path"}  null; the tokens are in an .npz
     save {"path", "keep", "loader"}              the number of steps; "loader": a file, or null
     load {"path"}                                the number of steps
     state_dict {"path", "ema"}                   null; the tensors are in an .npz by number
@@ -95,6 +96,10 @@ def _answer(trainer: Trainer, call: Call, file: BinaryIO) -> Any:
             results = trainer.call(given["function"], call.tensors, local=True, ema=given["ema"])
             results = results if isinstance(results, tuple) else (results,)
             _write(trainer, given["path"], results)
+            return None
+        case "generate":
+            path = given.pop("path")
+            _write(trainer, path, [trainer.generate(call.tensors["prompt"], **given)])
             return None
         case "lr":
             return trainer[given["name"]].lr

@@ -28,6 +28,7 @@ from ..plan.fields import differences
 from ..plan.program import Axes, PlanError, PlanFunction, ProgramPlan, load_plan
 from .compiled import compile_functions
 from .evaluation import averaged_results, evaluate
+from .generation import Sampling, checked_prompt, generated, generating
 from .options import RunOptions
 from .process import join_ranks, rank_and_size, use_processor
 from .program_module import program_module
@@ -249,6 +250,43 @@ class Trainer(TrainedSteps):
                 if not r.updates and r.weighs is None
             ]
         return results[0] if len(results) == 1 else tuple(results)
+
+    @_reported
+    def generate(
+        self, prompt: Tensor, count: int, *, function: str | None = None, temperature: float = 0.0,
+        top_k: int | None = None, seed: int = 0, ema: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Go on from tokens by a function beside the steps that returns the logits [B, S, V] of
+        each next token of [B, S], with the current parameters.
+
+        The whole function is called for each token; a program with a cache of keys and values is
+        one of its own (`shardir.load`). Each token reads the last S ones. After a shorter prompt
+        there are zeros, which a causal function does not read.
+
+        Args:
+            prompt: the tokens before, [B, P], the same on all ranks.
+            count: the number of new tokens.
+            function: its name, by default of the only one.
+            temperature: by which logits are divided before a token is drawn; 0: the token with the
+                largest logit.
+            top_k: the number of tokens with the largest logits that are drawn from; None: all.
+            seed: of the random numbers, which do not depend on the mesh.
+            ema: whether the parameters are their moving averages.
+
+        Returns:
+            The prompt and the new tokens, [B, P + count], on the CPU, the same on all ranks.
+
+        Raises:
+            ShardirError: the program has no such function, or an argument has a wrong value.
+        """
+        f = generating(self._session.plan, function)
+        sampling, prompt = Sampling(temperature, top_k, seed), checked_prompt(f, prompt, count)
+
+        def call(tokens: Tensor) -> list[Tensor]:
+            return self._session.call(f, self._inputs(f, (tokens,), {}, local=False))
+
+        with torch.no_grad(), self._averaged(ema):
+            return generated(self._states, f, call, prompt, count, sampling)
 
     @contextmanager
     def _averaged(self, ema: bool) -> Iterator[None]:
