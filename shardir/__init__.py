@@ -5,28 +5,48 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+__version__ = "0.2.0"
+
+__all__ = [
+    "Cluster",
+    "Compiled",
+    "Inference",
+    "Mesh",
+    "ShardirError",
+    "Step",
+    "__version__",
+    "compare",
+    "compile",
+    "compile_file",
+    "from_dtensor",
+    "from_sdy",
+    "load",
+    "optimizer",
+    "parse",
+    "plan_redistribution",
+    "register_custom_op",
+    "run",
+    "start",
+    "to_dtensor",
+    "to_sdy",
+]
+
 if TYPE_CHECKING:
     from shardir import cost as cost
-    from shardir.algebra.cluster import Cluster as Cluster
-    from shardir.algebra.mesh import Mesh as Mesh
-    from shardir.algebra.redistribution import plan_redistribution as plan_redistribution
-    from shardir.algebra.sdy import from_sdy as from_sdy
-    from shardir.algebra.sdy import to_sdy as to_sdy
-    from shardir.api.comparison import compare as compare
-    from shardir.api.compilation import compile as compile
-    from shardir.api.compilation import compile_file as compile_file
-    from shardir.api.compilation import run as run
-    from shardir.api.compiled import Compiled as Compiled
-    from shardir.api.compiled import parse as parse
-    from shardir.api.loaded import load as load
-    from shardir.backend.torch.dtensor import from_dtensor as from_dtensor
-    from shardir.backend.torch.dtensor import to_dtensor as to_dtensor
-    from shardir.backend.torch.started import start as start
-    from shardir.diagnostics import ShardirError as ShardirError
-    from shardir.dialects.nn.custom import register_custom_op as register_custom_op
-    from shardir.frontends.torch.function_optimizer import optimizer as optimizer
-    from shardir.frontends.torch.steps import Inference as Inference
-    from shardir.frontends.torch.steps import Step as Step
+    from shardir.algebra.cluster import Cluster
+    from shardir.algebra.mesh import Mesh
+    from shardir.algebra.redistribution import plan_redistribution
+    from shardir.algebra.sdy import from_sdy, to_sdy
+    from shardir.api.comparison import compare
+    from shardir.api.compilation import compile, compile_file, run
+    from shardir.api.compiled import Compiled, parse
+    from shardir.api.loaded import load
+    from shardir.backend.torch.dtensor import from_dtensor, to_dtensor
+    from shardir.backend.torch.started import start
+    from shardir.diagnostics import ShardirError
+    from shardir.dialects.nn.custom import register_custom_op
+    from shardir.frontends.torch.function_optimizer import optimizer
+    from shardir.frontends.torch.steps import Inference, Step
 
 PLACES = {
     "ShardirError": "shardir.diagnostics",
@@ -50,7 +70,6 @@ PLACES = {
     "Step": "shardir.frontends.torch.steps",
     "Inference": "shardir.frontends.torch.steps",
 }
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Compile text, files and modules, and run what is compiled."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -11,16 +11,25 @@ from shardir.algebra.plan_notation import PlanForm
 from shardir.api.compiled import Compiled, compile_module
 from shardir.backend import DEFAULT, backend_of
 from shardir.backend.interface import Backend
-from shardir.backend.runs import Options, Report, in_python_words
+from shardir.backend.runs import Options, Report, in_python_words, with_options
 from shardir.build import Module
-from shardir.diagnostics import Failure, ShardirError, check_arguments, describe
+from shardir.diagnostics import (
+    Failure,
+    ShardirError,
+    check_arguments,
+    describe,
+    show_overloads,
+)
 from shardir.syntax.files import read_text
 
 if TYPE_CHECKING:
     import torch
 
+    from shardir.algebra.cluster import Cluster
+    from shardir.api.devices import MeshForm
     from shardir.api.model import CompiledModel
     from shardir.api.steps import CompiledSteps
+    from shardir.frontends.torch.capture import LossFunction
     from shardir.frontends.torch.steps import Inference, Step
 
 
@@ -43,14 +52,64 @@ def compile(
 
 
 @overload
-def compile(program: "torch.nn.Module", inputs: Any, **options: Any) -> "CompiledModel": ...
+def compile(
+    program: "torch.nn.Module",
+    inputs: Any = None,
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    labels: Any = None,
+    loss: "LossFunction | None" = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scheduler_steps: int | None = None,
+    train: bool = True,
+    mesh: "MeshForm | None" = None,
+    cluster: "str | Cluster | None" = None,
+    devices: int | None = None,
+    accumulate: str | None = None,
+    clip: str | None = None,
+    loss_scale: str | None = None,
+    metrics: str | None = None,
+    ema: float | None = None,
+    separate_update: bool = False,
+    sync: str | None = None,
+    stages: str | None = None,
+    derived: Collection[str] = (),
+    trace: bool = False,
+    evaluate: bool = False,
+    check: bool = False,
+    pipeline: str | None = None,
+    name: str = "<input>",
+    mode: str | None = None,
+    plan: PlanForm | None = None,
+    precision: str | None = None,
+    recompute: str | float | None = None,
+    offload: bool = False,
+    save_strategies: str | Path | None = None,
+    base_dir: str | Path | None = None,
+    target: str | Backend = DEFAULT,
+    arena: bool = False,
+) -> "CompiledModel": ...
 
 
 @overload
 def compile(
-    program: "torch.nn.Module | Mapping[str, torch.nn.Module]", *,
-    steps: "Mapping[str, Step | Inference]", **options: Any,
-) -> "CompiledSteps": ...  # fmt: skip
+    program: "torch.nn.Module | Mapping[str, torch.nn.Module]",
+    *,
+    steps: "Mapping[str, Step | Inference]",
+    mesh: "MeshForm | None" = None,
+    cluster: "str | Cluster | None" = None,
+    devices: int | None = None,
+    pipeline: str | None = None,
+    mode: str | None = None,
+    plan: PlanForm | None = None,
+    precision: str | None = None,
+    recompute: str | float | None = None,
+    offload: bool = False,
+    save_strategies: str | Path | None = None,
+    target: str | Backend = DEFAULT,
+    arena: bool = False,
+) -> "CompiledSteps": ...
 
 
 def compile(program: Any, *args: Any, **options: Any) -> Any:
@@ -65,6 +124,9 @@ def compile(program: Any, *args: Any, **options: Any) -> Any:
     """
     with in_python_words():  # no decorator: the line of the caller is that of the program
         return _compile(program, *args, **options)
+
+
+show_overloads(compile)
 
 
 def _compile(program: Any, *args: Any, **options: Any) -> Any:
@@ -86,19 +148,43 @@ def _compile(program: Any, *args: Any, **options: Any) -> Any:
 
 
 @check_arguments("compile_file")
-def compile_file(path: str | Path, pipeline: str | None = None, **options: Any) -> Compiled:
+def compile_file(
+    path: str | Path,
+    pipeline: str | None = None,
+    *,
+    mode: str | None = None,
+    plan: PlanForm | None = None,
+    precision: str | None = None,
+    recompute: str | float | None = None,
+    offload: bool = False,
+    save_strategies: str | Path | None = None,
+    base_dir: str | Path | None = None,
+    target: str | Backend = DEFAULT,
+    arena: bool = False,
+) -> Compiled:
     """Compile an .ir file. The arguments are those of `compile`.
 
     Raises:
         ShardirError: the errors of `compile`; or the file cannot be read, or is not UTF-8.
     """
-    return compile_module(read_text(Path(path)), pipeline, str(path), **options)
+    return compile_module(
+        read_text(Path(path)), pipeline, str(path), mode=mode, plan=plan, precision=precision,
+        recompute=recompute, offload=offload, save_strategies=save_strategies, base_dir=base_dir,
+        target=target, arena=arena,
+    )  # fmt: skip
 
 
-@in_python_words()
+@with_options
 @check_arguments("run")
 def run(program: str | Path | Compiled, *, mode: str | None = None, **options: Any) -> Report:
-    """Run a saved directory, an .ir file (compiled in `mode`), or a compiled program."""
+    """Run a saved directory, an .ir file (compiled in `mode`), or a compiled program.
+
+    Args:
+        options: those of a run.
+
+    Raises:
+        ShardirError: the program is invalid, or a rank fails.
+    """
     if not isinstance(program, Compiled) and not Path(program).is_dir():
         return compile_file(program, mode=mode).run(**options)
     if mode is not None:

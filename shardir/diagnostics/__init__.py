@@ -9,7 +9,7 @@ location, as the tools print it:
            ^^^^^^
 """
 
-from shardir.diagnostics.arguments import check_arguments, check_call
+from shardir.diagnostics.arguments import check_arguments, check_call, show_overloads
 from shardir.diagnostics.codes import CODES, SECTIONS, Code, coded
 from shardir.diagnostics.errors import (
     Diagnostic,
@@ -51,5 +51,6 @@ __all__ = [
     "report_progress",
     "seconds_text",
     "several",
+    "show_overloads",
     "size_text",
 ]

@@ -3,10 +3,20 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
-from inspect import Parameter, getdoc, signature
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
+from textwrap import wrap
 from types import NoneType, UnionType
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_overloads,
+    get_type_hints,
+)
 
 from shardir.diagnostics.errors import ShardirError
 from shardir.diagnostics.wording import describe, did_you_mean
@@ -40,6 +50,33 @@ def check_arguments(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+def show_overloads(function: Callable[..., Any]) -> None:
+    """Give a function the signature and the docstring that `help` shows for its overloads: each
+    form on a line of its own, and all arguments by name in the signature."""
+    forms = [signature(form) for form in get_overloads(function)]
+    own = [p for p in signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    named = {p.name: p for form in forms for p in form.parameters.values()}
+    added = [p.replace(kind=p.KEYWORD_ONLY) for p in named.values() if p.name not in {
+        q.name for q in own
+    }]  # fmt: skip
+    shown = signature(function).replace(parameters=[*own, *added])
+    vars(function)["__signature__"] = shown
+    lines = [
+        line for form in forms
+        for line in wrap(f"{function.__name__}{_in_short(form)}", 96, initial_indent=" " * 8,
+                         subsequent_indent=" " * 12)
+    ]  # fmt: skip
+    first, rest = (function.__doc__ or "").split("\n", 1)
+    function.__doc__ = "\n".join([first, "", *lines, rest])
+
+
+def _in_short(form: Signature) -> str:
+    """The names and defaults of a signature, without types but its result's."""
+    bare = [p.replace(annotation=p.empty) for p in form.parameters.values()]
+    result = form.return_annotation
+    return f"{Signature(bare)} -> {result if isinstance(result, str) else result.__name__}"
 
 
 def check_call(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> None:

@@ -62,7 +62,12 @@ def net() -> Net:
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:
-    given = {"labels": Y, "loss": nn.functional.cross_entropy, "optimizer": SGD, **options}
+    given: dict[str, Any] = {
+        "labels": Y,
+        "loss": nn.functional.cross_entropy,
+        "optimizer": SGD,
+        **options,
+    }
     return shardir.compile(model, X, **given)
 
 

@@ -1,13 +1,19 @@
 """The names of `import shardir`, and its own errors in place of those of Python."""
 
-from collections.abc import Callable
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, get_overloads
 
 import numpy as np
 import pytest
 
 import shardir
 from shardir.algebra.mesh import Mesh
+from shardir.api.compiled import compile_module
+from shardir.api.model import compile_model
+from shardir.api.steps import compile_steps
 from shardir.backend.runs import Options
 from shardir.dialects import nn
 
@@ -24,6 +30,68 @@ def test_packages_are_attributes() -> None:
 
     assert shardir.cost.report is report
     assert not hasattr(shardir, "costs") and not hasattr(shardir, "_cost")
+
+
+def test_the_public_names_are_listed_once() -> None:
+    assert {*shardir.__all__} == {*shardir.PLACES, "__version__"}
+    assert len({*shardir.__all__}) == len(shardir.__all__)
+
+
+def public_functions() -> Iterator[tuple[str, Any]]:
+    """Yield each public function, class and method, with its name."""
+    for name in shardir.PLACES:
+        yield name, (value := getattr(shardir, name))
+        if isinstance(value, type) and issubclass(value, Exception):
+            continue
+        for member in dir(value) if isinstance(value, type) else ():
+            function = inspect.getattr_static(value, member)
+            if isinstance(function, classmethod | staticmethod):
+                function = function.__func__
+            if isinstance(function, property):
+                function = function.fget
+            if inspect.isfunction(function) and not member.startswith("_"):
+                yield f"{name}.{member}", function
+
+
+def test_public_functions_have_types_and_docstrings() -> None:
+    for name, function in public_functions():
+        assert inspect.getdoc(function), name
+        if isinstance(function, type):
+            continue
+        signature = inspect.signature(inspect.unwrap(function))
+        untyped = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
+        assert untyped in ([], ["self"], ["cls"]), (name, untyped)
+        assert signature.return_annotation is not signature.empty, name
+
+
+def test_the_forms_of_compile_are_those_of_the_functions_that_it_calls() -> None:
+    """Names, kinds and defaults. The options of a program of text are those of the others too."""
+    text = parameters_of(compile_module)
+    model, steps = parameters_of(compile_model), parameters_of(compile_steps)
+    shared = {name: text[name] for name in text if name != "text_or_module"}
+    of_steps = {name: x for name, x in shared.items() if name not in ("name", "base_dir")}
+    given = [parameters_of(form) for form in get_overloads(shardir.compile)]
+    for form in given:
+        del form["program"]
+    assert given == [shared, keywords(model | shared), keywords(steps | of_steps)]
+    assert parameters_of(shardir.compile_file) == {"path": EMPTY} | {
+        name: x for name, x in shared.items() if name != "name"
+    }
+    assert {*itertools.chain(*given)} <= {*inspect.signature(shardir.compile).parameters}
+    assert "separate_update=False" in (shardir.compile.__doc__ or "")
+
+
+EMPTY = inspect.Parameter.empty
+
+
+def parameters_of(function: Any) -> dict[str, object]:
+    """The default of each named parameter; EMPTY without one."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
+
+
+def keywords(parameters: dict[str, object]) -> dict[str, object]:
+    return {name: x for name, x in parameters.items() if name != "model"}
 
 
 def test_names_are_completed() -> None:

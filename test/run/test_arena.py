@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ GPT = {"layers": extent(1, 3), "hidden": 32, "seq": 8, "heads": 4, "vocab": 32, 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
-def fsdp(arena: bool, microbatches: int = 1, **options: str) -> Compiled:
+def fsdp(arena: bool, microbatches: int = 1, **options: Any) -> Compiled:
     text = gpt(mesh=(4, 1), **GPT)
     if microbatches > 1:
         how = f"accumulate <mean, microbatches = {microbatches}>"

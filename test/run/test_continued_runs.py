@@ -32,9 +32,9 @@ def module(dropout: float = 0.0) -> nn.Module:
 
 def compiled(model: nn.Module, optimizer: Any, **options: Any) -> Any:
     x, y = BATCHES[0]
-    options = {"mesh": "dp = 2", "plan": "zero1"} | options
+    given: dict[str, Any] = {"mesh": "dp = 2", "plan": "zero1", **options}
     return shardir.compile(
-        model, x, labels=y, loss=cross_entropy, optimizer=optimizer, **options
+        model, x, labels=y, loss=cross_entropy, optimizer=optimizer, **given
     )  # fmt: skip
 
 

@@ -79,9 +79,14 @@ def test_scalars_are_those_of_each_batch(
 ) -> None:
     model = Weighted()
     copy = deepcopy(model)
-    options = {"accumulate": f"mean, microbatches = {microbatches}"} if microbatches else {}
+    accumulate = f"mean, microbatches = {microbatches}" if microbatches else None
     program = shardir.compile(
-        copy, (X, SCALE), optimizer="sgd, lr = 0.05", mesh="d = 2", plan="ddp", **options
+        copy,
+        (X, SCALE),
+        optimizer="sgd, lr = 0.05",
+        mesh="d = 2",
+        plan="ddp",
+        accumulate=accumulate,
     )
     steps = 4 // (microbatches or 1)
     if fed:

@@ -91,7 +91,7 @@ class Training:
 
     def compiled(self, **options: Any) -> Any:
         x, y = BATCHES[0]
-        given = {"mesh": "d = 2", "plan": "zero1"} | options
+        given: dict[str, Any] = {"mesh": "d = 2", "plan": "zero1", **options}
         return shardir.compile(self.model, x, labels=y, loss=mse_loss, optimizer=self.optimizer,
                                scheduler=self.scheduler, **given)  # fmt: skip
 

@@ -32,10 +32,10 @@ class Model(nn.Module):
 
 def _compiled(**options: Any) -> Any:
     model = Model()
-    options = {"sync": OUTER, "mesh": "tp = 2", "plan": "megatron(tp)"} | options
+    given: dict[str, Any] = {"sync": OUTER, "mesh": "tp = 2", "plan": "megatron(tp)", **options}
     return shardir.compile(
         model, torch.zeros(BATCH, 6), labels=torch.zeros(BATCH, 4), loss=nn.functional.mse_loss,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), **options,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), **given,
     )  # fmt: skip
 
 

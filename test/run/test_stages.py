@@ -85,7 +85,7 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def _compiled(model: nn.Module, **options: Any) -> Any:
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
-    options = {"accumulate": f"tokens, microbatches = {MICROBATCHES}"} | options
+    options.setdefault("accumulate", f"tokens, microbatches = {MICROBATCHES}")
     return shardir.compile(
         model, tokens, labels=tokens, loss=_loss, optimizer=_optimizer(model),
         clip="norm, max = 1.0", **options,

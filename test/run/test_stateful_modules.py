@@ -34,7 +34,7 @@ def test_a_stateful_module_trains_as_in_torch(name: str, plan: str) -> None:
         batches = [(torch.randn(case.shape), torch.randn(case.shape)) for _ in range(STEPS)]
         program = shardir.compile(
             model, batches[0][0], labels=batches[0][1], loss=loss_of, optimizer=optimizer,
-            mesh="dp = 2, tp = 2", plan=plan, **({"trace": True} if case.trace else {}),
+            mesh="dp = 2, tp = 2", plan=plan, trace=case.trace,
         )  # fmt: skip
         report = program.run(batches, steps=STEPS)
 

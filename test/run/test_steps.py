@@ -293,7 +293,7 @@ class Two(nn.Module):
 @pytest.mark.parametrize(
     "options", [{"plan": "zero1"}, {"mode": "auto", "loss_scale": "dynamic, initial = 8.0"}]
 )
-def test_gradients_may_be_looked_at_before_an_update(options: dict[str, str]) -> None:
+def test_gradients_may_be_looked_at_before_an_update(options: dict[str, Any]) -> None:
     """On 2 ranks: of two batches, each with its weight, and clipped; then of one."""
     torch.manual_seed(0)
     model = Two().double()

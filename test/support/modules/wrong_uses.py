@@ -23,8 +23,8 @@ NET = net()
 
 
 def compiled(model: Any = NET, inputs: Any = X, **options: Any) -> Any:
-    given = {"labels": Y, "loss": CROSS_ENTROPY, "optimizer": "sgd, lr = 0.1"}
-    return shardir.compile(model, inputs, **(given | options))
+    given: dict[str, Any] = {"labels": Y, "loss": CROSS_ENTROPY, "optimizer": "sgd, lr = 0.1"}
+    return shardir.compile(model, inputs, **given | options)
 
 
 def assert_one_message(use: Callable[[], object], message: str) -> None:
