@@ -48,8 +48,8 @@ from shardir.tools.progress import progress_shown
 if TYPE_CHECKING:  # imported late: most runs only print the program
     from shardir.backend.interface import Origin
 
-ONE_PROGRAM = ("save_strategies", "cost_graph", "trace")
-"""Options that write one file, for one program."""
+ONE_PROGRAM = ("save_strategies", "cost_graph", "trace", "format")
+"""Options that write one text, for one program."""
 
 
 class Driver(OptArguments):
@@ -91,6 +91,7 @@ class Driver(OptArguments):
             raise UsageError("--meshes: expected --compare, got none")
         for when in ("before", "after"):
             self.check_names(f"--print-ir-{when}", getattr(self.args, f"print_ir_{when}"))
+        self.check_format()
         self.target = self.make_target()
         self.internal = guard(self.args.traceback)
         self.times = PassTimes()
@@ -128,6 +129,18 @@ class Driver(OptArguments):
                 hint = did_you_mean(name, running) or f"; there are {', '.join(running) or 'none'}"
                 raise UsageError(f"{option}: expected a pass that runs, got {name}{hint}")
 
+    def check_format(self) -> None:
+        """Raise UsageError if there is no cost whose format is to be chosen."""
+        if (form := self.args.format) is None:
+            return
+        if self.args.cost is None:
+            raise UsageError(f"--format {form}: expected --cost or --compare, got neither")
+        if form != "table" and self.args.target != "mlir":
+            raise UsageError(
+                f"--format {form}: expected no -t, since the cost is printed in place of the "
+                f"program, got {self.args.target}; drop one"
+            )
+
     def compared(self, source: Source) -> str:
         """Return the table of `--compare`."""
         from shardir.reports import comparison
@@ -148,7 +161,7 @@ class Driver(OptArguments):
         with progress_shown():
             found = comparison.compare_plans(module, entries, meshes, cluster)
         forms = {"json": found.json, "csv": found.csv, "table": found.__str__}
-        return forms[self.args.format]().rstrip() + "\n"
+        return forms[self.args.format or "table"]().rstrip() + "\n"
 
     def has_failed(self, name: str, text: str, diagnostics: Sequence[Diagnostic]) -> bool:
         """Print the diagnostics of a program, or their differences from the expected ones; return
@@ -225,8 +238,10 @@ class Driver(OptArguments):
             if self.args.print_between_passes and not last:
                 print(f"IR after {p.name}:\n{self.text_of(module)}\n")
         self.reports.layouts(module)
-        self.reports.cost(module)
+        costs = self.reports.cost(module)
         self.reports.write_trace(module)
+        if costs is not None:
+            return costs
         if self.args.verify_roundtrip:
             self.verify_roundtrip(module, source)
         return self.times.measure("print", lambda: self.emit(module, original))

@@ -219,8 +219,8 @@ class OptArguments(xDSLOptMain):
         add(
             "--format",
             choices=("table", "json", "csv"),
-            default="table",
-            help="for --compare: the format of the table (table)",
+            help="for --compare and --cost: json and csv replace the program in the output; those "
+            "of a cost have every op (table)",
         )
         add(
             "--trace",

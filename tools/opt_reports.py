@@ -1,6 +1,7 @@
 """The reports of `shard-opt` on stderr: redistributions, layouts, costs, times of passes."""
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -27,6 +28,7 @@ class Reports:
         self.redistributions: bool = args.explain_redistributions
         self.costs: bool = args.cost is not None
         self.tables: bool = args.cost_ops is not None
+        self.format: str | None = args.format
         self.trace: Path | None = args.trace
         self.cluster = cluster_of(args.cost or args.cost_ops)
         self.internal = internal
@@ -53,19 +55,28 @@ class Reports:
             with self.internal("the explanation of layouts"):
                 show(self.explanation.made(module))
 
-    def cost(self, module: ModuleOp) -> None:
-        """Print the cost of each function: by the relative model in the global view."""
-        if self.costs or self.tables:
-            from shardir.cost import relative, report
-            from shardir.rewriting.functions import is_public
+    def cost(self, module: ModuleOp) -> str | None:
+        """Print the cost of each function: by the relative model in the global view. In JSON or CSV
+        return the text with all functions of the local view instead."""
+        if not (self.costs or self.tables):
+            return None
+        from shardir.cost import relative, report
+        from shardir.cost.record import csv_text
+        from shardir.rewriting.functions import is_public
 
-            with self.internal("the report of costs"):
-                show(map(str, relative(module, self.cluster)))
-                for cost in report(module, self.cluster):
-                    if self.costs and is_public(module, cost.name):
-                        show([str(cost)])
-                    if self.tables:
-                        show([cost.table()])
+        with self.internal("the report of costs"):
+            costs = report(module, self.cluster)
+            if self.format == "csv":
+                return csv_text(costs)
+            if self.format == "json":
+                return json.dumps([cost.record() for cost in costs], indent=1) + "\n"
+            show(map(str, relative(module, self.cluster)))
+            for cost in costs:
+                if self.costs and is_public(module, cost.name):
+                    show([str(cost)])
+                if self.tables:
+                    show([cost.table()])
+        return None
 
     def write_trace(self, module: ModuleOp) -> None:
         """Write the simulated runs of the functions in the local view.

@@ -15,6 +15,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
@@ -28,14 +29,15 @@ from shardir.cost.functions import functions, is_global, narrowest_float, on_clu
 from shardir.cost.memory import MemoryUse, memory_of
 from shardir.cost.memory_plan import PlannedMemory, planned_memory
 from shardir.cost.pipeline import bound_of_loop
+from shardir.cost.record import record
 from shardir.cost.schedule import TimedOp, device_waits, makespan, schedule
 from shardir.cost.seconds import OpCost, works_of
 from shardir.cost.stages import TimedRun, memory_of_ranks, times_of_step
-from shardir.cost.summary import communication_line, seconds_line, summary
+from shardir.cost.summary import SummaryRow, communication_row, html, seconds_row, summary
 from shardir.diagnostics import size_text
 from shardir.dialects import dist, train
 from shardir.dialects.blocks import ops_of
-from shardir.dialects.locations import file_location
+from shardir.dialects.locations import short_location
 from shardir.dialects.nn.types import size_of
 from shardir.rewriting.marks import RECOMPUTE, hosted_bytes, recompute_bound, recompute_budget
 
@@ -151,17 +153,36 @@ class FunctionCost:
         """The exposed seconds of the communication over some axes."""
         return sum(self.exposed[c.op] for c in self.ops if c.communicates and c.axes == axes)
 
+    @property
+    def busy(self) -> list[float]:
+        """Of a step in stages, the seconds in which each rank works; none of others."""
+        return []
+
+    @property
+    def memories(self) -> tuple[MemoryUse, ...]:
+        """Of a step in stages, the memory of each rank; none of others."""
+        return ()
+
     def __str__(self) -> str:
         """The summary; `table` has all ops."""
         return summary(self)
 
-    def parts(self) -> Iterator[str]:
-        """Yield the lines of a summary with the parts of the time."""
-        yield seconds_line("computation", self.computation, self.seconds)
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html(self)
+
+    def record(self) -> dict[str, Any]:
+        """Return the cost as values of JSON: seconds, bytes, shares from 0 to 1; by layer, by kind
+        and of each op."""
+        return record(self)
+
+    def parts(self) -> Iterator[SummaryRow]:
+        """Yield the rows of a summary with the parts of the time."""
+        yield seconds_row("computation", self.computation, self.seconds)
         if any(c.communicates for c in self.ops):
-            yield communication_line(self)
+            yield communication_row(self)
         if self.late:
-            yield seconds_line("waits for the last device", self.late, self.seconds)
+            yield seconds_row("waits", self.late, self.seconds, "for the last device")
 
     def table(self) -> str:
         """Return a table of all ops, of the sums, and of the memory at its peak."""
@@ -188,7 +209,7 @@ class FunctionCost:
     def _memory(self) -> Iterator[str]:
         use, holds = self.memory, self.mesh.cluster_or_default.memory
         more = f", more than the {holds} B of a device" if holds and use.peak > holds else ""
-        at = f"{op_text(use.op)} {location(use.op)}".rstrip()
+        at = f"{op_text(use.op)} {short_location(use.op)}".rstrip()
         yield f"  memory: at most {use.peak} B, at {at}{more}"
         yield "    " + ", ".join(f"{part} {n}" for part, n in use.parts.items() if n)
         if use.host:
@@ -209,7 +230,6 @@ class StagedCost(FunctionCost):
     ranks: tuple[Sequence[TimedRun], ...] = ()
     """The runs of stages' functions on each rank, in order."""
     memories: tuple[MemoryUse, ...] = ()
-    """The memory of each rank."""
     bound: float = 0.0
     """A lower bound, in seconds, on the loop over the microbatches in any order."""
 
@@ -228,16 +248,16 @@ class StagedCost(FunctionCost):
         """None: ranks have other ops."""
         return None
 
-    def parts(self) -> Iterator[str]:
+    def parts(self) -> Iterator[SummaryRow]:
         for rank, (runs, busy) in enumerate(zip(self.ranks, self.busy, strict=True)):
             if rank == MAX_RANKS:
-                yield f"  {len(self.ranks) - rank} more ranks"
+                yield SummaryRow(f"{len(self.ranks) - rank} more ranks", "", None)
                 return
             waits = 1 - busy / self.seconds if self.seconds else 0.0
             stages = ", ".join(map(str, sorted({t.run.stage for t in runs})))
             memory = size_text(self.memories[rank].peak)
-            line = seconds_line(f"rank {rank}", busy, self.seconds)
-            yield f"{line}  waits {waits:.0%}; stages {stages}; {memory}"
+            note = f"waits {waits:.0%}; stages {stages}; {memory}"
+            yield seconds_row(f"rank {rank}", busy, self.seconds, note)
 
     @property
     def loop(self) -> float:
@@ -315,7 +335,7 @@ def _row(c: OpCost, exposed: float | None) -> tuple[str, ...]:
     how += ", async" if dist.is_started(c.op) else ""
     flops = "-" if c.communicates else str(c.flops)
     shown = "-" if exposed is None else _s(exposed)
-    return op_text(c.op), location(c.op), flops, str(c.bytes), _s(c.seconds), shown, how
+    return op_text(c.op), short_location(c.op), flops, str(c.bytes), _s(c.seconds), shown, how
 
 
 def op_text(op: Operation) -> str:
@@ -323,12 +343,6 @@ def op_text(op: Operation) -> str:
     names = [f"%{v.name_hint}" for v in op.results if v.name_hint]
     shown = names if len(names) < 4 else [names[0], "...", names[-1]]
     return f"{', '.join(shown)}{' = ' if names else ''}{op.name}"
-
-
-def location(op: Operation) -> str:
-    """Return the source location, `net.ir:22`; empty if it is unknown."""
-    place = file_location(op.location)
-    return f"{place[0]}:{place[1]}" if place else ""
 
 
 def table(rows: Rows) -> Iterator[str]:

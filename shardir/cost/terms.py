@@ -25,10 +25,11 @@ from shardir.algebra.steps import step_moved
 from shardir.analysis.loops import Loops
 from shardir.cost.functions import functions, is_global, on_cluster
 from shardir.cost.memory import gradients
-from shardir.cost.report import location, op_text, table
+from shardir.cost.report import op_text, table
 from shardir.cost.seconds import PRODUCTS, flops_and_bytes, is_free
 from shardir.dialects import dist
 from shardir.dialects.blocks import ops_of
+from shardir.dialects.locations import short_location
 from shardir.dialects.nn.base import TensorOp
 from shardir.dialects.nn.types import itemsize, unsharded_type
 
@@ -102,7 +103,7 @@ class PlanCost:
     def __str__(self) -> str:
         head = "op", "location", "D_cal", "D_inner", "D_inter", "D_dp", ""
         rows: list[tuple[str, ...]] = [head]
-        rows += [(op_text(op), location(op), *map(str, t.bytes), "") for op, t in self.ops]
+        rows += [(op_text(op), short_location(op), *map(str, t.bytes), "") for op, t in self.ops]
         rows.append(("sum", "", *map(str, self.terms.bytes), ""))
         c, cal = self.coefficients, self.terms.cal
         return "\n".join([

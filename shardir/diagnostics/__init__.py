@@ -1,4 +1,5 @@
-"""Errors and their diagnostics. Needs nothing, so that every layer can raise.
+"""Errors and their diagnostics, and terminals. Needs nothing but rich, and this late, so that every
+layer can raise.
 
 A `ShardirError` is bad input, with one message: the expected and the found input, and the fix. A
 `Failure` is several of them, each with its op. A `Diagnostic` is a message with its source
@@ -20,6 +21,7 @@ from shardir.diagnostics.errors import (
     ShardirError,
 )
 from shardir.diagnostics.progress import progress_to, report_progress
+from shardir.diagnostics.terminal import progress_shown, width
 from shardir.diagnostics.wording import (
     describe,
     did_you_mean,
@@ -47,10 +49,12 @@ __all__ = [
     "did_you_mean",
     "nearest",
     "one_of",
+    "progress_shown",
     "progress_to",
     "report_progress",
     "seconds_text",
     "several",
     "show_overloads",
     "size_text",
+    "width",
 ]

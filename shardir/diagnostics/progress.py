@@ -21,3 +21,8 @@ def report_progress(text: str) -> None:
     """Report how far a long pass has come; nothing happens where nobody listens."""
     if (sink := _sink.get()) is not None:
         sink(text)
+
+
+def is_listened_to() -> bool:
+    """Return whether progress that is reported goes anywhere."""
+    return _sink.get() is not None

@@ -38,8 +38,10 @@ def file_location(loc: LocationAttr | Attribute) -> tuple[str, int, int] | None:
             return None
 
 
-def location_suffix(item: Operation | BlockArgument) -> str:
-    """` at net.ir:22`; empty without a location."""
+def location_suffix(item: Operation | BlockArgument, short: bool = False) -> str:
+    """` at net.ir:22`, if `short` without folders; empty without a location."""
+    if short:
+        return f" at {place}" if (place := short_location(item)) else ""
     location = file_location(item.location)
     return f" at {location[0]}:{location[1]}" if location else ""
 
@@ -53,15 +55,15 @@ def short_location(item: Operation | BlockArgument) -> str:
     return f"{''.join(c if c.isprintable() else '?' for c in name)}:{location[1]}"
 
 
-def describe_op(op: Operation) -> str:
-    """`%y = nn.matmul at net.ir:22`, with the names of the source."""
+def describe_op(op: Operation, short: bool = False) -> str:
+    """`%y = nn.matmul at net.ir:22`, with the names of the source; if `short` without folders."""
     names = [f"%{v.name_hint}" for v in op.results if v.name_hint]
-    return f"{', '.join(names)}{' = ' if names else ''}{op.name}{location_suffix(op)}"
+    return f"{', '.join(names)}{' = ' if names else ''}{op.name}{location_suffix(op, short)}"
 
 
-def describe_maker(v: SSAValue) -> str:
+def describe_maker(v: SSAValue, short: bool = False) -> str:
     """The op that defines a value, or the argument, with its location."""
     if isinstance(v, BlockArgument):
-        return f"the argument %{v.name_hint or v.index}{location_suffix(v)}"
+        return f"the argument %{v.name_hint or v.index}{location_suffix(v, short)}"
     assert isinstance(v.owner, Operation)
-    return describe_op(v.owner)
+    return describe_op(v.owner, short)

@@ -3,13 +3,17 @@
 @net at net.ir:6: %y, tensor<4x8xf32>: [@m, [{dp}, {}]]
   dimension 0 over {dp}: by %y = nn.matmul at net.ir:6 from dimension 0 of %x
     dimension 0 of %x: annotated at net.ir:5
-  at %y = nn.matmul at net.ir:6 proposals conflicted: i over {dp} 0.000186 s; j over {dp} 0.000373 s
-  its edges: 96 B, 0.000186 s
-  instead [@m, [{}, {dp}]], as dimension 1 of %w proposes: 144 B, 0.000373 s
+  at %y = nn.matmul at net.ir:6 proposals conflicted: i over {dp} 186 us; j over {dp} 373 us
+  its edges: 96 B, 186 us
+  instead [@m, [{}, {dp}]], as dimension 1 of %w proposes: 144 B, 373 us; 187 us slower
+
+Equal paragraphs of the values of equal layers are one, `x 32`.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from xdsl.dialects.builtin import ModuleOp, TensorType
 from xdsl.ir import BlockArgument, Operation, SSAValue
@@ -22,7 +26,7 @@ from shardir.algebra.propagation.state import Provenance
 from shardir.algebra.redistribution import plan_redistribution
 from shardir.analysis.functions import name_of, values
 from shardir.build.function import hint_of
-from shardir.diagnostics import ShardirError, nearest
+from shardir.diagnostics import ShardirError, nearest, seconds_text, size_text
 from shardir.dialects import dist
 from shardir.dialects.locations import describe_maker, describe_op, location_suffix
 from shardir.dialects.nn.base import TensorOp, strategy_factors
@@ -37,7 +41,8 @@ from shardir.rewriting.functions import bodies
 from shardir.rewriting.placement import converts, itemsizes, strategy_op_sharding
 
 SHOWN = 4
-"""The number of steps shown at each end of a long path."""
+"""The number of steps of a long path that are shown at most, those within the value's layer and one
+more, beside the last one."""
 
 
 class Explanation:
@@ -92,11 +97,19 @@ class Explanation:
         for name in self._requested.get(v.name_hint or "", ()):
             self._unknown.pop(name, None)
         layout = dist.layout_of(v)
-        first = f"{where}{location_suffix(_maker(v))}: {named(v)}, "
+        first = f"{where}{location_suffix(_maker(v), short=True)}: {named(v)}, "
         return "\n  ".join([f"{first}{unsharded_type(v)}: [{layout}]", *lines])
 
-    def propagate(self, module: ModuleOp) -> Iterator[str]:
-        """Run propagate-strategies; yield a paragraph for each value whose layout it set."""
+    def propagate(self, module: ModuleOp) -> list[str]:
+        """Run propagate-strategies; return a paragraph for each value whose layout it set, equal
+        ones of equal layers together."""
+        return folded(self._propagate(module))
+
+    def made(self, module: ModuleOp) -> list[str]:
+        """Return a paragraph for each value of other passes, whose layout follows from its op."""
+        return folded(self._made(module))
+
+    def _propagate(self, module: ModuleOp) -> Iterator[str]:
         self.look_up(module)
         for found in propagate_functions(PropagateStrategies().concerned_functions(module)):
             for v in values(found.block):
@@ -104,8 +117,7 @@ class Explanation:
                     lines = [*_paths(found, v), *_costs(found, v)]
                     yield self.explain(v, lines, f"@{name_of(found.f)}")
 
-    def made(self, module: ModuleOp) -> Iterator[str]:
-        """Yield a paragraph for each value of other passes, whose layout follows from its op."""
+    def _made(self, module: ModuleOp) -> Iterator[str]:
         self.look_up(module)
         meshes = dist.meshes_of(module)
         for f, block in bodies(module):
@@ -123,8 +135,36 @@ class Explanation:
                     yield self.explain(v, lines, f"@{name_of(f)}{part}")
 
 
+NAME = re.compile(r"%[\w.$-]+")
+
+LAYER = re.compile(r"(?<=[\w.])\d+(?=\.)")
+"""The number of a layer in the path of a name: `3` of `layers.3.up` and of `layer3.up`."""
+
+ELIDED = re.compile(r"\n +\.\.\. \d+ more \.\.\.")
+"""What stands for the steps of a path that are left out."""
+
+
+def folded(paragraphs: Iterable[str]) -> list[str]:
+    """Return paragraphs, with those that differ in the number of a layer, or in how many ops a path
+    leaves out, as one: with a star for the number, and their count behind the first line."""
+    groups: dict[str, list[str]] = {}
+    for text in paragraphs:
+        starred = NAME.sub(lambda name: LAYER.sub("*", name[0], count=1), text)
+        groups.setdefault(ELIDED.sub("", starred), []).append(text)
+    return [_folded(each) for each in groups.values()]
+
+
+def _folded(paragraphs: Sequence[str]) -> str:
+    *_, last = paragraphs
+    if len(paragraphs) == 1:
+        return last
+    starred = NAME.sub(lambda name: LAYER.sub("*", name[0], count=1), last)
+    first, *rest = ELIDED.sub("\n    ...", starred).split("\n")
+    return "\n".join([f"{first} x {len(paragraphs)}", *rest])
+
+
 def named(v: SSAValue) -> str:
-    return f"%{v.name_hint}" if v.name_hint else describe_maker(v)
+    return f"%{v.name_hint}" if v.name_hint else describe_maker(v, short=True)
 
 
 def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
@@ -140,8 +180,10 @@ def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
             f"dimension {e} of {named(p.values[w])}: {_origin(p, p.values[w], found)}"
             for w, e, found in others
         ]
-        if len(lines) > 2 * SHOWN:
-            lines[SHOWN:-SHOWN] = [f"... {len(lines) - 2 * SHOWN} more ..."]
+        within = [_layer(p.values[w]) == _layer(v) for w, _, _ in others]
+        shown = min(SHOWN, within.index(False) + 1 if False in within else SHOWN)
+        if len(lines) > shown + 1:
+            lines[shown:-1] = [f"... {len(lines) - shown - 1} more ..."]
         yield from (f"  {line}" for line in lines)
     if not any(state.dims[index]):
         closed = state.is_closed(index)
@@ -151,25 +193,30 @@ def _paths(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
     for n in state.graph.touching[index]:
         if n in state.node_conflicts:
             conflict = _conflict(state.node_conflicts[n])
-            yield f"at {describe_op(p.ops[n])} proposals conflicted: {conflict}"
+            yield f"at {describe_op(p.ops[n], short=True)} proposals conflicted: {conflict}"
+
+
+def _layer(v: SSAValue) -> str:
+    """Return the name of a value up to its first number: `layers.3.` of `layers.3.up`."""
+    found = LAYER.search(v.name_hint or "")
+    return "" if found is None else found.string[: found.end()]
 
 
 def _origin(p: FunctionPropagation, v: SSAValue, origin: Provenance) -> str:
     if origin.kind == "annotation":
-        return f"annotated{location_suffix(_maker(v))}"
+        return f"annotated{location_suffix(_maker(v), short=True)}"
     if origin.kind == "input":
         return "an input that no annotation reaches, split along dimension 0"
     assert origin.node is not None
     op = p.ops[origin.node]
     if origin.kind == "strategy":
-        return f"by the strategy of {describe_op(op)}"
+        return f"by the strategy of {describe_op(op, short=True)}"
     group = f" (group {op.group.value.data})" if isinstance(op, dist.ShardingGroupOp) else ""
     sources = " and ".join(
         f"dimension {s.dim} of {named(p.values[s.value])}" for s in origin.sources
     )
-    return (
-        f"by {describe_op(op)}{group} from {sources or 'a layout for which a faster one was found'}"
-    )
+    sources = sources or "a layout for which a faster one was found"
+    return f"by {describe_op(op, short=True)}{group} from {sources}"
 
 
 def _conflict(alternatives: Sequence[Alternative]) -> str:
@@ -181,7 +228,7 @@ def _alternative(alternative: Alternative) -> str:
         f"{key if isinstance(key, str) else f'dimension {key}'} over {axes_text(axes)}"
         for key, axes in alternative.granted
     )
-    return f"{granted} {alternative.seconds:.3g} s"
+    return f"{granted} {seconds_text(alternative.seconds)}"
 
 
 # ---- costs ----
@@ -190,18 +237,39 @@ def _alternative(alternative: Alternative) -> str:
 def _costs(p: FunctionPropagation, v: SSAValue) -> Iterator[str]:
     layout = dist.layout_of(v)
     assert layout is not None
-    yield f"its edges: {_cost(p, v, layout)}"
+    price = _price(p, v, layout)
+    yield f"its edges: {price}"
     for other, (w, e, op) in _alternatives(p, v, layout).items():
         parameter = p.state.is_parameter[p.value_index[w]]
         late = ", a parameter, which proposes after activations" if parameter else ""
         if isinstance(op, dist.PropagationBarrierOp):
-            late += f", across {describe_op(op)}, which allows <{op.allowed.data}>"
+            late += f", across {describe_op(op, short=True)}, which allows <{op.allowed.data}>"
         proposal = f"dimension {e} of {named(w)} proposes{late}"
-        yield f"instead [{other}], as {proposal}: {_cost(p, v, other)}"
+        theirs = _price(p, v, other)
+        change = _change(theirs.seconds - price.seconds)
+        yield f"instead [{other}], as {proposal}: {theirs}; {change}"
 
 
-def _cost(p: FunctionPropagation, v: SSAValue, layout: Layout) -> str:
-    """Return the cost of the redistributions at the edges of a value, and of its group, if it had
+class _EdgePrice(NamedTuple):
+    """Bytes that a device receives, and seconds."""
+
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        if not self.bytes:
+            return "no communication"
+        return f"{size_text(self.bytes)}, {seconds_text(self.seconds)}"
+
+
+def _change(seconds: float) -> str:
+    if not seconds:
+        return "as fast"
+    return f"{seconds_text(abs(seconds))} {'slower' if seconds > 0 else 'faster'}"
+
+
+def _price(p: FunctionPropagation, v: SSAValue, layout: Layout) -> _EdgePrice:
+    """Return the price of the redistributions at the edges of a value, and of its group, if it had
     this layout and all other values kept theirs."""
     members = p.state.members[p.value_index[v]]
     group = {p.values[w] for w in members}
@@ -214,7 +282,7 @@ def _cost(p: FunctionPropagation, v: SSAValue, layout: Layout) -> str:
                     t.get_shape(), str(t.element_type), p.mesh, source, target
                 )
                 received, seconds = received + plan.received_bytes, seconds + plan.seconds
-    return f"{received} B, {seconds:.3g} s" if received else "no communication"
+    return _EdgePrice(received, seconds)
 
 
 def _moves(
@@ -297,10 +365,10 @@ def _with(layout: Layout, d: int, axes: Axes, mesh: Mesh) -> Layout:
 def _follows(op: Operation, v: SSAValue, layout: Layout, mesh: Mesh) -> Iterator[str]:
     """Yield the operands from which the axes of a result come."""
     if not isinstance(op, TensorOp):
-        yield f"the layout of {describe_op(op)}"
+        yield f"the layout of {describe_op(op, short=True)}"
         return
     factors = op.factors()
-    yield f"follows from {describe_op(op)}, factors {factors}"
+    yield f"follows from {describe_op(op, short=True)}, factors {factors}"
     from_where: dict[str, list[str]] = {}
     for w, names_of in zip(op.operands, factors.operands, strict=True):
         other = dist.layout_of(w)

@@ -39,9 +39,8 @@ def explain(module: ModuleOp) -> list[str]:
                 part = " (backward)"
             elif isinstance(op, dist.RedistributeOp):
                 plans.append(_plan(op, meshes))
-                found.append(
-                    f"{name}{part}{location_suffix(op)}: {_paragraph(op, plans[-1], order)}"
-                )
+                at = location_suffix(op, short=True)
+                found.append(f"{name}{part}{at}: {_paragraph(op, plans[-1], order)}")
         if plans:
             received = sum(p.received_bytes for p in plans)
             bound = sum(p.bound_bytes for p in plans)
@@ -62,7 +61,7 @@ def _paragraph(op: dist.RedistributeOp, plan: Redistribution, order: dict[Operat
     name = f"%{op.value.name_hint}, " if op.value.name_hint else ""
     maps = [layout.tensor_map(plan.mesh) for layout in (plan.source, plan.target)]
     lines = [
-        f"from {describe_maker(op.value)}",
+        f"from {describe_maker(op.value, short=True)}",
         *_readers(op.out, order),
         " -> ".join(maps),
         str(plan),
@@ -73,6 +72,6 @@ def _paragraph(op: dist.RedistributeOp, plan: Redistribution, order: dict[Operat
 def _readers(v: SSAValue, order: dict[Operation, int]) -> Iterator[str]:
     uses = [(use.operation, use.index) for use in v.uses]
     for op, i in sorted(uses, key=lambda use: (order[use[0]], use[1])):
-        yield f"for {describe_op(op)}, operand {i}"
+        yield f"for {describe_op(op, short=True)}, operand {i}"
     if not uses:
         yield "for no op: it has no users"

@@ -1,5 +1,6 @@
 """The summary of a cost: at most 25 lines, whose figures are those of the ops."""
 
+import json
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from torch.nn.functional import mse_loss
 
 import shardir
 from shardir.cost.report import FunctionCost
+from shardir.reports.layouts import folded
 
 BLOCKS = 6
 
@@ -73,3 +75,33 @@ def test_a_summary_of_stages_has_the_waits_of_ranks() -> None:
 def test_a_function_that_takes_no_time_has_no_dearest_ops() -> None:
     program = shardir.compile(nn.Identity(), torch.zeros(8, 64), train=False, mesh="dp = 2")
     assert str(program.cost()).splitlines()[-1].startswith("  memory")
+
+
+def test_the_record_and_the_html_have_the_figures_of_the_ops(cost: FunctionCost) -> None:
+    record = json.loads(json.dumps(cost.record()))
+    assert record["mesh"] == {"dp": 2, "tp": 2} and record["seconds"] == cost.seconds
+    (layers,) = [group for group in record["layers"] if group["name"] == "layers.*"]
+    assert layers["count"] == BLOCKS
+    ops = [op for op in record["ops"] if op["layer"] == "layers.*"]
+    for whole, part in ((layers, ops), (record, record["ops"])):
+        sent = [op for op in part if op["form"] is not None]
+        if whole is layers:
+            assert whole["seconds"] == pytest.approx(sum(op["seconds"] for op in part))
+            assert whole["bytes"] == sum(op["bytes"] for op in sent)
+        else:
+            by_axes = {c["axes"]: c["bytes"] for c in record["communication"]}
+            assert sum(by_axes.values()) == sum(op["bytes"] for op in sent)
+    assert record["memory"]["peak"] == sum(record["memory"]["parts"].values())
+    html = cost._repr_html_()
+    assert html.count("<tr") == html.count("</tr>") and f"layers.* x {BLOCKS}" in html
+
+
+def test_paragraphs_of_equal_layers_are_one() -> None:
+    texts = [
+        f"@f: %h.{i}.up: [{{d}}]\n  by %h.{i}.x\n    ... {i} more ...\n    of %w" for i in range(3)
+    ]
+    assert folded([*texts, "@f: %head"]) == [
+        "@f: %h.*.up: [{d}] x 3\n  by %h.*.x\n    ...\n    of %w", "@f: %head"
+    ]  # fmt: skip
+    texts[1] = texts[1].replace("{d}", "{e}")
+    assert len(folded(texts)) == 2

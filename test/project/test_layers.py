@@ -26,7 +26,7 @@ from shardir.passes import PASSES
 
 LIBRARIES = {
     "compat": {"torch", "xdsl"},
-    "diagnostics": set(),
+    "diagnostics": {"rich"},
     "shardir_runtime": {"safetensors", "torch"},
     "grammar": {"lark"},
     "algebra": {"numpy"},

@@ -1,6 +1,8 @@
 """`shard-opt`: the command line, pipelines with options, errors of passes, and outputs."""
 
+import csv
 import io
+import json
 import os
 import re
 import subprocess
@@ -134,6 +136,27 @@ def test_spellings_of_mlir_opt(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "strip-layouts" in err and "seconds" in err
     assert opt.main([str(file), "-p", "inline-calls", "--mlir-print-ir-after=cse"]) == 2
     assert "expected a pass that runs, got cse; there are inline-calls" in capsys.readouterr().err
+
+
+def test_costs_in_json_and_csv_replace_the_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "f.ir").write_text(
+        "func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> {\n"
+        "  %y = nn.exp %x : (tensor<2xf32>) -> tensor<2xf32>\n"
+        "  func.return %y : tensor<2xf32>\n}\n"
+    )
+    assert opt.main([str(file), "--cost", "--format", "json"]) == 0
+    (cost,) = json.loads(capsys.readouterr().out)
+    (op,) = cost["ops"]
+    assert (op["op"], op["bytes"], op["line"], op["results"]) == ("nn.exp", 16, 2, ["y"])
+    assert opt.main([str(file), "--cost", "--format", "csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["seconds"]) == op["seconds"] == cost["seconds"]
+    assert opt.main([str(file), "--format", "json"]) == 2
+    assert "expected --cost or --compare, got neither" in capsys.readouterr().err
+    assert opt.main([str(file), "--cost", "--format", "json", "-t", "torch"]) == 2
+    assert "--format json: expected no -t" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
