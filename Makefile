@@ -1,8 +1,11 @@
 # `make demo` and `make test` are all that a fresh machine needs: each makes .venv when there is none.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+# The versions that passed: all packages but torch, which TORCH chooses. Empty: the newest in range.
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/pip --quiet --disable-pip-version-check install $(CONSTRAINTS:%=--constraint %)
 STEPS ?= 240
 PROGRAMS ?= 2000
 MODULES ?= 2000
@@ -13,14 +16,14 @@ FAULTS ?= 200
 WORKERS ?= 3
 DIGITS := docs/examples/digits.npz
 
-.PHONY: demo site test test-gpu test-all mutants programs modules fuzz faults lint clean
+.PHONY: demo site test test-gpu test-all mutants programs modules fuzz faults lint constraints clean
 
 # torch is named before the project, so that its range does not draw a newer (and larger) build.
 # The tables of the grammar are computed once here, and not by each process that tests.
-$(VENV)/ready: pyproject.toml
+$(VENV)/ready: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[torch,examples,test,lint]"
+	$(PIP) "$(TORCH)"
+	$(PIP) --editable ".[torch,examples,lsp,test,lint]"
 	$(BIN)/python -c "from shardir.syntax.parser import default_parser; default_parser()"
 	touch $@
 
@@ -31,7 +34,7 @@ demo: $(DIGITS)  ## compile docs/examples/digits.ir, train it on 4 ranks, compar
 	$(BIN)/shard-run docs/examples/digits.ir --steps $(STEPS) --check
 
 $(VENV)/docs-ready: $(VENV)/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(PIP) --editable ".[docs]"
 	touch $@
 
 site: $(VENV)/docs-ready  ## the documentation as a site in build/site; a dead link is an error
@@ -65,6 +68,12 @@ fuzz: $(VENV)/ready  ## damaged variants of the examples: a message or a program
 
 faults: $(VENV)/ready  ## commands under signals, full disks, closed pipes and odd environments
 	OMP_NUM_THREADS=1 $(BIN)/python test/disturbances.py --cases $(FAULTS) --jobs $(JOBS)
+
+constraints:  ## test the newest versions in range in an environment of its own, and record them
+	$(MAKE) VENV=.venv-newest CONSTRAINTS= site test
+	(sed -n '/^#/p' constraints.txt; .venv-newest/bin/pip --disable-pip-version-check freeze --exclude-editable --exclude torch) > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+	rm -rf .venv-newest
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -14,7 +14,7 @@ from support.runlines import run_tool
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [
-    ROOT / "README.md",
+    *sorted(ROOT.glob("*.md")),
     *sorted(p for p in DOCS.rglob("*.md") if not p.is_relative_to(DOCS / "examples")),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
